@@ -1,0 +1,1 @@
+"""What runs on a replica, and the protocol between replicas."""

@@ -1,0 +1,65 @@
+"""The error tree. Positional arguments only: keyword-only ones do not survive a deployment handle (a 429 would become a 500)."""
+
+
+class TalkrayError(Exception):
+    """Base of every error Talkray raises on purpose."""
+
+
+class InvalidRequest(TalkrayError):
+    """The request cannot be served as it is: `param` names the offending field."""
+
+    def __init__(self, message: str, param: str | None = None, code: str = "invalid_value") -> None:
+        super().__init__(message, param, code)
+        self.message, self.param, self.code = message, param, code
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class ModelNotFound(InvalidRequest):
+    """The request names a model that is not loaded."""
+
+    def __init__(self, message: str, param: str | None = "model", code: str = "model_not_found") -> None:
+        super().__init__(message, param, code)
+
+
+class PayloadTooLarge(InvalidRequest):
+    """The body, or an upload inside it, is over its byte limit."""
+
+    def __init__(self, message: str, param: str | None = None, code: str = "payload_too_large") -> None:
+        super().__init__(message, param, code)
+
+
+class Overloaded(TalkrayError):
+    """Every queue that could take the request is full; `retry_after_s` estimates when one will not be."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s)
+        self.message, self.retry_after_s = message, retry_after_s
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class NotReady(TalkrayError):
+    """The replicas are still loading."""
+
+
+class ReplicaLost(TalkrayError):
+    """A replica died while it served the stream."""
+
+
+class TalkerLost(ReplicaLost):
+    """The talker replica, or the engine process inside it, died."""
+
+
+class CodecLost(ReplicaLost):
+    """The codec replica died."""
+
+
+class EngineError(TalkrayError):
+    """The engine failed on this request for a reason of its own."""
+
+
+class CheckpointError(TalkrayError):
+    """A checkpoint cannot be found, or its files are not what the architecture asks for."""

@@ -1,0 +1,113 @@
+"""What crosses a deployment handle: requests downwards, frames and audio upwards.
+
+Everything here is a frozen value of small plain objects, cheap to pickle. Codes are int16: a frame of 16 codes is 32 bytes.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Codes = NDArray[np.int16]  # [frames, num_code_groups]
+
+
+class ModelKind(StrEnum):
+    """What a checkpoint takes as its voice: a named speaker, a description in words, or a reference recording."""
+
+    CUSTOM_VOICE = "custom_voice"
+    VOICE_DESIGN = "voice_design"
+    BASE = "base"
+
+
+class FinishReason(StrEnum):
+    """Why a stream ended."""
+
+    STOP = "stop"  # the talker sampled its end-of-speech code
+    LENGTH = "length"  # max_new_tokens
+    RUNAWAY = "runaway"  # far more frames than the text can need
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling options under the official package's names. None takes the checkpoint's `generation_config.json`."""
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    subtalker_dosample: bool | None = None
+    subtalker_temperature: float | None = None
+    subtalker_top_k: int | None = None
+    subtalker_top_p: float | None = None
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A recording to clone: float32 mono audio at the model's sample rate, and what is said in it."""
+
+    audio: NDArray[np.float32]  # [samples]
+    text: str | None = None
+    x_vector_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesisRequest:
+    """One utterance, as the ingress asks a codec replica for it."""
+
+    request_id: str
+    text: str
+    voice: str | None = None  # speaker of a custom_voice checkpoint, lower case
+    language: str = "auto"  # lower case
+    instructions: str | None = None
+    reference: Reference | None = None  # base checkpoints
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0  # 0 <= seed < 2**64
+    non_streaming_mode: bool | None = None  # None: as the official package does for this kind of checkpoint
+    ignore_eos: bool = False
+    leading_silence: bool = False  # True keeps quiet leading frames
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One utterance, as a codec replica asks a talker replica for it."""
+
+    synthesis: SynthesisRequest
+    reference_codes: Codes | None = None  # [frames, num_code_groups] of the reference, None without in-context cloning
+    prefix: Codes | None = None  # frames of this utterance that exist already: generation goes on behind them
+
+
+@dataclass(frozen=True, slots=True)
+class FrameChunk:
+    """Consecutive frames of one stream. The last chunk of a stream has a `finish_reason` and may hold no frames."""
+
+    codes: Codes
+    num_text_tokens: int
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PcmChunk:
+    """Audio of one stream with the codes it was decoded from. Trimming may leave less audio than the codes would give."""
+
+    pcm: bytes  # s16le, mono, at ModelInfo.sample_rate
+    codes: Codes
+    num_text_tokens: int
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the ingress must know of the loaded checkpoint to check a request."""
+
+    name: str
+    kind: ModelKind
+    voices: tuple[str, ...]  # lower case; empty unless custom_voice
+    languages: tuple[str, ...]  # lower case, without "auto"
+    supports_instructions: bool
+    sample_rate: int
+    frame_samples: int
+    num_code_groups: int
+    max_text_tokens: int

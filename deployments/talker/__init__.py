@@ -1,0 +1,1 @@
+"""The talker: text in, codec frames out, on a GPU."""

@@ -1,0 +1,1 @@
+"""The talker's networks, with the module names of the official checkpoints."""

@@ -1,0 +1,1 @@
+"""A black-box load test for speech servers."""

@@ -1,0 +1,1 @@
+"""The application around the replicas: composition, config, HTTP and WebSocket surface, command line."""
