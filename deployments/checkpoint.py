@@ -1,0 +1,131 @@
+"""Strict reading of safetensors checkpoints: one `model.safetensors`, or an index with shards."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from deployments.errors import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_MAX_SHOWN = 8
+
+T = TypeVar("T")
+
+
+def tensor_files(directory: Path) -> dict[str, Path]:
+    """File that holds each tensor of the checkpoint in `directory`, by the tensor's name."""
+    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
+    if single.is_file():
+        with _opened(single) as file:
+            return dict.fromkeys(_keys(file), single)
+    if not index.is_file():
+        raise CheckpointError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"{index} is not an index of safetensors shards: {error!r}") from error
+    return {name: directory / file for name, file in weight_map.items()}
+
+
+def read_shapes(directory: Path, prefix: str = "") -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor under `prefix`, by its name without the prefix. Reads the files' headers only."""
+    return _collect(directory, prefix, _shape)
+
+
+def read_tensors(directory: Path, prefix: str = "", *, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Every tensor under `prefix` as it is stored, by its name without the prefix. The other tensors are not read."""
+    return _collect(directory, prefix, _tensor, device=device)
+
+
+def load_strict(
+    module: nn.Module,
+    directory: Path,
+    *,
+    prefix: str = "",
+    dtype: torch.dtype,
+    device: torch.device | str,
+    ignore: tuple[str, ...] = (),
+) -> None:
+    """Fill a module, best constructed on the meta device, with the checkpoint's tensors under `prefix`.
+
+    A missing, unexpected or mis-shaped tensor raises CheckpointError with its name, before any weight is read. `ignore`
+    holds shell patterns of names (without the prefix) that may be missing or unexpected. Floating point tensors get
+    `dtype`.
+    """
+    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    found = read_shapes(directory, prefix)
+    problems = list(_differences(wanted, found, ignore))
+    if problems:
+        raise CheckpointError(_describe(directory, prefix, problems))
+    tensors = read_tensors(directory, prefix, device=device)
+    kept = {name: tensor for name, tensor in tensors.items() if name in wanted}
+    module.load_state_dict(
+        {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in kept.items()},
+        strict=False,  # the names are known to match, except for what may be missing
+        assign=True,
+    )
+    module.requires_grad_(requires_grad=False)
+
+
+def _differences(
+    wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]], ignore: tuple[str, ...]
+) -> Iterator[str]:
+    for name in sorted(wanted.keys() | found.keys()):
+        if any(fnmatchcase(name, pattern) for pattern in ignore):
+            continue
+        if name not in found:
+            yield f"{name} is missing"
+        elif name not in wanted:
+            yield f"{name} is unexpected"
+        elif wanted[name] != found[name]:
+            yield f"{name} has shape {list(found[name])}, expected {list(wanted[name])}"
+
+
+def _describe(directory: Path, prefix: str, problems: list[str]) -> str:
+    shown = "; ".join(prefix + problem for problem in problems[:_MAX_SHOWN])
+    more = f"; and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
+    file = directory / (SINGLE_FILE if (directory / SINGLE_FILE).is_file() else INDEX_FILE)
+    return f"{file} does not fit the architecture: {shown}{more}"
+
+
+def _collect(
+    directory: Path, prefix: str, take: Callable[[safe_open, str], T], *, device: torch.device | str = "cpu"
+) -> dict[str, T]:
+    by_file: dict[Path, list[str]] = {}
+    for name, path in tensor_files(directory).items():
+        if name.startswith(prefix):
+            by_file.setdefault(path, []).append(name)
+    collected: dict[str, T] = {}
+    for path, names in by_file.items():
+        with _opened(path, device) as file:
+            collected |= {name.removeprefix(prefix): take(file, name) for name in names}
+    return collected
+
+
+@contextmanager
+def _opened(path: Path, device: torch.device | str = "cpu") -> Iterator[safe_open]:
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def _keys(file: safe_open) -> list[str]:
+    return list(file.keys())  # type: ignore[no-untyped-call]
+
+
+def _shape(file: safe_open, name: str) -> tuple[int, ...]:
+    return tuple(file.get_slice(name).get_shape())  # type: ignore[no-untyped-call]
+
+
+def _tensor(file: safe_open, name: str) -> Tensor:
+    return file.get_tensor(name)  # type: ignore[no-untyped-call, no-any-return]

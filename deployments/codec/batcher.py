@@ -1,0 +1,137 @@
+"""Where streams wait for a decoder worker, and the batched call they enter together."""
+
+import asyncio
+from bisect import insort
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.state import DecoderState
+from deployments.errors import EngineError
+from deployments.protocol import Codes
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeJob:
+    """The next frames of one stream."""
+
+    codes: Codes  # [frames, num_code_groups]
+    state: DecoderState
+    deadline_s: float  # when its listener needs them, on any clock common to all jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Audio of a job and the state of its stream behind it."""
+
+    pcm: NDArray[np.int16]  # [frames * frame_samples]
+    state: DecoderState
+
+
+def decode_batch(decoder: CodecDecoder, jobs: Sequence[DecodeJob]) -> list[Decoded | Exception]:
+    """Outcome of each job, in their order: one call for each number of frames, and a bad job spoils only its own."""
+    outcomes: dict[int, Decoded | Exception] = {}
+    for num_frames in sorted({len(job.codes) for job in jobs}):
+        rows = [row for row, job in enumerate(jobs) if len(job.codes) == num_frames]
+        outcomes |= zip(rows, _decode_group(decoder, [jobs[row] for row in rows]), strict=True)
+    return [outcomes[row] for row in range(len(jobs))]
+
+
+def _decode_group(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
+    try:
+        return list(_decode_stacked(decoder, jobs))
+    except (EngineError, RuntimeError, ValueError) as error:
+        if len(jobs) > 1:  # find the culprit
+            return [outcome for job in jobs for outcome in _decode_group(decoder, [job])]
+        return [error if isinstance(error, EngineError) else EngineError(f"the codec decoder failed: {error}")]
+
+
+def _decode_stacked(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decoded]:
+    codes = torch.from_numpy(np.stack([job.codes for job in jobs]).astype(np.int64))
+    audio, states = decoder.decode(codes, [job.state for job in jobs])
+    return [Decoded(pcm, state) for pcm, state in zip(to_pcm16(audio), states, strict=True)]
+
+
+@dataclass(order=True, slots=True)
+class _Waiter:
+    deadline_s: float
+    number: int  # order of submission between equal deadlines
+    job: DecodeJob = field(compare=False)
+    decoded: asyncio.Future[Decoded] = field(compare=False)
+
+    def settle(self, task: asyncio.Future[Decoded]) -> None:
+        if self.decoded.done():  # its stream left while it was decoded
+            return
+        if task.cancelled():
+            self.decoded.cancel()
+        elif (error := task.exception()) is not None:
+            self.decoded.set_exception(error)
+        else:
+            self.decoded.set_result(task.result())
+
+
+class DecodeGate:
+    """Holds jobs back while every worker is busy, then lets the most urgent ones through together.
+
+    `decode` takes one job; the jobs of a batch reach it in one tick of the event loop, where `@serve.batch` without a
+    wait gathers them. A batch holds its worker until its last job is done. All methods belong to one event loop.
+    """
+
+    def __init__(self, decode: Callable[[DecodeJob], Awaitable[Decoded]], *, workers: int, max_batch_size: int) -> None:
+        self._decode = decode
+        self._max_batch_size = max_batch_size
+        self._idle_workers = workers
+        self._waiting: list[_Waiter] = []  # by deadline
+        self._numbers = count()
+        self._running: set[asyncio.Future[list[Decoded | BaseException]]] = set()
+        self.batches = 0  # let through so far
+        self.jobs = 0  # in those batches
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that no worker has taken yet."""
+        return len(self._waiting)
+
+    async def submit(self, job: DecodeJob) -> Decoded:
+        """Wait for a worker and decode. Cancelling takes a waiting job back; a running one ends without its caller."""
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(job.deadline_s, next(self._numbers), job, loop.create_future())
+        insort(self._waiting, waiter)
+        loop.call_soon(self._dispatch)  # behind whatever else is submitted in this tick
+        try:
+            return await waiter.decoded
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    def _dispatch(self) -> None:
+        while self._waiting and self._idle_workers:
+            self._start(self._next_batch())
+
+    def _next_batch(self) -> list[_Waiter]:
+        num_frames = len(self._waiting[0].job.codes)
+        fitting = [waiter for waiter in self._waiting if len(waiter.job.codes) == num_frames]
+        batch = fitting[: self._max_batch_size]
+        self._waiting = [waiter for waiter in self._waiting if waiter not in batch]
+        return batch
+
+    def _start(self, batch: list[_Waiter]) -> None:
+        self._idle_workers -= 1
+        self.batches += 1
+        self.jobs += len(batch)
+        tasks = [asyncio.ensure_future(self._decode(waiter.job)) for waiter in batch]
+        for waiter, task in zip(batch, tasks, strict=True):
+            task.add_done_callback(waiter.settle)
+        running = asyncio.gather(*tasks, return_exceptions=True)
+        self._running.add(running)
+        running.add_done_callback(self._finish)
+
+    def _finish(self, running: asyncio.Future[list[Decoded | BaseException]]) -> None:
+        self._running.discard(running)
+        self._idle_workers += 1
+        asyncio.get_running_loop().call_soon(self._dispatch)  # streams that were just served may ask again first

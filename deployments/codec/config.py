@@ -1,0 +1,147 @@
+"""Dimensions of the speech tokenizer, read from the checkpoint's `speech_tokenizer/config.json`."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from math import prod
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from deployments.errors import CheckpointError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Codec decoder: residual codebooks, a sliding-window transformer, then upsampling convolutions."""
+
+    attention_bias: bool
+    codebook_dim: int
+    codebook_size: int
+    decoder_dim: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    latent_dim: int
+    num_attention_heads: int
+    num_hidden_layers: int
+    num_key_value_heads: int
+    num_quantizers: int
+    num_semantic_quantizers: int
+    rms_norm_eps: float
+    rope_theta: float
+    sliding_window: int
+    upsample_rates: tuple[int, ...]
+    upsampling_ratios: tuple[int, ...]
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples that one frame becomes."""
+        return prod(self.upsampling_ratios) * prod(self.upsample_rates)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """Codec encoder (Mimi): strided convolutions around a causal transformer, then residual codebooks."""
+
+    audio_channels: int
+    codebook_dim: int
+    codebook_size: int
+    compress: int
+    dilation_growth_rate: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    kernel_size: int
+    last_kernel_size: int
+    norm_eps: float
+    num_attention_heads: int
+    num_filters: int
+    num_hidden_layers: int
+    num_quantizers: int
+    num_residual_layers: int
+    num_semantic_quantizers: int
+    residual_kernel_size: int
+    rope_theta: float
+    upsampling_ratios: tuple[int, ...]
+    vector_quantization_hidden_dimension: int
+    frame_samples: int  # encode_downsample_rate of the surrounding configuration
+
+    @property
+    def downsample_stride(self) -> int:
+        """Stride of the convolution behind the transformer, which reaches the frame rate."""
+        return self.frame_samples // prod(self.upsampling_ratios)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechTokenizerConfig:
+    """The whole codec. Encoder and decoder agree on the frame rate and on the codebooks that are used."""
+
+    decoder: DecoderConfig
+    encoder: EncoderConfig
+    input_sample_rate: int
+    output_sample_rate: int
+    encode_downsample_rate: int
+    decode_upsample_rate: int
+    encoder_valid_num_quantizers: int
+
+    @property
+    def sample_rate(self) -> int:
+        """Samples per second of the decoded audio."""
+        return self.output_sample_rate
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples of one decoded frame."""
+        return self.decode_upsample_rate
+
+    @property
+    def num_code_groups(self) -> int:
+        """Codes of one frame."""
+        return self.decoder.num_quantizers
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Read `config.json` in `directory`, the checkpoint's `speech_tokenizer` folder."""
+        path = directory / "config.json"
+        try:
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"cannot read {path}: {error}") from error
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Take the known keys of a decoded `config.json`. Missing keys raise CheckpointError with their names."""
+        sections = _select(values, ("decoder_config", "encoder_config", "encode_downsample_rate"), where="")
+        encoder = {**sections["encoder_config"], "frame_samples": sections["encode_downsample_rate"]}
+        config = _construct(
+            cls,
+            {
+                **values,
+                "decoder": _construct(DecoderConfig, sections["decoder_config"], where="decoder_config."),
+                "encoder": _construct(EncoderConfig, encoder, where="encoder_config."),
+            },
+            where="",
+        )
+        if config.decoder.frame_samples != config.decode_upsample_rate:
+            raise CheckpointError(
+                f"decode_upsample_rate is {config.decode_upsample_rate}, but the decoder's upsampling factors multiply "
+                f"to {config.decoder.frame_samples}"
+            )
+        return config
+
+
+def _construct(kind: type[T], values: Mapping[str, Any], *, where: str) -> T:
+    names = tuple(field.name for field in fields(kind))  # type: ignore[arg-type]
+    taken = _select(values, names, where=where)
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in taken.items()})
+
+
+def _select(values: Mapping[str, Any], names: tuple[str, ...], *, where: str) -> dict[str, Any]:
+    missing = [where + name for name in names if name not in values]
+    if missing:
+        raise CheckpointError(f"missing {', '.join(missing)}")
+    return {name: values[name] for name in names}

@@ -1,0 +1,293 @@
+"""The codec encoder (Mimi): a recording becomes the codes that in-context voice cloning shows to the talker."""
+
+from math import ceil
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from deployments.checkpoint import load_strict, tensor_files
+from deployments.codec.config import EncoderConfig, SpeechTokenizerConfig
+from deployments.codec.transformer import LayerScale, rotary_tables, rotate
+from deployments.protocol import Codes
+
+_MIN_USAGE = 1e-5
+
+
+class PaddedConv1d(nn.Module):
+    """Causal convolution over a whole recording, padded so that the last stride is complete."""
+
+    def __init__(
+        self,
+        channels: tuple[int, int],
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        dilation: int = 1,
+        bias: bool = True,
+        padding: str = "constant",
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(*channels, kernel_size, stride=stride, dilation=dilation, bias=bias)
+        self.stride = stride
+        self.left = (kernel_size - 1) * dilation + 1 - stride
+        self.padding = padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, in, time] -> [B, out, ceil(time / stride)]."""
+        right = -x.shape[2] % self.stride
+        out: Tensor = self.conv(F.pad(x, (self.left, right), mode=self.padding))
+        return out
+
+
+class ResidualBlock(nn.Module):
+    """Bottleneck of a dilated and a pointwise convolution, added to the input."""
+
+    def __init__(self, config: EncoderConfig, channels: int, *, dilation: int) -> None:
+        super().__init__()
+        inner = channels // config.compress
+        self.block = nn.Sequential(
+            nn.ELU(),
+            PaddedConv1d((channels, inner), config.residual_kernel_size, dilation=dilation),
+            nn.ELU(),
+            PaddedConv1d((inner, channels), 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, channels, time] -> [B, channels, time]."""
+        out: Tensor = x + self.block(x)
+        return out
+
+
+class ConvolutionalEncoder(nn.Module):
+    """Residual blocks and strided convolutions from samples to the transformer's steps."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        channels = config.num_filters
+        layers: list[nn.Module] = [PaddedConv1d((config.audio_channels, channels), config.kernel_size)]
+        for ratio in reversed(config.upsampling_ratios):  # named for the decoder's order
+            layers += [
+                ResidualBlock(config, channels, dilation=config.dilation_growth_rate**depth)
+                for depth in range(config.num_residual_layers)
+            ]
+            layers += [nn.ELU(), PaddedConv1d((channels, 2 * channels), 2 * ratio, stride=ratio)]
+            channels *= 2
+        layers += [nn.ELU(), PaddedConv1d((channels, config.hidden_size), config.last_kernel_size)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, audio_channels, samples] -> [B, hidden, steps]."""
+        out: Tensor = self.layers(x)
+        return out
+
+
+class Attention(nn.Module):
+    """Causal attention to the whole past, as in the official package without flash-attn (which adds a window)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        inner = config.num_attention_heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, inner, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, inner, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, inner, bias=False)
+        self.o_proj = nn.Linear(inner, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]."""
+        q, k, v = (
+            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        y = F.scaled_dot_product_attention(rotate(q, rotary), rotate(k, rotary), v, is_causal=True)
+        out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
+        return out
+
+
+class FeedForward(nn.Module):
+    """Two-layer perceptron."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]."""
+        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return out
+
+
+class TransformerLayer(nn.Module):
+    """Attention and perceptron, each behind a norm and scaled per channel before it is added."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.self_attn = Attention(config)
+        self.self_attn_layer_scale = LayerScale(config.hidden_size)
+        self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = FeedForward(config)
+        self.mlp_layer_scale = LayerScale(config.hidden_size)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]."""
+        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), rotary))
+        out: Tensor = x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
+        return out
+
+
+class Transformer(nn.Module):
+    """Layers without a final norm."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_hidden_layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]."""
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        rotary = rotary_tables(positions, head_dim=self.config.head_dim, theta=self.config.rope_theta, dtype=x.dtype)
+        for layer in self.layers:
+            x = layer(x, rotary)
+        return x
+
+
+class Codebook(nn.Module):
+    """Entries as the exponential moving averages of training left them."""
+
+    cluster_usage: Tensor  # [size]
+    embed_sum: Tensor  # [size, channels]
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.register_buffer(
+            "initialized", torch.ones(1)
+        )  # training's flag; kept so that written checkpoints are complete
+        self.register_buffer("cluster_usage", torch.ones(config.codebook_size))
+        self.register_buffer("embed_sum", torch.zeros(config.codebook_size, config.codebook_dim))
+
+    def nearest(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Index [T] and value [T, channels] of the entry nearest to each row of x [T, channels]."""
+        table = self.embed_sum / self.cluster_usage.clamp(min=_MIN_USAGE)[:, None]
+        indices = torch.cdist(x[None], table[None])[0].argmin(dim=-1)
+        return indices, table[indices]
+
+
+class VectorQuantization(nn.Module):
+    """One codebook under its checkpoint name."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.codebook = Codebook(config)
+
+
+class ResidualVectorQuantizer(nn.Module):
+    """Codebooks that each quantize what the ones before left over. The output projection serves training only."""
+
+    def __init__(self, config: EncoderConfig, num_quantizers: int) -> None:
+        super().__init__()
+        inner = config.vector_quantization_hidden_dimension
+        self.projected = inner != config.hidden_size
+        if self.projected:
+            self.input_proj = nn.Conv1d(config.hidden_size, inner, 1, bias=False)
+            self.output_proj = nn.Conv1d(inner, config.hidden_size, 1, bias=False)
+        self.layers = nn.ModuleList(VectorQuantization(config) for _ in range(num_quantizers))
+
+    def encode(self, x: Tensor, num_quantizers: int) -> list[Tensor]:
+        """Codes [T] of the first `num_quantizers` codebooks for x [1, hidden_size, T]."""
+        residual = (self.input_proj(x) if self.projected else x)[0].T
+        codes = []
+        for layer in list(self.layers)[:num_quantizers]:
+            assert isinstance(layer, VectorQuantization)
+            indices, values = layer.codebook.nearest(residual)
+            residual = residual - values
+            codes.append(indices)
+        return codes
+
+
+class SplitQuantizer(nn.Module):
+    """Semantic and acoustic codebooks; the checkpoint has more acoustic ones than the talker uses."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.num_semantic = config.num_semantic_quantizers
+        self.semantic_residual_vector_quantizer = ResidualVectorQuantizer(config, self.num_semantic)
+        self.acoustic_residual_vector_quantizer = ResidualVectorQuantizer(
+            config, config.num_quantizers - self.num_semantic
+        )
+
+    def encode(self, x: Tensor, num_quantizers: int) -> Tensor:
+        """Codes [T, num_quantizers] of x [1, hidden_size, T]."""
+        semantic = self.semantic_residual_vector_quantizer.encode(x, self.num_semantic)
+        acoustic = self.acoustic_residual_vector_quantizer.encode(x, num_quantizers - self.num_semantic)
+        return torch.stack([*semantic, *acoustic], dim=1)
+
+
+class EncoderNetwork(nn.Module):
+    """The encoder's layers under the checkpoint's names ("encoder." left off)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        stride = config.downsample_stride
+        self.encoder = ConvolutionalEncoder(config)
+        self.encoder_transformer = Transformer(config)
+        self.downsample = PaddedConv1d(
+            (config.hidden_size, config.hidden_size), 2 * stride, stride=stride, bias=False, padding="replicate"
+        )
+        self.quantizer = SplitQuantizer(config)
+
+    def forward(self, audio: Tensor, num_quantizers: int) -> Tensor:
+        """Codes [frames, num_quantizers] of samples [samples]."""
+        x = self.encoder(audio[None, None])
+        x = self.encoder_transformer(x.transpose(1, 2)).transpose(1, 2)
+        return self.quantizer.encode(self.downsample(x), num_quantizers)
+
+
+class CodecEncoder:
+    """A loaded encoder. It computes in float32, because the choice of the nearest codebook entry is sensitive."""
+
+    def __init__(self, network: EncoderNetwork, *, num_quantizers: int, frame_samples: int) -> None:
+        self.network = network.requires_grad_(requires_grad=False).eval()
+        self.num_quantizers = num_quantizers
+        self.frame_samples = frame_samples
+
+    @classmethod
+    def load(cls, directory: Path, *, device: torch.device | str = "cpu") -> Self:
+        """Load from `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+        config = SpeechTokenizerConfig.load(directory)
+        with torch.device("meta"):
+            network = EncoderNetwork(config.encoder)
+        load_strict(
+            network,
+            directory,
+            prefix="encoder.",
+            dtype=torch.float32,
+            device=device,
+            ignore=("*.codebook.initialized",),
+        )
+        return cls(
+            network, num_quantizers=config.encoder_valid_num_quantizers, frame_samples=config.encode_downsample_rate
+        )
+
+    @classmethod
+    def load_if_present(cls, directory: Path, *, device: torch.device | str = "cpu") -> Self | None:
+        """Load as `load` does; None where the file holds no encoder at all."""
+        has_encoder = any(name.startswith("encoder.") for name in tensor_files(directory))
+        return cls.load(directory, device=device) if has_encoder else None
+
+    @torch.inference_mode()
+    def encode(self, audio: NDArray[np.float32]) -> Codes:
+        """Codes [ceil(samples / frame_samples), num_code_groups] of a mono recording [samples] at the model's rate."""
+        assert audio.ndim == 1, audio.shape
+        device = self.network.downsample.conv.weight.device
+        samples = torch.from_numpy(np.ascontiguousarray(audio, dtype=np.float32)).to(device)
+        codes: Tensor = self.network(samples, self.num_quantizers)
+        num_frames = ceil(len(audio) / self.frame_samples)
+        return codes[:num_frames].to(torch.int16).cpu().numpy()

@@ -1,0 +1,125 @@
+"""One stream through the codec: frames are read ahead, cut into chunks, decoded, and leave as PCM with their codes."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from deployments.codec.batcher import Decoded, DecodeJob
+from deployments.codec.chunking import ChunkPlan
+from deployments.codec.playback import PlaybackClock
+from deployments.codec.silence import LeadingSilence
+from deployments.codec.state import DecoderState
+from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk
+
+Decode = Callable[[DecodeJob], Awaitable[Decoded]]
+
+
+class FrameBuffer:
+    """Frames of one stream, read ahead by a task of its own: codes are small, so the talker never waits for us."""
+
+    def __init__(self, chunks: AsyncGenerator[FrameChunk, None]) -> None:
+        self._chunks = chunks
+        self._frames: list[Codes] = []
+        self._changed = asyncio.Event()
+        self._error: Exception | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self.num_text_tokens = 0
+        self.finish_reason: FinishReason | None = None
+
+    async def __aenter__(self) -> Self:
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._reading is not None
+        self._reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reading
+        await self._chunks.aclose()
+
+    @property
+    def available(self) -> int:
+        """Frames that can be taken now."""
+        return len(self._frames)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no frame will come behind those available; raises what ended the stream once those are taken."""
+        if self._error is not None and not self._frames:
+            raise self._error
+        return self.finish_reason is not None or self._error is not None
+
+    def take(self, count: int) -> Codes:
+        """The next `count` frames, [count, num_code_groups]."""
+        taken, self._frames = self._frames[:count], self._frames[count:]
+        return np.stack(taken)
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Return when something has arrived, or after `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        self._changed.clear()
+
+    async def _read(self) -> None:
+        try:
+            async for chunk in self._chunks:
+                self._frames.extend(chunk.codes)
+                self.num_text_tokens = chunk.num_text_tokens
+                self.finish_reason = chunk.finish_reason
+                self._changed.set()
+        except Exception as error:
+            self._error = error
+        self._changed.set()
+
+
+class StreamDecoder:
+    """Decodes one stream. The decoder's state is a local variable of `run`: leaving it leaves nothing behind."""
+
+    def __init__(self, decode: Decode, plan: ChunkPlan, silence: LeadingSilence | None, *, sample_rate: int) -> None:
+        self._decode, self._plan, self._silence = decode, plan, silence
+        self._sample_rate = sample_rate
+        self._clock = PlaybackClock()
+
+    async def run(
+        self, chunks: AsyncGenerator[FrameChunk, None], state: DecoderState
+    ) -> AsyncGenerator[PcmChunk, None]:
+        """Audio of the frames that `chunks` brings, decoded from `state` on. The last chunk has the finish reason.
+
+        Raises what `chunks` raises, after the audio of the frames before it.
+        """
+        async with FrameBuffer(chunks) as buffer:
+            reason = None
+            while reason is None:
+                count = await self._next_count(buffer)
+                codes = buffer.take(count) if count else None
+                reason = buffer.finish_reason if buffer.available == 0 else None
+                if codes is None:
+                    yield PcmChunk(b"", _no_codes(), buffer.num_text_tokens, reason)
+                    continue
+                decoded = await self._decode(
+                    DecodeJob(codes=codes, state=state, deadline_s=self._clock.deadline_s(time.monotonic()))
+                )
+                state = decoded.state
+                pcm = decoded.pcm if self._silence is None else self._silence.trim(decoded.pcm)
+                self._clock.deliver(len(pcm) / self._sample_rate, now_s=time.monotonic())
+                yield PcmChunk(pcm.tobytes(), codes, buffer.num_text_tokens, reason)
+
+    async def _next_count(self, buffer: FrameBuffer) -> int:
+        """How many frames to decode next, waiting for them; 0 only behind the last frame."""
+        while True:
+            ended, lead_s = buffer.ended, self._clock.lead_s(time.monotonic())
+            count = self._plan.next_size(buffer.available, ended=ended, lead_s=lead_s)
+            if count or ended:
+                return count
+            await buffer.wait(self._plan.patience_s(lead_s) if buffer.available else None)
+
+
+def _no_codes() -> Codes:
+    return np.zeros((0, 0), dtype=np.int16)

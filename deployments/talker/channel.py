@@ -1,0 +1,100 @@
+"""What the talker replica and its engine process say to each other over a socket pair."""
+
+import pickle
+import struct
+from dataclasses import dataclass
+
+from deployments.config import TalkerConfig
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first message to the engine process: what to load."""
+
+    model: str
+    config: TalkerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A new request under a number the replica chose."""
+
+    id: int
+    request: GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The stream's reader has gone."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What the engine process is busy with before it is ready."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine takes requests now."""
+
+    info: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """New frames by request number, and what the engine holds after the step that made them."""
+
+    chunks: list[tuple[int, FrameChunk]]
+    num_running: int
+    num_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request that will bring no more frames; without a number, the engine itself."""
+
+    id: int | None
+    error: Exception
+
+
+Command = Start | Submit | Abort
+Report = Loading | Ready | Produced | Failed
+
+
+def encode(message: Command | Report) -> bytes:
+    """A message with its length in front. Both ends are one version of our code on one machine: pickle is safe here."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Unpacker:
+    """Bytes as they arrive to whole messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Command | Report]:
+        """The messages that `data` completes."""
+        self._buffer += data
+        messages = []
+        while (message := self._take()) is not None:
+            messages.append(message)
+        return messages
+
+    def _take(self) -> Command | Report | None:
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        end = _LENGTH.size + length
+        if len(self._buffer) < end:
+            return None
+        message: Command | Report = pickle.loads(bytes(self._buffer[_LENGTH.size : end]))
+        del self._buffer[:end]
+        return message

@@ -1,0 +1,158 @@
+"""The replica's side of the engine process: starts it, submits requests, hands frames to their streams."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+
+import numpy as np
+
+from deployments.config import TalkerConfig
+from deployments.errors import TalkerLost
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
+from deployments.talker.channel import (
+    Abort,
+    Command,
+    Failed,
+    Loading,
+    Produced,
+    Ready,
+    Report,
+    Start,
+    Submit,
+    Unpacker,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+_RECEIVE_BYTES = 1 << 18
+_STOP_TIMEOUT_S = 5.0
+
+Item = FrameChunk | Exception
+
+
+class EngineClient:
+    """Owns one engine process. Constructing it blocks until the model is loaded."""
+
+    def __init__(self, model: str, config: TalkerConfig) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "deployments.talker.engine_process", str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        self._unpacker = Unpacker()
+        self._streams: dict[int, asyncio.Queue[Item]] = {}
+        self._numbers = itertools.count()
+        self._writer: asyncio.StreamWriter | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self.num_running = self.num_waiting = 0
+        self._socket.sendall(encode(Start(model, config)))
+        self.info = self._await_ready()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine process runs."""
+        return self._process.poll() is None
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        """Frames as the engine makes them, those that wait together in one chunk. Leaving it aborts the request.
+
+        Raises InvalidRequest and Overloaded before the first frame, TalkerLost when the engine process dies.
+        """
+        await self._attach()
+        number = next(self._numbers)
+        queue = self._streams[number] = asyncio.Queue()
+        self._send(Submit(number, request))
+        try:
+            while True:
+                chunk = await _next_chunk(queue)
+                if chunk.finish_reason is not None:
+                    del self._streams[number]
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+        finally:
+            if self._streams.pop(number, None) is not None:
+                self._send(Abort(number))
+
+    def stop(self) -> None:
+        """Close the pipe, which ends the process; kill it where it does not obey."""
+        self._socket.close()
+        if self._writer is not None:
+            self._writer.close()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _await_ready(self) -> ModelInfo:
+        while data := self._socket.recv(_RECEIVE_BYTES):
+            for report in self._unpacker.feed(data):
+                if isinstance(report, Ready):
+                    return report.info
+                if isinstance(report, Loading):
+                    logger.info("%s", report.stage)
+                if isinstance(report, Failed):
+                    raise report.error
+        raise TalkerLost(
+            f"the engine process ended with code {self._process.wait()} while it loaded; its output says why"
+        )
+
+    async def _attach(self) -> None:
+        """Hand the socket to the running event loop; done at the first request, since constructors know no loop."""
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+        await asyncio.shield(self._connecting)
+        if self._reading is None or self._reading.done():
+            raise self._lost()
+
+    async def _connect(self) -> None:
+        self._socket.setblocking(False)
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
+        self._reading = asyncio.create_task(self._read(reader))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(_RECEIVE_BYTES):
+                for report in self._unpacker.feed(data):
+                    self._deliver(report)
+        for queue in self._streams.values():
+            queue.put_nowait(self._lost())
+
+    def _deliver(self, report: Command | Report) -> None:
+        if isinstance(report, Produced):
+            self.num_running, self.num_waiting = report.num_running, report.num_waiting
+            for number, chunk in report.chunks:
+                if number in self._streams:
+                    self._streams[number].put_nowait(chunk)
+        elif isinstance(report, Failed) and report.id in self._streams:
+            self._streams[report.id].put_nowait(report.error)
+
+    def _send(self, command: Command) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(encode(command))
+
+    def _lost(self) -> TalkerLost:
+        return TalkerLost(f"the engine process of this talker replica ended (code {self._process.poll()})")
+
+
+async def _next_chunk(queue: "asyncio.Queue[Item]") -> FrameChunk:
+    """The next chunk, with what else has arrived behind it. An error waits until the frames before it are read."""
+    item = await queue.get()
+    if isinstance(item, Exception):
+        raise item
+    chunks = [item]
+    while not queue.empty() and chunks[-1].finish_reason is None:
+        item = queue.get_nowait()
+        if isinstance(item, Exception):
+            queue.put_nowait(item)
+            break
+        chunks.append(item)
+    codes = np.concatenate([chunk.codes for chunk in chunks])
+    return FrameChunk(codes, chunks[-1].num_text_tokens, chunks[-1].finish_reason)

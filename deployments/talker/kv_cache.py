@@ -1,0 +1,62 @@
+"""The paged key-value cache and attention over it, in plain PyTorch."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from deployments.talker.model.config import TransformerConfig
+
+# Contexts are gathered in lengths of this many positions, so that shapes repeat.
+_LENGTH_STEP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """Where the rows of one pass stand: what each writes to and what it attends to."""
+
+    positions: Tensor  # [rows] int64
+    slots: Tensor  # [rows] int64: cache index each row's key and value go to
+    context: Tensor  # [rows, length] int64: cache indices of each row's context, padded with the scratch block
+    mask: Tensor  # [rows, 1, 1, length] bool: True where the context is the row's own
+
+
+def padded_length(num_positions: int) -> int:
+    """The length a context of `num_positions` is gathered in."""
+    return -(-num_positions // _LENGTH_STEP) * _LENGTH_STEP
+
+
+class KVCache:
+    """Keys and values of all sequences in blocks. The mapping from positions to slots is the block manager's."""
+
+    def __init__(self, config: TransformerConfig, *, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (config.num_layers, num_slots, config.num_kv_heads, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    @staticmethod
+    def bytes_per_position(config: TransformerConfig, dtype: torch.dtype) -> int:
+        """Memory of one position of one sequence."""
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+class PagedAttention:
+    """The `Attend` of one pass: writes the rows' keys and values, then gathers each row's context."""
+
+    def __init__(self, cache: KVCache, layout: RowLayout) -> None:
+        self.cache, self.layout = cache, layout
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[rows, heads, head_dim] and twice [rows, kv_heads, head_dim] -> [rows, heads, head_dim]."""
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.layout.slots] = key
+        values[self.layout.slots] = value
+        attended = F.scaled_dot_product_attention(
+            query[:, :, None],
+            keys[self.layout.context].transpose(1, 2),
+            values[self.layout.context].transpose(1, 2),
+            attn_mask=self.layout.mask,
+            enable_gqa=True,
+        )
+        return attended[:, :, 0]

@@ -1,0 +1,134 @@
+"""The Qwen3 decoder stack over rows.
+
+A *row* is one position of one sequence. Rows of many sequences, prompts and running speech alike, go through the stack
+together; what a row attends to is decided by the `Attend` callback, which owns the keys and values. Source: the
+official `modeling_qwen3_tts.py`, whose interleaved multi-axis RoPE has three equal positions: plain rotate-half RoPE.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from deployments.talker.model.config import TransformerConfig
+
+
+class Attend(Protocol):
+    """Stores the rows' keys and values of a layer and returns what each row attends to."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[rows, heads, head_dim], [rows, kv_heads, head_dim] twice -> [rows, heads, head_dim]."""
+        ...
+
+
+class RMSNorm(nn.Module):
+    """Normalises in float32 and multiplies by the weight after casting back, as the official code does."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., size]."""
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class RotaryTable(nn.Module):
+    """Cosines and sines of every position, computed once at load, of the type and on the device of `like`."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: TransformerConfig, *, positions: int, like: Tensor) -> None:
+        super().__init__()
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+        angles = torch.arange(positions).float()[:, None] / (config.rope_theta**exponents)[None]
+        angles = torch.cat((angles, angles), dim=-1)
+        self.register_buffer("cos", angles.cos().to(like), persistent=False)
+        self.register_buffer("sin", angles.sin().to(like), persistent=False)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """[rows] -> cosines and sines [rows, 1, head_dim]."""
+        return self.cos[positions][:, None], self.sin[positions][:, None]
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Apply a rotation to [rows, heads, head_dim]."""
+    cos, sin = rotation
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with per-head RMSNorm of queries and keys."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        hidden, head_dim = config.hidden_size, config.head_dim
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(hidden, config.num_heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(hidden, config.num_kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(hidden, config.num_kv_heads * head_dim, bias=False)
+        self.o_proj = nn.Linear(config.num_heads * head_dim, hidden, bias=False)
+        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, *, layer: int) -> Tensor:
+        """[rows, hidden] -> [rows, hidden]."""
+        heads = (x.shape[0], -1, self.head_dim)
+        query = rotate(self.q_norm(self.q_proj(x).view(heads)), rotation)
+        key = rotate(self.k_norm(self.k_proj(x).view(heads)), rotation)
+        attended = attend(layer, query, key, self.v_proj(x).view(heads))
+        out: Tensor = self.o_proj(attended.reshape(x.shape[0], -1))
+        return out
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, hidden]."""
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm attention and MLP with residuals."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = GatedMLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend, *, layer: int) -> Tensor:
+        """[rows, hidden] -> [rows, hidden]."""
+        x = x + self.self_attn(self.input_layernorm(x), rotation, attend, layer=layer)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class DecoderStack(nn.Module):
+    """All layers and the final norm."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """[rows, hidden] -> [rows, hidden] after the final norm."""
+        for number, layer in enumerate(self.layers):
+            x = layer(x, rotation, attend, layer=number)
+        out: Tensor = self.norm(x)
+        return out

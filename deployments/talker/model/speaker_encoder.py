@@ -1,0 +1,217 @@
+"""The speaker encoder of base checkpoints: a recording to the vector that stands where a named voice's would.
+
+ECAPA-TDNN (Desplanques et al. 2020, arXiv:2005.07143) on a log-mel spectrogram, with the official tensor names.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from deployments.errors import InvalidRequest
+
+# The front end the released encoders were trained on; no configuration names it.
+_FFT_SIZE = 1024
+_HOP = 256
+_MAX_HZ = 12000.0
+_PADDING = (_FFT_SIZE - _HOP) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerEncoderConfig:
+    """`speaker_encoder_config`; the released files leave out what equals these defaults."""
+
+    enc_dim: int = 1024
+    mel_dim: int = 128
+    enc_channels: tuple[int, ...] = (512, 512, 512, 512, 1536)
+    enc_kernel_sizes: tuple[int, ...] = (5, 3, 3, 3, 1)
+    enc_dilations: tuple[int, ...] = (1, 2, 3, 4, 1)
+    enc_attention_channels: int = 128
+    enc_res2net_scale: int = 8
+    enc_se_channels: int = 128
+    sample_rate: int = 24000
+
+    @property
+    def min_samples(self) -> int:
+        """The shortest audio whose spectrogram is longer than what any layer reflects at an edge."""
+        reflected = ((k - 1) * d // 2 for k, d in zip(self.enc_kernel_sizes, self.enc_dilations, strict=True))
+        return max(_PADDING + 1, (max(reflected) + 1) * _HOP)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> "SpeakerEncoderConfig":
+        """The section of a checkpoint's `config.json`. Keys that do not shape the encoder are ignored."""
+        known: dict[str, Any] = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in known.items()})
+
+
+class Convolution(nn.Conv1d):
+    """Same-length convolution over reflected edges."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> None:
+        super().__init__(inputs, outputs, kernel, dilation=dilation, padding="same", padding_mode="reflect")
+
+
+class TimeDelayBlock(nn.Module):
+    """Convolution and ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> None:
+        super().__init__()
+        self.conv = Convolution(inputs, outputs, kernel, dilation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, inputs, frames] -> [batch, outputs, frames]."""
+        return F.relu(self.conv(x))
+
+
+class Res2NetBlock(nn.Module):
+    """Channel groups in a chain: each is convolved together with the result of the one before."""
+
+    def __init__(self, channels: int, scale: int, kernel: int, dilation: int) -> None:
+        super().__init__()
+        width = channels // scale
+        self.scale = scale
+        self.blocks = nn.ModuleList(TimeDelayBlock(width, width, kernel, dilation) for _ in range(scale - 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, channels, frames] -> the same shape."""
+        first, *rest = x.chunk(self.scale, dim=1)
+        outputs = [first]
+        previous: Tensor | None = None
+        for block, group in zip(self.blocks, rest, strict=True):
+            previous = block(group if previous is None else group + previous)
+            outputs.append(previous)
+        return torch.cat(outputs, dim=1)
+
+
+class SqueezeExcitation(nn.Module):
+    """Channel gates from the mean over time."""
+
+    def __init__(self, channels: int, squeezed: int) -> None:
+        super().__init__()
+        self.conv1 = Convolution(channels, squeezed)
+        self.conv2 = Convolution(squeezed, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, channels, frames] -> the same shape."""
+        mean = x.mean(dim=2, keepdim=True)
+        return x * torch.sigmoid(self.conv2(F.relu(self.conv1(mean))))
+
+
+class SERes2NetBlock(nn.Module):
+    """TDNN, Res2Net, TDNN and squeeze-excitation with a residual."""
+
+    def __init__(self, config: SpeakerEncoderConfig, layer: int) -> None:
+        super().__init__()
+        inputs, channels = config.enc_channels[layer - 1], config.enc_channels[layer]
+        kernel, dilation = config.enc_kernel_sizes[layer], config.enc_dilations[layer]
+        self.tdnn1 = TimeDelayBlock(inputs, channels)
+        self.res2net_block = Res2NetBlock(channels, config.enc_res2net_scale, kernel, dilation)
+        self.tdnn2 = TimeDelayBlock(channels, channels)
+        self.se_block = SqueezeExcitation(channels, config.enc_se_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, inputs, frames] -> [batch, channels, frames]; the residual asks for inputs == channels."""
+        out: Tensor = self.se_block(self.tdnn2(self.res2net_block(self.tdnn1(x)))) + x
+        return out
+
+
+class AttentiveStatisticsPooling(nn.Module):
+    """Mean and standard deviation over time, weighted by attention that sees the whole recording."""
+
+    def __init__(self, channels: int, attention_channels: int) -> None:
+        super().__init__()
+        self.tdnn = TimeDelayBlock(channels * 3, attention_channels)
+        self.conv = Convolution(attention_channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, channels, frames] -> [batch, 2 * channels, 1]."""
+        uniform = torch.full_like(x[:, :1], 1.0 / x.shape[2])
+        context = [part[:, :, None].expand_as(x) for part in _statistics(x, uniform)]
+        attention = self.conv(torch.tanh(self.tdnn(torch.cat([x, *context], dim=1)))).softmax(dim=2)
+        return torch.cat(_statistics(x, attention), dim=1)[:, :, None]
+
+
+def _statistics(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    mean = (weights * x).sum(dim=2)
+    variance = (weights * (x - mean[:, :, None]).pow(2)).sum(dim=2)
+    return mean, variance.clamp(1e-12).sqrt()
+
+
+class SpeakerEncoder(nn.Module):
+    """`speaker_encoder.*` of a base checkpoint, built from its `speaker_encoder_config`."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__()
+        shape = SpeakerEncoderConfig.read(values)
+        self.shape = shape
+        channels = shape.enc_channels
+        first = TimeDelayBlock(shape.mel_dim, channels[0], shape.enc_kernel_sizes[0], shape.enc_dilations[0])
+        middle = (SERes2NetBlock(shape, layer) for layer in range(1, len(channels) - 1))
+        self.blocks = nn.ModuleList([first, *middle])
+        self.mfa = TimeDelayBlock(channels[-1], channels[-1], shape.enc_kernel_sizes[-1], shape.enc_dilations[-1])
+        self.asp = AttentiveStatisticsPooling(channels[-1], shape.enc_attention_channels)
+        self.fc = Convolution(channels[-1] * 2, shape.enc_dim)
+
+    @torch.inference_mode()
+    def embed(self, audio: Tensor) -> Tensor:
+        """Mono float32 audio [samples] at the configured sample rate -> [enc_dim] in the encoder's dtype.
+
+        Raises InvalidRequest for audio too short to reflect at its edges.
+        """
+        if audio.shape[0] < self.shape.min_samples:
+            needed = f"{self.shape.min_samples} samples at {self.shape.sample_rate} Hz"
+            raise InvalidRequest(f"ref_audio is too short: {audio.shape[0]} samples, need {needed}", "ref_audio")
+        weight = self.fc.weight
+        mel = log_mel(audio.to(weight.device), sample_rate=self.shape.sample_rate, num_mels=self.shape.mel_dim)
+        out: Tensor = self(mel[None].to(weight.dtype))[0]
+        return out
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """Log-mel spectrogram [batch, mels, frames] -> [batch, enc_dim]."""
+        outputs = []
+        for block in self.blocks:
+            mel = block(mel)
+            outputs.append(mel)
+        pooled: Tensor = self.fc(self.asp(self.mfa(torch.cat(outputs[1:], dim=1))))
+        return pooled[:, :, 0]
+
+
+def log_mel(audio: Tensor, *, sample_rate: int, num_mels: int) -> Tensor:
+    """Audio [samples] float32 -> log magnitudes [mels, frames]."""
+    padded = F.pad(audio[None, None], (_PADDING, _PADDING), mode="reflect")[0, 0]
+    window = torch.hann_window(_FFT_SIZE, device=audio.device)
+    spectrum = torch.stft(padded, _FFT_SIZE, _HOP, window=window, center=False, return_complex=True)
+    magnitude = (torch.view_as_real(spectrum).pow(2).sum(-1) + 1e-9).sqrt()
+    return (mel_filters(sample_rate, num_mels).to(audio.device) @ magnitude).clamp(min=1e-5).log()
+
+
+def mel_filters(sample_rate: int, num_mels: int) -> Tensor:
+    """Slaney's triangular filters with equal area, [mels, fft bins] float32, computed in float64 as librosa does."""
+    bins = torch.linspace(0, sample_rate / 2, _FFT_SIZE // 2 + 1, dtype=torch.float64)
+    top = _hz_to_mel(torch.tensor(_MAX_HZ, dtype=torch.float64))
+    edges = _mel_to_hz(torch.linspace(0, float(top), num_mels + 2, dtype=torch.float64))
+    widths = edges.diff()
+    distances = edges[:, None] - bins[None]
+    rising, falling = -distances[:-2] / widths[:-1, None], distances[2:] / widths[1:, None]
+    triangles = torch.minimum(rising, falling).clamp(min=0)
+    return (triangles * (2 / (edges[2:] - edges[:-2]))[:, None]).float()
+
+
+# Slaney's mel scale: linear up to 1000 Hz, logarithmic above.
+_LINEAR_HZ_PER_MEL = 200 / 3
+_BREAK_HZ, _BREAK_MEL = 1000.0, 15.0
+_LOG_STEP = math.log(6.4) / 27
+
+
+def _hz_to_mel(hz: Tensor) -> Tensor:
+    above = _BREAK_MEL + (hz.clamp(min=_BREAK_HZ) / _BREAK_HZ).log() / _LOG_STEP
+    return torch.where(hz < _BREAK_HZ, hz / _LINEAR_HZ_PER_MEL, above)
+
+
+def _mel_to_hz(mel: Tensor) -> Tensor:
+    above = _BREAK_HZ * (_LOG_STEP * (mel - _BREAK_MEL)).exp()
+    return torch.where(mel < _BREAK_MEL, mel * _LINEAR_HZ_PER_MEL, above)

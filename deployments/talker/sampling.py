@@ -1,0 +1,134 @@
+"""Choosing codes from logits, for a batch of rows with options of their own.
+
+A code is `argmax(probs / noise)` with exponential noise, which is how `torch.multinomial` draws. In production the
+noise is a function of (seed, frame, codebook, code) alone, so a stream's codes do not depend on its batch, its row or
+on where it was resumed. The order of the filters is Hugging Face's: temperature, top-k, top-p.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from deployments.protocol import Sampling
+
+_MASK = 0xFFFFFFFF
+# Top-k keeps every candidate equal to the k-th; bfloat16 logits are often equal. Room for that many more.
+_TIES = 14
+
+
+@dataclass(frozen=True, slots=True)
+class FilterOptions:
+    """How one codebook of one sequence is sampled. `top_k` 0 keeps all."""
+
+    do_sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+
+    @classmethod
+    def for_talker(cls, sampling: Sampling) -> "FilterOptions":
+        """Options of codebook 0 from a complete `Sampling`."""
+        return cls(bool(sampling.do_sample), sampling.temperature or 1.0, sampling.top_k or 0, sampling.top_p or 1.0)
+
+    @classmethod
+    def for_predictor(cls, sampling: Sampling) -> "FilterOptions":
+        """Options of codebooks 1 and up from a complete `Sampling`."""
+        return cls(
+            bool(sampling.subtalker_dosample),
+            sampling.subtalker_temperature or 1.0,
+            sampling.subtalker_top_k or 0,
+            sampling.subtalker_top_p or 1.0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Which noise a batch draws: each row's seed and frame, and the codebook they all are at."""
+
+    seeds: Tensor  # [rows] int64, the bits of an unsigned seed
+    frames: Tensor  # [rows] int64
+    codebook: int
+
+
+class NoiseSource(Protocol):
+    """Exponential noise for candidate codes."""
+
+    def __call__(self, draw: Draw, codes: Tensor) -> Tensor:
+        """Candidates [rows, n] -> positive noise [rows, n] float32."""
+        ...
+
+
+def philox_noise(draw: Draw, codes: Tensor) -> Tensor:
+    """Philox4x32-10 keyed by the seed, counting (code, codebook, frame); Salmon et al. 2011.
+
+    The logarithm runs in float64, so that vector and scalar code paths round to the same float32.
+    """
+    word = codes & _MASK
+    frame = draw.frames[:, None].expand_as(codes)
+    counter = (word, torch.full_like(codes, draw.codebook), frame, torch.zeros_like(codes))
+    low, high = draw.seeds[:, None] & _MASK, (draw.seeds[:, None] >> 32) & _MASK
+    for _ in range(10):
+        counter = _philox_round(counter, low, high)
+        low, high = (low + 0x9E3779B9) & _MASK, (high + 0xBB67AE85) & _MASK
+    uniform = (counter[0].double() + 0.5) / 2**32
+    return (-uniform.log()).float()
+
+
+def _philox_round(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], low: Tensor, high: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+    return (
+        ((second >> 32) & _MASK) ^ counter[1] ^ low,
+        second & _MASK,
+        ((first >> 32) & _MASK) ^ counter[3] ^ high,
+        first & _MASK,
+    )
+
+
+class BatchFilter:
+    """The filter options of a batch of rows as tensors."""
+
+    def __init__(self, options: list[FilterOptions], *, device: torch.device) -> None:
+        def column(values: list[float] | list[int] | list[bool], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+        self.greedy = column([not option.do_sample for option in options], torch.bool)
+        self.temperature = column([option.temperature for option in options], torch.float32)
+        self.top_k = column([option.top_k for option in options], torch.long)
+        self.top_p = column([option.top_p for option in options], torch.float32)
+        limited = all(option.top_k > 0 or not option.do_sample for option in options)
+        self.num_candidates = max((option.top_k for option in options), default=0) + _TIES if limited else None
+        self.any_top_p = any(option.top_p < 1.0 for option in options)
+
+    def sample(self, logits: Tensor, draw: Draw, noise: NoiseSource = philox_noise) -> Tensor:
+        """Logits [rows, vocab] float32 -> codes [rows] int64."""
+        vocab = logits.shape[-1]
+        count = vocab if self.num_candidates is None else min(self.num_candidates, vocab)
+        values, codes = (logits / self.temperature).topk(count)
+        values = self._keep_top_k(values)
+        if self.any_top_p:
+            values = self._keep_top_p(values)
+        best = (values.softmax(-1) / noise(draw, codes)).argmax(-1, keepdim=True)
+        sampled = codes.gather(-1, best)
+        return torch.where(self.greedy, logits.argmax(-1, keepdim=True), sampled)[:, 0]
+
+    def _keep_top_k(self, values: Tensor) -> Tensor:
+        """Values in descending order: those below each row's k-th go."""
+        last = torch.where(self.top_k > 0, self.top_k, values.shape[-1]).clamp(max=values.shape[-1]) - 1
+        return values.masked_fill(values < values.gather(-1, last), -torch.inf)
+
+    def _keep_top_p(self, values: Tensor) -> Tensor:
+        """Values in descending order: the tail that sums to a probability of at most 1 - top_p goes, the best never."""
+        tail = values.softmax(-1).flip(-1).cumsum(-1).flip(-1)
+        drop = (tail <= 1 - self.top_p) & (self.top_p < 1)
+        drop[:, 0] = False
+        return values.masked_fill(drop, -torch.inf)
+
+
+def penalise_repetition(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+    """Logits [rows, vocab] with those of codes already `seen` [rows, vocab] pushed down by `penalty` [rows, 1]."""
+    pushed = torch.where(logits < 0, logits * penalty, logits / penalty)
+    return torch.where(seen, pushed, logits)

@@ -1,0 +1,58 @@
+"""One request inside the engine."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from deployments.protocol import Codes, FinishReason, GenerateRequest, Sampling
+from deployments.talker.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimit:
+    """How many frames a sequence may have, and what it means to reach that."""
+
+    frames: int
+    reason: FinishReason
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request from admission to its last frame. Its row is set while it runs."""
+
+    id: int
+    request: GenerateRequest
+    prompt: Prompt
+    sampling: Sampling  # complete: no option is None
+    limit: FrameLimit
+    frames: list[Codes] = field(default_factory=list)  # each [groups]; a resumed sequence starts with its prefix
+    row: int | None = None
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_frames(self) -> int:
+        """Frames that exist, the prefix included."""
+        return len(self.frames)
+
+    @property
+    def num_positions(self) -> int:
+        """Rows that a prefill of the sequence as it stands has."""
+        return len(self.prompt.rows) + self.num_frames
+
+    @property
+    def num_text_tokens(self) -> int:
+        """Text tokens of the request's own text."""
+        return self.prompt.num_text_tokens
+
+    @property
+    def signed_seed(self) -> int:
+        """The seed's 64 bits as the signed integer that tensors hold."""
+        return int(np.uint64(self.request.synthesis.seed).astype(np.int64))
+
+    def append(self, frame: Codes, *, ended: bool) -> None:
+        """Add a frame [groups]; `ended` says that end of speech was sampled behind it."""
+        self.frames.append(frame)
+        if ended:
+            self.finish_reason = FinishReason.STOP
+        elif self.num_frames >= self.limit.frames:
+            self.finish_reason = self.limit.reason

@@ -1,0 +1,46 @@
+"""Text to token ids in which user text can never become a control token."""
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from transformers import Qwen2Tokenizer
+
+from deployments.errors import CheckpointError
+from deployments.talker.model.config import ControlTokens
+
+
+class TextTokenizer:
+    """The checkpoint's byte-level BPE without any added token: `<|im_end|>` or `<think>` in user text stays text."""
+
+    def __init__(self, directory: Path, tokens: ControlTokens) -> None:
+        self._bpe = _plain_tokenizer(directory)
+        self._tokens = tokens
+        self._newline = self.encode_exact("\n")
+        self.role = [tokens.im_start, *self.encode_exact("assistant\n")]
+        if len(self.role) != 3:
+            raise CheckpointError(f"{directory}: the assistant role is {len(self.role)} tokens, the model expects 3")
+
+    def encode_exact(self, text: str) -> list[int]:
+        """Token ids of `text` as it is."""
+        ids: list[int] = self._bpe.encode(text).ids
+        return ids
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text body. A leading newline would merge into the role's: leading whitespace goes."""
+        return self.encode_exact(text.lstrip())
+
+    def encode_instructions(self, text: str) -> list[int]:
+        """The user turn that carries voice instructions."""
+        body = [*self.encode_exact("user\n"), *self.encode(text)]
+        return [self._tokens.im_start, *body, self._tokens.im_end, *self._newline]
+
+
+def _plain_tokenizer(directory: Path) -> Tokenizer:
+    for name in ("vocab.json", "merges.txt"):
+        if not (directory / name).exists():
+            raise CheckpointError(f"{directory / name} is missing: the tokenizer needs it")
+    tokenizer = Qwen2Tokenizer.from_pretrained(directory)
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["added_tokens"] = []
+    return Tokenizer.from_str(json.dumps(state))

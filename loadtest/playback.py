@@ -1,0 +1,104 @@
+"""What a listener would have heard: a player without a buffer, simulated from the arrival times of the audio."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+AUDIBLE_WINDOW_S = 0.010
+AUDIBLE_DBFS = -50.0
+FULL_SCALE = 32768.0  # of s16
+
+
+@dataclass(frozen=True, slots=True)
+class Playback:
+    """One stream as a zero-buffer player plays it: it starts with the first sample and waits whenever it has none.
+
+    `lateness_s` has one value per chunk after the first: its arrival minus the moment the player had played everything
+    before it, earlier waits included. Negative is in time. Late means late by more than one sample's duration.
+    """
+
+    lateness_s: tuple[float, ...]
+    sample_s: float  # duration of one sample
+
+    @property
+    def stalls_s(self) -> list[float]:
+        """How long the player waited, once per underrun."""
+        return [lateness for lateness in self.lateness_s if lateness > self.sample_s]
+
+    @property
+    def underruns(self) -> int:
+        """How often the player ran dry."""
+        return len(self.stalls_s)
+
+    @property
+    def stall_s(self) -> float:
+        """How long the player waited in all."""
+        return sum(self.stalls_s)
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that brought audio, the first included."""
+        return len(self.lateness_s) + 1
+
+    @property
+    def viability(self) -> float:
+        """Share of chunks that arrived before they were due. The first is never late; the stream is viable at 1.0."""
+        return 1 - self.underruns / self.num_chunks
+
+
+def simulate(arrivals_s: Sequence[float], samples: Sequence[int], *, sample_rate: int) -> Playback:
+    """Play chunks that arrived at `arrivals_s` (ascending), after which `samples` samples were there in all.
+
+    Every chunk must bring at least one sample.
+    """
+    lateness = []
+    played_out_s = arrivals_s[0] + samples[0] / sample_rate
+    for arrival_s, (before, after) in zip(arrivals_s[1:], pairwise(samples), strict=True):
+        lateness.append(arrival_s - played_out_s)
+        played_out_s = max(played_out_s, arrival_s) + (after - before) / sample_rate
+    return Playback(tuple(lateness), 1 / sample_rate)
+
+
+def heard_at(sample: int, arrivals_s: Sequence[float], samples: Sequence[int], *, sample_rate: int) -> float:
+    """When the player of `simulate` plays sample number `sample`, which must have arrived."""
+    starts_s, first = arrivals_s[0], 0
+    for arrival_s, total in zip(arrivals_s, samples, strict=True):
+        starts_s = max(starts_s, arrival_s)
+        if sample < total:
+            return starts_s + (sample - first) / sample_rate
+        starts_s, first = starts_s + (total - first) / sample_rate, total
+    raise ValueError(f"sample {sample} never arrived")
+
+
+def first_audible_window(pcm: NDArray[np.int16], window: int) -> int | None:
+    """Number of the first whole window of `window` values whose RMS is above AUDIBLE_DBFS, None if all are quiet."""
+    count = len(pcm) // window
+    windows = pcm[: count * window].reshape(count, window).astype(np.float64)
+    loud = np.sqrt(np.mean(windows**2, axis=1)) > FULL_SCALE * 10 ** (AUDIBLE_DBFS / 20)
+    return int(loud.argmax()) if loud.any() else None
+
+
+class AudibleOnset:
+    """Finds the first audible sample of a stream: where the first loud window of AUDIBLE_WINDOW_S begins."""
+
+    def __init__(self, sample_rate: int, channels: int) -> None:
+        self.window_samples = round(sample_rate * AUDIBLE_WINDOW_S)
+        self.window_values = self.window_samples * channels
+        self.sample: int | None = None
+        self._rest = b""
+        self._quiet_windows = 0
+
+    def feed(self, pcm: bytes) -> None:
+        """Take the next bytes of s16le audio, cut anywhere."""
+        if self.sample is not None:
+            return
+        data = self._rest + pcm
+        whole = len(data) // (2 * self.window_values)
+        found = first_audible_window(np.frombuffer(data, "<i2", whole * self.window_values), self.window_values)
+        if found is not None:
+            self.sample = (self._quiet_windows + found) * self.window_samples
+        self._quiet_windows += whole
+        self._rest = data[2 * whole * self.window_values :]

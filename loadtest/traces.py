@@ -1,0 +1,195 @@
+"""What was planned and what happened, one JSON line per request, in a folder that is written once.
+
+All times are seconds since the start of the run, from `time.perf_counter_ns()`.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Self
+
+from loadtest.playback import Playback, heard_at, simulate
+
+SAMPLE_BYTES = 2  # s16le
+FILES = ("run.json", "schedule.jsonl", "requests.jsonl", "warmup.jsonl", "summary.json")
+
+
+class RunExistsError(Exception):
+    """The folder already holds a run."""
+
+
+class Failure(StrEnum):
+    """Why a request did not end in a whole spoken answer."""
+
+    REFUSED = "refused"  # HTTP 429
+    HTTP = "http error"
+    CONNECTION = "no connection"
+    TIMEOUT = "timeout"
+    BROKEN_BODY = "broken body"
+    NOT_AUDIO = "not the audio asked for"
+    INTERRUPTED = "interrupted"  # by us
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Seconds since `start_ns`."""
+
+    start_ns: int
+
+    @classmethod
+    def started(cls) -> Self:
+        """A clock that reads 0 now."""
+        return cls(time.perf_counter_ns())
+
+    def now_s(self) -> float:
+        """Seconds since the start, to the microsecond."""
+        return round((time.perf_counter_ns() - self.start_ns) / 1e9, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request of the plan."""
+
+    index: int
+    planned_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PcmLayout:
+    """How the bytes of a stream of s16le samples are to be read."""
+
+    sample_rate: int
+    channels: int = 1
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one sample of every channel."""
+        return SAMPLE_BYTES * self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One finished request. Stored: what was observed. Properties: what follows from it."""
+
+    index: int
+    planned_s: float
+    sent_s: float
+    finished_s: float
+    first_byte_s: float | None  # of the body; headers do not count
+    status: int | None  # None: no answer
+    failure: Failure | None
+    error: str | None
+    request_id: str | None
+    num_bytes: int  # of the body
+    layout: PcmLayout | None  # None: no audio came
+    audible_sample: int | None  # first audible one; None: all quiet
+    chunks: tuple[tuple[float, int], ...]  # (arrival, audio bytes so far) for each read that brought audio
+
+    @property
+    def cause(self) -> str | None:
+        """The failure in one or two words, with the HTTP status where that is the reason."""
+        if self.failure in (Failure.REFUSED, Failure.HTTP):
+            return f"HTTP {self.status}"
+        return self.failure and self.failure.value
+
+    @property
+    def playable(self) -> tuple[list[float], list[int]]:
+        """Arrival times, and samples so far, of the chunks that completed at least one more sample."""
+        arrivals_s: list[float] = []
+        samples: list[int] = []
+        for arrival_s, audio_bytes in self.chunks:
+            total = audio_bytes // self.layout.frame_bytes if self.layout else 0
+            if total > (samples[-1] if samples else 0):
+                arrivals_s.append(arrival_s)
+                samples.append(total)
+        return arrivals_s, samples
+
+    @property
+    def first_playable_s(self) -> float | None:
+        """When the first whole sample was there."""
+        arrivals_s, _ = self.playable
+        return arrivals_s[0] if arrivals_s else None
+
+    @property
+    def first_audible_s(self) -> float | None:
+        """When a zero-buffer player would have played the first audible sample: leading silence counts."""
+        if self.layout is None or self.audible_sample is None:
+            return None
+        arrivals_s, samples = self.playable
+        return round(heard_at(self.audible_sample, arrivals_s, samples, sample_rate=self.layout.sample_rate), 6)
+
+    @property
+    def audio_s(self) -> float:
+        """Duration of the audio that came."""
+        _, samples = self.playable
+        return samples[-1] / self.layout.sample_rate if self.layout and samples else 0.0
+
+    @property
+    def playback(self) -> Playback | None:
+        """The simulated player, None without audio."""
+        arrivals_s, samples = self.playable
+        return simulate(arrivals_s, samples, sample_rate=self.layout.sample_rate) if self.layout and samples else None
+
+    def to_json(self) -> dict[str, object]:
+        """Stored values, and the derived times for whoever reads the file without this module."""
+        derived = {"first_playable_s": self.first_playable_s, "first_audible_s": self.first_audible_s}
+        return asdict(self) | derived
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """The trace that `to_json` wrote."""
+        record = json.loads(line)
+        stored = {field.name: record[field.name] for field in fields(cls)}
+        stored["failure"] = Failure(stored["failure"]) if stored["failure"] else None
+        stored["layout"] = PcmLayout(**stored["layout"]) if stored["layout"] else None
+        stored["chunks"] = tuple((arrival_s, audio_bytes) for arrival_s, audio_bytes in stored["chunks"])
+        return cls(**stored)
+
+
+class RunFolder:
+    """The files of one run. Every file is created once; nothing is ever overwritten."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def check_unused(self) -> None:
+        """Raises RunExistsError if a run, even an unfinished one, was written here."""
+        found = next((name for name in FILES if (self.path / name).exists()), None)
+        if found:
+            raise RunExistsError(
+                f"{self.path} already holds a run ({describe_run(self.path / found)}). Results are never overwritten: "
+                f"choose another --out, or move the folder away."
+            )
+
+    def write_json(self, name: str, content: Mapping[str, object]) -> None:
+        """Write one JSON file."""
+        with self._create(name) as file:
+            file.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def write_schedule(self, schedule: Iterable[ScheduledRequest]) -> None:
+        """Write the whole plan."""
+        with self._create("schedule.jsonl") as file:
+            file.writelines(json.dumps(asdict(request)) + "\n" for request in schedule)
+
+    def append_trace(self, trace: Trace, name: str = "requests.jsonl") -> None:
+        """Write one finished request; it is with the operating system when this returns."""
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(trace.to_json(), allow_nan=False) + "\n")
+
+    def _create(self, name: str) -> TextIOWrapper:
+        self.path.mkdir(parents=True, exist_ok=True)
+        return (self.path / name).open("x", encoding="utf-8")
+
+
+def describe_run(path: Path) -> str:
+    """What a `run.json` says of its run, in a few words."""
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+        return f"{run['started_at']}, {run['url']}, {run['settings']['rate']} requests/s"
+    except (ValueError, KeyError, TypeError):
+        return f"see {path.name}"

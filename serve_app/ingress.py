@@ -1,0 +1,50 @@
+"""The ingress deployment: the HTTP and WebSocket surface on top of a codec handle."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from fastapi import FastAPI
+from ray.serve.handle import DeploymentHandle
+
+from deployments.errors import CodecLost, NotReady
+from deployments.handles import call, stream
+from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from serve_app.api import create_api
+from serve_app.api_settings import ApiSettings
+
+# A handle call waits for a replica however long that takes; a client that asks whether we are ready does not.
+_DESCRIBE_TIMEOUT_S = 2.0
+
+
+class HandleSynthesizer:
+    """Synthesis by the codec pool, which in turn asks the talker pool."""
+
+    def __init__(self, codec: DeploymentHandle) -> None:
+        self._codec = codec
+        self._info: ModelInfo | None = None
+
+    async def describe(self) -> ModelInfo:
+        """The loaded checkpoint, asked once; raises NotReady while the pools load."""
+        if self._info is None:
+            try:
+                self._info = await asyncio.wait_for(call(self._codec, "describe", lost=CodecLost), _DESCRIBE_TIMEOUT_S)
+            except TimeoutError:
+                raise NotReady("the model is still loading") from None
+        return self._info
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncIterator[PcmChunk]:
+        """Audio of one utterance; leaving the generator frees everything behind it, down to the talker's KV blocks."""
+        async with aclosing(stream(self._codec, "synthesize", request, lost=CodecLost)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+class Ingress:
+    """One replica of the HTTP surface. Imports no torch."""
+
+    def __init__(self, settings: ApiSettings, codec: DeploymentHandle) -> None:
+        self._api = create_api(HandleSynthesizer(codec), settings)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return self._api

@@ -1,0 +1,47 @@
+import pytest
+
+from loadtest import corpus
+from loadtest.arrivals import Arrivals, arrival_times, constant_times, plan_requests, poisson_times
+
+
+def test_constant_arrivals_are_evenly_spaced_and_end_before_the_end() -> None:
+    assert constant_times(4, 1.0) == [0.0, 0.25, 0.5, 0.75]
+    assert constant_times(0.5, 1.0) == [0.0]
+
+
+def test_poisson_arrivals_ascend_within_the_duration() -> None:
+    times_s = poisson_times(50, 4.0, seed=1)
+    assert times_s == sorted(times_s)
+    assert 0 <= times_s[0] and times_s[-1] < 4.0
+
+
+def test_poisson_gaps_have_the_mean_and_spread_of_an_exponential() -> None:
+    times_s = poisson_times(100, 100.0, seed=2)
+    gaps = [after - before for before, after in zip(times_s, times_s[1:], strict=False)]
+    mean = sum(gaps) / len(gaps)
+    variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
+    assert mean == pytest.approx(0.01, rel=0.05)
+    assert variance**0.5 == pytest.approx(0.01, rel=0.05)
+
+
+@pytest.mark.parametrize("arrivals", Arrivals)
+def test_the_seed_settles_the_plan(arrivals: Arrivals) -> None:
+    first = plan_requests(arrivals, 20, duration_s=3, seed=5)
+    assert first == plan_requests(arrivals, 20, duration_s=3, seed=5)
+    assert first != plan_requests(arrivals, 20, duration_s=3, seed=6)
+    assert [request.planned_s for request in first] == arrival_times(arrivals, 20, duration_s=3, seed=5)
+    assert [request.index for request in first] == list(range(len(first)))
+
+
+def test_every_sentence_comes_once_before_any_comes_again() -> None:
+    size = len(corpus.SENTENCES)
+    texts = corpus.choose(size + 3, seed=0)
+    assert sorted(texts[:size]) == sorted(corpus.SENTENCES)
+    assert len(texts) == size + 3
+
+
+def test_the_sentences_differ_in_kind_and_length() -> None:
+    words = [len(sentence.split()) for sentence in corpus.SENTENCES]
+    assert len(set(corpus.SENTENCES)) == len(corpus.SENTENCES) >= 40
+    assert min(words) <= 4
+    assert max(words) >= 30

@@ -1,0 +1,112 @@
+from dataclasses import replace
+
+import pytest
+
+from loadtest.metrics import distribution, rate_per_s, summarize
+from loadtest.traces import Failure, PcmLayout, Trace
+
+RATE = 1000
+
+# One second of audio in two chunks, audible 20 ms into it, sent 10 ms late.
+SPOKEN = Trace(
+    index=0,
+    planned_s=1.0,
+    sent_s=1.01,
+    finished_s=1.51,
+    first_byte_s=1.1,
+    status=200,
+    failure=None,
+    error=None,
+    request_id="r0",
+    num_bytes=2000,
+    layout=PcmLayout(RATE),
+    audible_sample=20,
+    chunks=((1.1, 200), (1.3, 2000)),
+)
+
+
+def failed(failure: Failure, status: int | None) -> Trace:
+    return replace(SPOKEN, failure=failure, status=status, error="no", layout=None, audible_sample=None, chunks=())
+
+
+def test_percentiles_of_a_hundred_and_one_numbers() -> None:
+    values = distribution([float(value) for value in range(101)])
+    assert values is not None
+    assert (values.count, values.mean, values.p50, values.p90, values.p95, values.p99, values.max) == (
+        (101, 50, 50, 90, 95, 99, 100)
+    )
+
+
+def test_nothing_has_no_distribution() -> None:
+    assert distribution([]) is None
+
+
+def test_a_rate_counts_gaps() -> None:
+    assert rate_per_s([0.0, 0.5, 1.0]) == 2.0
+    assert rate_per_s([1.0]) is None
+
+
+def test_latencies_count_from_the_plan_and_from_the_send() -> None:
+    summary = summarize([SPOKEN], planned=1)
+    planned, sent = summary.from_planned, summary.from_send
+    assert planned.ttfb_s
+    assert planned.ttfp_s
+    assert planned.ttfa_s
+    assert sent.ttfa_s
+    assert planned.ttfb_s.p50 == pytest.approx(0.1)
+    assert planned.ttfp_s.p50 == pytest.approx(0.1)
+    assert planned.ttfa_s.p50 == pytest.approx(0.12)
+    assert sent.ttfa_s.p50 == pytest.approx(0.11)
+
+
+def test_audio_rates_and_playback() -> None:
+    summary = summarize([SPOKEN, replace(SPOKEN, chunks=((1.1, 200), (1.15, 2000)))], planned=2)
+    assert summary.rtf
+    assert summary.rtf.p50 == pytest.approx(0.5)
+    assert summary.audio_s == 2.0
+    assert summary.audio_s_per_s == pytest.approx(2.0 / 0.51)
+    assert summary.continuity
+    assert (summary.continuity.underruns, summary.continuity.underrun_share) == (1, 0.5)
+    assert (summary.continuity.chunk_viability, summary.continuity.request_viability) == (0.75, 0.5)
+    assert summary.continuity.stall_s.max == pytest.approx(0.1)
+
+
+def test_failures_are_counted_by_cause_and_kept_out_of_the_latencies() -> None:
+    traces = [
+        SPOKEN,
+        failed(Failure.REFUSED, 429),
+        failed(Failure.HTTP, 500),
+        failed(Failure.HTTP, 500),
+        failed(Failure.CONNECTION, None),
+        failed(Failure.INTERRUPTED, None),
+    ]
+    summary = summarize(traces, planned=9)
+    assert (summary.planned, summary.sent, summary.succeeded) == (9, 6, 1)
+    assert (summary.refused, summary.failed, summary.interrupted) == (1, 3, 1)
+    assert summary.causes == {"HTTP 500": 2, "HTTP 429": 1, "no connection": 1, "interrupted": 1}
+    assert summary.from_planned.ttfb_s
+    assert summary.from_planned.ttfb_s.count == 1
+
+
+def test_a_slow_client_is_called_slow() -> None:
+    assert not summarize([SPOKEN] * 100, planned=100).client_was_slow
+    late = replace(SPOKEN, sent_s=1.06)
+    assert summarize([SPOKEN] * 90 + [late] * 10, planned=100).client_was_slow
+
+
+def test_silence_is_reported_and_has_no_ttfa() -> None:
+    summary = summarize([SPOKEN, replace(SPOKEN, audible_sample=None)], planned=2)
+    assert summary.silent_answers == 1
+    assert summary.from_planned.ttfa_s
+    assert summary.from_planned.ttfa_s.count == 1
+
+
+def test_an_empty_run_has_a_summary() -> None:
+    summary = summarize([], planned=3)
+    assert (summary.sent, summary.rtf, summary.continuity, summary.client_was_slow) == (0, None, None, False)
+
+
+def test_half_a_sample_is_not_playable() -> None:
+    trace = replace(SPOKEN, chunks=((1.1, 1), (1.2, 2), (1.3, 3), (1.4, 6)))
+    assert trace.playable == ([1.2, 1.4], [1, 3])
+    assert trace.first_playable_s == 1.2

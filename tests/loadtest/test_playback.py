@@ -1,0 +1,71 @@
+import math
+
+import numpy as np
+import pytest
+
+from loadtest.playback import AudibleOnset, Playback, heard_at, simulate
+
+
+def play(arrivals_s: list[float], samples: list[int]) -> Playback:
+    return simulate(arrivals_s, samples, sample_rate=1000)
+
+
+def test_audio_that_keeps_ahead_never_stalls() -> None:
+    playback = play([5.0, 5.5, 6.0], [1000, 2000, 3000])
+    assert playback.lateness_s == (-0.5, -1.0)
+    assert (playback.underruns, playback.stall_s, playback.viability) == (0, 0, 1.0)
+
+
+def test_a_late_chunk_stalls_by_its_lateness() -> None:
+    playback = play([0.0, 1.25], [1000, 2000])
+    assert playback.lateness_s == (0.25,)
+    assert (playback.underruns, playback.stall_s, playback.viability) == (1, 0.25, 0.5)
+
+
+def test_a_stall_moves_what_is_due_after_it() -> None:
+    playback = play([0.0, 2.0, 3.0], [1000, 2000, 3000])
+    assert playback.lateness_s == (1.0, 0.0)
+
+
+def test_a_chunk_on_the_dot_is_in_time_in_spite_of_rounding() -> None:
+    arrivals_s = [0.1 + 0.1 * index for index in range(50)]
+    assert play(arrivals_s, [100 * (index + 1) for index in range(50)]).underruns == 0
+
+
+def test_a_single_chunk_is_viable() -> None:
+    assert play([3.0], [10]).viability == 1.0
+
+
+@pytest.mark.parametrize(("sample", "heard_s"), [(0, 5.0), (999, 5.999), (1000, 7.0), (1500, 7.5), (2500, 8.5)])
+def test_a_sample_is_heard_when_the_player_gets_to_it(sample: int, heard_s: float) -> None:
+    assert math.isclose(heard_at(sample, [5.0, 7.0, 7.1], [1000, 2000, 3000], sample_rate=1000), heard_s)
+
+
+def test_a_sample_that_never_came_is_not_heard() -> None:
+    with pytest.raises(ValueError, match="never arrived"):
+        heard_at(10, [0.0], [10], sample_rate=1000)
+
+
+def tone(amplitude: float, samples: int) -> bytes:
+    return np.full(samples, amplitude, "<i2").tobytes()
+
+
+@pytest.mark.parametrize("cut", [1, 7, 960, 100_000])
+def test_the_onset_is_the_first_loud_window_for_any_cutting(cut: int) -> None:
+    audio = tone(0, 250) + tone(3000, 500)
+    onset = AudibleOnset(sample_rate=10_000, channels=1)  # windows of 100 samples
+    for start in range(0, len(audio), cut):
+        onset.feed(audio[start : start + cut])
+    assert onset.sample == 200
+
+
+def test_quiet_audio_has_no_onset() -> None:
+    onset = AudibleOnset(sample_rate=10_000, channels=1)
+    onset.feed(tone(100, 5000))  # -50.3 dBFS
+    assert onset.sample is None
+
+
+def test_the_onset_counts_samples_per_channel() -> None:
+    onset = AudibleOnset(sample_rate=10_000, channels=2)
+    onset.feed(tone(0, 400) + tone(110, 400))  # -49.5 dBFS
+    assert onset.sample == 200

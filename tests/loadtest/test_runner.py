@@ -1,0 +1,247 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from rich.console import Console
+
+from loadtest.clients import AudioFormat, Recording, Target, open_session, speak
+from loadtest.runner import Progress, Runner, WarmupFailedError, progress_line, show_progress
+from loadtest.traces import Clock, Failure, RunFolder, ScheduledRequest, Trace
+
+pytestmark = pytest.mark.anyio
+
+LOUD = b"\x00\x40" * 2400  # 0.1 s at 24 kHz
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[Target]:
+    app = web.Application()
+    app.router.add_post("/v1/audio/speech", handler)
+    async with TestServer(app) as server:
+        yield Target(str(server.make_url("/")), AudioFormat.PCM, {"model": "m"}, 30.0)
+
+
+async def begin(request: web.Request, **headers: str) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "audio/pcm", **headers})
+    await response.prepare(request)
+    return response
+
+
+async def speak_at_once(request: web.Request) -> web.StreamResponse:
+    response = await begin(request, **{"X-Request-Id": "r7"})
+    await response.write(LOUD)
+    return response
+
+
+def schedule(*texts: str) -> list[ScheduledRequest]:
+    return [ScheduledRequest(index, 0.0, text) for index, text in enumerate(texts)]
+
+
+def written(path: Path) -> list[Trace]:
+    return [Trace.from_json(line) for line in path.read_text().splitlines()]
+
+
+async def run(target: Target, folder: Path, *texts: str) -> dict[str, Trace]:
+    runner = Runner(target, schedule(*texts), folder=RunFolder(folder))
+    assert await runner.run()
+    assert written(folder / "requests.jsonl") == runner.traces
+    return {texts[trace.index]: trace for trace in runner.traces}
+
+
+async def test_no_request_waits_for_another(tmp_path: Path) -> None:
+    arrived: list[str] = []
+    all_here = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        arrived.append((await request.json())["input"])
+        if len(arrived) == 20:
+            all_here.set()
+        await all_here.wait()
+        return await speak_at_once(request)
+
+    texts = [f"text {index}" for index in range(20)]
+    async with serving(handler) as target:
+        traces = await run(target, tmp_path, *texts)
+    assert sorted(arrived) == sorted(texts)
+    assert all(trace.failure is None for trace in traces.values())
+
+
+async def test_audio_is_recorded_while_the_server_still_speaks() -> None:
+    class Watched(Recording):
+        def receive(self, data: bytes) -> None:
+            super().receive(data)
+            heard.set()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        for _ in range(3):
+            heard.clear()
+            await response.write(LOUD)
+            await heard.wait()
+        return response
+
+    heard = asyncio.Event()
+    recording = Watched(ScheduledRequest(0, 0.0, "Hi."), Clock.started())
+    async with serving(handler) as target, open_session() as session:
+        await speak(session, target, recording=recording)
+    trace = recording.trace()
+    assert trace.failure is None
+    assert trace.chunks[-1][1] == trace.num_bytes == 3 * len(LOUD)
+    assert len(trace.chunks) >= 3
+    assert trace.first_byte_s == trace.chunks[0][0] == trace.first_playable_s == trace.first_audible_s
+    assert trace.sent_s < trace.chunks[0][0] < trace.chunks[1][0] < trace.finished_s
+
+
+async def test_every_outcome_is_traced(tmp_path: Path) -> None:
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "try later"}}, status=429)
+
+    async def break_down(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=500, text="oh no")
+
+    async def abort(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(LOUD)
+        assert request.transport
+        request.transport.close()
+        return response
+
+    async def say_nothing(request: web.Request) -> web.StreamResponse:
+        return await begin(request)
+
+    async def hang_up(request: web.Request) -> web.StreamResponse:
+        assert request.transport
+        request.transport.close()
+        return web.Response()
+
+    async def send_mp3(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=b"ID3", content_type="audio/mpeg")
+
+    async def cut_a_sample(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(LOUD + b"\x00")
+        return response
+
+    handlers: dict[str, Handler] = {
+        handler.__name__: handler
+        for handler in (speak_at_once, refuse, break_down, abort, say_nothing, hang_up, send_mp3, cut_a_sample)
+    }
+
+    async def dispatch(request: web.Request) -> web.StreamResponse:
+        return await handlers[(await request.json())["input"]](request)
+
+    async with serving(dispatch) as target:
+        traces = await run(target, tmp_path, *handlers)
+    assert {text: (trace.status, trace.failure) for text, trace in traces.items()} == {
+        "speak_at_once": (200, None),
+        "refuse": (429, Failure.REFUSED),
+        "break_down": (500, Failure.HTTP),
+        "abort": (200, Failure.BROKEN_BODY),
+        "say_nothing": (200, Failure.NOT_AUDIO),
+        "hang_up": (None, Failure.CONNECTION),
+        "send_mp3": (200, Failure.NOT_AUDIO),
+        "cut_a_sample": (200, Failure.NOT_AUDIO),
+    }
+    assert traces["speak_at_once"].request_id == "r7"
+    assert traces["speak_at_once"].audio_s == 0.1
+    assert traces["refuse"].error == "try later"
+    assert traces["break_down"].error == "oh no"
+    assert traces["abort"].chunks[-1][1] == len(LOUD)
+
+
+async def test_an_answer_that_never_ends_times_out(tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(LOUD)
+        await asyncio.Event().wait()
+        return response
+
+    async with serving(handler) as target:
+        impatient = Target(target.base_url, target.audio_format, target.options, timeout_s=0.2)
+        trace = (await run(impatient, tmp_path, "Hi."))["Hi."]
+    assert trace.failure is Failure.TIMEOUT
+    assert trace.error == "no complete answer within 0.2 s"
+
+
+async def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if (await request.json())["input"] == "quick":
+            return await speak_at_once(request)
+        runner.interrupt()
+        await asyncio.Event().wait()
+        return web.Response()
+
+    plan = [
+        ScheduledRequest(0, 0.0, "quick"),
+        ScheduledRequest(1, 0.3, "endless"),
+        ScheduledRequest(2, 3600.0, "never sent"),
+    ]
+    async with serving(handler) as target:
+        runner = Runner(target, plan, folder=RunFolder(tmp_path))
+        assert not await runner.run()
+    traces = written(tmp_path / "requests.jsonl")
+    assert [(trace.index, trace.failure) for trace in traces] == [(0, None), (1, Failure.INTERRUPTED)]
+    assert (runner.progress.sent, runner.progress.running, runner.progress.failed) == (2, 0, 0)
+
+
+async def test_warm_up_comes_first_and_apart(tmp_path: Path) -> None:
+    arrived: list[str] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        arrived.append((await request.json())["input"])
+        return await speak_at_once(request)
+
+    async with serving(handler) as target:
+        runner = Runner(target, schedule("real"), folder=RunFolder(tmp_path))
+        assert await runner.run(warmup=["first", "second"])
+    assert arrived == ["first", "second", "real"]
+    assert len(written(tmp_path / "warmup.jsonl")) == 2
+    assert len(runner.traces) == len(written(tmp_path / "requests.jsonl")) == 1
+
+
+async def test_a_failed_warm_up_stops_the_run(tmp_path: Path) -> None:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "still loading"}}, status=503)
+
+    async with serving(handler) as target:
+        runner = Runner(target, schedule("real"), folder=RunFolder(tmp_path))
+        with pytest.raises(WarmupFailedError, match=r"Warm-up request 1 failed \(HTTP 503\): still loading"):
+            await runner.run(warmup=["first"])
+    assert not (tmp_path / "requests.jsonl").exists()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+async def test_progress_is_shown_with_and_without_a_terminal(terminal: bool) -> None:
+    console = Console(force_terminal=terminal, width=100, record=True, quiet=False, file=None)
+    progress = Progress(planned=5, sent=3, recent_ttfa_s=[0.1, 0.1])  # type: ignore[arg-type]
+    showing = asyncio.create_task(show_progress(progress, console))
+    await asyncio.sleep(0)
+    showing.cancel()
+    await asyncio.wait([showing])
+    text = console.export_text()
+    assert "3/5" in text
+    assert "100 ms" in text
+
+
+def test_a_progress_line_names_its_numbers() -> None:
+    progress = Progress(planned=5, sent=3)
+    progress.finished[None] += 1
+    progress.finished[Failure.REFUSED] += 1
+    assert progress_line(progress) == "sent 3/5  running 1  done 1  refused 1  failed 0  TTFA p50 -  TTFA p95 -"
+
+
+def test_lines_of_the_schedule_are_json(tmp_path: Path) -> None:
+    RunFolder(tmp_path).write_schedule(schedule("a", "b"))
+    lines = [json.loads(line) for line in (tmp_path / "schedule.jsonl").read_text().splitlines()]
+    assert lines[1] == {"index": 1, "planned_s": 0.0, "text": "b"}

@@ -1,0 +1,68 @@
+"""What both implementations are asked to say. Imported in either environment, so it needs numpy alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+SAMPLE_RATE = 24000
+SEED = 1
+MAX_NEW_TOKENS = 40
+WAV_FRAMES = 6  # how much of a waveform a golden file keeps
+
+
+@dataclass(frozen=True)
+class Case:
+    """One prompt in one text mode, in the official package's words."""
+
+    name: str
+    kind: str  # tts_model_type
+    text: str
+    non_streaming_mode: bool
+    language: str = "Auto"
+    speaker: str | None = None
+    instruct: str | None = None
+    ref_text: str | None = None  # base: None clones from the speaker vector alone
+
+
+# One entry: keyword arguments of the official generate methods and fields of our Sampling alike.
+DECODINGS: Mapping[str, Mapping[str, bool | float]] = {
+    "greedy": {"do_sample": False, "subtalker_dosample": False},
+    "sampled": {},
+    "top_p": {"top_p": 0.8, "subtalker_top_p": 0.7},
+    "narrow": {"temperature": 0.6, "top_k": 7, "repetition_penalty": 1.5, "subtalker_temperature": 0.7, "subtalker_top_k": 5},
+    "greedy_talker": {"do_sample": False},
+}
+
+
+def _both(kind: str, name: str, text: str, **prompt: str) -> list[Case]:
+    return [
+        Case(f"{name}/full_text", kind, text, non_streaming_mode=True, **prompt),
+        Case(f"{name}/streaming_text", kind, text, non_streaming_mode=False, **prompt),
+    ]
+
+
+CASES = [
+    *_both("custom_voice", "speaker", "Hello there, brave new world.", speaker="Ryan", language="English"),
+    *_both("custom_voice", "dialect", "你好，世界。", speaker="eric"),
+    *_both("custom_voice", "dialect speaks English", "Hi.", speaker="eric", language="English"),
+    *_both("custom_voice", "instruct", "One, two.", speaker="serena", instruct="Slowly, please.", language="German"),
+    *_both("voice_design", "instruct", "Hello there.", instruct="A calm low voice.", language="French"),
+    *_both("voice_design", "no instruct", "  A <|im_start|think> b\n"),
+    *_both("base", "clone", "Hi.", ref_text="Hm.", language="English"),
+    *_both("base", "clone long text", "Hello again and again. " * 3, ref_text="Some reference text.", language="English"),
+    *_both("base", "speaker vector", "Hello there.", language="Chinese"),
+]
+
+
+def golden_key(case: Case, decoding: str) -> str:
+    return f"{case.name}/{decoding}"
+
+
+def reference_audio(num_samples: int = 2 * SAMPLE_RATE) -> NDArray[np.float32]:
+    """A buzz with noise, exact on every machine: integers only until the last division."""
+    time = np.arange(num_samples)
+    triangle = np.abs(time % 200 - 100) - 50
+    noise = np.random.RandomState(0).randint(-8, 9, num_samples)
+    return ((triangle * (time // 2400 % 3) + noise) / 256).astype(np.float32)

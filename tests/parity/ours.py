@@ -1,0 +1,77 @@
+"""Talkray's engine and codec, one utterance at a time, with the random numbers of the official package."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deployments.codec.decoder import CodecDecoder
+from deployments.config import TalkerConfig
+from deployments.protocol import Codes, GenerateRequest, Reference, Sampling, SynthesisRequest
+from deployments.talker.engine import Engine, complete
+from deployments.talker.model.config import ModelConfig
+from deployments.talker.sampling import Draw
+from tests.parity.cases import MAX_NEW_TOKENS, SEED, Case, reference_audio
+
+
+class OfficialNoise:
+    """Draws what `torch.multinomial` draws after `torch.manual_seed(seed)`: noise for the whole vocabulary, code by code.
+
+    A codebook that is decoded greedily draws nothing.
+    """
+
+    def __init__(self, seed: int, model: ModelConfig, sampling: Sampling) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._model, self._sampling = model, sampling
+
+    def __call__(self, draw: Draw, codes: Tensor) -> Tensor:
+        first = draw.codebook == 0
+        if not (self._sampling.do_sample if first else self._sampling.subtalker_dosample):
+            return torch.ones_like(codes, dtype=torch.float32)
+        vocab = self._model.vocab_size if first else self._model.code_vocab_size
+        noise = torch.empty(1, vocab).exponential_(generator=self._generator)
+        return noise.expand(len(codes), -1).gather(-1, codes)
+
+
+class Ours:
+    """A checkpoint loaded for one sequence at a time, in float32 on the CPU."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        config = TalkerConfig(device="cpu", dtype="float32", max_num_seqs=1, max_model_len=1024)
+        self.engine = Engine(checkpoint, config)
+        self.codec = CodecDecoder.load(checkpoint / "speech_tokenizer", device="cpu", dtype=torch.float32)
+
+    def codes(self, case: Case, options: dict[str, Any], reference_codes: Codes | None) -> Codes:
+        """[frames, groups] of a case decoded with `options`."""
+        sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS, **options)
+        full = complete(sampling, self.engine.model.generation)
+        self.engine.runner.noise = OfficialNoise(SEED, self.engine.model, full)
+        request = GenerateRequest(_synthesis(case, sampling), reference_codes if case.ref_text else None)
+        return run(self.engine, request)
+
+
+def run(engine: Engine, request: GenerateRequest) -> Codes:
+    """All frames [frames, groups] of one request."""
+    engine.add(0, request)
+    frames = []
+    while not engine.is_idle:
+        frames += [output.chunk.codes for output in engine.step()]
+    return np.concatenate(frames)
+
+
+def _synthesis(case: Case, sampling: Sampling) -> SynthesisRequest:
+    request = SynthesisRequest(
+        "parity",
+        case.text,
+        voice=case.speaker.lower() if case.speaker else None,
+        language=case.language.lower(),
+        instructions=case.instruct,
+        sampling=sampling,
+        non_streaming_mode=case.non_streaming_mode,
+    )
+    if case.kind != "base":
+        return request
+    return replace(request, reference=Reference(reference_audio(), case.ref_text, x_vector_only=case.ref_text is None))
