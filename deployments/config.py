@@ -36,4 +36,5 @@ class CodecConfig(Strict):
     dtype: DType = "auto"  # auto: float32
     workers: Annotated[int, Field(ge=1)] = 1  # decoder threads of a replica, one torch thread each
     max_batch_size: Annotated[int, Field(ge=1)] = 16
-    chunk_frames: tuple[Annotated[int, Field(ge=1)], ...] = Field((1, 2, 4, 8, 12), min_length=1)  # the last repeats
+    # Frames of a stream's first, second, ... chunk at most; the last repeats.
+    chunk_frames: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (1, 2, 4, 8, 12)

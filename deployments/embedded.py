@@ -9,14 +9,12 @@ import tempfile
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from deployments.protocol import ModelKind
 from deployments.random_checkpoint import Options, write_checkpoint
-from deployments.released import CONTROL_CODES, Shape, StackShape
+from deployments.released import Shape, StackShape
 
 VERSION = 1
-_EOS_SCALE = 1.0
 
 _SHAPE = Shape(
     kind=ModelKind.CUSTOM_VOICE,
@@ -29,6 +27,7 @@ _SHAPE = Shape(
     assistant_token=263,
     num_codes=512,
     unit_scale=True,
+    eos_scale=1.5,
     languages={"english": 2},
     speakers={"nora": 1001, "felix": 1002, "iris": 1003, "hugo": 1004},
     dialects={},
@@ -82,10 +81,6 @@ def cache_directory() -> Path:
 def write_embedded(directory: Path) -> None:
     """Write the embedded checkpoint to a new directory; the same tensors every time."""
     write_checkpoint(directory, _SHAPE, Options(dtype=torch.float16, codec_dtype=torch.float16))
-    file = directory / "model.safetensors"
-    tensors = load_file(file)
-    tensors["talker.codec_head.weight"][_SHAPE.num_codes + CONTROL_CODES["codec_eos_token_id"]] *= _EOS_SCALE
-    save_file(tensors, file, metadata={"format": "pt"})
 
 
 def _publish(written: Path, directory: Path) -> None:

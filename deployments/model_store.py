@@ -45,10 +45,12 @@ def check_complete(directory: Path) -> Path:
 def missing_files(directory: Path) -> list[str]:
     """What a checkpoint consists of and `directory` lacks."""
     missing = [name for name in _NEEDED if not (directory / name).is_file()]
-    for part in _WEIGHTS:
-        if not any((directory / part / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
-            missing.append(str(Path(part) / SINGLE_FILE))
-    return missing
+    unweighted = [part for part in _WEIGHTS if not _has_weights(directory / part)]
+    return missing + [str(Path(part) / SINGLE_FILE) for part in unweighted]
+
+
+def _has_weights(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in (SINGLE_FILE, INDEX_FILE))
 
 
 def repository(model: str) -> str:
@@ -100,5 +102,5 @@ def _download_failed(name: str, revision: str | None, error: Exception) -> str:
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return (
         f"{name}{at} is not in the cache {constants.HF_HUB_CACHE} and could not be downloaded: {reason[0]}. {meant}"
-        f"Check the network and HF_HOME, or fetch it elsewhere with `hf download {name}` and pass its directory as the model."
+        f"Check the network and HF_HOME, or fetch it elsewhere with `hf download {name}` and name its directory here."
     )

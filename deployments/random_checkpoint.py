@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from deployments.byte_tokenizer import write_tokenizer
@@ -107,7 +107,12 @@ def _write_talker(directory: Path, shape: Shape, options: Options) -> None:
         for name, tensor in module.state_dict().items()
     }
     fills = {name: Fill.of(name, size, unit_scale=shape.unit_scale) for name, size in shapes.items()}
-    write_random_tensors(directory / "model.safetensors", fills, options)
+    file = directory / "model.safetensors"
+    write_random_tensors(file, fills, options)
+    if shape.eos_scale != 1.0:
+        tensors = load_file(file)
+        tensors["talker.codec_head.weight"][config.codes.eos] *= shape.eos_scale
+        save_file(tensors, file, metadata={"format": "pt"})
 
 
 def _write_codec(directory: Path, shape: Shape, options: Options) -> None:

@@ -129,9 +129,8 @@ class Shape:
     text_vocab: int = 151936
     assistant_token: int = 77091
     num_codes: int = 2048
-    unit_scale: bool = (
-        False  # random weights keep signals near 1 where the official deviation is too small for the width
-    )
+    unit_scale: bool = False  # random weights: deviations that keep signals near 1 in narrow layers
+    eos_scale: float = 1.0  # random weights: the end-of-speech row of the codec head is that much larger
     languages: Mapping[str, int] = field(default_factory=lambda: LANGUAGES)
     speakers: Mapping[str, int] = field(default_factory=lambda: SPEAKERS)
     dialects: Mapping[str, str] = field(default_factory=lambda: SPEAKER_DIALECTS)
@@ -294,6 +293,7 @@ def _tiny(kind: ModelKind) -> Shape:
         text_vocab=512,
         assistant_token=263,
         unit_scale=True,
+        eos_scale=3.0,
         speaker_encoder={
             "enc_channels": [64, 64, 64, 64, 192],
             "enc_attention_channels": 16,

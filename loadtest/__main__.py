@@ -126,11 +126,13 @@ async def measure(settings: Settings, folder: RunFolder) -> Summary:
     folder.write_schedule(schedule)
     folder.write_json("run.json", describe(settings))
     runner = Runner(settings.target, schedule, folder=folder)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, runner.interrupt)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, runner.interrupt)
     progress = asyncio.create_task(show_progress(runner.progress, Console(stderr=True)))
     try:
         whole = await runner.run(warmup=corpus.choose(settings.warmup, seed=settings.seed))
     finally:
+        loop.remove_signal_handler(signal.SIGINT)
         progress.cancel()
         await asyncio.wait([progress])
     summary = summarize(runner.traces, planned=len(schedule))

@@ -1,7 +1,7 @@
 """The ingress deployment: the HTTP and WebSocket surface on top of a codec handle."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import FastAPI
@@ -26,14 +26,16 @@ class HandleSynthesizer:
 
     async def describe(self) -> ModelInfo:
         """The loaded checkpoint, asked once; raises NotReady while the pools load."""
-        if self._info is None:
-            try:
-                self._info = await asyncio.wait_for(call(self._codec, "describe", lost=CodecLost), _DESCRIBE_TIMEOUT_S)
-            except TimeoutError:
-                raise NotReady("the model is still loading") from None
-        return self._info
+        if self._info is not None:
+            return self._info
+        try:
+            info: ModelInfo = await asyncio.wait_for(call(self._codec, "describe", lost=CodecLost), _DESCRIBE_TIMEOUT_S)
+        except TimeoutError:
+            raise NotReady("the model is still loading") from None
+        self._info = info
+        return info
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncIterator[PcmChunk]:
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance; leaving the generator frees everything behind it, down to the talker's KV blocks."""
         async with aclosing(stream(self._codec, "synthesize", request, lost=CodecLost)) as chunks:
             async for chunk in chunks:
@@ -44,7 +46,7 @@ class Ingress:
     """One replica of the HTTP surface. Imports no torch."""
 
     def __init__(self, settings: ApiSettings, codec: DeploymentHandle) -> None:
-        self._api = create_api(HandleSynthesizer(codec), settings)
+        self._api = create_api(HandleSynthesizer(codec), settings, echo_request_id=False)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._api

@@ -1,6 +1,7 @@
 """Ray and the application on this machine, for as long as a command runs."""
 
 import contextlib
+import signal
 import socket
 import threading
 import time
@@ -46,7 +47,7 @@ def running(config: AppConfig, address: Address, report: Report) -> Iterator[str
     `report` gets a line whenever the start advances. Raises StartError.
     """
     _check_port(address)
-    ray_settings.apply(local=True)
+    ray_settings.apply_local()
     import ray  # behind the settings, which it reads at import
     from ray import serve
 
@@ -54,7 +55,7 @@ def running(config: AppConfig, address: Address, report: Report) -> Iterator[str
     needed = _cpus(config)
     ray.init(num_cpus=max(_cores(), needed), include_dashboard=False, log_to_driver=False, logging_level="warning")
     try:
-        serve.start(proxy_location="HeadOnly", http_options=_http_options(address))
+        _start_proxy(address)
         _deploy(config, report)
         _await_ready(address, report)
         yield address.url
@@ -97,6 +98,17 @@ def _cpus(config: AppConfig) -> int:
     """Whole logical CPUs that all replicas ask for: a small machine runs them all the same."""
     pools = (config.ingress_pool, config.codec_pool, config.talker_pool)
     return -(-int(1000 * sum(pool.num_cpus * pool.replicas for pool in pools)) // 1000)
+
+
+def _start_proxy(address: Address) -> None:
+    from ray import serve
+    from ray.exceptions import RayError
+
+    try:
+        serve.start(proxy_location="HeadOnly", http_options=_http_options(address))
+    except (RayError, TimeoutError) as error:
+        last = str(error).strip().splitlines()[-1]
+        raise StartError(f"the HTTP proxy did not start: {last}") from error
 
 
 def _deploy(config: AppConfig, report: Report) -> None:
@@ -166,3 +178,11 @@ def _await_ready(address: Address, report: Report) -> None:
     raise StartError(
         f"{address.url}/ready did not answer within a minute: see the logs under /tmp/ray/session_latest/logs/serve"
     )
+
+
+def wait_for_stop() -> None:
+    """Return at Ctrl-C or SIGTERM."""
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    stopped.wait()

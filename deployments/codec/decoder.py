@@ -70,7 +70,7 @@ def _waveform_stages(layout: StateLayout, config: DecoderConfig) -> list[nn.Modu
 
 
 class CodecDecoder:
-    """A loaded decoder. Calls may come from several threads: a stream's state is passed in and a new one comes back."""
+    """A loaded decoder. It takes its network over, and several threads may call it: states go in and come back."""
 
     def __init__(self, network: DecoderNetwork, *, device: torch.device | str = "cpu", dtype: torch.dtype) -> None:
         network.prepare()  # in the precision of the parameters, before they are rounded

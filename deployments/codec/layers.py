@@ -39,28 +39,34 @@ class CausalConv1d(nn.Module):
 
 
 class CausalConvTranspose1d(nn.Module):
-    """Upsampling convolution. What a step adds to the samples after it is kept for the next call, without the bias."""
+    """Upsampling convolution whose kernel spans one or two strides.
+
+    A step makes `stride` samples of its own and, with the longer kernel, adds to the `stride` samples of the next step.
+    What the last step adds to the future is the stream's state, and the bias is no part of it.
+    """
 
     def __init__(
         self, layout: StateLayout, in_channels: int, out_channels: int, *, kernel_size: int, stride: int
     ) -> None:
         super().__init__()
+        assert kernel_size in (stride, 2 * stride), (kernel_size, stride)
         self.conv = nn.ConvTranspose1d(in_channels, out_channels, kernel_size, stride=stride)
         self.stride = stride
-        self.overlap = kernel_size - stride
-        self.slot = layout.reserve(out_channels, self.overlap) if self.overlap else -1
+        self.overlaps = kernel_size > stride
+        self.slot = layout.reserve(out_channels, 1, stride) if self.overlaps else -1
 
     def forward(self, x: Tensor, state: BatchState) -> Tensor:
         """[B, in, time] -> [B, out, stride * time]."""
-        if not self.overlap:
-            out: Tensor = self.conv(x)
-            return out
-        assert self.conv.bias is not None
-        y = F.conv_transpose1d(x, self.conv.weight, None, stride=self.stride)
-        y[:, :, : self.overlap] += state.tensors[self.slot]
-        num_samples = x.shape[2] * self.stride
-        state.tensors[self.slot] = y[:, :, num_samples:].clone()
-        return y[:, :, :num_samples] + self.conv.bias[:, None]
+        weight, bias = self.conv.weight, self.conv.bias
+        assert bias is not None
+        # One matrix product: torch's own transposed convolution takes many times as long on a CPU for few steps.
+        product = x.transpose(1, 2) @ weight.flatten(1)  # [B, time, out * kernel]
+        y = product.view(*product.shape[:2], *weight.shape[1:]).transpose(1, 2)  # [B, out, time, kernel]
+        if self.overlaps:
+            ahead = torch.cat((state.tensors[self.slot], y[..., self.stride :]), dim=2)
+            state.tensors[self.slot] = ahead[:, :, -1:].clone()
+            y = y[..., : self.stride] + ahead[:, :, :-1]
+        return (y + bias[:, None, None]).flatten(2)
 
 
 class Snake(nn.Module):

@@ -108,7 +108,8 @@ class StreamDecoder:
                 )
                 state = decoded.state
                 pcm = decoded.pcm if self._silence is None else self._silence.trim(decoded.pcm)
-                self._clock.deliver(len(pcm) / self._sample_rate, now_s=time.monotonic())
+                if len(pcm):
+                    self._clock.deliver(len(pcm) / self._sample_rate, now_s=time.monotonic())
                 yield PcmChunk(pcm.tobytes(), codes, buffer.num_text_tokens, reason)
 
     async def _next_count(self, buffer: FrameBuffer) -> int:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
+from deployments.talker.attention import attend_rows
 from deployments.talker.model.config import TransformerConfig
 
 # Contexts are gathered in lengths of this many positions, so that shapes repeat.
@@ -52,11 +52,5 @@ class PagedAttention:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys[self.layout.slots] = key
         values[self.layout.slots] = value
-        attended = F.scaled_dot_product_attention(
-            query[:, :, None],
-            keys[self.layout.context].transpose(1, 2),
-            values[self.layout.context].transpose(1, 2),
-            attn_mask=self.layout.mask,
-            enable_gqa=True,
-        )
-        return attended[:, :, 0]
+        context = self.layout.context
+        return attend_rows(query, keys[context].transpose(1, 2), values[context].transpose(1, 2), self.layout.mask)

@@ -5,14 +5,11 @@ matrix product has the same number of rows: what a row comes out as then depends
 whether a sequence runs by itself, in a batch, or is resumed.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deployments.protocol import Codes
 from deployments.talker.block_manager import BlockManager
@@ -78,24 +75,22 @@ class ModelRunner:
         if not sequences:
             return
         self._options = None
-        with reproducible_attention(self.device):
-            for sequence in sequences:
-                self._prefill_rows(sequence)
-                self._recall_codes(sequence)
-            self._sample_code0(sequences)
+        for sequence in sequences:
+            self._prefill_rows(sequence)
+            self._recall_codes(sequence)
+        self._sample_code0(sequences)
 
     @torch.inference_mode()
     def decode(self, sequences: list[Sequence]) -> Step:
         """One frame for each sequence: predictor, then the talker's step and the next codebook 0."""
         options = self._batch_options(sequences)
-        with reproducible_attention(self.device):
-            codes, embeds = self._predict(options, self._frame_numbers(sequences, len(options.rows)))
-            text = torch.stack([sequence.prompt.text_row(sequence.num_frames) for sequence in sequences])
-            rows = embeds + _pad(text, len(embeds))
-            layout = self._layout([(sequence, sequence.num_positions) for sequence in sequences], len(embeds))
-            hidden = self.talker(rows, layout.positions, PagedAttention(self.cache, layout))
-            self.hidden[options.rows] = hidden
-            ended = self._sample_code0(sequences, ahead=1)
+        codes, embeds = self._predict(options, self._frame_numbers(sequences, len(options.rows)))
+        text = torch.stack([sequence.prompt.text_row(sequence.num_frames) for sequence in sequences])
+        rows = embeds + _pad(text, len(embeds))
+        layout = self._layout([(sequence, sequence.num_positions) for sequence in sequences], len(embeds))
+        hidden = self.talker(rows, layout.positions, PagedAttention(self.cache, layout))
+        self.hidden[options.rows] = hidden
+        ended = self._sample_code0(sequences, ahead=1)
         frames = codes[: len(sequences)].cpu().numpy().astype(np.int16)
         return Step(frames, ended[: len(sequences)].cpu().numpy())
 
@@ -199,16 +194,6 @@ class ModelRunner:
             context=torch.from_numpy(context).to(self.device),
             mask=torch.from_numpy(mask[:, None, None]).to(self.device),
         )
-
-
-@contextmanager
-def reproducible_attention(device: torch.device) -> Iterator[None]:
-    """On CPU, attention by plain matrix products: how the fused kernel splits its work depends on the batch."""
-    if device.type != "cpu":
-        yield
-        return
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
 
 
 def _row(sequence: Sequence) -> int:

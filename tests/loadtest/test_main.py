@@ -1,10 +1,23 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from loadtest.__main__ import app
+from loadtest.__main__ import app, measure, show_summary
+from loadtest.arrivals import Arrivals
+from loadtest.metrics import summarize
+from loadtest.runner import Settings
+from loadtest.traces import Failure, RunFolder, Trace
+from tests.loadtest.test_metrics import SPOKEN, failed
+from tests.loadtest.test_runner import serving, speak_at_once
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 def invoke(*arguments: str) -> tuple[int, str]:
@@ -50,3 +63,40 @@ def test_results_are_not_overwritten(tmp_path: Path) -> None:
     assert exit_code == 2
     assert "already holds a run" in output
     assert json.loads((tmp_path / "run.json").read_text()) == {"mine": 1}
+
+
+@pytest.mark.anyio
+async def test_a_run_leaves_its_plan_its_traces_and_its_summary(tmp_path: Path) -> None:
+    async with serving(speak_at_once) as target:
+        settings = Settings(target.base_url, rate=50, duration_s=0.1, arrivals=Arrivals.CONSTANT, warmup=1)
+        summary = await measure(settings, RunFolder(tmp_path / "run"))
+    assert (summary.planned, summary.sent, summary.succeeded) == (5, 5, 5)
+    files = {path.name: path.read_text() for path in (tmp_path / "run").iterdir()}
+    assert files.keys() == {"run.json", "schedule.jsonl", "warmup.jsonl", "requests.jsonl", "summary.json"}
+    assert len(files["schedule.jsonl"].splitlines()) == len(files["requests.jsonl"].splitlines()) == 5
+    assert json.loads(files["run.json"])["settings"]["rate"] == 50
+    assert json.loads(files["summary.json"])["from_send"]["ttfa_s"]["count"] == 5
+
+
+def shown(*traces: Trace, whole: bool = True) -> str:
+    console = Console(width=120, record=True)
+    show_summary(summarize(traces, planned=3), console, whole=whole)
+    return " ".join(console.export_text().split())
+
+
+def test_the_table_says_what_happened() -> None:
+    text = shown(SPOKEN, failed(Failure.REFUSED, 429))
+    assert "2 of 3 sent: 1 spoken, 1 refused, 0 failed" in text
+    assert "HTTP 429: 1" in text
+    assert "TTFA from plan, ms │ 1 │ 120.0 │" in text
+    assert "too slow" not in text
+
+
+def test_the_table_of_nothing_is_empty() -> None:
+    text = shown(whole=False)
+    assert "0 of 3 sent, then interrupted: 0 spoken" in text
+    assert "RTF │ 0 │ - │" in text
+
+
+def test_a_slow_client_is_said_plainly() -> None:
+    assert "this client was too slow: its p99 lag behind the plan is 60 ms" in shown(replace(SPOKEN, sent_s=1.06))

@@ -1,5 +1,6 @@
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,7 +30,7 @@ async def serving(handler: Handler) -> AsyncIterator[Target]:
     app = web.Application()
     app.router.add_post("/v1/audio/speech", handler)
     async with TestServer(app) as server:
-        yield Target(str(server.make_url("/")), AudioFormat.PCM, {"model": "m"}, 30.0)
+        yield Target(str(server.make_url("/")), AudioFormat.PCM, {"model": "m"}, 10.0)
 
 
 async def begin(request: web.Request, **headers: str) -> web.StreamResponse:
@@ -65,12 +66,12 @@ async def test_no_request_waits_for_another(tmp_path: Path) -> None:
 
     async def handler(request: web.Request) -> web.StreamResponse:
         arrived.append((await request.json())["input"])
-        if len(arrived) == 20:
+        if len(arrived) == 4:
             all_here.set()
         await all_here.wait()
         return await speak_at_once(request)
 
-    texts = [f"text {index}" for index in range(20)]
+    texts = [f"text {index}" for index in range(4)]
     async with serving(handler) as target:
         traces = await run(target, tmp_path, *texts)
     assert sorted(arrived) == sorted(texts)
@@ -175,20 +176,23 @@ async def test_an_answer_that_never_ends_times_out(tmp_path: Path) -> None:
 
 
 async def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
+    class Watched(RunFolder):
+        def append_trace(self, trace: Trace, name: str = "requests.jsonl") -> None:
+            super().append_trace(trace, name)
+            measured.set()
+
     async def handler(request: web.Request) -> web.StreamResponse:
         if (await request.json())["input"] == "quick":
             return await speak_at_once(request)
+        await measured.wait()
         runner.interrupt()
         await asyncio.Event().wait()
         return web.Response()
 
-    plan = [
-        ScheduledRequest(0, 0.0, "quick"),
-        ScheduledRequest(1, 0.3, "endless"),
-        ScheduledRequest(2, 3600.0, "never sent"),
-    ]
+    measured = asyncio.Event()
+    plan = [*schedule("quick", "endless"), ScheduledRequest(2, 3600.0, "never sent")]
     async with serving(handler) as target:
-        runner = Runner(target, plan, folder=RunFolder(tmp_path))
+        runner = Runner(target, plan, folder=Watched(tmp_path))
         assert not await runner.run()
     traces = written(tmp_path / "requests.jsonl")
     assert [(trace.index, trace.failure) for trace in traces] == [(0, None), (1, Failure.INTERRUPTED)]
@@ -223,8 +227,8 @@ async def test_a_failed_warm_up_stops_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("terminal", [True, False])
 async def test_progress_is_shown_with_and_without_a_terminal(terminal: bool) -> None:
-    console = Console(force_terminal=terminal, width=100, record=True, quiet=False, file=None)
-    progress = Progress(planned=5, sent=3, recent_ttfa_s=[0.1, 0.1])  # type: ignore[arg-type]
+    console = Console(force_terminal=terminal, width=100, record=True)
+    progress = Progress(planned=5, sent=3, recent_ttfa_s=deque([0.1, 0.1]))
     showing = asyncio.create_task(show_progress(progress, console))
     await asyncio.sleep(0)
     showing.cancel()

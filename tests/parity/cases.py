@@ -8,8 +8,19 @@ from numpy.typing import NDArray
 
 SAMPLE_RATE = 24000
 SEED = 1
-MAX_NEW_TOKENS = 40
-WAV_FRAMES = 6  # how much of a waveform a golden file keeps
+WAV_DECODING = "sampled"  # the decoding whose audio is compared
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How far a comparison goes."""
+
+    max_new_tokens: int
+    wav_frames: int
+
+
+GOLDEN = Extent(max_new_tokens=24, wav_frames=6)
+LIVE = Extent(max_new_tokens=60, wav_frames=59)
 
 
 @dataclass(frozen=True)
@@ -30,8 +41,15 @@ class Case:
 DECODINGS: Mapping[str, Mapping[str, bool | float]] = {
     "greedy": {"do_sample": False, "subtalker_dosample": False},
     "sampled": {},
-    "top_p": {"top_p": 0.8, "subtalker_top_p": 0.7},
-    "narrow": {"temperature": 0.6, "top_k": 7, "repetition_penalty": 1.5, "subtalker_temperature": 0.7, "subtalker_top_k": 5},
+    "narrow": {
+        "temperature": 0.8,
+        "top_k": 12,
+        "top_p": 0.9,
+        "repetition_penalty": 1.5,
+        "subtalker_temperature": 0.7,
+        "subtalker_top_k": 5,
+        "subtalker_top_p": 0.8,
+    },
     "greedy_talker": {"do_sample": False},
 }
 
@@ -49,14 +67,20 @@ CASES = [
     *_both("custom_voice", "dialect speaks English", "Hi.", speaker="eric", language="English"),
     *_both("custom_voice", "instruct", "One, two.", speaker="serena", instruct="Slowly, please.", language="German"),
     *_both("voice_design", "instruct", "Hello there.", instruct="A calm low voice.", language="French"),
-    *_both("voice_design", "no instruct", "  A <|im_start|think> b\n"),
+    *_both("voice_design", "no instruct", "A <|im_start|think> b\n"),
     *_both("base", "clone", "Hi.", ref_text="Hm.", language="English"),
-    *_both("base", "clone long text", "Hello again and again. " * 3, ref_text="Some reference text.", language="English"),
+    *_both(
+        "base", "clone long text", "Hello again and again. " * 3, ref_text="Some reference text.", language="English"
+    ),
     *_both("base", "speaker vector", "Hello there.", language="Chinese"),
 ]
 
 
-def golden_key(case: Case, decoding: str) -> str:
+def cases_of(kind: str) -> list[Case]:
+    return [case for case in CASES if case.kind == kind]
+
+
+def case_key(case: Case, decoding: str) -> str:
     return f"{case.name}/{decoding}"
 
 

@@ -12,10 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.parity.cases import CASES, DECODINGS, MAX_NEW_TOKENS, SAMPLE_RATE, SEED, WAV_FRAMES, Case, golden_key, reference_audio
+from tests.parity.cases import (
+    DECODINGS,
+    SAMPLE_RATE,
+    SEED,
+    WAV_DECODING,
+    Case,
+    Extent,
+    case_key,
+    cases_of,
+    reference_audio,
+)
 
 Arrays = dict[str, np.ndarray]
-WAV_DECODING = "sampled"
 
 
 def stub_unused_dependencies() -> None:
@@ -64,7 +73,7 @@ class Official:
             ref_audio=(reference_audio(), SAMPLE_RATE), ref_text=case.ref_text, x_vector_only_mode=case.ref_text is None
         )
 
-    def say(self, case: Case, options: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    def say(self, case: Case, options: dict[str, Any], *, max_new_tokens: int) -> tuple[np.ndarray, np.ndarray]:
         """Codes [frames, groups] and the waveform [samples]."""
         prompt: dict[str, Any] = {"text": case.text, "language": case.language}
         prompt |= {"non_streaming_mode": case.non_streaming_mode}
@@ -78,27 +87,27 @@ class Official:
             method = self.model.generate_voice_clone
             prompt |= {"voice_clone_prompt": self.clone_prompt(case)}
         torch.manual_seed(SEED)
-        wavs, _ = method(max_new_tokens=MAX_NEW_TOKENS, **prompt, **options)
+        wavs, _ = method(max_new_tokens=max_new_tokens, **prompt, **options)
         return self.codes.numpy().astype(np.int16), wavs[0]
 
     def reference(self) -> Arrays:
         """What a base checkpoint makes of the reference recording."""
-        item = self.clone_prompt(next(case for case in CASES if case.ref_text))[0]
+        item = self.clone_prompt(next(case for case in cases_of("base") if case.ref_text))[0]
         codes = item.ref_code.numpy().astype(np.int16)
         return {"reference/codes": codes, "reference/speaker": item.ref_spk_embedding.numpy()}
 
 
-def record(checkpoint: str) -> Arrays:
+def record(checkpoint: str, extent: Extent) -> Arrays:
     """Everything to compare with, by name."""
     official = Official(checkpoint)
     arrays = official.reference() if official.kind == "base" else {}
-    for case in (case for case in CASES if case.kind == official.kind):
+    for case in cases_of(official.kind):
         for decoding, options in DECODINGS.items():
-            codes, wav = official.say(case, dict(options))
-            key = golden_key(case, decoding)
+            codes, wav = official.say(case, dict(options), max_new_tokens=extent.max_new_tokens)
+            key = case_key(case, decoding)
             arrays[f"codes/{key}"] = codes
             if decoding == WAV_DECODING:
-                arrays[f"wav/{key}"] = wav[: WAV_FRAMES * official.samples_per_frame].astype(np.float32)
+                arrays[f"wav/{key}"] = wav[: extent.wav_frames * official.samples_per_frame].astype(np.float32)
     return arrays
 
 
@@ -106,9 +115,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("checkpoint")
     parser.add_argument("out")
+    parser.add_argument("--max-new-tokens", type=int, required=True)
+    parser.add_argument("--wav-frames", type=int, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    np.savez_compressed(options.out, **record(options.checkpoint))
+    extent = Extent(options.max_new_tokens, options.wav_frames)
+    np.savez_compressed(options.out, **record(options.checkpoint, extent))
 
 
 if __name__ == "__main__":

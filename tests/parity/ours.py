@@ -1,11 +1,13 @@
 """Talkray's engine and codec, one utterance at a time, with the random numbers of the official package."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.codec.decoder import CodecDecoder
@@ -14,11 +16,11 @@ from deployments.protocol import Codes, GenerateRequest, Reference, Sampling, Sy
 from deployments.talker.engine import Engine, complete
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.sampling import Draw
-from tests.parity.cases import MAX_NEW_TOKENS, SEED, Case, reference_audio
+from tests.parity.cases import SEED, Case, Extent, reference_audio
 
 
 class OfficialNoise:
-    """Draws what `torch.multinomial` draws after `torch.manual_seed(seed)`: noise for the whole vocabulary, code by code.
+    """Draws what `torch.multinomial` draws after `torch.manual_seed(seed)`: noise for a whole vocabulary, code by code.
 
     A codebook that is decoded greedily draws nothing.
     """
@@ -44,13 +46,36 @@ class Ours:
         self.engine = Engine(checkpoint, config)
         self.codec = CodecDecoder.load(checkpoint / "speech_tokenizer", device="cpu", dtype=torch.float32)
 
-    def codes(self, case: Case, options: dict[str, Any], reference_codes: Codes | None) -> Codes:
+    def codes(self, case: Case, options: Mapping[str, Any], reference_codes: Codes | None, *, extent: Extent) -> Codes:
         """[frames, groups] of a case decoded with `options`."""
-        sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS, **options)
+        sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
         full = complete(sampling, self.engine.model.generation)
         self.engine.runner.noise = OfficialNoise(SEED, self.engine.model, full)
         request = GenerateRequest(_synthesis(case, sampling), reference_codes if case.ref_text else None)
         return run(self.engine, request)
+
+    def wav(self, case: Case, codes: Codes, reference_codes: Codes | None) -> NDArray[np.float32]:
+        """[samples] of `codes`, decoded frame by frame, behind the reference's frames in in-context cloning."""
+        state = self.codec.initial_state()
+        if case.ref_text:
+            assert reference_codes is not None
+            _, (state,) = self.codec.decode(_batch_of_one(reference_codes), [state])
+        pieces = []
+        for frame in np.split(codes, len(codes)):
+            audio, (state,) = self.codec.decode(_batch_of_one(frame), [state])
+            pieces.append(audio[0].numpy())
+        return np.concatenate(pieces)
+
+    def speaker(self) -> NDArray[np.float32]:
+        """The reference recording's speaker vector."""
+        encoder = self.engine.prompts.speaker_encoder
+        assert encoder is not None
+        vector: NDArray[np.float32] = encoder.embed(torch.from_numpy(reference_audio())).numpy()
+        return vector
+
+
+def _batch_of_one(codes: Codes) -> Tensor:
+    return torch.from_numpy(codes.astype(np.int64))[None]
 
 
 def run(engine: Engine, request: GenerateRequest) -> Codes:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
+from deployments.talker.attention import attend_rows
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.layers import DecoderStack, RotaryTable
 
@@ -13,25 +13,20 @@ SampleCode = Callable[[Tensor, int], Tensor]  # (logits [rows, vocab] float32, c
 
 
 class FrameAttention:
-    """Causal attention over one frame's few positions: the same padded shape at every step."""
+    """Causal attention over one frame's few positions."""
 
     def __init__(self, shape: tuple[int, int, int, int, int], *, like: Tensor) -> None:
         """`shape`: layers, rows, kv_heads, positions, head_dim."""
         self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.values = torch.zeros_like(self.keys)
-        positions = torch.arange(shape[3], device=like.device)
-        self.masks = positions[None, :] <= positions[:, None]  # [step, position]
         self.step = 0
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """One new position for each row."""
         self.keys[layer, :, :, self.step] = key
         self.values[layer, :, :, self.step] = value
-        mask = self.masks[self.step][None, None, None]
-        attended = F.scaled_dot_product_attention(
-            query[:, :, None], self.keys[layer], self.values[layer], attn_mask=mask, enable_gqa=True
-        )
-        return attended[:, :, 0]
+        past = slice(None, self.step + 1)
+        return attend_rows(query, self.keys[layer, :, :, past], self.values[layer, :, :, past], None)
 
 
 class PredictorStack(DecoderStack):
@@ -75,7 +70,7 @@ class CodePredictor(nn.Module):
     def forward(self, hidden: Tensor, code0: Tensor, embed0: Tensor, *, sample: SampleCode) -> tuple[Tensor, Tensor]:
         """Fill the frames of a batch.
 
-        `hidden` [rows, talker hidden] follows the final norm; `code0` [rows] has the embedding `embed0` [rows, talker hidden].
+        `hidden` [rows, talker hidden] follows the final norm; `embed0` [rows, talker hidden] embeds `code0` [rows].
         Returns codes [rows, groups] and the sum of the codebooks' embeddings [rows, talker hidden].
         """
         stack = self.config.predictor

@@ -45,7 +45,9 @@ class SpeakerEncoderConfig:
     def read(cls, values: Mapping[str, Any]) -> "SpeakerEncoderConfig":
         """The section of a checkpoint's `config.json`. Keys that do not shape the encoder are ignored."""
         known: dict[str, Any] = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in known.items()})
+        for key, value in known.items():
+            known[key] = tuple(value) if isinstance(value, list) else value
+        return cls(**known)
 
 
 class Convolution(nn.Conv1d):

@@ -29,7 +29,12 @@ def test_unknown_keys_are_ignored(values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("section", "key"),
-    [("", "output_sample_rate"), ("decoder_config", "latent_dim"), ("encoder_config", "num_filters"), ("", "decoder_config")],
+    [
+        ("", "output_sample_rate"),
+        ("decoder_config", "latent_dim"),
+        ("encoder_config", "num_filters"),
+        ("", "decoder_config"),
+    ],
 )
 def test_a_missing_key_is_named(values: dict[str, Any], section: str, key: str) -> None:
     del (values[section] if section else values)[key]

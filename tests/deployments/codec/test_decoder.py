@@ -42,7 +42,9 @@ def test_batched_equals_alone_at_different_positions(decoder: CodecDecoder, code
     for row, position in zip(codes, positions, strict=True):
         audio, _ = stream(decoder, row[None, : position + 5], [position + 5])
         alone.append(audio[0, position * decoder.frame_samples :])
-        states.append(stream(decoder, row[None, :position], [max(1, position)])[1][0] if position else decoder.initial_state())
+        states.append(
+            stream(decoder, row[None, :position], [max(1, position)])[1][0] if position else decoder.initial_state()
+        )
     chunk = torch.stack([row[position : position + 5] for row, position in zip(codes, positions, strict=True)])
     batched, after = decoder.decode(chunk, states)
     assert (batched - torch.stack(alone)).abs().max() < TOLERANCE

@@ -1,0 +1,113 @@
+"""The HTTP surface, complete but for what speaks: that is injected."""
+
+import logging
+from collections.abc import Mapping
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from deployments.errors import PayloadTooLarge, TalkrayError
+from deployments.protocol import ModelInfo
+from serve_app.api_settings import ApiSettings
+from serve_app.boundary import RequestBoundary
+from serve_app.catalogue import catalogue_routes
+from serve_app.delivery import Delivery, negotiate
+from serve_app.errors import INTERNAL, translate
+from serve_app.rendering import Rendering
+from serve_app.schemas import SpeechBody, parse_object, parse_speech
+from serve_app.speech_request import build_request
+from serve_app.speech_response import SpeechResponse
+from serve_app.speech_stream import Usage, audio_body, event_body
+from serve_app.synthesizer import Synthesizer
+from serve_app.websocket import websocket_routes
+
+logger = logging.getLogger(__name__)
+
+SPEECH_DOCS = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": SpeechBody.model_json_schema()}},
+    }
+}
+
+
+def create_api(synthesizer: Synthesizer, settings: ApiSettings, *, echo_request_id: bool = True) -> FastAPI:
+    """The whole surface.
+
+    `echo_request_id` is False where the server in front adds `x-request-id` to responses itself, as Ray Serve does.
+    """
+    api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # the documentation pages load scripts from a CDN
+    api.add_middleware(RequestBoundary, echo_request_id=echo_request_id)
+    api.add_exception_handler(TalkrayError, _answer_error)
+    api.add_exception_handler(HTTPException, _answer_error)
+    api.include_router(status_routes(synthesizer))
+    api.include_router(catalogue_routes(synthesizer, settings))
+    api.include_router(speech_routes(synthesizer, settings))
+    api.include_router(websocket_routes(synthesizer, settings))
+    return api
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    reply = translate(error)
+    if reply.status == INTERNAL.status:
+        logger.error("request %s failed", request.state.request_id, exc_info=error)
+    return reply.response()
+
+
+def status_routes(synthesizer: Synthesizer) -> APIRouter:
+    """Cheap answers about the server itself."""
+    router = APIRouter()
+
+    @router.get("/v1")
+    @router.get("/v1/")
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        """The process is alive. Some clients open their connection with a request for `/v1/`."""
+        return {"status": "ok"}
+
+    @router.get("/ready")
+    async def ready() -> dict[str, str]:
+        """Speech can be asked for."""
+        return {"status": "ready", "model": (await synthesizer.describe()).name}
+
+    return router
+
+
+def speech_routes(synthesizer: Synthesizer, settings: ApiSettings) -> APIRouter:
+    """`POST /v1/audio/speech`."""
+    router = APIRouter()
+
+    @router.post("/v1/audio/speech", response_class=Response, openapi_extra=SPEECH_DOCS)
+    async def speech(request: Request) -> Response:
+        """Speaks `input`, streaming unless `stream` is false."""
+        fields = parse_object(await read_body(request, settings.max_body_bytes))
+        body = parse_speech(fields)
+        info = await synthesizer.describe()
+        utterance = await build_request(body, info, settings, request_id=request.state.request_id)
+        delivery = negotiate(body, ", ".join(request.headers.getlist("accept")))
+        rendering = Rendering(delivery, info.sample_rate, info.frame_samples)
+        chunks = synthesizer.synthesize(utterance)
+        stream = event_body(chunks, rendering) if delivery.events else audio_body(chunks, rendering, Usage())
+        return SpeechResponse(stream, speech_headers(delivery, info), whole=delivery.whole)
+
+    return router
+
+
+def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
+    """Headers that keep proxies from buffering and tell clients what raw PCM is."""
+    return {
+        "content-type": delivery.content_type(info.sample_rate),
+        "cache-control": "no-cache",
+        "x-accel-buffering": "no",
+        "x-sample-rate": str(info.sample_rate),
+    }
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The body, given up as soon as it is too large, whatever its Content-Length says."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise PayloadTooLarge(f"The body is larger than {max_bytes} bytes.")
+    return bytes(body)

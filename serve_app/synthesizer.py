@@ -1,0 +1,21 @@
+"""The port between the HTTP surface and what turns a request into audio: replicas in production, a fake in tests."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+
+
+class Synthesizer(Protocol):
+    """Speaks with the one loaded checkpoint."""
+
+    async def describe(self) -> ModelInfo:
+        """What is loaded. Raises NotReady while the replicas are loading."""
+        ...
+
+    def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of one utterance, as it comes. Closing the generator cancels everything behind it.
+
+        Raises InvalidRequest, Overloaded, NotReady, ReplicaLost or EngineError from any step.
+        """
+        ...

@@ -1,0 +1,238 @@
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob, decode_batch
+from deployments.codec.decoder import CodecDecoder
+from deployments.codec.state import DecoderState
+from deployments.errors import EngineError
+
+NOWHERE = DecoderState(0, ())
+
+
+def job(deadline_s: float, *, frames: int = 1) -> DecodeJob:
+    return DecodeJob(np.full((frames, 4), int(deadline_s), np.int16), NOWHERE, deadline_s)
+
+
+class FakeDecoder:
+    """Notes which jobs reach it in one tick, and finishes them when told."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[float]] = []  # deadlines by tick
+        self.running: dict[float, asyncio.Future[Decoded]] = {}
+        self._same_tick = False
+
+    async def __call__(self, job: DecodeJob) -> Decoded:
+        if not self._same_tick:
+            self.calls.append([])
+            self._same_tick = True
+            asyncio.get_running_loop().call_soon(self._end_tick)
+        self.calls[-1].append(job.deadline_s)
+        self.running[job.deadline_s] = asyncio.get_running_loop().create_future()
+        return await self.running[job.deadline_s]
+
+    def _end_tick(self) -> None:
+        self._same_tick = False
+
+    def finish(self, *deadlines: float) -> None:
+        for deadline in deadlines:
+            self.running.pop(deadline).set_result(Decoded(np.full(1, int(deadline), np.int16), NOWHERE))
+
+    def fail(self, deadline: float, error: Exception) -> None:
+        self.running.pop(deadline).set_exception(error)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let other tasks run until the condition holds; a condition that never does is a failed test."""
+    for _ in range(100):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("the condition never held")
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def fake() -> FakeDecoder:
+    return FakeDecoder()
+
+
+def gate_of(fake: FakeDecoder, *, workers: int = 1, max_batch_size: int = 16) -> DecodeGate:
+    return DecodeGate(fake, workers=workers, max_batch_size=max_batch_size)
+
+
+@pytest.mark.anyio
+async def test_jobs_of_one_tick_go_together_at_once(fake: FakeDecoder) -> None:
+    gate = gate_of(fake)
+    tasks = [asyncio.create_task(gate.submit(job(deadline))) for deadline in (3.0, 1.0, 2.0)]
+    await until(lambda: len(fake.running) == 3)
+    assert fake.calls == [[1.0, 2.0, 3.0]]
+    fake.finish(1.0, 2.0, 3.0)
+    assert [(await task).pcm[0] for task in tasks] == [3, 1, 2]
+    assert (gate.batches, gate.jobs, gate.num_waiting) == (1, 3, 0)
+
+
+@pytest.mark.anyio
+async def test_waiting_jobs_go_by_deadline_with_their_frame_count(fake: FakeDecoder) -> None:
+    gate = gate_of(fake, max_batch_size=2)
+    tasks = [asyncio.create_task(gate.submit(job(0.0)))]
+    await until(lambda: 0.0 in fake.running)
+    waiting = [job(5.0), job(4.0, frames=2), job(3.0), job(6.0), job(9.0, frames=2)]
+    tasks += [asyncio.create_task(gate.submit(each)) for each in waiting]
+    await until(lambda: gate.num_waiting == 5)
+    for batch in ([0.0], [3.0, 5.0], [4.0, 9.0], [6.0]):
+        await until(lambda batch=batch: list(fake.running) == batch)
+        fake.finish(*batch)
+    await asyncio.gather(*tasks)
+    assert fake.calls == [[0.0], [3.0, 5.0], [4.0, 9.0], [6.0]]
+
+
+@pytest.mark.anyio
+async def test_a_worker_is_held_until_the_whole_batch_is_done(fake: FakeDecoder) -> None:
+    gate = gate_of(fake)
+    tasks = [asyncio.create_task(gate.submit(job(deadline))) for deadline in (1.0, 2.0)]
+    await until(lambda: len(fake.running) == 2)
+    tasks.append(asyncio.create_task(gate.submit(job(3.0))))
+    fake.finish(1.0)
+    await settle()
+    assert tasks[0].done()
+    assert 3.0 not in fake.running
+    fake.finish(2.0)
+    await until(lambda: 3.0 in fake.running)
+    fake.finish(3.0)
+    await asyncio.gather(*tasks)
+
+
+@pytest.mark.anyio
+async def test_every_worker_gets_a_batch(fake: FakeDecoder) -> None:
+    gate = gate_of(fake, workers=2, max_batch_size=1)
+    tasks = [asyncio.create_task(gate.submit(job(deadline))) for deadline in (1.0, 2.0, 3.0)]
+    await settle()
+    assert sorted(fake.running) == [1.0, 2.0]
+    fake.finish(2.0)
+    await until(lambda: 3.0 in fake.running)
+    fake.finish(1.0, 3.0)
+    await asyncio.gather(*tasks)
+
+
+@pytest.mark.anyio
+async def test_an_error_reaches_its_own_caller_only(fake: FakeDecoder) -> None:
+    gate = gate_of(fake)
+    tasks = [asyncio.create_task(gate.submit(job(deadline))) for deadline in (1.0, 2.0)]
+    await until(lambda: len(fake.running) == 2)
+    fake.fail(1.0, EngineError("bad codes"))
+    fake.finish(2.0)
+    with pytest.raises(EngineError, match="bad codes"):
+        await tasks[0]
+    assert (await tasks[1]).pcm[0] == 2
+    again = asyncio.create_task(gate.submit(job(3.0)))
+    await until(lambda: 3.0 in fake.running)
+    fake.finish(3.0)
+    await again
+
+
+@pytest.mark.anyio
+async def test_a_caller_who_leaves_takes_its_waiting_job_back(fake: FakeDecoder) -> None:
+    gate = gate_of(fake)
+    tasks = [asyncio.create_task(gate.submit(job(1.0)))]
+    await until(lambda: 1.0 in fake.running)
+    left, stays = (asyncio.create_task(gate.submit(job(deadline))) for deadline in (2.0, 3.0))
+    await until(lambda: gate.num_waiting == 2)
+    left.cancel()
+    await until(left.cancelled)
+    assert gate.num_waiting == 1
+    fake.finish(1.0)
+    await until(lambda: bool(fake.running))
+    assert list(fake.running) == [3.0]
+    fake.finish(3.0)
+    await asyncio.gather(*tasks, stays)
+
+
+@pytest.mark.anyio
+async def test_a_caller_who_leaves_while_decoding_leaks_no_worker(fake: FakeDecoder) -> None:
+    gate = gate_of(fake)
+    left, failed = (asyncio.create_task(gate.submit(job(deadline))) for deadline in (1.0, 2.0))
+    await until(lambda: len(fake.running) == 2)
+    left.cancel()
+    failed.cancel()
+    await until(lambda: left.cancelled() and failed.cancelled())
+    after = asyncio.create_task(gate.submit(job(3.0)))
+    await settle()
+    assert 3.0 not in fake.running  # the worker is still busy with those who left
+    fake.finish(1.0)
+    fake.fail(2.0, EngineError("nobody hears this"))
+    await until(lambda: 3.0 in fake.running)
+    fake.finish(3.0)
+    await after
+
+
+@pytest.mark.anyio
+async def test_sixteen_streams_share_batches() -> None:
+    """Streams that each decode chunk after chunk meet in the gate, whatever order they come in."""
+    free = asyncio.Event()
+
+    async def decode(job: DecodeJob) -> Decoded:
+        await free.wait()
+        await asyncio.sleep(0)
+        return Decoded(np.zeros(1, np.int16), NOWHERE)
+
+    gate = DecodeGate(decode, workers=1, max_batch_size=16)
+
+    async def run(number: int) -> None:
+        for chunk in range(10):
+            await gate.submit(job(chunk + number / 100))
+            for _ in range(number % 3):
+                await asyncio.sleep(0)
+
+    streams = asyncio.gather(*(run(number) for number in range(16)))
+    await settle()
+    free.set()
+    await streams
+    assert gate.jobs == 160
+    assert gate.jobs / gate.batches > 2
+
+
+def decode_alone(decoder: CodecDecoder, codes: torch.Tensor) -> np.ndarray:
+    (outcome,) = decode_batch(decoder, [DecodeJob(codes.numpy().astype(np.int16), decoder.initial_state(), 0.0)])
+    assert isinstance(outcome, Decoded)
+    return outcome.pcm
+
+
+def test_decode_batch_keeps_order_over_different_lengths(decoder: CodecDecoder, codes: torch.Tensor) -> None:
+    lengths = [3, 1, 3]
+    jobs = [
+        DecodeJob(row[:length].numpy().astype(np.int16), decoder.initial_state(), 0.0)
+        for row, length in zip(codes, lengths, strict=True)
+    ]
+    for row, length, outcome in zip(codes, lengths, decode_batch(decoder, jobs), strict=True):
+        assert isinstance(outcome, Decoded)
+        assert outcome.state.position == length
+        assert outcome.pcm.dtype == np.int16
+        assert np.abs(outcome.pcm.astype(int) - decode_alone(decoder, row[:length])).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (np.full((2, 4), 99, np.int16), "not within 0 to 31"),
+        (np.zeros((2, 3), np.int16), "3 codes, the codec takes 4"),
+    ],
+)
+def test_a_bad_job_spoils_only_its_own_outcome(
+    decoder: CodecDecoder, codes: torch.Tensor, broken: np.ndarray, message: str
+) -> None:
+    good = codes[0, :2].numpy().astype(np.int16)
+    jobs = [DecodeJob(each, decoder.initial_state(), 0.0) for each in (good, broken, good)]
+    first, bad, last = decode_batch(decoder, jobs)
+    assert isinstance(bad, EngineError)
+    assert message in str(bad)
+    for outcome in (first, last):
+        assert isinstance(outcome, Decoded)
+        assert np.array_equal(outcome.pcm, decode_alone(decoder, codes[0, :2]))

@@ -1,0 +1,166 @@
+"""`make parity`: Talkray against the official package, side by side on freshly drawn checkpoints.
+
+The official package pins its own versions, so it lives in an environment of its own, which is made on first use.
+`--record` writes the golden files of the fast tests instead.
+"""
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from deployments.codec.encoder import CodecEncoder
+from deployments.protocol import Codes
+from tests.parity.cases import DECODINGS, GOLDEN, LIVE, WAV_DECODING, Extent, case_key, cases_of, reference_audio
+from tests.parity.checkpoints import NAMES, codec_profile, golden_file, talker_digest, write_tiny
+from tests.parity.official import Arrays
+from tests.parity.ours import Ours
+from tests.parity.qwen_tokenizer import fetch_ranks, write_tokenizer
+
+logger = logging.getLogger(__name__)
+
+ROOT = Path(__file__).parents[2]
+REQUIREMENTS = (
+    "torch==2.13.0",
+    "transformers==4.57.3",
+    "accelerate==1.12.0",
+    "librosa",
+    "soundfile",
+    "einops",
+    "safetensors",
+)
+OFFICIAL = "qwen-tts==0.1.1"
+TOLERANCE = 2e-4  # of a waveform in [-1, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One thing that both sides made."""
+
+    name: str
+    passed: bool
+    detail: str
+
+    @property
+    def verdict(self) -> str:
+        return "PASS" if self.passed else "FAIL"
+
+
+def official_python(environment: Path) -> Path:
+    """The interpreter of the official package's environment, made where there is none."""
+    python = environment / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    if subprocess.run([python, "-m", "pip", "show", "--quiet", OFFICIAL.partition("==")[0]], check=False).returncode:
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", OFFICIAL], check=True)
+    return python
+
+
+def run_official(python: Path, checkpoint: Path, extent: Extent) -> Arrays:
+    """What the official package makes of a checkpoint."""
+    out = checkpoint.with_suffix(".npz")
+    command = [python, "-m", "tests.parity.official", checkpoint, out]
+    command += ["--max-new-tokens", str(extent.max_new_tokens), "--wav-frames", str(extent.wav_frames)]
+    log = checkpoint.with_suffix(".log")
+    with log.open("w") as output:
+        status = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+    if status:
+        sys.exit(f"the official package failed on {checkpoint.name}:\n{log.read_text()}")
+    with np.load(out) as arrays:
+        return dict(arrays)
+
+
+def compare(kind: str, checkpoint: Path, official: Arrays) -> Iterator[Comparison]:
+    """Every case of a checkpoint's kind."""
+    ours = Ours(checkpoint)
+    reference = official.get("reference/codes")
+    if reference is not None:
+        encoder = CodecEncoder.load(checkpoint / "speech_tokenizer")
+        yield equal_codes("reference codes", encoder.encode(reference_audio()), reference)
+        yield close("speaker vector", ours.speaker(), official["reference/speaker"], 1e-5)
+    for case in cases_of(kind):
+        for decoding, options in DECODINGS.items():
+            key = case_key(case, decoding)
+            expected = official[f"codes/{key}"]
+            yield equal_codes(key, ours.codes(case, options, reference, extent=LIVE), expected)
+            if decoding == WAV_DECODING:
+                yield close(f"{key} audio", ours.wav(case, expected, reference), official[f"wav/{key}"], TOLERANCE)
+
+
+def equal_codes(name: str, codes: Codes, expected: Codes) -> Comparison:
+    common = min(len(codes), len(expected))
+    differing = np.flatnonzero((codes[:common] != expected[:common]).any(axis=1))
+    passed = len(codes) == len(expected) and not len(differing)
+    first = f", first difference in frame {differing[0] if len(differing) else common}"
+    return Comparison(name, passed, f"{len(expected)} frames" + ("" if passed else f" against {len(codes)}{first}"))
+
+
+def close(name: str, values: np.ndarray, expected: np.ndarray, tolerance: float) -> Comparison:
+    if values.shape != expected.shape:
+        return Comparison(name, passed=False, detail=f"{expected.shape} against {values.shape}")
+    difference = float(np.abs(values - expected).max())
+    return Comparison(name, difference <= tolerance, f"largest difference {difference:.1e}")
+
+
+def run_parity(python: Path, scratch: Path, seed: int) -> bool:
+    """Compare on checkpoints over both tokenizers; prints a line for each comparison."""
+    tokenizers: dict[str, Path | None] = {"bytes": None}
+    ranks = fetch_ranks(scratch)
+    if ranks is None:
+        logger.info("SKIP the released tokenizer: its vocabulary could not be downloaded")
+    else:
+        tokenizers["qwen"] = scratch / "tokenizer"
+        write_tokenizer(scratch / "tokenizer", ranks)
+    results = []
+    for tokenizer, files in tokenizers.items():
+        for kind in NAMES:
+            checkpoint = write_tiny(scratch / f"{tokenizer}-{kind}", kind, seed=seed, tokenizer=files)
+            for result in compare(kind, checkpoint, run_official(python, checkpoint, LIVE)):
+                results.append(result.passed)
+                logger.info("%s %s %s %s | %s", result.verdict, tokenizer, kind, result.name, result.detail)
+    logger.info("%d of %d comparisons passed, seed %d", sum(results), len(results), seed)
+    return all(results)
+
+
+def record(python: Path, scratch: Path) -> None:
+    """Write the golden files."""
+    for kind in NAMES:
+        checkpoint = write_tiny(scratch / kind, kind)
+        arrays = run_official(python, checkpoint, GOLDEN)
+        identity = {
+            "checkpoint/talker": np.array(talker_digest(checkpoint)),
+            "checkpoint/codec": codec_profile(checkpoint),
+        }
+        golden_file(kind).parent.mkdir(exist_ok=True)
+        np.savez_compressed(golden_file(kind), **arrays, **identity)
+        logger.info("wrote %s", golden_file(kind))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.parity.run")
+    parser.add_argument("--environment", type=Path, default=Path(os.environ.get("PARITY_ENV", ROOT / ".parity")))
+    parser.add_argument("--record", action="store_true", help="write the golden files")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the fresh checkpoints")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    torch.set_num_threads(1)
+    python = official_python(options.environment)
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.record:
+            record(python, Path(scratch))
+            return 0
+        return 0 if run_parity(python, Path(scratch), options.seed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""An ASGI connection driven by hand, so that a test decides what happens in which order."""
+
+import asyncio
+import json
+from typing import Self
+
+from starlette.types import ASGIApp, Message, Scope
+
+Headers = dict[str, str]
+
+
+class Connection:
+    """One call of the app. `next()` is its next message; while `stall()` holds, what it sends is not taken."""
+
+    def __init__(self, app: ASGIApp, scope: Scope) -> None:
+        self._app = app
+        self._scope = scope
+        self._incoming: asyncio.Queue[Message] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[Message] = asyncio.Queue()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self.sending = asyncio.Event()  # the app is inside a send that is stalled
+        self.send_error: OSError | None = None
+
+    async def __aenter__(self) -> Self:
+        self.task = asyncio.create_task(self._app(self._scope, self._incoming.get, self._send))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.task.cancel()
+        await asyncio.wait((self.task,))
+
+    def receive(self, message: Message) -> None:
+        self._incoming.put_nowait(message)
+
+    async def next(self) -> Message:
+        """The app's next message. Fails if the app ends without one."""
+        getting = asyncio.create_task(self._outgoing.get())
+        await asyncio.wait((getting, self.task), return_when=asyncio.FIRST_COMPLETED)
+        if getting.done():
+            return getting.result()
+        getting.cancel()
+        if self._outgoing.empty():
+            raise AssertionError(f"the app ended without another message: {self.task}")
+        return self._outgoing.get_nowait()
+
+    def stall(self) -> None:
+        self._flowing.clear()
+
+    async def _send(self, message: Message) -> None:
+        if self.send_error is not None:
+            raise self.send_error
+        if not self._flowing.is_set():
+            self.sending.set()
+            await self._flowing.wait()
+        self._outgoing.put_nowait(message)
+
+
+def http(app: ASGIApp, method: str, path: str, *, body: object = None, headers: Headers | None = None) -> Connection:
+    """A request whose body has arrived; None: nothing has."""
+    connection = Connection(app, _scope("http", path, headers or {}) | {"method": method})
+    if body is not None:
+        connection.receive({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
+    return connection
+
+
+def websocket(app: ASGIApp, path: str, *, headers: Headers | None = None) -> Connection:
+    """A socket that asks to be accepted."""
+    connection = Connection(app, _scope("websocket", path, headers or {}) | {"subprotocols": []})
+    connection.receive({"type": "websocket.connect"})
+    return connection
+
+
+def _scope(kind: str, path: str, headers: Headers) -> Scope:
+    return {
+        "type": kind,
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "scheme": "http" if kind == "http" else "ws",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("testserver", 80),
+    }

@@ -1,0 +1,80 @@
+"""A synthesizer that follows a script, and remembers what it was asked."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from deployments.errors import NotReady
+from deployments.protocol import FinishReason, ModelInfo, ModelKind, PcmChunk, SynthesisRequest
+
+CUSTOM_VOICE = ModelInfo(
+    name="Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+    kind=ModelKind.CUSTOM_VOICE,
+    voices=("serena", "vivian", "uncle_fu", "ryan", "aiden", "ono_anna", "sohee", "eric", "dylan"),
+    languages=("chinese", "english", "german"),
+    supports_instructions=True,
+    sample_rate=24000,
+    frame_samples=1920,
+    num_code_groups=16,
+    max_text_tokens=1000,
+)
+VOICE_DESIGN = replace(CUSTOM_VOICE, name="design", kind=ModelKind.VOICE_DESIGN, voices=())
+BASE = replace(CUSTOM_VOICE, name="base", kind=ModelKind.BASE, voices=(), supports_instructions=False)
+
+NUM_TEXT_TOKENS = 7
+
+Step = PcmChunk | Exception | asyncio.Event  # yielded, raised, awaited
+
+
+class FakeSynthesizer:
+    def __init__(self, info: ModelInfo | None = CUSTOM_VOICE, script: Sequence[Step] = ()) -> None:
+        self.info = info
+        self.script = script
+        self.requests: list[SynthesisRequest] = []
+        self.waiting = asyncio.Event()  # inside an awaited step
+        self.closed = asyncio.Event()
+
+    async def describe(self) -> ModelInfo:
+        if self.info is None:
+            raise NotReady
+        return self.info
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        self.requests.append(request)
+        self.closed.clear()
+        try:
+            for step in self.script:
+                match step:
+                    case PcmChunk():
+                        yield step
+                    case Exception():
+                        raise step
+                    case asyncio.Event():
+                        self.waiting.set()
+                        await step.wait()
+        finally:
+            self.closed.set()
+
+
+def tone(num_samples: int, *, start: int = 0, sample_rate: int = CUSTOM_VOICE.sample_rate) -> bytes:
+    """440 Hz as s16le; pieces that follow each other make one tone."""
+    phase = 2 * np.pi * 440 * np.arange(start, start + num_samples) / sample_rate
+    return (np.sin(phase) * 9000).astype("<i2").tobytes()
+
+
+def chunk(pcm: bytes, *, frames: int = 1, finish_reason: FinishReason | None = None) -> PcmChunk:
+    codes = np.zeros((frames, CUSTOM_VOICE.num_code_groups), np.int16)
+    return PcmChunk(pcm, codes, NUM_TEXT_TOKENS, finish_reason)
+
+
+def utterance(num_frames: int = 4) -> list[PcmChunk]:
+    """Chunks of one frame, then the empty one that ends a stream."""
+    size = CUSTOM_VOICE.frame_samples
+    spoken = [chunk(tone(size, start=index * size)) for index in range(num_frames)]
+    return [*spoken, chunk(b"", frames=0, finish_reason=FinishReason.STOP)]
+
+
+def pcm_of(chunks: Sequence[PcmChunk]) -> bytes:
+    return b"".join(item.pcm for item in chunks)

@@ -1,0 +1,418 @@
+import base64
+import io
+import json
+import wave
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from deployments.errors import EngineError, Overloaded
+from deployments.protocol import ModelInfo, Sampling
+from serve_app.api import create_api
+from serve_app.api_settings import ApiSettings
+from serve_app.audio import AudioFormat
+from serve_app.voices import ALIASES
+from tests.serve_app.fake import (
+    BASE,
+    CUSTOM_VOICE,
+    NUM_TEXT_TOKENS,
+    VOICE_DESIGN,
+    FakeSynthesizer,
+    Step,
+    chunk,
+    pcm_of,
+    utterance,
+)
+from tests.serve_app.test_audio import decode
+from tests.serve_app.test_reference_audio import data_url, recording
+
+pytestmark = pytest.mark.anyio
+
+SPEECH = "/v1/audio/speech"
+BODY = {"model": "tts-1", "input": "Hello", "voice": "alloy"}
+PCM = BODY | {"response_format": "pcm"}
+
+
+def client_for(synthesizer: FakeSynthesizer, settings: ApiSettings | None = None) -> httpx.AsyncClient:
+    api = create_api(synthesizer, settings or ApiSettings())
+    return httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray")
+
+
+async def post(synthesizer: FakeSynthesizer, body: object, **headers: str) -> httpx.Response:
+    async with client_for(synthesizer) as client:
+        return await client.post(SPEECH, json=body, headers=headers)
+
+
+def speaking(info: ModelInfo = CUSTOM_VOICE) -> FakeSynthesizer:
+    return FakeSynthesizer(info, utterance())
+
+
+def events_of(response: httpx.Response) -> list[dict[str, object]]:
+    lines = response.text.split("\n\n")
+    assert lines.pop() == ""
+    assert all(line.startswith("data: ") for line in lines)
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def error_of(response: httpx.Response) -> dict[str, str | None]:
+    error: dict[str, str | None] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+async def test_pcm_is_what_was_synthesized(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
+    response = await client.post(SPEECH, json=PCM)
+    assert response.status_code == 200
+    assert response.content == pcm_of(utterance())
+    assert response.headers["content-type"] == "audio/pcm;rate=24000;channels=1"
+    assert response.headers["x-sample-rate"] == "24000"
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-accel-buffering"] == "no"
+    assert "content-length" not in response.headers
+    assert synthesizer.closed.is_set()
+
+
+async def test_mp3_is_the_default() -> None:
+    response = await post(speaking(), BODY)
+    assert response.headers["content-type"] == "audio/mpeg"
+    samples, rate = decode(response.content)
+    assert samples.size / rate >= 4 * CUSTOM_VOICE.frame_samples / CUSTOM_VOICE.sample_rate
+
+
+@pytest.mark.parametrize("audio_format", AudioFormat)
+async def test_events_carry_every_format_as_one_stream(audio_format: AudioFormat) -> None:
+    body = BODY | {"response_format": audio_format}
+    bare = await post(speaking(), body)
+    response = await post(speaking(), body | {"stream_format": "sse"})
+    assert response.headers["content-type"] == "text/event-stream"
+    *deltas, last = events_of(response)
+    assert {event["type"] for event in deltas} == {"speech.audio.delta"}
+    audio = b"".join(base64.b64decode(str(event["audio"])) for event in deltas)
+    assert len(audio) == len(bare.content)
+    assert audio == bare.content or audio_format is AudioFormat.OPUS  # whose streams have a random serial number
+    usage = {"input_tokens": NUM_TEXT_TOKENS, "output_tokens": 4, "total_tokens": NUM_TEXT_TOKENS + 4}
+    assert last == {"type": "speech.audio.done", "usage": usage}
+
+
+async def test_a_whole_body_has_a_length_and_an_exact_wav_header() -> None:
+    response = await post(speaking(), BODY | {"stream": False, "response_format": "wav"})
+    assert int(response.headers["content-length"]) == len(response.content)
+    with wave.open(io.BytesIO(response.content)) as file:
+        assert file.readframes(file.getnframes()) == pcm_of(utterance())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_speed_changes_the_duration(stream: bool) -> None:
+    synthesizer = FakeSynthesizer(script=utterance(25))
+    response = await post(synthesizer, PCM | {"speed": 2, "stream": stream})
+    assert len(response.content) == pytest.approx(len(pcm_of(utterance(25))) / 2, rel=0.03)
+
+
+async def test_other_servers_names_for_the_fields() -> None:
+    synthesizer = speaking()
+    body = {"text": "Hello", "language": "English", "speaker": "Aiden", "leading_silence": True, "instruct": "Softly"}
+    response = await post(synthesizer, body, Accept="audio/L16")
+    assert response.headers["content-type"] == "audio/L16;rate=24000;channels=1"
+    assert response.content == pcm_of(utterance())
+    [request] = synthesizer.requests
+    assert (request.text, request.voice, request.language) == ("Hello", "aiden", "english")
+    assert (request.instructions, request.leading_silence) == ("Softly", True)
+
+
+async def test_the_plainest_request_leaves_everything_to_the_checkpoint() -> None:
+    synthesizer = speaking()
+    await post(synthesizer, BODY)
+    await post(synthesizer, BODY | {"unknown": {"to": "us"}, "seed": None, "instructions": None})
+    first, second = synthesizer.requests
+    assert first.sampling == Sampling()
+    assert (first.voice, first.language, first.instructions) == ("vivian", "auto", None)
+    assert (first.non_streaming_mode, first.ignore_eos, first.leading_silence) == (None, False, False)
+    assert first.reference is None
+    assert first.seed != second.seed
+    assert 0 <= first.seed < 2**64
+
+
+async def test_every_option_reaches_the_synthesizer() -> None:
+    synthesizer = speaking()
+    sampling = {
+        "do_sample": True,
+        "temperature": 0.5,
+        "top_k": 0,
+        "top_p": 1,
+        "repetition_penalty": 1.1,
+        "subtalker_dosample": False,
+        "subtalker_temperature": 2,
+        "subtalker_top_k": 5,
+        "subtalker_top_p": 0.25,
+        "max_new_tokens": 1,
+    }
+    others = {"seed": 2**64 - 1, "non_streaming_mode": True, "ignore_eos": True, "leading_silence": True}
+    await post(synthesizer, BODY | sampling | others)
+    [request] = synthesizer.requests
+    assert request.sampling == Sampling(**sampling)
+    assert {name: getattr(request, name) for name in others} == others
+
+
+async def test_every_openai_voice_is_accepted_as_a_name_and_as_an_object() -> None:
+    synthesizer = speaking()
+    for name in ALIASES:
+        for voice in (name, {"id": name}):
+            assert (await post(synthesizer, BODY | {"voice": voice})).status_code == 200
+    assert {request.voice for request in synthesizer.requests} <= set(CUSTOM_VOICE.voices)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("input", 5),
+        ("input", ""),
+        ("input", " \u200b\n"),
+        ("input", None),
+        ("input", "x" * 4097),
+        ("voice", None),
+        ("voice", "nobody"),
+        ("voice", 5),
+        ("voice", {}),
+        ("voice", {"id": 5}),
+        ("voice", ["alloy"]),
+        ("model", 5),
+        ("instructions", 5),
+        ("instructions", "x" * 4097),
+        ("response_format", "midi"),
+        ("response_format", 5),
+        ("stream_format", "xml"),
+        ("stream", "false"),
+        ("speed", 0.2),
+        ("speed", 4.1),
+        ("speed", "1"),
+        ("speed", True),
+        ("language", "klingon"),
+        ("language", 5),
+        ("do_sample", 1),
+        ("temperature", 0),
+        ("temperature", -1),
+        ("temperature", 1e-30),
+        ("temperature", "hot"),
+        ("temperature", False),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("top_k", True),
+        ("top_k", 10**30),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("repetition_penalty", 0),
+        ("subtalker_dosample", "yes"),
+        ("subtalker_temperature", 0),
+        ("subtalker_top_k", -1),
+        ("subtalker_top_p", 0),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", 2**31),
+        ("non_streaming_mode", 1),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", 1.0),
+        ("ignore_eos", "no"),
+        ("leading_silence", 0),
+        ("ref_audio", data_url(b"")),
+        ("ref_audio", 5),
+        ("x_vector_only_mode", "true"),
+    ],
+)
+async def test_a_bad_value_is_a_400_that_names_the_field(field: str, value: object) -> None:
+    synthesizer = speaking()
+    response = await post(synthesizer, BODY | {field: value})
+    assert (response.status_code, error_of(response)["param"]) == (400, field)
+    assert synthesizer.requests == []
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+async def test_what_is_no_number_is_refused(number: str) -> None:
+    content = json.dumps(BODY)[:-1] + f', "temperature": {number}}}'
+    async with client_for(speaking()) as client:
+        response = await client.post(SPEECH, content=content)
+    assert (response.status_code, error_of(response)["param"]) == (400, "temperature")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'"x"', b"[" * 10000, b"\xff", b'{"input":"\\ud800"}'])
+async def test_what_is_no_json_object_is_a_400(content: bytes) -> None:
+    async with client_for(speaking()) as client:
+        response = await client.post(SPEECH, content=content)
+    assert (response.status_code, error_of(response)["code"]) == (400, "invalid_json")
+
+
+async def test_a_voice_is_missing_and_the_answer_lists_them() -> None:
+    error = error_of(await post(speaking(), {"model": "tts-1", "input": "Hello"}))
+    assert error["code"] == "missing_required_parameter"
+    assert "uncle_fu" in str(error["message"])
+
+
+async def test_voice_design_needs_instructions_and_no_voice() -> None:
+    synthesizer = speaking(VOICE_DESIGN)
+    assert error_of(await post(synthesizer, BODY))["param"] == "instructions"
+    assert (await post(synthesizer, BODY | {"instructions": "An old sailor"})).status_code == 200
+    [request] = synthesizer.requests
+    assert (request.voice, request.instructions) == (None, "An old sailor")
+
+
+async def test_base_needs_a_recording_and_what_it_says() -> None:
+    synthesizer, ref_audio = speaking(BASE), data_url(recording())
+    assert error_of(await post(synthesizer, BODY))["param"] == "ref_audio"
+    assert error_of(await post(synthesizer, BODY | {"ref_audio": ref_audio}))["param"] == "ref_text"
+    assert error_of(await post(synthesizer, BODY | {"ref_audio": "http://x/a.wav", "ref_text": "x"}))["param"] == (
+        "ref_audio"
+    )
+    assert (await post(synthesizer, BODY | {"ref_audio": ref_audio, "ref_text": " It says. "})).status_code == 200
+    assert (await post(synthesizer, BODY | {"ref_audio": ref_audio, "x_vector_only_mode": True})).status_code == 200
+    spoken, embedded = (request.reference for request in synthesizer.requests)
+    assert spoken is not None
+    assert (spoken.audio.size, spoken.text, spoken.x_vector_only) == (BASE.sample_rate, "It says.", False)
+    assert embedded is not None
+    assert (embedded.text, embedded.x_vector_only) == (None, True)
+
+
+async def test_a_checkpoint_that_cannot_follow_instructions_speaks_without() -> None:
+    synthesizer = speaking(BASE)
+    body = BODY | {"ref_audio": data_url(recording()), "x_vector_only_mode": True, "instructions": "Softly"}
+    assert (await post(synthesizer, body)).status_code == 200
+    assert synthesizer.requests[0].instructions is None
+
+
+@pytest.mark.parametrize("model", ["tts-1", "tts-1-hd", "gpt-4o-mini-tts", "qwen3-tts", CUSTOM_VOICE.name])
+async def test_the_loaded_model_has_several_names(model: str) -> None:
+    assert (await post(speaking(), BODY | {"model": model})).status_code == 200
+
+
+async def test_an_unknown_model_is_not_found() -> None:
+    response = await post(speaking(), BODY | {"model": "whisper-1"})
+    assert response.status_code == 404
+    assert (error_of(response)["code"], error_of(response)["param"]) == ("model_not_found", "model")
+
+
+async def test_an_overloaded_synthesizer_is_a_429_that_says_when_to_retry() -> None:
+    for stream in (True, False):
+        response = await post(FakeSynthesizer(script=[Overloaded("full", 1.5)]), BODY | {"stream": stream})
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "2"
+        assert response.headers["retry-after-ms"] == "1500"
+        assert response.headers["x-should-retry"] == "true"
+        assert error_of(response)["code"] == "rate_limit_exceeded"
+
+
+@pytest.mark.parametrize("error", [EngineError("secret"), ZeroDivisionError("secret")])
+async def test_a_failure_is_logged_with_its_request_and_told_without_details(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    response = await post(FakeSynthesizer(script=[error]), BODY, **{"x-request-id": "my-id"})
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    [record] = [record for record in caplog.records if record.name.startswith("serve_app")]
+    assert "my-id" in record.getMessage()
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
+
+
+async def test_silence_before_an_error_does_not_begin_the_answer() -> None:
+    script: list[Step] = [chunk(b""), chunk(b""), Overloaded("full")]
+    for stream_format in ("audio", "sse"):
+        response = await post(FakeSynthesizer(script=script), BODY | {"stream_format": stream_format})
+        assert response.status_code == 429
+
+
+async def test_an_utterance_without_audio_is_a_valid_empty_file() -> None:
+    silent: list[Step] = [chunk(b"", frames=0)]
+    assert (await post(FakeSynthesizer(script=silent), PCM)).content == b""
+    assert len((await post(FakeSynthesizer(script=silent), BODY | {"response_format": "wav"})).content) == 44
+    for audio_format in (AudioFormat.MP3, AudioFormat.OPUS, AudioFormat.AAC, AudioFormat.FLAC):
+        response = await post(FakeSynthesizer(script=silent), BODY | {"response_format": audio_format})
+        assert response.status_code == 200
+    events = events_of(await post(FakeSynthesizer(script=silent), PCM | {"stream_format": "sse"}))
+    assert [event["type"] for event in events] == ["speech.audio.done"]
+
+
+async def test_a_body_over_the_limit_is_a_413_with_and_without_a_length() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 100
+
+    synthesizer = speaking()
+    async with client_for(synthesizer, ApiSettings(max_body_bytes=1000)) as client:
+        for content in (b" " * 1001, parts()):
+            response = await client.post(SPEECH, content=content)
+            assert (response.status_code, error_of(response)["code"]) == (413, "payload_too_large")
+        assert (await client.post(SPEECH, content=json.dumps(BODY).ljust(1000))).status_code == 200
+
+
+async def test_a_recording_over_the_limit_is_a_413() -> None:
+    async with client_for(speaking(BASE), ApiSettings(max_reference_bytes=100)) as client:
+        body = BODY | {"ref_audio": data_url(recording()), "x_vector_only_mode": True}
+        response = await client.post(SPEECH, json=body)
+    assert (response.status_code, error_of(response)["param"]) == (413, "ref_audio")
+
+
+async def test_missing_routes_and_methods_answer_in_the_envelope(client: httpx.AsyncClient) -> None:
+    assert error_of(await client.get("/v1/nothing"))["code"] == "not_found"
+    response = await client.get(SPEECH)
+    assert (response.status_code, error_of(response)["code"]) == (405, "method_not_allowed")
+    assert response.headers["allow"] == "POST"
+
+
+async def test_a_request_keeps_a_sane_id_and_gets_one_otherwise(
+    client: httpx.AsyncClient, synthesizer: FakeSynthesizer
+) -> None:
+    for offered in ("abc-123", "x" * 129, "two words", ""):
+        response = await client.post(SPEECH, json=BODY, headers={"x-request-id": offered})
+        assert response.headers.get_list("x-request-id") == [synthesizer.requests[-1].request_id]
+        assert (response.headers["x-request-id"] == offered) == (offered == "abc-123")
+    assert len({request.request_id for request in synthesizer.requests}) == 4
+    assert (await client.get("/v1/nothing")).headers["x-request-id"]
+
+
+async def test_a_server_in_front_may_echo_the_id() -> None:
+    api = create_api(speaking(), ApiSettings(), echo_request_id=False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
+        assert "x-request-id" not in (await client.get("/health")).headers
+
+
+async def test_models(client: httpx.AsyncClient) -> None:
+    listed = (await client.get("/v1/models")).json()
+    names = [model["id"] for model in listed["data"]]
+    assert listed["object"] == "list"
+    assert names == [CUSTOM_VOICE.name, *ApiSettings().model_aliases]
+    for name in names:
+        shown = (await client.get(f"/v1/models/{name}")).json()
+        assert (shown["id"], shown["object"], shown["root"]) == (name, "model", CUSTOM_VOICE.name)
+    assert (await client.get("/v1/models/other")).status_code == 404
+    assert [model["id"] for model in (await client.get("/v1/audio/models")).json()["models"]] == names
+
+
+async def test_voices(client: httpx.AsyncClient) -> None:
+    listed = (await client.get("/v1/audio/voices")).json()
+    assert listed["voices"] == listed["data"]
+    assert {voice["id"] for voice in listed["voices"]} == {*CUSTOM_VOICE.voices, *ALIASES}
+    fields = {"id", "name", "language", "gender", "description", "type"}
+    assert all(set(voice) == fields for voice in listed["voices"])
+    assert listed["languages"] == ["auto", *CUSTOM_VOICE.languages]
+    assert listed["uploaded_voices"] == []
+
+
+async def test_health_and_readiness() -> None:
+    synthesizer = FakeSynthesizer(None)
+    async with client_for(synthesizer) as client:
+        for path in ("/health", "/v1", "/v1/"):
+            assert (await client.get(path)).status_code == 200
+        for response in (await client.get("/ready"), await client.post(SPEECH, json=BODY)):
+            assert (response.status_code, error_of(response)["code"]) == (503, "not_ready")
+            assert response.headers["retry-after"] == "1"
+        synthesizer.info = CUSTOM_VOICE
+        assert (await client.get("/ready")).json() == {"status": "ready", "model": CUSTOM_VOICE.name}
+
+
+async def test_the_schema_is_served_and_no_page_needs_a_cdn(client: httpx.AsyncClient, api: FastAPI) -> None:
+    schema = (await client.get("/openapi.json")).json()
+    content = schema["paths"][SPEECH]["post"]["requestBody"]["content"]
+    assert {"input", "voice", "seed"} <= set(content["application/json"]["schema"]["properties"])
+    assert "$defs" not in json.dumps(content)  # such references would lead nowhere inside this document
+    for path in ("/docs", "/redoc"):
+        assert (await client.get(path)).status_code == 404

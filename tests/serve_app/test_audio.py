@@ -1,0 +1,106 @@
+import io
+import struct
+import wave
+
+import av
+import numpy as np
+import pytest
+import soundfile
+
+from serve_app.audio import AudioFormat, Encoder, open_encoder
+from tests.serve_app.fake import CUSTOM_VOICE, tone
+
+RATE, FRAME = CUSTOM_VOICE.sample_rate, CUSTOM_VOICE.frame_samples
+SECONDS = 2
+CONTAINERS = [audio_format for audio_format in AudioFormat if audio_format is not AudioFormat.PCM]
+
+
+def encoder_for(audio_format: AudioFormat, num_bytes: int | None = None) -> Encoder:
+    return open_encoder(audio_format, RATE, frame_samples=FRAME, num_bytes=num_bytes)
+
+
+def encode(audio_format: AudioFormat, pcm: bytes, piece_samples: int = FRAME) -> list[bytes]:
+    """What each piece made available, and last what `close` did."""
+    encoder = encoder_for(audio_format)
+    size = piece_samples * 2
+    return [*(encoder.encode(pcm[start : start + size]) for start in range(0, len(pcm), size)), encoder.close()]
+
+
+def decode(data: bytes) -> tuple[np.ndarray, int]:
+    with av.open(io.BytesIO(data), mode="r") as container:
+        resampler = av.AudioResampler(format="s16", layout="mono")
+        frames = [part for frame in container.decode(audio=0) for part in resampler.resample(frame)]
+    return np.concatenate([frame.to_ndarray()[0] for frame in frames]), frames[0].sample_rate
+
+
+def pitch(samples: np.ndarray, rate: int) -> float:
+    spectrum = np.abs(np.fft.rfft(samples * np.hanning(samples.size)))
+    return float(spectrum.argmax() * rate / samples.size)
+
+
+@pytest.mark.parametrize("audio_format", CONTAINERS)
+def test_a_stream_decodes_to_the_same_sound(audio_format: AudioFormat) -> None:
+    samples, rate = decode(b"".join(encode(audio_format, tone(RATE * SECONDS))))
+    coder_delay = 2 * 1152 if audio_format in (AudioFormat.MP3, AudioFormat.AAC) else 0
+    assert 0 <= samples.size * RATE / rate - RATE * SECONDS <= coder_delay
+    middle = samples[rate // 2 : rate * 3 // 2].astype(float)
+    assert pitch(middle, rate) == pytest.approx(440, abs=2)
+    assert np.sqrt(np.mean(middle**2)) == pytest.approx(9000 / np.sqrt(2), rel=0.1)
+
+
+@pytest.mark.parametrize("audio_format", [AudioFormat.MP3, AudioFormat.OPUS, AudioFormat.WAV])
+def test_soundfile_reads_the_stream(audio_format: AudioFormat) -> None:
+    samples, rate = soundfile.read(io.BytesIO(b"".join(encode(audio_format, tone(RATE * SECONDS)))))
+    assert samples.size / rate == pytest.approx(SECONDS, abs=0.1)
+
+
+@pytest.mark.parametrize("audio_format", [AudioFormat.FLAC, AudioFormat.WAV])
+def test_lossless_formats_keep_every_sample(audio_format: AudioFormat) -> None:
+    pcm = tone(RATE + 777)
+    samples, _ = decode(b"".join(encode(audio_format, pcm)))
+    assert samples.tobytes() == pcm
+
+
+@pytest.mark.parametrize("audio_format", AudioFormat)
+def test_bytes_come_while_audio_comes(audio_format: AudioFormat) -> None:
+    *early, _ = encode(audio_format, tone(RATE * SECONDS))
+    assert any(early[:2])  # AAC holds back one frame
+    assert all(early[2:])
+
+
+@pytest.mark.parametrize("audio_format", AudioFormat)
+def test_the_stream_does_not_depend_on_how_the_audio_is_cut(audio_format: AudioFormat) -> None:
+    in_pieces, at_once = (b"".join(encode(audio_format, tone(RATE), size)) for size in (1000, RATE))
+    if audio_format is not AudioFormat.OPUS:  # an Ogg stream has a random serial number
+        assert in_pieces == at_once
+    if audio_format is not AudioFormat.PCM:
+        np.testing.assert_array_equal(decode(in_pieces)[0], decode(at_once)[0])
+
+
+@pytest.mark.parametrize("audio_format", AudioFormat)
+def test_no_audio_makes_no_bytes_before_close(audio_format: AudioFormat) -> None:
+    encoder = encoder_for(audio_format)
+    assert encoder.encode(b"") == b""
+    assert encoder.encode(tone(3 * FRAME)) != b""
+
+
+def test_a_streamed_wav_has_unknown_sizes_and_a_whole_one_exact_sizes() -> None:
+    pcm = tone(1000)
+    streamed = b"".join(encode(AudioFormat.WAV, pcm))
+    assert struct.unpack_from("<I", streamed, 4) == struct.unpack_from("<I", streamed, 40) == (0xFFFFFFFF,)
+    encoder = encoder_for(AudioFormat.WAV, len(pcm))
+    whole = encoder.encode(pcm) + encoder.close()
+    assert struct.unpack_from("<I", whole, 4) == (len(whole) - 8,)
+    with wave.open(io.BytesIO(whole)) as file:
+        assert (file.getnframes(), file.getframerate(), file.getsampwidth()) == (1000, RATE, 2)
+
+
+def test_an_empty_wav_is_a_header() -> None:
+    assert len(encoder_for(AudioFormat.WAV).close()) == 44
+
+
+def test_a_rate_that_opus_does_not_know_is_resampled() -> None:
+    encoder = open_encoder(AudioFormat.OPUS, 22050, frame_samples=FRAME)
+    samples, rate = decode(encoder.encode(tone(22050, sample_rate=22050)) + encoder.close())
+    assert samples.size / rate == pytest.approx(1, abs=0.001)
+    assert pitch(samples.astype(float), rate) == pytest.approx(440, abs=2)

@@ -1,0 +1,128 @@
+import base64
+import io
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from deployments.errors import InvalidRequest, PayloadTooLarge
+from serve_app.api_settings import ApiSettings
+from serve_app.reference_audio import decode_reference
+from tests.serve_app.test_audio import pitch
+
+RATE = 24000
+SETTINGS = ApiSettings()
+
+
+def recording(seconds: float = 1.0, *, rate: int = RATE, channels: int = 1, container: str = "WAV") -> bytes:
+    signal = 0.3 * np.sin(2 * np.pi * 440 * np.arange(round(seconds * rate)) / rate)
+    file = io.BytesIO()
+    soundfile.write(file, np.repeat(signal[:, None], channels, axis=1), rate, format=container)
+    return file.getvalue()
+
+
+def data_url(data: bytes) -> str:
+    return "data:audio/wav;base64," + base64.b64encode(data).decode()
+
+
+def decode(ref_audio: str, settings: ApiSettings = SETTINGS) -> np.ndarray:
+    return decode_reference(ref_audio, RATE, settings=settings)
+
+
+@pytest.mark.parametrize("container", ["WAV", "FLAC", "MP3", "OGG", "AIFF"])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_any_container_becomes_mono_at_the_models_rate(container: str, channels: int) -> None:
+    audio = decode(data_url(recording(rate=44100, channels=channels, container=container)))
+    assert (audio.dtype, audio.ndim) == (np.float32, 1)
+    assert audio.size / RATE == pytest.approx(1, abs=0.06)
+    assert pitch(audio, RATE) == pytest.approx(440, abs=2)
+    assert np.abs(audio).max() == pytest.approx(0.3, abs=0.05)
+
+
+def test_samples_at_the_models_rate_are_kept() -> None:
+    expected, _ = soundfile.read(io.BytesIO(recording()), dtype="float32")
+    np.testing.assert_array_equal(decode(data_url(recording())), expected)
+
+
+def test_channels_are_averaged() -> None:
+    file = io.BytesIO()
+    soundfile.write(file, np.stack([np.full(RATE, 0.5), np.zeros(RATE)], axis=1), RATE, format="WAV", subtype="FLOAT")
+    np.testing.assert_allclose(decode(data_url(file.getvalue())), 0.25)
+
+
+def test_plain_base64_is_accepted_with_line_breaks() -> None:
+    assert decode(base64.encodebytes(recording()).decode()).size == RATE
+
+
+@pytest.mark.parametrize(
+    "ref_audio",
+    [
+        "",
+        "http://example.com/a.wav",
+        "https://example.com/a.wav",
+        "file:///etc/passwd",
+        "/etc/passwd",
+        "/tmp/a/b",
+        "data:audio/wav,RIFF",
+        "data:audio/wav;base64",
+        "data:audio/wav;base64,@@@",
+        "data:audio/wav;base64,é",
+        data_url(b"no audio at all"),
+        data_url(recording()[:60]),
+        data_url(zlib.compress(b"x" * 100)),
+    ],
+)
+def test_what_is_no_audio_is_the_clients_error(ref_audio: str) -> None:
+    with pytest.raises(InvalidRequest, match="ref_audio cannot be used") as raised:
+        decode(ref_audio)
+    assert raised.value.param == "ref_audio"
+
+
+def test_a_playlist_does_not_open_the_files_it_names(tmp_path: Path) -> None:
+    inner = tmp_path / "inner.wav"
+    inner.write_bytes(recording())
+    for playlist in (
+        f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile://{inner}\n#EXT-X-ENDLIST\n",
+        f"ffconcat version 1.0\nfile {inner}\n",
+    ):
+        with pytest.raises(InvalidRequest):
+            decode(data_url(playlist.encode()))
+
+
+def test_too_short_and_too_long() -> None:
+    settings = ApiSettings(min_reference_seconds=0.5, max_reference_seconds=2)
+    with pytest.raises(InvalidRequest, match=r"shorter than 0\.5 seconds"):
+        decode(data_url(recording(0.4)), settings)
+    with pytest.raises(InvalidRequest, match="longer than 2 seconds"):
+        decode(data_url(recording(2.1)), settings)
+    assert decode(data_url(recording(2)), settings).size == 2 * RATE
+
+
+def test_a_small_file_of_endless_silence_is_given_up() -> None:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(RATE * 3600), RATE, format="FLAC")
+    assert len(file.getvalue()) < SETTINGS.max_reference_bytes
+    with pytest.raises(InvalidRequest, match="longer than 30 seconds"):
+        decode(data_url(file.getvalue()))
+
+
+def test_too_many_bytes() -> None:
+    data = recording()
+    with pytest.raises(PayloadTooLarge) as raised:
+        decode(data_url(data), ApiSettings(max_reference_bytes=len(data) - 3))
+    assert raised.value.param == "ref_audio"
+    assert decode(data_url(data), ApiSettings(max_reference_bytes=len(data))).size == RATE
+
+
+def test_samples_that_are_no_numbers() -> None:
+    file = io.BytesIO()
+    soundfile.write(file, np.full(RATE, np.nan), RATE, format="WAV", subtype="FLOAT")
+    with pytest.raises(InvalidRequest, match="not numbers"):
+        decode(data_url(file.getvalue()))
+
+
+def test_many_channels() -> None:
+    with pytest.raises(InvalidRequest, match="channels"):
+        decode(data_url(recording(channels=32)))

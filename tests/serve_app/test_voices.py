@@ -1,0 +1,43 @@
+import pytest
+
+from deployments.errors import InvalidRequest
+from serve_app.voices import ALIASES, RELEASED, aliases, resolve, voice_list
+
+RELEASED_SPEAKERS = tuple(RELEASED)
+
+
+def test_speakers_are_found_in_any_case() -> None:
+    assert resolve("Uncle_Fu", RELEASED_SPEAKERS) == "uncle_fu"
+
+
+def test_openai_names_keep_their_gender_on_the_released_speakers() -> None:
+    female = {"alloy", "coral", "marin", "nova", "sage", "shimmer"}
+    genders = {name: RELEASED[resolve(name.upper(), RELEASED_SPEAKERS)].gender for name in ALIASES}
+    assert genders == {name: "female" if name in female else "male" for name in ALIASES}
+    assert len(ALIASES) == 13
+
+
+def test_openai_names_avoid_speakers_that_force_a_dialect() -> None:
+    assert not {"eric", "dylan"} & set(aliases(RELEASED_SPEAKERS).values())
+
+
+def test_openai_names_spread_over_other_speakers_by_order() -> None:
+    known = aliases(("one", "two", "three"))
+    assert list(known.values())[:4] == ["one", "two", "three", "one"]
+    assert set(known) == set(ALIASES)
+
+
+def test_a_speaker_named_like_an_alias_is_itself() -> None:
+    assert resolve("Nova", ("other", "nova")) == "nova"
+    assert [voice.id for voice in voice_list(("other", "nova"))].count("nova") == 1
+
+
+@pytest.mark.parametrize("name", ["", "nobody", "vivian "])
+def test_an_unknown_voice_lists_the_valid_ones(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"vivian, .*, alloy, ") as raised:
+        resolve(name, RELEASED_SPEAKERS)
+    assert (raised.value.param, raised.value.code) == ("voice", "voice_not_found")
+
+
+def test_no_speakers_have_no_aliases() -> None:
+    assert voice_list(()) == []

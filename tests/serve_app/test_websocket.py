@@ -1,0 +1,329 @@
+import asyncio
+import json
+
+import pytest
+from starlette.types import Message
+
+from deployments.errors import NotReady, Overloaded
+from deployments.protocol import ModelInfo
+from serve_app.api import create_api
+from serve_app.api_settings import ApiSettings
+from tests.serve_app import asgi
+from tests.serve_app.fake import (
+    BASE,
+    CUSTOM_VOICE,
+    NUM_TEXT_TOKENS,
+    FakeSynthesizer,
+    Step,
+    chunk,
+    pcm_of,
+    tone,
+    utterance,
+)
+from tests.serve_app.test_reference_audio import data_url, recording
+
+pytestmark = pytest.mark.anyio
+
+SPEAK = {"type": "speak", "input": "Hello", "voice": "alloy"}
+CANCEL = {"type": "cancel"}
+FRAME = tone(CUSTOM_VOICE.frame_samples)
+DISCONNECT: Message = {"type": "websocket.disconnect", "code": 1000}
+
+
+class Socket:
+    """The client's side of one connection."""
+
+    def __init__(self, connection: asgi.Connection) -> None:
+        self.connection = connection
+
+    def send(self, message: object) -> None:
+        self.send_text(json.dumps(message))
+
+    def send_text(self, text: str) -> None:
+        self.connection.receive({"type": "websocket.receive", "text": text})
+
+    async def next(self) -> dict[str, object] | bytes:
+        """A JSON message or a binary frame."""
+        message = await self.connection.next()
+        assert message["type"] == "websocket.send"
+        if message.get("bytes") is not None:
+            assert isinstance(message["bytes"], bytes)
+            return message["bytes"]
+        parsed: dict[str, object] = json.loads(message["text"])
+        return parsed
+
+    async def event(self) -> dict[str, object]:
+        message = await self.next()
+        assert isinstance(message, dict), "audio instead of an event"
+        return message
+
+    async def utterance(self) -> tuple[list[bytes], dict[str, object]]:
+        """From `started` to the message that ends it: the audio frames, and that message."""
+        assert (await self.event())["type"] == "started"
+        frames: list[bytes] = []
+        while isinstance(message := await self.next(), bytes):
+            frames.append(message)
+        return frames, message
+
+
+def speech_socket(synthesizer: FakeSynthesizer, settings: ApiSettings | None = None) -> asgi.Connection:
+    api = create_api(synthesizer, settings or ApiSettings())
+    return asgi.websocket(api, "/v1/audio/speech/ws", headers={"x-request-id": "conn"})
+
+
+async def accepted(connection: asgi.Connection) -> Socket:
+    assert (await connection.next())["type"] == "websocket.accept"
+    return Socket(connection)
+
+
+def speaking(info: ModelInfo = CUSTOM_VOICE) -> FakeSynthesizer:
+    return FakeSynthesizer(info, utterance())
+
+
+def code_of(message: dict[str, object]) -> tuple[object, object]:
+    assert message["type"] == "error"
+    error = message["error"]
+    assert isinstance(error, dict)
+    assert set(error) == {"message", "type", "param", "code"}
+    return error["code"], error["param"]
+
+
+async def test_utterances_follow_each_other_on_one_socket() -> None:
+    async with speech_socket(speaking()) as connection:
+        socket = await accepted(connection)
+        for number in (1, 2):
+            socket.send(SPEAK)
+            frames, done = await socket.utterance()
+            assert b"".join(frames) == pcm_of(utterance())
+            assert done == {
+                "type": "done",
+                "request_id": f"conn-{number}",
+                "finish_reason": "stop",
+                "frames": 4,
+                "samples": len(pcm_of(utterance())) // 2,
+                "input_tokens": NUM_TEXT_TOKENS,
+            }
+
+
+async def test_started_says_what_the_frames_are() -> None:
+    async with speech_socket(speaking()) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        assert await socket.event() == {
+            "type": "started",
+            "request_id": "conn-1",
+            "sample_rate": CUSTOM_VOICE.sample_rate,
+            "channels": 1,
+            "format": "pcm_s16le",
+        }
+
+
+async def test_binary_frames_are_small_and_of_whole_samples() -> None:
+    pcm = tone(10_001)
+    async with speech_socket(FakeSynthesizer(script=[chunk(pcm, frames=5)])) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        frames, done = await socket.utterance()
+    assert [len(frame) for frame in frames] == [4096, 4096, 4096, 4096, 3618]
+    assert b"".join(frames) == pcm
+    assert (done["frames"], done["samples"]) == (5, 10_001)
+
+
+async def test_audio_is_sent_while_more_is_being_made() -> None:
+    more = asyncio.Event()
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        await socket.event()
+        assert await socket.next() == FRAME
+        await synthesizer.waiting.wait()
+        more.set()
+        assert await socket.next() == FRAME
+        assert (await socket.event())["type"] == "done"
+
+
+async def test_cancel_stops_the_utterance_and_leaves_the_socket_usable() -> None:
+    more = asyncio.Event()
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        await synthesizer.waiting.wait()
+        socket.send(CANCEL)
+        frames, ended = await socket.utterance()
+        assert frames == [FRAME]
+        samples = CUSTOM_VOICE.frame_samples
+        assert ended == {"type": "cancelled", "request_id": "conn-1", "frames": 1, "samples": samples}
+        assert synthesizer.closed.is_set()
+        more.set()
+        socket.send(SPEAK)
+        frames, ended = await socket.utterance()
+        assert (frames, ended["type"]) == ([FRAME, FRAME], "done")
+
+
+async def test_cancel_while_the_client_does_not_read() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        connection.stall()
+        socket.send(SPEAK)
+        await connection.sending.wait()
+        socket.send(CANCEL)
+        await synthesizer.closed.wait()
+
+
+async def test_cancel_without_an_utterance_is_answered() -> None:
+    async with speech_socket(speaking()) as connection:
+        socket = await accepted(connection)
+        nothing = {"type": "cancelled", "request_id": None, "frames": 0, "samples": 0}
+        socket.send(CANCEL)
+        assert await socket.event() == nothing
+        socket.send(SPEAK)
+        assert (await socket.utterance())[1]["type"] == "done"
+        socket.send(CANCEL)
+        socket.send(CANCEL)
+        assert (await socket.event(), await socket.event()) == (nothing, nothing)
+
+
+async def test_a_second_utterance_while_one_is_spoken_is_refused() -> None:
+    more = asyncio.Event()
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more])
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        await synthesizer.waiting.wait()
+        assert (await socket.event())["type"] == "started"
+        assert await socket.next() == FRAME
+        socket.send(SPEAK)
+        assert code_of(await socket.event()) == ("busy", "type")
+        more.set()
+        assert (await socket.event())["type"] == "done"
+    assert len(synthesizer.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "param"),
+    [
+        ("{", "invalid_json", None),
+        ("[]", "invalid_json", None),
+        ("{}", "invalid_value", "type"),
+        ('{"type": "sing"}', "invalid_value", "type"),
+        ('{"type": ["speak"]}', "invalid_value", "type"),
+        (json.dumps({"type": "speak"}), "missing_required_parameter", "input"),
+        (json.dumps(SPEAK | {"top_k": -1}), "invalid_value", "top_k"),
+        (json.dumps(SPEAK | {"voice": "nobody"}), "voice_not_found", "voice"),
+        (json.dumps(SPEAK | {"model": "other"}), "model_not_found", "model"),
+        (json.dumps(SPEAK | {"response_format": "mp3"}), "invalid_value", "response_format"),
+        (json.dumps(SPEAK | {"input": "x" * (128 << 10)}), "payload_too_large", None),
+    ],
+)
+async def test_a_bad_message_is_an_error_and_the_socket_stays(message: str, code: str, param: str | None) -> None:
+    async with speech_socket(speaking()) as connection:
+        socket = await accepted(connection)
+        socket.send_text(message)
+        assert code_of(await socket.event()) == (code, param)
+        socket.send(SPEAK)
+        assert (await socket.utterance())[1]["type"] == "done"
+
+
+async def test_a_binary_message_is_an_error_and_the_socket_stays() -> None:
+    async with speech_socket(speaking()) as connection:
+        socket = await accepted(connection)
+        connection.receive({"type": "websocket.receive", "bytes": b"{}"})
+        assert code_of(await socket.event()) == ("invalid_json", None)
+        socket.send(SPEAK | {"response_format": "pcm"})
+        assert (await socket.utterance())[1]["type"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(Overloaded("full"), "rate_limit_exceeded"), (NotReady(), "not_ready"), (ValueError("secret"), "internal_error")],
+)
+@pytest.mark.parametrize("spoken", [[], [chunk(FRAME)]])
+async def test_a_failure_is_an_error_and_the_socket_stays(error: Exception, code: str, spoken: list[Step]) -> None:
+    synthesizer = FakeSynthesizer(script=[*spoken, error])
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        if spoken:
+            assert (await socket.event())["type"] == "started"
+            assert await socket.next() == FRAME
+        failure = await socket.event()
+        assert code_of(failure) == (code, None)
+        assert failure["request_id"] == "conn-1"
+        assert "secret" not in json.dumps(failure)
+        synthesizer.script = utterance()
+        socket.send(SPEAK)
+        assert (await socket.utterance())[1]["type"] == "done"
+
+
+async def test_only_reference_audio_may_make_a_message_large() -> None:
+    synthesizer = speaking(BASE)
+    ref_audio = data_url(recording(5))
+    settings = ApiSettings(max_body_bytes=len(ref_audio) + 1000)
+    async with speech_socket(synthesizer, settings) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK | {"ref_audio": ref_audio, "ref_text": "It says"})
+        assert (await socket.utterance())[1]["type"] == "done"
+        socket.send(SPEAK | {"ref_audio": ref_audio, "ref_text": "x" * 1000})
+        assert code_of(await socket.event()) == ("payload_too_large", None)
+
+
+async def test_speed() -> None:
+    async with speech_socket(FakeSynthesizer(script=utterance(25))) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK | {"speed": 2})
+        frames, done = await socket.utterance()
+    assert done["samples"] == len(b"".join(frames)) // 2
+    assert len(b"".join(frames)) == pytest.approx(len(pcm_of(utterance(25))) / 2, rel=0.03)
+
+
+@pytest.mark.parametrize("spoken", [[], [chunk(FRAME)]])
+async def test_a_client_that_leaves_while_a_chunk_is_awaited(spoken: list[Step]) -> None:
+    synthesizer = FakeSynthesizer(script=[*spoken, asyncio.Event()])
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        await synthesizer.waiting.wait()
+        connection.receive(DISCONNECT)
+        await connection.task
+        assert synthesizer.closed.is_set()
+
+
+async def test_a_client_that_leaves_while_a_frame_is_being_sent() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        connection.stall()
+        socket.send(SPEAK)
+        await connection.sending.wait()
+        connection.receive(DISCONNECT)
+        await connection.task
+        assert synthesizer.closed.is_set()
+
+
+async def test_a_connection_that_breaks_in_send() -> None:
+    more = asyncio.Event()
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        await synthesizer.waiting.wait()
+        connection.send_error = BrokenPipeError()
+        more.set()
+        await synthesizer.closed.wait()
+        connection.receive(DISCONNECT)
+        await connection.task
+
+
+async def test_a_server_that_cancels_the_handler() -> None:
+    synthesizer = FakeSynthesizer(script=[asyncio.Event()])
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        await synthesizer.waiting.wait()
+        connection.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connection.task
+        assert synthesizer.closed.is_set()
