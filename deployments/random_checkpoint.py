@@ -68,6 +68,8 @@ def write_checkpoint(directory: Path, shape: Shape, options: Options) -> None:
     """Write a complete checkpoint; raises CheckpointError where `directory` holds something already."""
     if directory.exists() and any(directory.iterdir()):
         raise CheckpointError(f"{directory} is not empty: name a new directory")
+    if options.tokenizer is not None:
+        _check_tokenizer(options.tokenizer)
     codec_directory = directory / "speech_tokenizer"
     codec_directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / "config.json", shape.config_json())
@@ -89,9 +91,13 @@ def _write_tokenizer(directory: Path, shape: Shape, source: Path | None) -> None
         write_tokenizer(directory, num_tokens=shape.text_tokens, assistant_token=shape.assistant_token)
         return
     for name in _TOKENIZER_FILES:
+        shutil.copy(source / name, directory)
+
+
+def _check_tokenizer(source: Path) -> None:
+    for name in _TOKENIZER_FILES:
         if not (source / name).is_file():
             raise CheckpointError(f"{source / name} is missing: a tokenizer is {', '.join(_TOKENIZER_FILES)}")
-        shutil.copy(source / name, directory)
 
 
 def _write_talker(directory: Path, shape: Shape, options: Options) -> None:

@@ -69,7 +69,7 @@ def official_python(environment: Path) -> Path:
 def run_official(python: Path, checkpoint: Path, extent: Extent) -> Arrays:
     """What the official package makes of a checkpoint."""
     out = checkpoint.with_suffix(".npz")
-    command = [python, "-m", "tests.parity.official", checkpoint, out]
+    command: list[str | Path] = [python, "-m", "tests.parity.official", checkpoint, out]
     command += ["--max-new-tokens", str(extent.max_new_tokens), "--wav-frames", str(extent.wav_frames)]
     log = checkpoint.with_suffix(".log")
     with log.open("w") as output:

@@ -3,6 +3,7 @@ import io
 import zlib
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import soundfile
@@ -10,6 +11,7 @@ import soundfile
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from serve_app.api_settings import ApiSettings
 from serve_app.reference_audio import decode_reference
+from tests.serve_app.fake import tone
 from tests.serve_app.test_audio import pitch
 
 RATE = 24000
@@ -80,15 +82,25 @@ def test_what_is_no_audio_is_the_clients_error(ref_audio: str) -> None:
     assert raised.value.param == "ref_audio"
 
 
-def test_a_playlist_does_not_open_the_files_it_names(tmp_path: Path) -> None:
-    inner = tmp_path / "inner.wav"
-    inner.write_bytes(recording())
-    for playlist in (
-        f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile://{inner}\n#EXT-X-ENDLIST\n",
-        f"ffconcat version 1.0\nfile {inner}\n",
-    ):
-        with pytest.raises(InvalidRequest):
-            decode(data_url(playlist.encode()))
+def test_a_playlist_does_not_open_the_files_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner.wav").write_bytes(recording())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidRequest):
+        decode(data_url(b"ffconcat version 1.0\nfile inner.wav\n"))
+
+
+@pytest.mark.parametrize(("container", "codec"), [("webm", "libopus"), ("mp4", "aac")])
+def test_what_browsers_and_phones_record(container: str, codec: str) -> None:
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as output:
+        stream = output.add_stream(codec, rate=48000, layout="mono")
+        samples = np.frombuffer(tone(48000, sample_rate=48000), "<i2")[None]
+        frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+        frame.sample_rate = 48000
+        output.mux([*stream.encode(frame), *stream.encode(None)])
+    audio = decode(data_url(file.getvalue()))
+    assert audio.size / RATE == pytest.approx(1, abs=0.06)
+    assert pitch(audio, RATE) == pytest.approx(440, abs=2)
 
 
 def test_too_short_and_too_long() -> None:

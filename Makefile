@@ -1,0 +1,52 @@
+# Two commands matter: `make run` and `make test`. `make help` lists all.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test lint unit e2e parity clean
+
+help: ## Show this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+install: $(VENV)/.installed ## Create .venv with what serving needs
+
+run: install ## Serve speech on http://127.0.0.1:8000 until Ctrl-C (options: make run ARGS="--model ... --port ...")
+	@$(BIN)/talkray serve $(ARGS)
+
+test: lint unit e2e ## Lint, types, unit tests and end-to-end tests with real Ray Serve
+
+lint: $(VENV)/.installed-dev ## Format, lint, types and the folder rule
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.installed-dev ## Tests without Ray
+	$(BIN)/python -m pytest -q -m "not e2e and not parity"
+
+e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
+	$(BIN)/python -m pytest -q -m e2e
+
+parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
+	$(BIN)/python -m tests.parity.run
+
+clean: ## Remove environments, caches and build output
+	rm -rf $(VENV) .parity build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: Talkray needs Python 3.11 or newer"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Talkray needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing into $(VENV): takes a minute or two, torch is large"
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing the development tools"
+	$(PIP) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,63 @@
+import pytest
+import torch
+
+from deployments.errors import InvalidRequest
+from deployments.released import SHAPES
+from deployments.talker.model.speaker_encoder import SpeakerEncoder, SpeakerEncoderConfig, log_mel, mel_filters
+
+# Equality with the official encoder is in tests/parity/test_golden.py.
+
+SECTION = {"enc_dim": 24, "sample_rate": 24000, **SHAPES["tiny-Base"].speaker_encoder}
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SpeakerEncoder:
+    torch.manual_seed(0)
+    return SpeakerEncoder(SECTION).eval()
+
+
+def noise(num_samples: int) -> torch.Tensor:
+    return 0.1 * torch.randn(num_samples, generator=torch.Generator().manual_seed(1))
+
+
+def test_a_recording_becomes_one_vector(encoder: SpeakerEncoder) -> None:
+    vector = encoder.embed(noise(24000))
+    assert vector.shape == (24,)
+    assert vector.isfinite().all()
+
+
+def test_recordings_differ(encoder: SpeakerEncoder) -> None:
+    buzz = torch.sin(torch.arange(24000) * 0.05)
+    assert not torch.allclose(encoder.embed(noise(24000)), encoder.embed(buzz), atol=1e-3)
+
+
+def test_the_shortest_recording_is_accepted_and_a_shorter_one_refused(encoder: SpeakerEncoder) -> None:
+    shortest = encoder.shape.min_samples
+    assert encoder.embed(noise(shortest)).isfinite().all()
+    with pytest.raises(InvalidRequest, match="ref_audio is too short") as error:
+        encoder.embed(noise(shortest - 1))
+    assert error.value.param == "ref_audio"
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 384])
+def test_hardly_any_audio_is_refused(num_samples: int, encoder: SpeakerEncoder) -> None:
+    with pytest.raises(InvalidRequest):
+        encoder.embed(noise(num_samples))
+
+
+def test_the_released_section_names_only_what_differs() -> None:
+    config = SpeakerEncoderConfig.read({"enc_dim": 2048, "sample_rate": 24000, "model_type": "whatever"})
+    assert config == SpeakerEncoderConfig(enc_dim=2048)
+
+
+def test_a_tone_lights_up_its_mel_band() -> None:
+    tone = torch.sin(torch.arange(24000) * (2 * torch.pi * 1000 / 24000))
+    loudest = int(log_mel(tone, sample_rate=24000, num_mels=128).mean(dim=1).argmax())
+    bins = mel_filters(24000, 128)[loudest].nonzero()[:, 0] * (24000 / 1024)
+    assert bins.min() <= 1000 <= bins.max()
+
+
+def test_filters_have_equal_area() -> None:
+    filters = mel_filters(24000, 40)
+    areas = filters.sum(dim=1) * (24000 / 1024)
+    torch.testing.assert_close(areas[10:], torch.ones(30), atol=0.05, rtol=0)
