@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+_WORTH_A_REPORT = 100e6  # bytes
 _PIECE = 1 << 22  # values drawn, converted and written at a time; even, so that four fit a 64-bit draw
 _TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
 _AUDIO_PROCESSOR: Json = {
@@ -122,7 +123,6 @@ def _write_talker(directory: Path, shape: Shape, options: Options) -> None:
 
 
 def _write_codec(directory: Path, shape: Shape, options: Options) -> None:
-    logger.info("codec")
     config = SpeechTokenizerConfig.load(directory)
     decoder, encoder = DecoderNetwork(config.decoder), EncoderNetwork(config.encoder)
     randomize_codec(decoder, encoder, generator=torch.Generator().manual_seed(options.seed))
@@ -187,7 +187,9 @@ def write_random_tensors(file: Path, fills: Mapping[str, Fill], options: Options
         def write(piece: Piece) -> int:
             values = fills[piece.name].draw(f"{options.seed}/{piece.name}/{piece.first}", piece.count)
             data = values.to(options.dtype).view(torch.uint8).numpy().tobytes()
-            return os.pwrite(out.fileno(), data, start + piece.offset)
+            written = os.pwrite(out.fileno(), data, start + piece.offset)
+            assert written == len(data), "regular files take all bytes or raise"
+            return written
 
         pieces = [pool.submit(write, piece) for piece in _pieces(fills, options.dtype.itemsize)]
         total = sum(fill.shape.numel() for fill in fills.values()) * options.dtype.itemsize
@@ -218,7 +220,7 @@ def _report(written: Iterator[int], total: int) -> None:
     done = 0
     for size in written:
         before, done = done, done + size
-        if before * 10 // total < done * 10 // total:
+        if total > _WORTH_A_REPORT and before * 10 // total < done * 10 // total:
             logger.info("talker %3d %% of %.2f GB", done * 100 // total, total / 1e9)
 
 

@@ -13,6 +13,8 @@ from serve_app.model_choice import choose
 
 # Above the longest utterance: a replica that is taken away finishes what it speaks.
 _DRAIN_S = 120.0
+# How often it looks whether it has finished; pools stop one after the other.
+_DRAIN_POLL_S = 0.5
 
 
 def build_app(config: AppConfig) -> Application:
@@ -32,6 +34,7 @@ def options(pool: PoolConfig) -> dict[str, Any]:
         "max_ongoing_requests": pool.max_ongoing_requests,
         "max_queued_requests": pool.max_queued_requests,
         "graceful_shutdown_timeout_s": _DRAIN_S,
+        "graceful_shutdown_wait_loop_s": _DRAIN_POLL_S,
         "health_check_period_s": 5,
         "ray_actor_options": {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus},
     }

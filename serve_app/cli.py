@@ -12,8 +12,9 @@ from serve_app import ray_settings
 from serve_app.config import AppConfig, read_config
 from serve_app.doctor import examine
 from serve_app.gpus import count_gpus
-from serve_app.local_server import Address, free_port, running, wait_for_stop
+from serve_app.local_server import Address, running, wait_for_stop
 from serve_app.model_choice import choose
+from serve_app.ports import free_port
 from serve_app.progress import Progress
 from serve_app.say import Utterance, speak
 

@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from serve_app.config import AppConfig
 from serve_app.gpus import count_gpus
 from serve_app.model_choice import EMBEDDED
+from serve_app.ports import why_unusable
 
 _PYTHON = (3, 11)
 _MIN_FREE_BYTES = 8 << 30
@@ -106,10 +106,7 @@ def _disk() -> Finding:
 
 
 def _port(port: int) -> Finding:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            return Finding(False, "port", f"{port} cannot be used ({error.strerror}): choose another with --port")
+    reason = why_unusable("127.0.0.1", port)
+    if reason is not None:
+        return Finding(False, "port", f"{port} cannot be used ({reason}): choose another with --port")
     return Finding(True, "port", f"{port} is free")

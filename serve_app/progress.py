@@ -1,5 +1,6 @@
 """What a person sees while something takes a while."""
 
+import sys
 import time
 from types import TracebackType
 from typing import Self
@@ -11,7 +12,7 @@ class Progress:
     """One changing line with a spinner on a terminal, one line per stage elsewhere."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False)
+        self._console = Console(file=sys.stdout, highlight=False)
         self._status = self._console.status("starting")
         self._started_s = time.monotonic()
 

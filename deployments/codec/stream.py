@@ -14,6 +14,7 @@ from deployments.codec.chunking import ChunkPlan
 from deployments.codec.playback import PlaybackClock
 from deployments.codec.silence import LeadingSilence
 from deployments.codec.state import DecoderState
+from deployments.errors import EngineError
 from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk
 
 Decode = Callable[[DecodeJob], Awaitable[Decoded]]
@@ -74,6 +75,8 @@ class FrameBuffer:
                 self.num_text_tokens = chunk.num_text_tokens
                 self.finish_reason = chunk.finish_reason
                 self._changed.set()
+            if self.finish_reason is None:
+                raise EngineError("the talker's frames end without a reason: speech may be missing")
         except Exception as error:
             self._error = error
         self._changed.set()

@@ -108,10 +108,23 @@ class Engine:
         return finished + outputs
 
     def _run(self, batch: Batch) -> list[Output]:
-        self.runner.prefill(batch.prefill)
-        step = self.runner.decode(batch.decode)
+        outputs = self._prefill(batch.prefill)
+        going = [sequence for sequence in batch.decode if sequence.finish_reason is None]
+        return outputs + self._decode(going) if going else outputs
+
+    def _prefill(self, sequences: list[Sequence]) -> list[Output]:
+        """Outputs of the sequences that turn out to be over: all their frames were made before they were resumed."""
         outputs = []
-        for sequence, frame, ended in zip(batch.decode, step.frames, step.ended, strict=True):
+        for sequence, over in zip(sequences, self.runner.prefill(sequences), strict=True):
+            if over:
+                sequence.finish_reason = FinishReason.STOP
+                outputs.append(Output(sequence.id, self._chunk(sequence, [], FinishReason.STOP)))
+        return outputs
+
+    def _decode(self, sequences: list[Sequence]) -> list[Output]:
+        step = self.runner.decode(sequences)
+        outputs = []
+        for sequence, frame, ended in zip(sequences, step.frames, step.ended, strict=True):
             sequence.append(frame, ended=bool(ended))
             outputs.append(Output(sequence.id, self._chunk(sequence, [frame], sequence.finish_reason)))
         return outputs

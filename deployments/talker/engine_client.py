@@ -51,8 +51,11 @@ class EngineClient:
         self._connecting: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self.num_running = self.num_waiting = 0
-        self._socket.sendall(encode(Start(model, config)))
-        self.info = self._await_ready()
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.stop)
+            self._socket.sendall(encode(Start(model, config)))
+            self.info = self._await_ready()
+            failed.pop_all()
 
     @property
     def is_alive(self) -> bool:

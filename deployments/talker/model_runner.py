@@ -70,15 +70,18 @@ class ModelRunner:
         self._options: BatchOptions | None = None
 
     @torch.inference_mode()
-    def prefill(self, sequences: list[Sequence]) -> None:
-        """Run prompts, and the frames of resumed sequences, and sample each sequence's next codebook 0."""
+    def prefill(self, sequences: list[Sequence]) -> np.ndarray:
+        """Run prompts, and the frames of resumed sequences, and sample each sequence's next codebook 0.
+
+        Returns which [sequences] bool get no further frame: end of speech comes right behind those they resume from.
+        """
         if not sequences:
-            return
+            return np.zeros(0, dtype=bool)
         self._options = None
         for sequence in sequences:
             self._prefill_rows(sequence)
             self._recall_codes(sequence)
-        self._sample_code0(sequences)
+        return self._sample_code0(sequences)[: len(sequences)].cpu().numpy()
 
     @torch.inference_mode()
     def decode(self, sequences: list[Sequence]) -> Step:

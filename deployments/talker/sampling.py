@@ -13,6 +13,8 @@ from torch import Tensor
 
 from deployments.protocol import Sampling
 
+Words = tuple[Tensor, Tensor, Tensor, Tensor]
+
 _MASK = 0xFFFFFFFF
 # Top-k keeps every candidate equal to the k-th; bfloat16 logits are often equal. Room for that many more.
 _TIES = 14
@@ -65,20 +67,23 @@ def philox_noise(draw: Draw, codes: Tensor) -> Tensor:
 
     The logarithm runs in float64, so that vector and scalar code paths round to the same float32.
     """
-    word = codes & _MASK
     frame = draw.frames[:, None].expand_as(codes)
-    counter = (word, torch.full_like(codes, draw.codebook), frame, torch.zeros_like(codes))
-    low, high = draw.seeds[:, None] & _MASK, (draw.seeds[:, None] >> 32) & _MASK
-    for _ in range(10):
-        counter = _philox_round(counter, low, high)
-        low, high = (low + 0x9E3779B9) & _MASK, (high + 0xBB67AE85) & _MASK
-    uniform = (counter[0].double() + 0.5) / 2**32
+    counter = (codes, torch.full_like(codes, draw.codebook), frame, torch.zeros_like(codes))
+    key = (draw.seeds[:, None] & _MASK, (draw.seeds[:, None] >> 32) & _MASK)
+    uniform = (philox4x32(counter, key)[0].double() + 0.5) / 2**32
     return (-uniform.log()).float()
 
 
-def _philox_round(
-    counter: tuple[Tensor, Tensor, Tensor, Tensor], low: Tensor, high: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
+    """Ten rounds. Every word is 32 bits in an int64 tensor; the least significant word comes first."""
+    low, high = key
+    for _ in range(10):
+        counter = _philox_round(counter, low, high)
+        low, high = (low + 0x9E3779B9) & _MASK, (high + 0xBB67AE85) & _MASK
+    return counter
+
+
+def _philox_round(counter: Words, low: Tensor, high: Tensor) -> Words:
     first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
     return (
         ((second >> 32) & _MASK) ^ counter[1] ^ low,

@@ -1,0 +1,68 @@
+"""Driving an engine by hand: requests with defaults, and steps until nothing is left to do."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, Sampling, SynthesisRequest
+from deployments.talker.engine import Engine
+
+GREEDY = Sampling(do_sample=False, subtalker_dosample=False, repetition_penalty=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A finished stream."""
+
+    codes: Codes  # [frames, groups]
+    reason: FinishReason
+    num_text_tokens: int
+
+    @classmethod
+    def join(cls, chunks: list[FrameChunk]) -> "Spoken":
+        """Only the last chunk may have a reason."""
+        assert [chunk.finish_reason is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+        assert chunks[-1].finish_reason is not None
+        codes = np.concatenate([chunk.codes for chunk in chunks])
+        return cls(codes, chunks[-1].finish_reason, chunks[-1].num_text_tokens)
+
+
+def ask(
+    text: str = "Hello there.", *, frames: int = 20, sampling: Sampling | None = None, **changes: object
+) -> GenerateRequest:
+    """A request whose speech ends after `frames` frames at the latest; `changes` are fields of the utterance."""
+    options = replace(sampling or Sampling(), max_new_tokens=frames + 1)
+    fields = {"voice": "ryan", "seed": 7, **changes}
+    return GenerateRequest(SynthesisRequest("test", text, sampling=options, **fields))  # type: ignore[arg-type]
+
+
+def drain(engine: Engine) -> dict[int, Spoken]:
+    """Step until nothing is left: what each sequence said from here on."""
+    chunks: dict[int, list[FrameChunk]] = {}
+    while not engine.is_idle:
+        for output in engine.step():
+            chunks.setdefault(output.sequence_id, []).append(output.chunk)
+    engine.scheduler.check_integrity()
+    return {number: Spoken.join(of_one) for number, of_one in chunks.items()}
+
+
+def speak(engine: Engine, request: GenerateRequest) -> Spoken:
+    """One request by itself."""
+    engine.add(0, request)
+    return drain(engine)[0]
+
+
+def speak_all(engine: Engine, requests: Iterable[GenerateRequest], *, steps_between: int = 0) -> list[Spoken]:
+    """Requests that join one after the other, some steps apart."""
+    chunks: dict[int, list[FrameChunk]] = {}
+    waiting = list(enumerate(requests))
+    steps = 0
+    while waiting or not engine.is_idle:
+        while waiting and steps >= waiting[0][0] * steps_between:
+            engine.add(*waiting.pop(0))
+        for output in engine.step():
+            chunks.setdefault(output.sequence_id, []).append(output.chunk)
+        steps += 1
+    engine.scheduler.check_integrity()
+    return [Spoken.join(chunks[number]) for number in sorted(chunks)]

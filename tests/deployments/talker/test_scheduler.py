@@ -1,0 +1,221 @@
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.errors import Overloaded
+from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
+from deployments.talker.block_manager import BlockManager
+from deployments.talker.prompt import Prompt
+from deployments.talker.scheduler import Batch, Scheduler
+from deployments.talker.sequence import FrameLimit, Sequence
+
+FRAME = np.zeros(4, np.int16)
+BLOCK_SIZE = 4
+
+
+def sequence(number: int, *, rows: int = 3, frames: int = 8) -> Sequence:
+    prompt = Prompt(torch.zeros(rows, 1), torch.zeros(1, 1), torch.zeros(1), num_text_tokens=rows)
+    request = GenerateRequest(SynthesisRequest(str(number), "text"))
+    return Sequence(number, request, prompt, Sampling(), FrameLimit(frames, FinishReason.LENGTH))
+
+
+def scheduler(*, blocks: int = 100, max_num_seqs: int = 2, max_num_waiting: int = 2) -> Scheduler:
+    manager = BlockManager(num_blocks=blocks + 1, block_size=BLOCK_SIZE)
+    return Scheduler(manager, max_num_seqs=max_num_seqs, max_num_waiting=max_num_waiting)
+
+
+def ids(sequences: list[Sequence]) -> list[int]:
+    return [each.id for each in sequences]
+
+
+def step(line: Scheduler) -> tuple[list[int], list[int]]:
+    """One step as the engine takes it: who was prefilled, and who got a frame."""
+    batch = line.schedule()
+    if batch is None:
+        return [], []
+    decoded = ids(batch.decode)
+    for each in batch.decode:
+        assert line.blocks.slots(each.id, each.num_positions + 1).size == each.num_positions + 1
+        each.append(FRAME, ended=False)
+    line.retire(batch)
+    line.check_integrity()
+    return ids(batch.prefill), decoded
+
+
+def steps(line: Scheduler) -> Iterator[tuple[list[int], list[int]]]:
+    while not line.is_idle:
+        yield step(line)
+
+
+def test_nothing_to_do_is_no_batch() -> None:
+    line = scheduler()
+    assert line.is_idle
+    assert line.schedule() is None
+
+
+def test_a_new_sequence_is_prefilled_and_decoded_in_one_step() -> None:
+    line = scheduler()
+    line.add(sequence(1))
+    assert step(line) == ([1], [1])
+    assert step(line) == ([], [1])
+
+
+def test_rows_limit_who_runs_and_the_line_is_first_come_first_served() -> None:
+    line = scheduler(max_num_seqs=2)
+    for number, frames in [(1, 3), (2, 1), (3, 2), (4, 1)]:
+        line.add(sequence(number, frames=frames))
+    assert list(steps(line)) == [([1, 2], [1, 2]), ([3], [1, 3]), ([], [1, 3]), ([4], [4])]
+    assert line.blocks.num_free == 100
+
+
+def test_the_head_of_the_line_waits_for_blocks_and_nobody_overtakes_it() -> None:
+    line = scheduler(blocks=4, max_num_seqs=3)
+    line.add(sequence(1, rows=7, frames=1))  # two blocks
+    line.add(sequence(2, rows=11, frames=1))  # three
+    line.add(sequence(3, rows=1, frames=1))  # one, which is free all along
+    assert list(steps(line)) == [([1], [1]), ([2, 3], [2, 3])]
+
+
+def test_running_sequences_have_rows_of_their_own() -> None:
+    line = scheduler(max_num_seqs=3)
+    for number in range(3):
+        line.add(sequence(number))
+    batch = line.schedule()
+    assert batch is not None
+    assert sorted(each.row for each in batch.decode if each.row is not None) == [0, 1, 2]
+
+
+def test_a_full_line_is_overload() -> None:
+    line = scheduler(max_num_seqs=2, max_num_waiting=1)
+    for number in range(3):
+        line.check_room()
+        line.add(sequence(number, frames=1))
+    with pytest.raises(Overloaded, match="3 requests"):
+        line.check_room()
+    step(line)
+    line.check_room()
+
+
+def test_rows_that_run_count_towards_the_limit() -> None:
+    line = scheduler(max_num_seqs=1, max_num_waiting=0)
+    line.add(sequence(1))
+    step(line)
+    with pytest.raises(Overloaded):
+        line.check_room()
+
+
+def test_the_newest_gives_way_when_blocks_run_out_and_goes_on_first() -> None:
+    line = scheduler(blocks=4, max_num_seqs=3, max_num_waiting=1)
+    sequences = [sequence(number, rows=3, frames=4) for number in (1, 2, 3)]
+    for each in [*sequences, sequence(4, rows=1, frames=1)]:
+        line.add(each)
+    assert step(line) == ([1, 2, 3], [1, 2, 3])  # a block each, one is free; with 4 frames it is two each
+    assert step(line) == ([], [1, 2])
+    assert ids(list(line.waiting)) == [3, 4]
+    assert sequences[2].num_frames == 1
+    assert [step(line) for _ in range(2)] == [([], [1, 2])] * 2
+    assert step(line) == ([3, 4], [3, 4])
+    assert list(steps(line)) == [([], [3])] * 2
+    assert [each.num_frames for each in sequences] == [4, 4, 4]
+    assert line.blocks.num_free == 4
+
+
+def test_of_two_that_give_way_the_older_goes_on_first() -> None:
+    line = scheduler(blocks=4, max_num_seqs=3)
+    line.add(sequence(1, rows=7, frames=9))  # takes a third block in the second step, and the fourth in the sixth
+    line.add(sequence(2, rows=1, frames=9))
+    line.add(sequence(3, rows=1, frames=9))
+    line.schedule()
+    assert line.blocks.num_free == 0
+    sequences = list(line.running.values())
+    for each in sequences:
+        each.frames = [FRAME] * 4
+    assert step(line) == ([], [1])
+    assert ids(list(line.waiting)) == [2, 3]
+
+
+def test_abort_frees_a_running_sequence() -> None:
+    line = scheduler()
+    for number in (1, 2, 3):
+        line.add(sequence(number))
+    step(line)
+    line.abort(1)
+    line.check_integrity()
+    assert step(line) == ([3], [2, 3])
+    line.abort(2)
+    line.abort(3)
+    assert line.is_idle
+    assert line.blocks.num_free == 100
+    line.check_integrity()
+
+
+def test_abort_takes_a_waiting_sequence_out_of_the_line() -> None:
+    line = scheduler(max_num_seqs=1)
+    for number in (1, 2, 3):
+        line.add(sequence(number, frames=2))
+    step(line)
+    line.abort(2)
+    assert [number for prefill, _ in steps(line) for number in prefill] == [3]
+
+
+def test_abort_of_a_stranger_is_no_error() -> None:
+    line = scheduler()
+    line.add(sequence(1, frames=1))
+    step(line)
+    line.abort(1)
+    line.abort(99)
+    assert line.is_idle
+    line.check_integrity()
+
+
+def test_integrity_notices_a_lost_row() -> None:
+    line = scheduler()
+    line.add(sequence(1))
+    batch = line.schedule()
+    assert batch is not None
+    batch.decode[0].row = None
+    with pytest.raises(AssertionError, match="rows lost"):
+        line.check_integrity()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_traffic_ends_with_everything_returned(seed: int) -> None:
+    rng = random.Random(seed)
+    line = scheduler(blocks=9, max_num_seqs=4, max_num_waiting=3)
+    sequences: dict[int, Sequence] = {}
+    aborted: set[int] = set()
+    refused = preempted = 0
+    for number in range(120):
+        try:
+            line.check_room()
+        except Overloaded:
+            refused += 1
+        else:
+            sequences[number] = sequence(number, rows=rng.randint(1, 9), frames=rng.randint(1, 20))
+            line.add(sequences[number])
+        if sequences and rng.random() < 0.2:
+            victim = rng.choice(list(sequences))
+            line.abort(victim)
+            aborted.add(victim)
+        before = set(line.running)
+        step(line)
+        preempted += any(each.id in before for each in line.waiting)
+    for _ in steps(line):
+        pass
+    for number, each in sequences.items():
+        assert number in aborted or each.num_frames == each.limit.frames
+    assert line.blocks.num_free == 9
+    assert refused
+    assert preempted
+
+
+def test_a_batch_without_finished_sequences_retires_nobody() -> None:
+    line = scheduler()
+    line.add(sequence(1))
+    batch = line.schedule()
+    assert batch is not None
+    line.retire(Batch([], batch.decode))
+    assert list(line.running) == [1]
