@@ -24,7 +24,7 @@ lint: $(VENV)/.installed-dev ## Format, lint, types and the folder rule
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed-dev ## Tests without Ray
-	$(BIN)/python -m pytest -q -m "not e2e and not parity"
+	$(BIN)/python -m pytest -q -m "not e2e and not gpu"
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m e2e

@@ -96,7 +96,7 @@ class StackShape:
     kv_heads: int
     head_dim: int
 
-    def to_json(self) -> Json:
+    def to_json(self, num_code_groups: int) -> Json:
         """The keys that the talker's and the predictor's configuration share."""
         return {
             "hidden_size": self.hidden,
@@ -110,7 +110,7 @@ class StackShape:
             "rope_theta": 1000000,
             "attention_bias": False,
             "attention_dropout": 0,
-            "num_code_groups": 16,
+            "num_code_groups": num_code_groups,
             "use_sliding_window": False,
             "sliding_window": None,
         }
@@ -129,6 +129,7 @@ class Shape:
     text_vocab: int = 151936
     assistant_token: int = 77091
     num_codes: int = 2048
+    num_code_groups: int = 16
     unit_scale: bool = False  # random weights: deviations that keep signals near 1 in narrow layers
     eos_scale: float = 1.0  # random weights: the end-of-speech row of the codec head is that much larger
     languages: Mapping[str, int] = field(default_factory=lambda: LANGUAGES)
@@ -169,7 +170,7 @@ class Shape:
         third = self.talker.head_dim // 2 * 5 // 16  # of the rotary axes, two get a share and the first the rest
         sections = [self.talker.head_dim // 2 - 2 * third, third, third]
         return {
-            **self.talker.to_json(),
+            **self.talker.to_json(self.num_code_groups),
             "vocab_size": self.num_codes + NUM_CONTROL_CODES,
             "text_vocab_size": self.text_vocab,
             "text_hidden_size": self.text_hidden,
@@ -187,7 +188,7 @@ class Shape:
 
     def _predictor_json(self) -> Json:
         return {
-            **self.predictor.to_json(),
+            **self.predictor.to_json(self.num_code_groups),
             "vocab_size": self.num_codes,
             "max_position_embeddings": 65536,
             "rope_scaling": None,
@@ -200,12 +201,17 @@ class Shape:
         return {
             "architectures": ["Qwen3TTSTokenizerV2Model"],
             "model_type": "qwen3_tts_tokenizer_12hz",
-            "encoder_valid_num_quantizers": 16,
+            "encoder_valid_num_quantizers": self.num_code_groups,
             "input_sample_rate": 24000,
             "output_sample_rate": 24000,
             "decode_upsample_rate": 1920,
             "encode_downsample_rate": 1920,
-            "decoder_config": {**_CODEC_DECODER, "codebook_size": self.num_codes, **self.codec_decoder},
+            "decoder_config": {
+                **_CODEC_DECODER,
+                "codebook_size": self.num_codes,
+                "num_quantizers": self.num_code_groups,
+                **self.codec_decoder,
+            },
             "encoder_config": {**_CODEC_ENCODER, "codebook_size": self.num_codes, **self.codec_encoder},
         }
 

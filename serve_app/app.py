@@ -15,6 +15,8 @@ from serve_app.model_choice import choose
 _DRAIN_S = 120.0
 # How often it looks whether it has finished; pools stop one after the other.
 _DRAIN_POLL_S = 0.5
+# Three failures replace a replica: one whose engine has died refuses requests for about six seconds.
+_HEALTH_CHECK_S = 2.0
 
 
 def build_app(config: AppConfig) -> Application:
@@ -35,6 +37,6 @@ def options(pool: PoolConfig) -> dict[str, Any]:
         "max_queued_requests": pool.max_queued_requests,
         "graceful_shutdown_timeout_s": _DRAIN_S,
         "graceful_shutdown_wait_loop_s": _DRAIN_POLL_S,
-        "health_check_period_s": 5,
+        "health_check_period_s": _HEALTH_CHECK_S,
         "ray_actor_options": {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus},
     }

@@ -7,8 +7,12 @@ import yaml
 from pydantic import Field, ValidationError
 
 from deployments.config import CodecConfig, Strict, TalkerConfig
-from deployments.errors import InvalidRequest
+from deployments.errors import TalkrayError
 from serve_app.api_settings import ApiSettings
+
+
+class ConfigError(TalkrayError):
+    """A config file is not one; the message says where."""
 
 
 class PoolConfig(Strict):
@@ -38,15 +42,17 @@ class AppConfig(Strict):
 def read_config(file: Path) -> AppConfig:
     """The application's settings from a Serve config file (`applications[0].args`) or from a file of their own.
 
-    Raises InvalidRequest that names the wrong keys and the right ones.
+    Raises ConfigError that names the wrong keys and the right ones.
     """
-    document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    applications = document.get("applications")
-    values: dict[str, Any] = applications[0].get("args") or {} if applications else document
     try:
-        return AppConfig.model_validate(values)
+        document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    applications = document.get("applications") if isinstance(document, dict) else None
+    try:
+        return AppConfig.model_validate(applications[0].get("args") or {} if applications else document)
     except ValidationError as error:
-        raise InvalidRequest(f"{file}: {explain(error)}") from None
+        raise ConfigError(f"{file}: {explain(error)}") from None
 
 
 def explain(error: ValidationError) -> str:

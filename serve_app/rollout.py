@@ -23,7 +23,7 @@ Report = Callable[[str], None]
 
 
 def roll_out(config: AppConfig, report: Report) -> None:
-    """Deploy the application and return once all of it runs. `report` gets a line whenever a deployment's state changes.
+    """Deploy the application, return once all of it runs. `report` gets a line whenever a deployment's state changes.
 
     Raises StartError as soon as a constructor has raised: on one machine it would raise again.
     """

@@ -34,10 +34,12 @@ def speak(url: str, utterance: Utterance) -> str:
         raise InvalidRequest(f"{utterance.file}: its ending must be one of {', '.join(FORMATS)}")
     try:
         num_bytes = asyncio.run(_fetch(url.rstrip("/"), utterance, audio_format))
-    except aiohttp.ClientError as error:
+    except (aiohttp.ClientError, TimeoutError) as error:
         raise RefusedError(
             f"{url} does not answer as a Talkray server ({error}): start one with `talkray serve`"
         ) from None
+    except OSError as error:
+        raise RefusedError(f"{utterance.file} cannot be written: {error.strerror}") from None
     return f"wrote {utterance.file} ({num_bytes:,} bytes)"
 
 
@@ -45,7 +47,9 @@ async def _fetch(url: str, utterance: Utterance, audio_format: str) -> int:
     timeout = aiohttp.ClientTimeout(total=None, sock_read=_READ_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         body = {"model": "qwen3-tts", "input": utterance.text, "response_format": audio_format, "stream": False}
-        body["voice"] = utterance.voice or await _first_voice(session, url)
+        voice = utterance.voice or await _first_voice(session, url)
+        if voice is not None:
+            body["voice"] = voice
         async with session.post(f"{url}/v1/audio/speech", json=body) as answer:
             content = await answer.read()
             if answer.status != 200:
@@ -54,10 +58,11 @@ async def _fetch(url: str, utterance: Utterance, audio_format: str) -> int:
     return len(content)
 
 
-async def _first_voice(session: aiohttp.ClientSession, url: str) -> str:
-    async with session.get(f"{url}/v1/audio/voices") as answer:
+async def _first_voice(session: aiohttp.ClientSession, url: str) -> str | None:
+    """The first the server lists; None where the model has none to choose from."""
+    async with session.get(f"{url}/v1/audio/voices", raise_for_status=True) as answer:
         voices = (await answer.json())["voices"]
-        return str(voices[0]["id"])
+        return str(voices[0]["id"]) if voices else None
 
 
 def _message(status: int, content: bytes) -> str:

@@ -42,16 +42,18 @@ class DecoderNetwork(nn.Module):
 
     def forward(self, codes: Tensor, state: BatchState) -> Tensor:
         """Samples [B, frames * frame_samples] within [-1, 1]; leaves the streams' next state in `state`."""
-        x = self.quantizer(codes).transpose(1, 2)
-        x = self.pre_conv(x, state)
+        return self.synthesize(self.quantizer(codes), state).clamp(-1, 1)
+
+    def synthesize(self, x: Tensor, state: BatchState) -> Tensor:
+        """Unbounded samples [B, frames * frame_samples] of quantized latents [B, frames, codebook_dim]."""
+        x = self.pre_conv(x.transpose(1, 2), state)
         x = self.pre_transformer(x.transpose(1, 2), state).transpose(1, 2)
         for stage in self.upsample:
             for layer in stage.children():
                 x = layer(x, state)
         for layer in self.decoder:
             x = layer(x) if isinstance(layer, Snake) else layer(x, state)
-        out: Tensor = x.squeeze(1).clamp(-1, 1)
-        return out
+        return x.squeeze(1)
 
 
 def _upsampling_stage(layout: StateLayout, config: DecoderConfig, ratio: int) -> nn.ModuleList:

@@ -45,7 +45,15 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     dtype: torch.dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
     decoder = CodecDecoder.load(directory, device=device, dtype=dtype)
     encoder = CodecEncoder.load(directory) if _clones(checkpoint) else None
+    _warm_up(decoder, config)
     return Codec(decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate)
+
+
+def _warm_up(decoder: CodecDecoder, config: CodecConfig) -> None:
+    """Decode a chunk of every size once: the first call of a shape may take a second on a GPU."""
+    for num_frames in sorted(set(config.chunk_frames)):
+        codes = torch.zeros((1, num_frames, decoder.config.num_quantizers), dtype=torch.long)
+        decoder.decode(codes, [decoder.initial_state()])
 
 
 def _clones(checkpoint: Path) -> bool:

@@ -26,6 +26,7 @@ class FrameBuffer:
     def __init__(self, chunks: AsyncGenerator[FrameChunk, None]) -> None:
         self._chunks = chunks
         self._frames: list[Codes] = []
+        self._num_code_groups = 0
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -58,9 +59,9 @@ class FrameBuffer:
         return self.finish_reason is not None or self._error is not None
 
     def take(self, count: int) -> Codes:
-        """The next `count` frames, [count, num_code_groups]."""
+        """The next `count` frames, [count, num_code_groups]; there may be none."""
         taken, self._frames = self._frames[:count], self._frames[count:]
-        return np.stack(taken)
+        return np.stack(taken) if taken else np.zeros((0, self._num_code_groups), dtype=np.int16)
 
     async def wait(self, timeout_s: float | None) -> None:
         """Return when something has arrived, or after `timeout_s`."""
@@ -72,6 +73,7 @@ class FrameBuffer:
         try:
             async for chunk in self._chunks:
                 self._frames.extend(chunk.codes)
+                self._num_code_groups = chunk.codes.shape[1]
                 self.num_text_tokens = chunk.num_text_tokens
                 self.finish_reason = chunk.finish_reason
                 self._changed.set()
@@ -101,10 +103,10 @@ class StreamDecoder:
             reason = None
             while reason is None:
                 count = await self._next_count(buffer)
-                codes = buffer.take(count) if count else None
+                codes = buffer.take(count)
                 reason = buffer.finish_reason if buffer.available == 0 else None
-                if codes is None:
-                    yield PcmChunk(b"", _no_codes(), buffer.num_text_tokens, reason)
+                if not count:
+                    yield PcmChunk(b"", codes, buffer.num_text_tokens, reason)
                     continue
                 decoded = await self._decode(
                     DecodeJob(codes=codes, state=state, deadline_s=self._clock.deadline_s(time.monotonic()))
@@ -123,7 +125,3 @@ class StreamDecoder:
             if count or ended:
                 return count
             await buffer.wait(self._plan.patience_s(lead_s) if buffer.available else None)
-
-
-def _no_codes() -> Codes:
-    return np.zeros((0, 0), dtype=np.int16)

@@ -67,7 +67,8 @@ class Engine:
         )
 
     def warm_up(self) -> None:
-        """Run one short utterance, so that the first request meets warm code paths."""
+        """Capture graphs and run one short utterance, so that the first request meets warm code paths."""
+        self.runner.capture()
         voice = next(iter(self.model.speakers), None)
         options = Sampling(max_new_tokens=3)
         request = SynthesisRequest("warm-up", "Hello.", voice=voice, sampling=options, ignore_eos=True)

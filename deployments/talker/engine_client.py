@@ -85,6 +85,8 @@ class EngineClient:
 
     def stop(self) -> None:
         """Close the pipe, which ends the process; kill it where it does not obey."""
+        with contextlib.suppress(OSError):  # already disconnected
+            self._socket.shutdown(socket.SHUT_RDWR)  # uvloop would keep the descriptor open behind a mere close
         self._socket.close()
         if self._writer is not None:
             self._writer.close()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from deployments.protocol import Codes
 from deployments.talker.block_manager import BlockManager
+from deployments.talker.cuda_graphs import PredictorGraphs, PredictorInputs, predict
 from deployments.talker.kv_cache import KVCache, PagedAttention, RowLayout, padded_length
 from deployments.talker.model.talker import Talker
 from deployments.talker.sampling import (
@@ -61,13 +62,23 @@ class ModelRunner:
         self.noise: NoiseSource = philox_noise
         weight = talker.codec_head.weight
         self.device = weight.device
-        self.fixed_rows = max_num_seqs if self.device.type == "cpu" else None
+        self.buckets = [max_num_seqs] if self.device.type == "cpu" else powers_of_two(max_num_seqs)
+        self.graphs: PredictorGraphs | None = None
         self.scratch_row = max_num_seqs
         hidden_shape = (max_num_seqs + 1, talker.config.talker.hidden_size)
         self.hidden = torch.zeros(hidden_shape, dtype=weight.dtype, device=self.device)
         self.code0 = torch.zeros(max_num_seqs + 1, dtype=torch.long, device=self.device)
         self.seen = torch.zeros((max_num_seqs + 1, talker.config.vocab_size), dtype=torch.bool, device=self.device)
         self._options: BatchOptions | None = None
+
+    def capture(self) -> None:
+        """On a GPU, record the predictor for every batch size. Without this, and on CPU, it runs operation by operation."""
+        if self.device.type == "cpu":
+            return
+        graphs = PredictorGraphs(self.talker, self.noise)
+        for rows in reversed(self.buckets):  # the largest first: smaller ones reuse its memory
+            graphs.capture(rows)
+        self.graphs = graphs
 
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence]) -> np.ndarray:
@@ -100,10 +111,10 @@ class ModelRunner:
     def _prefill_rows(self, sequence: Sequence) -> None:
         """All rows of a sequence through the talker, some at a time; its last hidden state is its state."""
         rows = self._input_rows(sequence)
-        at_once = self.fixed_rows or _GPU_PREFILL_ROWS
+        at_once = self.buckets[0] if self.device.type == "cpu" else _GPU_PREFILL_ROWS
         for start in range(0, len(rows), at_once):
             part = rows[start : start + at_once]
-            count = self.fixed_rows or len(part)
+            count = at_once if self.device.type == "cpu" else len(part)
             layout = self._layout([(sequence, start + offset) for offset in range(len(part))], count)
             hidden = self.talker(_pad(part, count), layout.positions, PagedAttention(self.cache, layout))
             self.hidden[sequence.row] = hidden[len(part) - 1]
@@ -126,14 +137,9 @@ class ModelRunner:
 
     def _predict(self, options: BatchOptions, frames: Tensor) -> tuple[Tensor, Tensor]:
         """The frames numbered `frames` [rows]: codes [rows, groups] and the sums of their embeddings [rows, hidden]."""
-        code0 = self.code0[options.rows]
-
-        def sample(logits: Tensor, codebook: int) -> Tensor:
-            return options.predictor.sample(logits, Draw(options.seeds, frames, codebook), self.noise)
-
-        embed0 = self.talker.model.codec_embedding(code0)
-        codes, embeds = self.talker.code_predictor(self.hidden[options.rows], code0, embed0, sample=sample)
-        return codes, embeds
+        rows = options.rows
+        inputs = PredictorInputs(self.hidden[rows], self.code0[rows], frames, options.seeds, options.predictor)
+        return predict(self.talker, inputs, self.noise) if self.graphs is None else self.graphs(inputs)
 
     def _sample_code0(self, sequences: list[Sequence], *, ahead: int = 0) -> Tensor:
         """Sample codebook 0 of the frame `ahead` of the next one; returns which rows [rows] end there."""
@@ -159,7 +165,7 @@ class ModelRunner:
         members = tuple((sequence.id, _row(sequence)) for sequence in sequences)
         if self._options is not None and self._options.members == members:
             return self._options
-        padding = (self.fixed_rows or len(sequences)) - len(sequences)
+        padding = next(rows for rows in self.buckets if rows >= len(sequences)) - len(sequences)
         self._options = BatchOptions(
             members=members,
             rows=self._column([row for _, row in members] + [self.scratch_row] * padding),
@@ -197,6 +203,12 @@ class ModelRunner:
             context=torch.from_numpy(context).to(self.device),
             mask=torch.from_numpy(mask[:, None, None]).to(self.device),
         )
+
+
+def powers_of_two(largest: int) -> list[int]:
+    """1, 2, 4, ... and `largest` itself."""
+    sizes = [1 << exponent for exponent in range(largest.bit_length()) if 1 << exponent < largest]
+    return [*sizes, largest]
 
 
 def _row(sequence: Sequence) -> int:

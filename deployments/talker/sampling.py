@@ -108,6 +108,17 @@ class BatchFilter:
         self.num_candidates = max((option.top_k for option in options), default=0) + _TIES if limited else None
         self.any_top_p = any(option.top_p < 1.0 for option in options)
 
+    def covers(self, other: "BatchFilter") -> bool:
+        """Whether `other`'s options can be copied in: a filter looks at a fixed number of candidates."""
+        if self.num_candidates is None or other.num_candidates is None:
+            return self.num_candidates is other.num_candidates
+        return other.num_candidates <= self.num_candidates
+
+    def copy_(self, other: "BatchFilter") -> None:
+        """Take over the options of a filter of as many rows, in place."""
+        for name in ("greedy", "temperature", "top_k", "top_p"):
+            getattr(self, name).copy_(getattr(other, name))
+
     def sample(self, logits: Tensor, draw: Draw, noise: NoiseSource = philox_noise) -> Tensor:
         """Logits [rows, vocab] float32 -> codes [rows] int64."""
         vocab = logits.shape[-1]

@@ -40,7 +40,10 @@ def _plain_tokenizer(directory: Path) -> Tokenizer:
     for name in ("vocab.json", "merges.txt"):
         if not (directory / name).exists():
             raise CheckpointError(f"{directory / name} is missing: the tokenizer needs it")
-    tokenizer = Qwen2Tokenizer.from_pretrained(directory)
+    vocab = json.loads((directory / "vocab.json").read_text(encoding="utf-8"))
+    lines = (directory / "merges.txt").read_text(encoding="utf-8").splitlines()
+    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    tokenizer = Qwen2Tokenizer(vocab=vocab, merges=merges)
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state["added_tokens"] = []
     return Tokenizer.from_str(json.dumps(state))

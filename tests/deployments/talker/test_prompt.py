@@ -15,6 +15,7 @@ from deployments.talker.prompt import Prompt, PromptBuilder, full_text
 from tests.deployments.talker.conftest import CONFIG
 
 TEXT = "Hello there, world."
+REFERENCE_TEXT = "What is said."
 LEAD_ROWS = 3  # the role
 AUTO_TAGS = 3  # nothink, think_bos, think_eos; a language makes it one more
 SPEAKER = 1
@@ -36,7 +37,7 @@ def ask(text: str = TEXT, **changes: object) -> GenerateRequest:
     return GenerateRequest(SynthesisRequest("test", text, **fields))  # type: ignore[arg-type]
 
 
-def clone(*, seconds: float = 0.5, text: str | None = "What was said.", frames: int | None = 10) -> GenerateRequest:
+def clone(*, seconds: float = 0.5, text: str | None = REFERENCE_TEXT, frames: int | None = 10) -> GenerateRequest:
     rng = np.random.default_rng(0)
     audio = rng.uniform(-0.5, 0.5, int(24000 * seconds)).astype(np.float32)
     reference = Reference(audio, text, x_vector_only=frames is None)
@@ -158,11 +159,14 @@ def test_a_clone_by_its_voice_alone_has_a_speaker_row(builders: Builders) -> Non
     assert (prompt.rows != other.rows).any(-1).nonzero()[:, 0].tolist() == [LEAD_ROWS + AUTO_TAGS]
 
 
-@pytest.mark.parametrize("frames", [3, 33, 34, 60])
+@pytest.mark.parametrize(
+    "frames",
+    [3, 31, 32, 60],  # text and its end are as long as 32 frames and their beginning
+)
 def test_a_clone_in_context_has_text_and_frames_side_by_side(builders: Builders, frames: int) -> None:
     builder = builders("Base")
     prompt = builder.build(clone(frames=frames))
-    tokens = len("What was said.") + len(TEXT)  # a token per byte
+    tokens = len(REFERENCE_TEXT) + len(TEXT)  # a token per byte
     head = LEAD_ROWS + AUTO_TAGS + SPEAKER + 1
     assert len(prompt.rows) == head + frames + 1
     assert len(prompt.trailing) == max(1, tokens + 1 - (frames + 1))
@@ -174,7 +178,7 @@ def test_a_clone_in_context_with_full_text_has_the_frames_behind_it(builders: Bu
     request = clone(frames=10)
     full = replace(request, synthesis=replace(request.synthesis, non_streaming_mode=True))
     prompt = builders("Base").build(full)
-    tokens = len("What was said.") + len(TEXT)
+    tokens = len(REFERENCE_TEXT) + len(TEXT)
     assert len(prompt.rows) == LEAD_ROWS + AUTO_TAGS + SPEAKER + 1 + tokens + 1 + 1 + 10
 
 

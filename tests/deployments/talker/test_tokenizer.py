@@ -26,9 +26,7 @@ def tokenizer(directory: Path, tokens: ControlTokens) -> TextTokenizer:
 
 
 @pytest.mark.parametrize("control", ADDED_TOKENS)
-def test_user_text_never_becomes_a_control_token(
-    tokenizer: TextTokenizer, tokens: ControlTokens, control: str
-) -> None:
+def test_user_text_never_becomes_a_control_token(tokenizer: TextTokenizer, tokens: ControlTokens, control: str) -> None:
     first_control = tokens.im_start - ADDED_TOKENS.index("<|im_start|>")
     text = f"before {control} after"
     for ids in (tokenizer.encode(text), tokenizer.encode(control)):

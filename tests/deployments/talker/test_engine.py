@@ -1,0 +1,386 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from deployments.config import TalkerConfig
+from deployments.errors import CheckpointError, InvalidRequest, Overloaded
+from deployments.protocol import FinishReason, GenerateRequest, Reference, Sampling
+from deployments.talker.engine import Engine, complete
+from deployments.talker.kv_cache import KVCache
+from deployments.talker.model.talker import Talker
+from deployments.talker.sequence import Sequence
+from tests.deployments.talker.conftest import CONFIG
+from tests.deployments.talker.driving import GREEDY, Spoken, ask, drain, speak, speak_all
+
+LONG_TEXT = "A text that is a good deal longer than the other ones, so that its prompt takes several passes. " * 2
+MIX = [
+    ask("Hello there.", seed=1, frames=15),
+    ask(LONG_TEXT, seed=2**64 - 1, frames=12, voice="vivian", language="german"),
+    ask("Greedy.", frames=14, sampling=GREEDY, non_streaming_mode=False),
+    ask("Instructed.", seed=4, frames=17, instructions="Speak slowly.", sampling=Sampling(top_k=0, top_p=0.8)),
+    ask("Hot.", seed=5, frames=11, sampling=Sampling(temperature=1.8, subtalker_temperature=0.3), ignore_eos=True),
+    ask("Half greedy.", seed=6, frames=13, voice="eric", sampling=Sampling(do_sample=False, repetition_penalty=1.3)),
+    ask("Streaming text.", seed=7, frames=19, non_streaming_mode=False, sampling=Sampling(subtalker_dosample=False)),
+]
+Kinds = Callable[[str], Engine]
+
+
+def same(one: Spoken, other: Spoken) -> bool:
+    return np.array_equal(one.codes, other.codes) and one.reason is other.reason
+
+
+def with_blocks(directory: Path, config: TalkerConfig, num_blocks: int) -> Engine:
+    """An engine whose cache has room for so many blocks, the scratch block not counted."""
+    bytes_per_position = KVCache.bytes_per_position(Engine(directory, config).model.talker, torch.float32)
+    cache_bytes = (num_blocks + 1) * config.kv_block_size * bytes_per_position
+    return Engine(directory, config.model_copy(update={"kv_cache_bytes": cache_bytes}))
+
+
+def record_prefills(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ids of sequences as they are prefilled; one that was preempted comes again."""
+    prefilled: list[int] = []
+    prefill = engine.runner.prefill
+
+    def recording(sequences: list[Sequence]) -> np.ndarray:
+        prefilled.extend(sequence.id for sequence in sequences)
+        return prefill(sequences)
+
+    monkeypatch.setattr(engine.runner, "prefill", recording)
+    return prefilled
+
+
+def push_end_of_speech(monkeypatch: pytest.MonkeyPatch, amount: float) -> None:
+    """Make the end-of-speech code always the best, or always the worst."""
+    logits = Talker.logits
+
+    def pushed(talker: Talker, hidden: Tensor) -> Tensor:
+        out = logits(talker, hidden).clone()
+        out[:, talker.config.codes.eos] += amount
+        return out
+
+    monkeypatch.setattr(Talker, "logits", pushed)
+
+
+@pytest.fixture(scope="module")
+def alone(engine_of: Kinds) -> list[Spoken]:
+    """What each request of the mix says by itself."""
+    return [speak(engine_of("CustomVoice"), request) for request in MIX]
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint("CustomVoice")
+
+
+def test_the_mix_is_worth_comparing(alone: list[Spoken]) -> None:
+    assert {spoken.reason for spoken in alone} == {FinishReason.STOP, FinishReason.LENGTH}
+    assert len({spoken.codes.tobytes() for spoken in alone}) == len(MIX)
+    assert sorted(len(spoken.codes) for spoken in alone)[2] >= 9
+
+
+@pytest.mark.parametrize("steps_between", [0, 3])
+def test_codes_are_equal_alone_and_batched(engine: Engine, alone: list[Spoken], steps_between: int) -> None:
+    """More sequences than rows: they wait, join and leave while others run."""
+    together = speak_all(engine, MIX, steps_between=steps_between)
+    assert [same(*pair) for pair in zip(alone, together, strict=True)] == [True] * len(MIX)
+
+
+def test_codes_are_equal_in_another_order(engine: Engine, alone: list[Spoken]) -> None:
+    together = speak_all(engine, MIX[::-1], steps_between=2)
+    assert [same(*pair) for pair in zip(alone[::-1], together, strict=True)] == [True] * len(MIX)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.1, 0.5, 0.8])
+def test_codes_are_equal_resumed(engine: Engine, alone: list[Spoken], place: float) -> None:
+    cuts = [int(len(spoken.codes) * place) for spoken in alone]
+    resumed = [
+        replace(request, prefix=spoken.codes[:cut]) for request, spoken, cut in zip(MIX, alone, cuts, strict=True)
+    ]
+    rests = speak_all(engine, resumed, steps_between=1)
+    for spoken, cut, rest in zip(alone, cuts, rests, strict=True):
+        assert np.array_equal(rest.codes, spoken.codes[cut:])
+        assert rest.reason is spoken.reason
+
+
+def test_codes_are_equal_resumed_alone_a_frame_before_the_end(engine: Engine, alone: list[Spoken]) -> None:
+    for request, spoken in zip(MIX, alone, strict=True):
+        rest = speak(engine, replace(request, prefix=spoken.codes[:-1]))
+        assert np.array_equal(rest.codes, spoken.codes[-1:])
+        assert rest.reason is spoken.reason
+
+
+def test_a_stream_of_which_only_the_end_was_lost_just_ends(engine: Engine, alone: list[Spoken]) -> None:
+    resumed = [replace(request, prefix=spoken.codes) for request, spoken in zip(MIX, alone, strict=True)]
+    rests = speak_all(engine, resumed)
+    assert [len(rest.codes) for rest in rests] == [0] * len(MIX)
+    assert [rest.reason for rest in rests] == [spoken.reason for spoken in alone]
+
+
+@pytest.mark.parametrize("num_blocks", [28, 40])
+def test_codes_are_equal_when_blocks_run_out(
+    checkpoint: Path, alone: list[Spoken], num_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest sequence needs 28 blocks: some wait for theirs, others give them up and are prefilled again."""
+    engine = with_blocks(checkpoint, CONFIG, num_blocks)
+    prefilled = record_prefills(engine, monkeypatch)
+    together = speak_all(engine, MIX, steps_between=1)
+    assert [same(*pair) for pair in zip(alone, together, strict=True)] == [True] * len(MIX)
+    assert engine.scheduler.blocks.num_free == num_blocks
+    assert sorted(set(prefilled)) == list(range(len(MIX)))
+
+
+def test_codes_are_equal_after_preemption(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [ask("Short.", seed=seed, frames=20, ignore_eos=True) for seed in range(4)]
+    whole = speak_all(Engine(checkpoint, CONFIG), requests)
+    engine = with_blocks(checkpoint, CONFIG, 12)  # each begins with 3 blocks and ends with 5
+    prefilled = record_prefills(engine, monkeypatch)
+    together = speak_all(engine, requests)
+    assert [same(*pair) for pair in zip(whole, together, strict=True)] == [True] * 4
+    assert len(prefilled) > 4
+    assert prefilled.count(0) == 1  # the oldest never gives way
+
+
+@pytest.mark.parametrize("kind", ["Base", "VoiceDesign"])
+def test_codes_are_equal_for_the_other_kinds(engine_of: Kinds, kind: str) -> None:
+    engine = engine_of(kind)
+    requests = (
+        CLONES
+        if kind == "Base"
+        else [ask(text, frames=9, voice=None, instructions="Old.") for text in ("One.", LONG_TEXT)]
+    )
+    whole = [speak(engine, request) for request in requests]
+    together = speak_all(engine, requests, steps_between=2)
+    assert [same(*pair) for pair in zip(whole, together, strict=True)] == [True] * len(requests)
+    for request, spoken in zip(requests, whole, strict=True):
+        rest = speak(engine, replace(request, prefix=spoken.codes[:4]))
+        assert np.array_equal(rest.codes, spoken.codes[4:])
+    assert len({spoken.codes.tobytes() for spoken in whole}) == len(requests)
+
+
+def clone(text: str, *, in_context: bool, non_streaming_mode: bool = False) -> GenerateRequest:
+    rng = np.random.default_rng(len(text))
+    reference = Reference(rng.uniform(-0.5, 0.5, 9600).astype(np.float32), "Said.", x_vector_only=not in_context)
+    request = ask(text, frames=9, voice=None, reference=reference, non_streaming_mode=non_streaming_mode)
+    codes = rng.integers(0, 2048, (5, 16)).astype(np.int16)
+    return replace(request, reference_codes=codes if in_context else None)
+
+
+CLONES = [
+    clone("By voice.", in_context=False),
+    clone("In context.", in_context=True),
+    clone("In context, in full.", in_context=True, non_streaming_mode=True),
+]
+
+
+def test_the_seed_decides_what_is_drawn(engine: Engine) -> None:
+    once, again, low, high = speak_all(engine, [ask(seed=seed, frames=8) for seed in (3, 3, 4, 3 + 2**40)])
+    assert same(once, again)
+    assert not np.array_equal(once.codes, low.codes)
+    assert not np.array_equal(once.codes, high.codes)
+
+
+def test_greedy_decoding_ignores_the_seed(engine: Engine) -> None:
+    one, other = speak_all(engine, [ask(seed=seed, frames=8, sampling=GREEDY) for seed in (3, 4)])
+    assert same(one, other)
+
+
+def test_codes_are_codes(engine: Engine, alone: list[Spoken]) -> None:
+    """Never one of the ids behind them, end of speech included."""
+    codes = np.concatenate([spoken.codes for spoken in alone])
+    assert codes.dtype == np.int16
+    assert codes.shape[1] == engine.model.num_code_groups
+    assert codes.min() >= 0
+    assert codes.max() < engine.model.code_vocab_size
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 9])
+def test_max_new_tokens_gives_a_frame_less(engine: Engine, max_new_tokens: int) -> None:
+    spoken = speak(engine, ask(frames=max_new_tokens - 1, ignore_eos=True))
+    assert spoken.codes.shape == (max_new_tokens - 1, engine.model.num_code_groups)
+    assert spoken.reason is FinishReason.LENGTH
+    assert spoken.num_text_tokens == len("Hello there.")
+
+
+def test_speech_ends_at_its_end_but_not_in_its_first_two_frames(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push_end_of_speech(monkeypatch, 1e4)
+    for sampling in (GREEDY, Sampling()):
+        spoken = speak(engine, ask(sampling=sampling))
+        assert (len(spoken.codes), spoken.reason) == (2, FinishReason.STOP)
+
+
+def test_end_of_speech_can_be_ignored(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    push_end_of_speech(monkeypatch, 1e4)
+    ends, goes_on = speak_all(engine, [ask(frames=9), ask(frames=9, ignore_eos=True)])
+    assert (len(ends.codes), ends.reason) == (2, FinishReason.STOP)
+    assert (len(goes_on.codes), goes_on.reason) == (9, FinishReason.LENGTH)
+    assert goes_on.codes.max() < engine.model.code_vocab_size
+
+
+def test_a_runaway_is_cut_by_the_length_of_its_text(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(checkpoint, CONFIG.model_copy(update={"runaway_frames_per_token": 2, "runaway_min_frames": 9}))
+    push_end_of_speech(monkeypatch, -1e4)
+    requests = [ask("Hey", frames=90), ask("Hello you.", frames=90), ask("Hello you.", frames=20)]
+    on_purpose = ask("Hello you.", frames=22, ignore_eos=True)
+    ends = [(len(spoken.codes), spoken.reason) for spoken in speak_all(engine, [*requests, on_purpose])]
+    runaway, length = FinishReason.RUNAWAY, FinishReason.LENGTH
+    assert ends == [(9, runaway), (20, runaway), (20, length), (22, length)]
+
+
+def test_a_sequence_ends_where_its_context_is_full(checkpoint: Path) -> None:
+    engine = Engine(checkpoint, CONFIG.model_copy(update={"max_model_len": 64}))
+    request = ask("A somewhat longer text.", frames=500, ignore_eos=True)
+    rows = len(engine.prompts.build(request).rows)
+    spoken = speak(engine, request)
+    assert (rows + len(spoken.codes), spoken.reason) == (64, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("num_blocks", [8, 1000])
+def test_a_prompt_that_can_never_fit_is_an_invalid_request(checkpoint: Path, num_blocks: int) -> None:
+    """Be it the model's length or the cache that is too small."""
+    engine = with_blocks(checkpoint, CONFIG.model_copy(update={"max_model_len": 128}), num_blocks)
+    with pytest.raises(InvalidRequest, match="shorten") as caught:
+        engine.add(0, ask("a" * 300))
+    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
+    assert engine.is_idle
+    assert speak(engine, ask()).codes.size
+
+
+def test_requests_beyond_the_cache_wait_instead_of_failing(checkpoint: Path) -> None:
+    engine = with_blocks(checkpoint, CONFIG, 8)  # each needs 6 at its end
+    requests = [ask("Hello there, you.", seed=seed, frames=15, ignore_eos=True) for seed in range(5)]
+    for number, request in enumerate(requests):
+        engine.add(number, request)
+    engine.step()
+    assert len(engine.scheduler.running) < 4
+    assert engine.scheduler.waiting
+    spoken = drain(engine)
+    assert len(spoken) == 5
+    assert engine.scheduler.blocks.num_free == 8
+
+
+def test_a_full_line_is_overload(checkpoint: Path) -> None:
+    engine = Engine(checkpoint, CONFIG.model_copy(update={"max_num_seqs": 1, "max_num_waiting": 1}))
+    for number in range(2):
+        engine.add(number, ask())
+    with pytest.raises(Overloaded):
+        engine.add(2, ask())
+    assert sorted(drain(engine)) == [0, 1]
+
+
+def test_abort_frees_what_a_sequence_holds_and_leaves_the_others_alone(engine: Engine, alone: list[Spoken]) -> None:
+    free = engine.scheduler.blocks.num_free
+    numbers = [0, 1, 2, 3, 4]  # the last one waits
+    for number in numbers:
+        engine.add(number, MIX[number])
+    chunks = engine.step()
+    assert {output.sequence_id for output in chunks} == {0, 1, 2, 3}
+    before = engine.scheduler.blocks.num_free
+    engine.abort(1)
+    engine.scheduler.check_integrity()
+    assert engine.scheduler.blocks.num_free > before
+    engine.abort(4)
+    rest = drain(engine)
+    assert sorted(rest) == [0, 2, 3]
+    for number, spoken in rest.items():
+        assert np.array_equal(spoken.codes, alone[number].codes[1:])
+    assert engine.scheduler.blocks.num_free == free
+
+
+def test_aborting_everything_leaves_an_idle_engine(engine: Engine) -> None:
+    free = engine.scheduler.blocks.num_free
+    for number in range(6):
+        engine.add(number, ask())
+    engine.step()
+    for number in range(6):
+        engine.abort(number)
+    assert engine.is_idle
+    assert engine.step() == []
+    assert engine.scheduler.blocks.num_free == free
+    engine.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("kind", ["CustomVoice", "VoiceDesign", "Base"])
+def test_warming_up_leaves_no_trace(tiny_checkpoint: Callable[[str], Path], kind: str) -> None:
+    cold, warm = (Engine(tiny_checkpoint(kind), CONFIG) for _ in range(2))
+    warm.warm_up()
+    assert warm.is_idle
+    assert warm.scheduler.blocks.num_free == cold.scheduler.blocks.num_free
+    warm.scheduler.check_integrity()
+    request = CLONES[0] if kind == "Base" else ask(voice="ryan" if kind == "CustomVoice" else None)
+    assert same(speak(warm, request), speak(cold, request))
+
+
+def test_rows_are_left_clean_for_the_next_sequence(checkpoint: Path) -> None:
+    """A strong repetition penalty would show a code that is remembered from another sequence."""
+    config = CONFIG.model_copy(update={"max_num_seqs": 1})
+    request = ask("Again.", frames=15, sampling=replace(GREEDY, repetition_penalty=5.0), ignore_eos=True)
+    used = Engine(checkpoint, config)
+    speak(used, ask(frames=20, ignore_eos=True))
+    assert same(speak(used, request), speak(Engine(checkpoint, config), request))
+
+
+def test_options_of_the_request_come_before_those_of_the_checkpoint() -> None:
+    defaults = Sampling(do_sample=True, temperature=0.9, top_k=50, max_new_tokens=100)
+    asked = Sampling(do_sample=False, top_k=0)
+    assert complete(asked, defaults) == Sampling(do_sample=False, temperature=0.9, top_k=0, max_new_tokens=100)
+
+
+def test_the_description_is_what_the_checkpoint_says(engine_of: Kinds) -> None:
+    custom, base, design = (engine_of(name).describe(name) for name in ("CustomVoice", "Base", "VoiceDesign"))
+    assert {"ryan", "vivian", "eric"} < set(custom.voices)
+    assert base.voices == design.voices == ()
+    assert {"english", "chinese"} < set(custom.languages)
+    assert "sichuan_dialect" not in custom.languages
+    assert (custom.sample_rate, custom.frame_samples, custom.num_code_groups) == (24000, 1920, 16)
+    assert [info.kind.value for info in (custom, base, design)] == ["custom_voice", "base", "voice_design"]
+    assert custom.name == "CustomVoice"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("CustomVoice", "talker.model.layers.1.self_attn.q_norm.weight"),
+        ("CustomVoice", "talker.code_predictor.lm_head.14.weight"),
+        ("Base", "speaker_encoder.fc.bias"),
+    ],
+)
+@pytest.mark.parametrize("damage", ["missing", "mis-shaped", "unexpected"])
+def test_a_damaged_checkpoint_fails_with_the_tensors_name(
+    tiny_checkpoint: Callable[[str], Path], tmp_path: Path, kind: str, name: str, damage: str
+) -> None:
+    source = tiny_checkpoint(kind)
+    for file in source.iterdir():
+        if file.name != "model.safetensors":
+            (tmp_path / file.name).symlink_to(file)
+    tensors = load_file(source / "model.safetensors")
+    assert name in tensors
+    if damage == "missing":
+        del tensors[name]
+    elif damage == "mis-shaped":
+        tensors[name] = torch.zeros(3, 7)
+    else:
+        name += ".extra"
+        tensors[name] = torch.zeros(1)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        Engine(tmp_path, CONFIG)
+    expected = {
+        "missing": f"{name} is missing",
+        "mis-shaped": f"{name} has shape [3, 7]",
+        "unexpected": f"{name} is unexpected",
+    }
+    assert expected[damage] in str(caught.value)
+
+
+def test_the_number_of_blocks_follows_the_memory_set_aside(checkpoint: Path) -> None:
+    assert with_blocks(checkpoint, CONFIG, 11).scheduler.blocks.num_blocks == 12
+    unlimited = Engine(checkpoint, CONFIG)
+    assert unlimited.scheduler.blocks.num_blocks == CONFIG.max_num_seqs * (CONFIG.max_model_len // 8) + 1

@@ -1,0 +1,194 @@
+"""The process's loop, driven over a socket pair from a thread of this process; one test starts a process."""
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from deployments.errors import CheckpointError, InvalidRequest, Overloaded
+from deployments.protocol import FrameChunk
+from deployments.talker.channel import (
+    Abort,
+    Command,
+    Failed,
+    Loading,
+    Produced,
+    Ready,
+    Report,
+    Start,
+    Submit,
+    Unpacker,
+    encode,
+)
+from deployments.talker.engine import Engine
+from deployments.talker.engine_process import EngineProcess, PipeClosedError
+from tests.deployments.talker.conftest import CONFIG
+from tests.deployments.talker.driving import Spoken, ask, speak
+
+
+class Replica:
+    """The other end of the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.unpacker = Unpacker()
+        self.reports = self._read()
+
+    def send(self, *commands: Command) -> None:
+        self.connection.sendall(b"".join(encode(command) for command in commands))
+
+    def load(self, start: Start) -> list[Report]:
+        self.send(start)
+        return self.until(lambda report: isinstance(report, Ready))
+
+    def until(self, condition: Callable[[Report], bool]) -> list[Report]:
+        """Reports up to the first that meets the condition."""
+        seen = []
+        for report in self.reports:
+            seen.append(report)
+            if condition(report):
+                return seen
+        raise AssertionError(f"the socket closed after {seen}")
+
+    def _read(self) -> Iterator[Report]:
+        while data := self.connection.recv(1 << 16):
+            for message in self.unpacker.feed(data):
+                assert isinstance(message, Loading | Ready | Produced | Failed)
+                yield message
+
+
+@contextmanager
+def engine_process() -> Iterator[Replica]:
+    """The replica's end of a process that runs in a thread; it ends with the socket."""
+    ours, theirs = socket.socketpair()
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        with theirs:
+            try:
+                EngineProcess(theirs).run()
+            except (PipeClosedError, CheckpointError) as error:
+                ended.append(error)
+
+    thread = Thread(target=run)
+    thread.start()
+    with ours:
+        yield Replica(ours)
+    thread.join()
+    assert len(ended) == 1
+
+
+def is_last(number: int) -> Callable[[Report], bool]:
+    return lambda report: (
+        isinstance(report, Produced)
+        and any(each == number and chunk.finish_reason is not None for each, chunk in report.chunks)
+    )
+
+
+def has_frames(report: Report) -> bool:
+    return isinstance(report, Produced) and bool(report.chunks)
+
+
+def chunks_of(reports: list[Report], number: int) -> list[FrameChunk]:
+    produced = [report for report in reports if isinstance(report, Produced)]
+    return [chunk for report in produced for each, chunk in report.chunks if each == number]
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint("CustomVoice")
+
+
+@pytest.fixture
+def start(checkpoint: Path) -> Start:
+    return Start(str(checkpoint), CONFIG.model_copy(update={"max_num_seqs": 1, "max_num_waiting": 1}))
+
+
+def test_it_tells_what_it_loads_and_then_what_it_loaded(start: Start, engine: Engine) -> None:
+    with engine_process() as replica:
+        *loading, ready = replica.load(start)
+        assert len(loading) == 3
+        assert all(isinstance(report, Loading) for report in loading)
+        assert isinstance(ready, Ready)
+        assert ready.info == engine.describe(start.model)
+
+
+def test_it_speaks_as_its_engine_does(start: Start, checkpoint: Path) -> None:
+    with engine_process() as replica:
+        replica.load(start)
+        replica.send(Submit(4, ask()))
+        reports = replica.until(is_last(4))
+    spoken = Spoken.join(chunks_of(reports, 4))
+    assert np.array_equal(spoken.codes, speak(Engine(checkpoint, start.config), ask()).codes)
+    assert isinstance(reports[-1], Produced)
+    assert (reports[-1].num_running, reports[-1].num_waiting) == (0, 0)
+
+
+def test_it_counts_who_runs_and_who_waits(start: Start) -> None:
+    with engine_process() as replica:
+        replica.load(start)
+        replica.send(Submit(1, ask(ignore_eos=True)), Submit(2, ask(ignore_eos=True)))
+        first = replica.until(has_frames)[-1]
+        assert isinstance(first, Produced)
+        assert (first.num_running, first.num_waiting) == (1, 1)
+
+
+def test_an_idle_engine_still_reports(start: Start) -> None:
+    with engine_process() as replica:
+        replica.load(start)
+        assert replica.until(lambda report: isinstance(report, Produced))[-1] == Produced([], 0, 0)
+
+
+def test_what_it_refuses_fails_alone(start: Start) -> None:
+    with engine_process() as replica:
+        replica.load(start)
+        requests = {1: ask(" "), 2: ask(frames=8, ignore_eos=True), 3: ask(frames=8, ignore_eos=True), 4: ask()}
+        replica.send(*(Submit(number, request) for number, request in requests.items()))
+        reports = replica.until(is_last(3))
+    failed = {report.id: report.error for report in reports if isinstance(report, Failed)}
+    assert failed.keys() == {1, 4}
+    assert isinstance(failed[1], InvalidRequest)
+    assert failed[1].param == "input"
+    assert isinstance(failed[4], Overloaded)
+    assert [len(chunks_of(reports, number)) for number in (2, 3)] == [8, 8]
+
+
+def test_abort_makes_room_for_the_next(start: Start) -> None:
+    with engine_process() as replica:
+        replica.load(start)
+        replica.send(Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
+        replica.until(has_frames)
+        replica.send(Submit(2, ask(frames=3)), Abort(1), Abort(99))
+        reports = replica.until(is_last(2))
+        assert isinstance(reports[-1], Produced)
+        assert (reports[-1].num_running, reports[-1].num_waiting) == (0, 0)
+        assert len(chunks_of(reports, 1)) < 390
+
+
+def test_a_checkpoint_that_does_not_load_is_reported(start: Start, checkpoint: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    (copy / "config.json").write_text("{}")
+    with engine_process() as replica:
+        replica.send(Start(str(copy), start.config))
+        failed = replica.until(lambda report: isinstance(report, Failed))[-1]
+        assert isinstance(failed, Failed)
+        assert failed.id is None
+        assert isinstance(failed.error, CheckpointError)
+        assert "config.json" in str(failed.error)
+        assert list(replica.reports) == []  # nothing behind it, and the socket closes
+
+
+def test_the_process_ends_with_its_pipe(start: Start) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-m", "deployments.talker.engine_process", str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    # Closed before it has read anything: it must notice by itself, and quietly.
+    assert process.wait(timeout=60) == 0

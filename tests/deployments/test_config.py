@@ -1,0 +1,50 @@
+import pickle
+
+import pytest
+from pydantic import ValidationError
+
+from deployments.config import CodecConfig, TalkerConfig
+
+
+@pytest.mark.parametrize("config", [TalkerConfig, CodecConfig])
+def test_an_unknown_key_is_an_error_that_names_it(config: type[TalkerConfig] | type[CodecConfig]) -> None:
+    with pytest.raises(ValidationError, match=r"max_num_sequences\n.*not permitted"):
+        config.model_validate({"max_num_sequences": 4})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("device", "gpu"),
+        ("dtype", "int8"),
+        ("threads", 0),
+        ("max_num_seqs", 0),
+        ("max_num_waiting", -1),
+        ("max_model_len", 63),
+        ("kv_block_size", 0),
+        ("kv_cache_bytes", 0),
+        ("runaway_frames_per_token", 0),
+        ("runaway_min_frames", 0),
+    ],
+)
+def test_talker_settings_out_of_range_are_refused(key: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=key):
+        TalkerConfig.model_validate({key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("device", "tpu"), ("workers", 0), ("max_batch_size", 0), ("chunk_frames", []), ("chunk_frames", [1, 0])],
+)
+def test_codec_settings_out_of_range_are_refused(key: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=key):
+        CodecConfig.model_validate({key: value})
+
+
+def test_settings_read_from_yaml_are_frozen_values() -> None:
+    config = CodecConfig.model_validate({"chunk_frames": [1, 3]})
+    assert config.chunk_frames == (1, 3)
+    with pytest.raises(ValidationError, match="frozen"):
+        config.workers = 3  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert hash(config) == hash(CodecConfig(chunk_frames=(1, 3)))

@@ -1,0 +1,69 @@
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+from deployments import errors
+from deployments.errors import InvalidRequest, ModelNotFound, Overloaded, PayloadTooLarge, ReplicaLost, TalkrayError
+
+
+def tree(root: type[TalkrayError]) -> Iterator[type[TalkrayError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from tree(child)
+
+
+def example(error: type[TalkrayError]) -> TalkrayError:
+    """An error in which no attribute has its default."""
+    if issubclass(error, InvalidRequest):
+        return error("too long", "input", "some_code")
+    return Overloaded("full", 7.5) if error is Overloaded else error("it broke")
+
+
+def revived(error: TalkrayError) -> TalkrayError:
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(copy, TalkrayError)
+    return copy
+
+
+@pytest.mark.parametrize("error", [*tree(TalkrayError)])
+def test_every_error_survives_the_way_to_its_caller(error: type[TalkrayError]) -> None:
+    raised = example(error)
+    copy = revived(raised)
+    assert type(copy) is error
+    assert copy.args == raised.args
+    assert vars(copy) == vars(raised)
+    assert str(copy) == str(raised)
+    assert str(copy) in ("too long", "full", "it broke")
+
+
+def test_the_tree_holds_every_error_of_the_module() -> None:
+    defined = {each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, BaseException)}
+    assert set(tree(TalkrayError)) == defined
+
+
+def test_attributes_are_what_was_given() -> None:
+    invalid = revived(InvalidRequest("too long", "input", "some_code"))
+    assert isinstance(invalid, InvalidRequest)
+    assert (invalid.message, invalid.param, invalid.code) == ("too long", "input", "some_code")
+    full = revived(Overloaded("full", 7.5))
+    assert isinstance(full, Overloaded)
+    assert (full.message, full.retry_after_s) == ("full", 7.5)
+
+
+@pytest.mark.parametrize(
+    ("error", "param", "code"),
+    [
+        (InvalidRequest("no"), None, "invalid_value"),
+        (ModelNotFound("no"), "model", "model_not_found"),
+        (PayloadTooLarge("no"), None, "payload_too_large"),
+    ],
+)
+def test_defaults_say_what_kind_of_request_error_it_is(error: InvalidRequest, param: str | None, code: str) -> None:
+    copy = revived(error)
+    assert isinstance(copy, InvalidRequest)
+    assert (copy.param, copy.code) == (param, code)
+
+
+def test_a_lost_replica_is_one_kind_of_loss() -> None:
+    assert {error.__name__ for error in tree(ReplicaLost)} == {"ReplicaLost", "TalkerLost", "CodecLost"}

@@ -1,0 +1,140 @@
+import asyncio
+import pickle
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from deployments.errors import CodecLost, InvalidRequest, NotReady, Overloaded, TalkerLost
+from deployments.handles import call, stream, translate
+
+
+def from_replica(cause: Exception) -> Exception:
+    """What a caller gets for an exception that a replica raised: of the exception's own class and Ray's."""
+    error = RayTaskError("generate", "Traceback of the replica", cause, proctitle="replica", pid=1, ip="10.0.0.1")
+    received: Exception = pickle.loads(pickle.dumps(error)).as_instanceof_cause()
+    return received
+
+
+class Response:
+    """A streaming response: yields items and raises an exception among them."""
+
+    def __init__(self, items: list[object]) -> None:
+        self._items = items
+        self.cancelled = 0
+
+    async def __aiter__(self) -> AsyncGenerator[object, None]:
+        for item in self._items:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    def __await__(self):  # type: ignore[no-untyped-def]
+        yield from asyncio.sleep(0).__await__()
+        (item,) = self._items
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+class Handle:
+    """A deployment handle that answers each call with one response."""
+
+    def __init__(self, *items: object) -> None:
+        self.response = Response(list(items))
+        self.calls: list[tuple[object, ...]] = []
+
+    def options(self, *, method_name: str, stream: bool = False) -> "Handle":
+        self.calls.append((method_name, stream))
+        return self
+
+    def remote(self, *arguments: object) -> Response:
+        self.calls.append(arguments)
+        return self.response
+
+
+async def collect(chunks: AsyncGenerator[object, None]) -> list[object]:
+    async with aclosing(chunks):
+        return [chunk async for chunk in chunks]
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        InvalidRequest("too long", "input", "some_code"),
+        Overloaded("full", 3.0),
+        TalkerLost("gone"),
+        KeyError("a bug in the replica"),
+    ],
+)
+def test_what_the_method_raised_comes_back_as_itself(cause: Exception) -> None:
+    translated = translate(from_replica(cause), TalkerLost)
+    assert type(translated) is type(cause)
+    assert translated.args == cause.args
+    assert vars(translated) == vars(cause)
+
+
+@pytest.mark.parametrize("error", [RayActorError(), ActorDiedError(), ActorUnavailableError("busy", b"0" * 16)])
+@pytest.mark.parametrize("lost", [TalkerLost, CodecLost])
+def test_a_dead_replica_is_a_loss_of_its_kind(error: Exception, lost: type[TalkerLost] | type[CodecLost]) -> None:
+    translated = translate(error, lost)
+    assert type(translated) is lost
+    assert type(error).__name__ in str(translated)
+
+
+def test_backpressure_is_overload_with_a_time_to_wait() -> None:
+    translated = translate(BackPressureError(8, 8), TalkerLost)
+    assert isinstance(translated, Overloaded)
+    assert translated.retry_after_s > 0
+
+
+def test_a_deployment_without_replicas_is_not_ready() -> None:
+    error = DeploymentUnavailableError(DeploymentID("Talker", "default"))
+    assert isinstance(translate(error, TalkerLost), NotReady)
+
+
+def test_other_exceptions_stay_what_they_are() -> None:
+    error = ValueError("ours")
+    assert translate(error, TalkerLost) is error
+
+
+@pytest.mark.anyio
+async def test_a_stream_passes_its_items_on() -> None:
+    handle = Handle("a", "b")
+    assert await collect(stream(handle, "generate", "request", lost=TalkerLost)) == ["a", "b"]
+    assert handle.calls == [("generate", True), ("request",)]
+
+
+@pytest.mark.anyio
+async def test_an_error_comes_behind_the_items_before_it() -> None:
+    handle = Handle("a", from_replica(InvalidRequest("too long", "input")))
+    async with aclosing(stream(handle, "generate", "request", lost=TalkerLost)) as items:
+        assert await anext(items) == "a"
+        with pytest.raises(InvalidRequest, match="too long") as caught:
+            await anext(items)
+    assert type(caught.value) is InvalidRequest
+    assert handle.response.cancelled
+
+
+@pytest.mark.anyio
+async def test_leaving_a_stream_cancels_the_call() -> None:
+    handle = Handle("a", "b")
+    async with aclosing(stream(handle, "generate", "request", lost=TalkerLost)) as items:
+        assert await anext(items) == "a"
+        assert not handle.response.cancelled
+    assert handle.response.cancelled
+
+
+@pytest.mark.anyio
+async def test_a_plain_call_returns_or_raises_one_of_ours() -> None:
+    handle = Handle("info")
+    assert await call(handle, "describe", lost=TalkerLost) == "info"
+    assert handle.calls == [("describe", False), ()]
+    with pytest.raises(TalkerLost):
+        await call(Handle(ActorDiedError()), "describe", lost=TalkerLost)

@@ -1,0 +1,70 @@
+"""One Ray with the whole application for all tests here.
+
+These tests want a pytest process of their own: Ray reads its settings when it is imported, and here they are the tuned
+ones.
+"""
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+
+from deployments.config import TalkerConfig
+from serve_app import ray_settings
+from serve_app.config import AppConfig
+from serve_app.local_server import Address, running
+from serve_app.ports import free_port
+from tests.e2e.processes import MARK, marked
+
+if TYPE_CHECKING:
+    from tests.e2e.speech import Pools
+
+ray_settings.apply_local()
+
+TALKER = TalkerConfig(max_num_seqs=16, max_num_waiting=4)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def run_id() -> str:
+    """Marks every process of the session's server."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture(scope="session")
+def server(run_id: str) -> Iterator[str]:
+    """Base URL of an application with the embedded model. No process of it outlives the session."""
+    config, address = AppConfig(model="embedded", talker=TALKER), Address("127.0.0.1", free_port())
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(MARK, run_id)
+        with running(config, address, print) as url:
+            yield url
+    assert marked(run_id) == {}
+
+
+@pytest.fixture(scope="session")
+async def http(server: str) -> AsyncIterator[aiohttp.ClientSession]:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(server, connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+async def pools(http: aiohttp.ClientSession) -> "Pools":
+    from tests.e2e.speech import Pools  # imports Ray
+
+    return Pools()

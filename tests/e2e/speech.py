@@ -1,0 +1,91 @@
+"""What the tests ask the server, and how they look behind it."""
+
+import asyncio
+
+import aiohttp
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray import serve
+
+from deployments.protocol import Codes, GenerateRequest, Sampling, SynthesisRequest
+from serve_app.rollout import APP_NAME
+
+PATH = "/v1/audio/speech"
+# Bounds a hang; nothing here takes nearly as long.
+BOUND_S = 30
+
+
+def body(text: str = "The quick brown fox jumps over the lazy dog.", **fields: object) -> dict[str, object]:
+    return {"model": "qwen3-tts", "input": text, "voice": "alloy", "response_format": "pcm", **fields}
+
+
+def endless(**fields: object) -> dict[str, object]:
+    """An utterance that would be spoken for minutes."""
+    return body(ignore_eos=True, max_new_tokens=3000, **fields)
+
+
+async def fetch(http: aiohttp.ClientSession, request: dict[str, object]) -> bytes:
+    async with http.post(PATH, json=request) as answer:
+        content = await answer.read()
+        assert answer.status == 200, content
+        return content
+
+
+def samples(pcm: bytes) -> NDArray[np.int32]:
+    return np.frombuffer(pcm, "<i2").astype(np.int32)
+
+
+def within_one_lsb(one: bytes, other: bytes) -> bool:
+    return len(one) == len(other) and int(np.abs(samples(one) - samples(other)).max()) <= 1
+
+
+@ray.remote(num_cpus=0)
+class Probe:
+    """Asks the deployments through their handles, inside Ray: handles want an event loop that ends with it."""
+
+    def __init__(self) -> None:
+        self._talker = serve.get_deployment_handle("Talker", APP_NAME)
+        self._codec = serve.get_deployment_handle("CodecDecoder", APP_NAME)
+
+    async def load(self) -> tuple[int, int]:
+        load: tuple[int, int] = await self._talker.load.remote()
+        return load
+
+    async def batch_counts(self) -> tuple[int, int]:
+        counts: tuple[int, int] = await self._codec.batch_counts.remote()
+        return counts
+
+    async def codes(self, seed: int, frames: int) -> Codes:
+        options = Sampling(max_new_tokens=frames + 1)
+        request = SynthesisRequest("codes", "Same text.", voice="nora", sampling=options, seed=seed, ignore_eos=True)
+        chunks = self._talker.options(method_name="generate", stream=True).remote(GenerateRequest(request))
+        return np.concatenate([chunk.codes async for chunk in chunks])
+
+
+class Pools:
+    """The deployments behind the ingress."""
+
+    def __init__(self) -> None:
+        self._probe = Probe.remote()
+
+    async def load(self) -> tuple[int, int]:
+        """Sequences that run on the talker, and sequences that wait there."""
+        load: tuple[int, int] = await self._probe.load.remote()
+        return load
+
+    async def reach(self, *, running: int, waiting: int = 0) -> None:
+        """Return once the talker has exactly that load."""
+        async with asyncio.timeout(BOUND_S):
+            while await self.load() != (running, waiting):  # noqa: ASYNC110, another process changes it
+                await asyncio.sleep(0.01)
+
+    async def batch_counts(self) -> tuple[int, int]:
+        """Decode calls of the codec so far, and the chunks in them."""
+        counts: tuple[int, int] = await self._probe.batch_counts.remote()
+        return counts
+
+    async def codes(self, *, seed: int, frames: int) -> Codes:
+        """What the talker makes of one text with a seed."""
+        codes: Codes = await self._probe.codes.remote(seed, frames)
+        return codes

@@ -1,0 +1,155 @@
+"""The `talkray` command as a person runs it, each time in a process group of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from deployments.embedded import embedded_path
+from serve_app.ports import free_port, why_unusable
+from tests.e2e.processes import MARK, marked
+
+TALKRAY = [sys.executable, "-m", "serve_app.cli"]
+BOUND_S = 120
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Marks every process of one test; none of them outlives it."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    yield mark
+    assert marked(mark) == {}
+
+
+def talkray(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*TALKRAY, *arguments], capture_output=True, text=True, timeout=BOUND_S, check=False)
+
+
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen([*TALKRAY, *arguments], text=True, start_new_session=True, **pipes)
+
+
+def read_until(output: Iterator[str], wanted: str) -> list[str]:
+    lines = []
+    for line in output:
+        lines.append(line)
+        if wanted in line:
+            return lines
+    raise AssertionError(f"the command ended before it printed {wanted!r}: {''.join(lines)}")
+
+
+def interrupt(process: "subprocess.Popen[str]") -> None:
+    """Ctrl-C on a terminal reaches the whole process group."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def test_serve_speaks_and_stops_at_ctrl_c(mark: str) -> None:
+    port = free_port()
+    with start("serve", "--model", "embedded", "--port", str(port)) as process:
+        assert process.stdout is not None
+        lines = read_until(process.stdout, "Ctrl-C stops.")
+        [ready] = [line for line in lines if line.startswith("ready: ")]
+        assert f"http://127.0.0.1:{port}" in ready
+        [curl] = [line.strip() for line in lines if line.strip().startswith("curl ")]
+        spoken = subprocess.run(
+            curl.replace("-o hello.wav", "--fail --silent --max-time 60"), shell=True, capture_output=True, check=True
+        )
+        assert spoken.stdout.startswith(b"RIFF")
+        body = b'{"input": "On and on.", "voice": "alloy", "ignore_eos": true, "max_new_tokens": 3000}'
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/audio/speech", body)
+        with urllib.request.urlopen(request, timeout=BOUND_S) as stream:
+            assert stream.read(1)
+            interrupt(process)
+            rest = process.communicate(timeout=BOUND_S)[0]
+    assert process.returncode == 0
+    assert "stopping" in rest
+    output = "".join(lines) + rest
+    assert [noise for noise in ("INFO", "WARNING", "raylet", "Traceback") if noise in output] == []
+    assert why_unusable("127.0.0.1", port) is None
+
+
+def test_ctrl_c_while_loading(mark: str) -> None:
+    with start("serve", "--model", "embedded", "--port", str(free_port())) as process:
+        assert process.stdout is not None
+        read_until(process.stdout, "Talker updating")
+        interrupt(process)
+        rest = process.communicate(timeout=BOUND_S)[0]
+    assert process.returncode == 130
+    assert "Traceback" not in rest
+
+
+def test_a_missing_tensor_is_named(mark: str, tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    for path in embedded_path().iterdir():
+        (directory / path.name).symlink_to(path)
+    weights = load_file(embedded_path() / "model.safetensors")
+    name = next(iter(weights))
+    (directory / "model.safetensors").unlink()
+    save_file({key: weights[key] for key in weights if key != name}, directory / "model.safetensors")
+    done = talkray("serve", "--model", str(directory), "--port", str(free_port()))
+    assert done.returncode == 1
+    assert f"talkray: Talker did not start: {directory}" in done.stderr
+    assert f"{name} is missing" in done.stderr
+    assert "Logs: " in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_an_unknown_model_is_refused(mark: str) -> None:
+    done = talkray("serve", "--model", "1.7B-CustomVoise", "--port", str(free_port()))
+    assert done.returncode == 1
+    assert "did you mean '1.7B-CustomVoice'" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_a_taken_port_is_refused(server: str) -> None:
+    port = urlsplit(server).port
+    done = talkray("serve", "--model", "embedded", "--port", str(port))
+    assert done.returncode == 1
+    assert done.stderr == f"talkray: 127.0.0.1:{port} cannot be used (Address already in use): choose another --port\n"
+
+
+def test_a_broken_config_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "talkray.yaml"
+    file.write_text("talker: {max_seqs: 4}", encoding="utf-8")
+    done = talkray("serve", "--config", str(file))
+    assert done.returncode == 1
+    assert "talker.max_seqs" in done.stderr
+    assert "max_num_seqs" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_say_writes_a_file(server: str, tmp_path: Path) -> None:
+    file = tmp_path / "hi.wav"
+    done = talkray("say", "hi", "-o", str(file), "--url", server)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert str(file) in done.stdout
+    assert file.read_bytes().startswith(b"RIFF")
+
+
+def test_say_passes_the_servers_refusal_on(server: str, tmp_path: Path) -> None:
+    done = talkray("say", "hi", "-o", str(tmp_path / "hi.wav"), "--url", server, "--voice", "nobody")
+    assert done.returncode == 1
+    assert done.stderr.startswith("talkray: HTTP 400: ")
+
+
+def test_doctor_finds_nothing_wrong(tmp_path: Path) -> None:
+    done = talkray("doctor", "--model", "embedded", "--port", str(free_port()))
+    assert done.returncode == 0, done.stdout
+    assert {line.split()[1] for line in done.stdout.splitlines()[1:]} >= {"Python", "ray", "torch", "weights", "port"}
+
+
+def test_doctor_sees_a_taken_port(server: str) -> None:
+    done = talkray("doctor", "--model", "embedded", "--port", str(urlsplit(server).port))
+    assert done.returncode == 1
+    assert [line for line in done.stdout.splitlines() if line.startswith("FAIL  port")]

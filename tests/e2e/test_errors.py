@@ -1,0 +1,70 @@
+"""Errors from every stage arrive as statuses, whole."""
+
+import asyncio
+
+import aiohttp
+import openai
+import pytest
+
+from tests.e2e.conftest import TALKER
+from tests.e2e.speech import PATH, Pools, body, endless, fetch
+
+pytestmark = pytest.mark.anyio
+
+CAPACITY = TALKER.max_num_seqs + TALKER.max_num_waiting
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param", "code"),
+    [
+        ({"speed": 9}, 400, "speed", "invalid_value"),
+        ({"voice": "nobody"}, 400, "voice", "voice_not_found"),
+        ({"input": ""}, 400, "input", "invalid_value"),
+        ({"model": "other"}, 404, "model", "model_not_found"),
+        # Only the talker counts tokens: this one comes back over two handles.
+        ({"input": "é" * 4000, "non_streaming_mode": True}, 400, "input", "context_length_exceeded"),
+    ],
+)
+async def test_refusals(
+    http: aiohttp.ClientSession, fields: dict[str, object], status: int, param: str, code: str
+) -> None:
+    async with http.post(PATH, json={**body(), **fields}) as answer:
+        error = (await answer.json())["error"]
+    assert (answer.status, error["param"], error["code"]) == (status, param, code)
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+
+
+async def test_unknown_route(http: aiohttp.ClientSession) -> None:
+    async with http.get("/v1/nothing") as answer:
+        assert answer.status == 404
+        assert (await answer.json())["error"]["code"] == "not_found"
+
+
+async def test_a_burst_is_served_or_refused(http: aiohttp.ClientSession, pools: Pools) -> None:
+    async def ask() -> tuple[int, str | None, int]:
+        async with http.post(PATH, json=body(ignore_eos=True, max_new_tokens=41)) as answer:
+            return answer.status, answer.headers.get("retry-after"), len(await answer.read())
+
+    answers = await asyncio.gather(*(ask() for _ in range(2 * CAPACITY)))
+    served = [size for status, _, size in answers if status == 200]
+    refused = [retry_after for status, retry_after, _ in answers if status == 429]
+    assert len(served) + len(refused) == len(answers)
+    assert len(served) >= CAPACITY
+    assert len(refused) > 0
+    assert all(size > 0 for size in served)
+    assert all(retry_after is not None and int(retry_after) >= 1 for retry_after in refused)
+    await pools.reach(running=0)
+    assert await fetch(http, body(max_new_tokens=5))
+
+
+async def test_overload_for_the_openai_client(server: str, http: aiohttp.ClientSession, pools: Pools) -> None:
+    asking = [asyncio.create_task(fetch(http, endless())) for _ in range(CAPACITY)]
+    await pools.reach(running=TALKER.max_num_seqs, waiting=TALKER.max_num_waiting)
+    async with openai.AsyncOpenAI(base_url=f"{server}/v1", api_key="any", max_retries=0) as client:
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.audio.speech.create(model="tts-1", input="One too many.", voice="alloy")
+    assert refused.value.code == "rate_limit_exceeded"
+    for task in asking:
+        task.cancel()
+    await pools.reach(running=0)
