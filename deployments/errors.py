@@ -1,4 +1,7 @@
-"""The error tree. Positional arguments only: keyword-only ones do not survive a deployment handle (a 429 would become a 500)."""
+"""The error tree.
+
+Positional arguments only: keyword-only ones do not survive a deployment handle, and a 429 would become a 500.
+"""
 
 
 class TalkrayError(Exception):

@@ -1,6 +1,6 @@
 """What crosses a deployment handle: requests downwards, frames and audio upwards.
 
-Everything here is a frozen value of small plain objects, cheap to pickle. Codes are int16: a frame of 16 codes is 32 bytes.
+Everything here is a frozen value of small plain objects, cheap to pickle. Codes are int16: 16 codes are 32 bytes.
 """
 
 from dataclasses import dataclass, field
@@ -90,7 +90,7 @@ class FrameChunk:
 
 @dataclass(frozen=True, slots=True)
 class PcmChunk:
-    """Audio of one stream with the codes it was decoded from. Trimming may leave less audio than the codes would give."""
+    """Audio of one stream with the codes it was decoded from. Trimming may leave less audio than the codes give."""
 
     pcm: bytes  # s16le, mono, at ModelInfo.sample_rate
     codes: Codes

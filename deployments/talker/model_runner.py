@@ -72,7 +72,7 @@ class ModelRunner:
         self._options: BatchOptions | None = None
 
     def capture(self) -> None:
-        """On a GPU, record the predictor for every batch size. Without this, and on CPU, it runs operation by operation."""
+        """On a GPU, record the predictor for every batch size; without this it runs operation by operation."""
         if self.device.type == "cpu":
             return
         graphs = PredictorGraphs(self.talker, self.noise)

@@ -1,9 +1,7 @@
-"""The process's loop, driven over a socket pair from a thread of this process; one test starts a process."""
+"""The process's loop, driven over a socket pair from a thread of this process."""
 
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -185,10 +183,13 @@ def test_a_checkpoint_that_does_not_load_is_reported(start: Start, checkpoint: P
         assert list(replica.reports) == []  # nothing behind it, and the socket closes
 
 
-def test_the_process_ends_with_its_pipe(start: Start) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        command = [sys.executable, "-m", "deployments.talker.engine_process", str(theirs.fileno())]
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-    # Closed before it has read anything: it must notice by itself, and quietly.
-    assert process.wait(timeout=60) == 0
+def test_it_ends_with_its_socket(start: Start) -> None:
+    """Before it knows what to load, while it is idle, and while it speaks."""
+    with engine_process():
+        pass
+    with engine_process() as idle:
+        idle.load(start)
+    with engine_process() as speaking:
+        speaking.load(start)
+        speaking.send(Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
+        speaking.until(has_frames)
