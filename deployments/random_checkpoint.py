@@ -43,7 +43,7 @@ _SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float3
 _WORTH_A_REPORT = 100e6  # bytes
 _PIECE = 1 << 22  # values drawn, converted and written at a time; even, so that four fit a 64-bit draw
 _TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
-_AUDIO_PROCESSOR: Json = {
+AUDIO_PROCESSOR: Json = {
     "chunk_length_s": None,
     "feature_extractor_type": "EncodecFeatureExtractor",
     "feature_size": 1,
@@ -77,7 +77,7 @@ def write_checkpoint(directory: Path, shape: Shape, options: Options) -> None:
     _write_json(directory / "generation_config.json", GENERATION)
     _write_json(directory / "preprocessor_config.json", {"processor_class": "Qwen3TTSProcessor"})
     _write_json(codec_directory / "config.json", shape.codec_json())
-    _write_json(codec_directory / "preprocessor_config.json", _AUDIO_PROCESSOR)
+    _write_json(codec_directory / "preprocessor_config.json", AUDIO_PROCESSOR)
     _write_tokenizer(directory, shape, options.tokenizer)
     _write_talker(directory, shape, options)
     _write_codec(codec_directory, shape, options)

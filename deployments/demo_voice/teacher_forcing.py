@@ -15,7 +15,7 @@ class CausalAttention:
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[rows, heads, head_dim], [rows, kv_heads, head_dim] twice -> [rows, heads, head_dim]."""
-        query, key, value = (x.unflatten(0, self.shape).transpose(1, 2) for x in (query, key, value))
+        query, key, value = (x.view(*self.shape, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return attended.transpose(1, 2).flatten(0, 1)
 
@@ -54,4 +54,4 @@ def predictor_logits(talker: Talker, hidden: Tensor, frames: Tensor) -> Tensor:
     narrow = predictor.small_to_mtp_projection(rows.flatten(0, 1))
     states = predictor.model(narrow, predictor.rotary(positions), CausalAttention(count, groups))
     heads = torch.stack([head.weight for head in predictor.lm_head])  # type: ignore[misc]
-    return torch.einsum("ngd,gvd->ngv", states.unflatten(0, (count, groups))[:, 1:], heads)
+    return torch.einsum("ngd,gvd->ngv", states.view(count, groups, -1)[:, 1:], heads)

@@ -31,7 +31,7 @@ def train_tokenizer(directory: Path, texts: Sequence[str], *, num_tokens: int, a
     )
     backend.train_from_iterator(cased(texts, random.Random(0)), trainer)
     merges = [tuple(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
-    merges += _role_merges([token.value for token in _tokens(backend, _ROLE)])
+    merges += _role_merges([token.value for token in backend.model.tokenize(_ROLE)])
     directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / "vocab.json", _vocabulary(merges, num_tokens, assistant_token))
     lines = "\n".join(f"{left} {right}" for left, right in merges)
@@ -54,10 +54,6 @@ def _official_splitting() -> Tokenizer:
     state = json.loads(backend.to_str())
     state["added_tokens"] = []
     return Tokenizer.from_str(json.dumps(state))
-
-
-def _tokens(backend: Tokenizer, word: str) -> list[models.BPE]:
-    return list(backend.model.tokenize(word))
 
 
 def _role_merges(pieces: list[str]) -> list[tuple[str, str]]:

@@ -1,28 +1,18 @@
-"""One Ray with the whole application for all tests here.
-
-These tests want a pytest process of their own: Ray reads its settings when it is imported, and here they are the tuned
-ones.
-"""
+"""One Ray with the whole application for all tests here."""
 
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 
 from deployments.config import TalkerConfig
-from serve_app import ray_settings
 from serve_app.config import AppConfig
 from serve_app.local_server import Address, running
 from serve_app.ports import free_port
 from tests.e2e.processes import MARK, marked
-
-if TYPE_CHECKING:
-    from tests.e2e.speech import Pools
-
-ray_settings.apply_local()
+from tests.e2e.speech import Pools
 
 TALKER = TalkerConfig(max_num_seqs=16, max_num_waiting=4)
 
@@ -64,7 +54,5 @@ async def http(server: str) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest.fixture(scope="session")
-async def pools(http: aiohttp.ClientSession) -> "Pools":
-    from tests.e2e.speech import Pools  # imports Ray
-
+async def pools(http: aiohttp.ClientSession) -> Pools:
     return Pools()

@@ -30,13 +30,26 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     assert marked(mark) == {}
 
 
+def environment() -> dict[str, str]:
+    """A user's: without the settings, ports among them, of the Ray that serves the other tests."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+
+
 def talkray(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*TALKRAY, *arguments], capture_output=True, text=True, timeout=BOUND_S, check=False)
+    return subprocess.run(
+        [*TALKRAY, *arguments], env=environment(), capture_output=True, text=True, timeout=BOUND_S, check=False
+    )
 
 
 def start(*arguments: str) -> "subprocess.Popen[str]":
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen([*TALKRAY, *arguments], text=True, start_new_session=True, **pipes)
+    return subprocess.Popen(
+        [*TALKRAY, *arguments],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def read_until(output: Iterator[str], wanted: str) -> list[str]:

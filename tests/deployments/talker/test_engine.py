@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, InvalidRequest, Overloaded
 from deployments.protocol import FinishReason, GenerateRequest, Reference, Sampling
 from deployments.talker.engine import Engine, complete
 from deployments.talker.kv_cache import KVCache
+from deployments.talker.model.predictor import CodePredictor
 from deployments.talker.model.talker import Talker
 from deployments.talker.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
@@ -117,6 +118,32 @@ def test_a_stream_of_which_only_the_end_was_lost_just_ends(engine: Engine, alone
     rests = speak_all(engine, resumed)
     assert [len(rest.codes) for rest in rests] == [0] * len(MIX)
     assert [rest.reason for rest in rests] == [spoken.reason for spoken in alone]
+
+
+def test_a_stream_that_just_ends_leaves_the_others_alone(engine: Engine, alone: list[Spoken]) -> None:
+    ended = next(number for number, spoken in enumerate(alone) if spoken.reason is FinishReason.STOP)
+    going = next(number for number in range(len(MIX)) if number != ended)
+    engine.add(1, MIX[going])
+    first = engine.step()
+    engine.add(2, replace(MIX[ended], prefix=alone[ended].codes))
+    rest = drain(engine)
+    assert len(rest[2].codes) == 0
+    assert np.array_equal(np.concatenate([first[0].chunk.codes, rest[1].codes]), alone[going].codes)
+
+
+def test_every_pass_on_cpu_has_the_same_number_of_rows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a matrix product rounds may depend on its number of rows, so that number must not depend on the batch."""
+    rows: set[int] = set()
+    for network in (Talker, CodePredictor):
+        forward = network.forward
+
+        def counting(self: nn.Module, *args: Tensor, _forward: Callable[..., Tensor] = forward, **kw: object) -> Tensor:
+            rows.add(len(args[0]))
+            return _forward(self, *args, **kw)
+
+        monkeypatch.setattr(network, "forward", counting)
+    speak_all(engine, [ask(LONG_TEXT, frames=3), ask(frames=5), ask(frames=2)], steps_between=1)
+    assert rows == {CONFIG.max_num_seqs}
 
 
 def test_codes_are_equal_when_blocks_run_out(

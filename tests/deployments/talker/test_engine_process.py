@@ -167,7 +167,7 @@ def test_abort_makes_room_for_the_next(start: Start) -> None:
         reports = replica.until(is_last(2))
         assert isinstance(reports[-1], Produced)
         assert (reports[-1].num_running, reports[-1].num_waiting) == (0, 0)
-        assert len(chunks_of(reports, 1)) < 390
+        assert {chunk.finish_reason for chunk in chunks_of(reports, 1)} <= {None}  # cut off, not finished
 
 
 def test_a_checkpoint_that_does_not_load_is_reported(start: Start, checkpoint: Path, tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""Discriminators of the codec's adversarial training: over periods of the waveform and over its spectrograms."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+_PERIODS = (2, 3, 5, 7, 11)
+_PERIOD_CHANNELS = (32, 64, 128, 256, 256)
+_RESOLUTIONS = (2048, 1024, 512)
+_SPECTROGRAM_CHANNELS = 32
+_SLOPE = 0.1
+
+Features = list[Tensor]  # of each layer; the last is the score map
+
+
+class PeriodDiscriminator(nn.Module):
+    """Two-dimensional convolutions along every `period`-th sample."""
+
+    def __init__(self, period: int) -> None:
+        super().__init__()
+        self.period = period
+        sizes = (1, *_PERIOD_CHANNELS)
+        self.layers = nn.ModuleList(
+            weight_norm(nn.Conv2d(before, after, (5, 1), (3, 1), padding=(2, 0))) for before, after in pairwise(sizes)
+        )
+        self.layers.append(weight_norm(nn.Conv2d(sizes[-1], 1, (3, 1), padding=(1, 0))))
+
+    def forward(self, audio: Tensor) -> Features:
+        """[B, samples] -> features."""
+        x = F.pad(audio, (0, -audio.shape[1] % self.period)).view(len(audio), 1, -1, self.period)
+        return _features(self.layers, x)
+
+
+class SpectrogramDiscriminator(nn.Module):
+    """Two-dimensional convolutions over the complex spectrogram of one resolution."""
+
+    window: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.register_buffer("window", torch.hann_window(size), persistent=False)
+        channels = _SPECTROGRAM_CHANNELS
+        self.layers = nn.ModuleList([weight_norm(nn.Conv2d(2, channels, (3, 9), padding=(1, 4)))])
+        for dilation in (1, 2, 4):
+            layer = nn.Conv2d(channels, channels, (3, 9), (1, 2), padding=(dilation, 4), dilation=(dilation, 1))
+            self.layers.append(weight_norm(layer))
+        self.layers.append(weight_norm(nn.Conv2d(channels, channels, (3, 3), padding=(1, 1))))
+        self.layers.append(weight_norm(nn.Conv2d(channels, 1, (3, 3), padding=(1, 1))))
+
+    def forward(self, audio: Tensor) -> Features:
+        """[B, samples] -> features."""
+        with torch.autocast(audio.device.type, enabled=False):
+            spectrum = torch.stft(
+                audio.float(), self.size, self.size // 4, window=self.window, normalized=True, return_complex=True
+            )
+        return _features(self.layers, torch.view_as_real(spectrum).permute(0, 3, 2, 1))
+
+
+def _features(layers: nn.ModuleList, x: Tensor) -> Features:
+    features = []
+    for layer in layers[:-1]:
+        x = F.leaky_relu(layer(x), _SLOPE)
+        features.append(x)
+    return [*features, layers[-1](x)]
+
+
+class Discriminators(nn.Module):
+    """All of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(
+            [
+                *(PeriodDiscriminator(period) for period in _PERIODS),
+                *(SpectrogramDiscriminator(size) for size in _RESOLUTIONS),
+            ]
+        )
+
+    def forward(self, audio: Tensor) -> list[Features]:
+        """Features of [B, samples] by each discriminator; on a GPU the convolutions run in bfloat16."""
+        with torch.autocast(audio.device.type, torch.bfloat16, enabled=audio.is_cuda):
+            return [member(audio) for member in self.members]
+
+
+@dataclass(frozen=True, slots=True)
+class AdversarialLoss:
+    """What the generator pays."""
+
+    score: Tensor
+    features: Tensor
+
+
+def discriminator_loss(discriminators: Discriminators, real: Tensor, fake: Tensor) -> Tensor:
+    """Least squares: 1 for [B, samples] of recordings, 0 for reconstructions. Mean over discriminators."""
+    judged = discriminators(torch.cat((real, fake.detach())))
+    losses = []
+    for features in judged:
+        for_real, for_fake = features[-1].float().chunk(2)
+        losses.append((1 - for_real).square().mean() + for_fake.square().mean())
+    return torch.stack(losses).mean()
+
+
+def generator_loss(discriminators: Discriminators, real: Tensor, fake: Tensor) -> AdversarialLoss:
+    """How far the scores are from 1, and the distance of the inner features relative to their size; means."""
+    with torch.no_grad():
+        wanted = discriminators(real)
+    judged = discriminators(fake)
+    scores = [(1 - features[-1].float()).square().mean() for features in judged]
+    distances = [_distance(ours, theirs) for ours, theirs in zip(judged, wanted, strict=True)]
+    return AdversarialLoss(torch.stack(scores).mean(), torch.stack(distances).mean())
+
+
+def _distance(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Tensor:
+    pairs = list(zip(ours[:-1], theirs[:-1], strict=True))
+    return torch.stack(
+        [(a.float() - b.float()).abs().mean() / (b.float().abs().mean() + 1e-6) for a, b in pairs]
+    ).mean()

@@ -1,0 +1,56 @@
+import subprocess
+import sys
+
+import pytest
+from ray.serve import Application
+from ray.serve._private.build_app import BuiltApplication
+from ray.serve._private.build_app import build_app as build
+
+from serve_app.app import build_app, options
+from serve_app.config import AppConfig, PoolConfig
+
+
+def built(config: AppConfig) -> BuiltApplication:
+    application = build_app(config)
+    assert isinstance(application, Application)
+    return build(application, name="talkray")
+
+
+def test_three_deployments_behind_the_ingress() -> None:
+    application = built(AppConfig(model="embedded"))
+    assert {deployment.name for deployment in application.deployments} == {"Ingress", "CodecDecoder", "Talker"}
+    assert application.ingress_deployment_name == "Ingress"
+
+
+def test_each_pool_gets_its_own_settings() -> None:
+    pool = PoolConfig(replicas=3, num_cpus=4, num_gpus=0.5, max_ongoing_requests=7, max_queued_requests=9)
+    by_name = {item.name: item for item in built(AppConfig(model="embedded", talker_pool=pool)).deployments}
+    assert by_name["CodecDecoder"].num_replicas == 1
+    talker = by_name["Talker"]
+    assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 7, 9)
+    assert talker.ray_actor_options is not None
+    assert (talker.ray_actor_options["num_cpus"], talker.ray_actor_options["num_gpus"]) == (4, 0.5)
+
+
+def test_every_queue_is_bounded() -> None:
+    config = AppConfig()
+    for pool in (config.ingress_pool, config.codec_pool, config.talker_pool):
+        assert options(pool)["max_queued_requests"] >= 0
+
+
+@pytest.mark.parametrize("module", ["serve_app.app", "serve_app.cli", "serve_app.ingress", "serve_app.local_server"])
+def test_importing_the_application_imports_no_torch(module: str) -> None:
+    code = f"import {module}, sys; assert 'torch' not in sys.modules; assert 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_composing_the_application_imports_no_torch() -> None:
+    code = (
+        "import sys; from serve_app.app import build_app; from serve_app.config import AppConfig;"
+        "build_app(AppConfig()); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_command_line_applies_its_settings_before_ray_is_imported() -> None:
+    subprocess.run([sys.executable, "-c", "import serve_app.cli, sys; assert 'ray' not in sys.modules"], check=True)

@@ -1,0 +1,74 @@
+from pathlib import Path
+
+import pytest
+import yaml
+from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
+
+from serve_app.config import AppConfig, ConfigError, read_config
+
+SERVE_CONFIGS = sorted((Path(__file__).parents[2] / "cluster" / "serve").glob("*.yaml"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "talkray.yaml"
+
+
+def test_a_file_of_its_own(file: Path) -> None:
+    file.write_text("model: embedded\ntalker: {max_num_seqs: 3}\n", encoding="utf-8")
+    config = read_config(file)
+    assert (config.model, config.talker.max_num_seqs) == ("embedded", 3)
+    assert config.codec == AppConfig().codec
+
+
+def test_an_empty_file_holds_the_defaults(file: Path) -> None:
+    file.write_text("# nothing\n", encoding="utf-8")
+    assert read_config(file) == AppConfig()
+
+
+def test_a_serve_config_file(file: Path) -> None:
+    file.write_text("applications: [{name: talkray, args: {model: embedded}}]", encoding="utf-8")
+    assert read_config(file).model == "embedded"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("modell: embedded", ["modell", "model, models_dir"]),
+        ("talker: {max_seqs: 3}", ["talker.max_seqs", "max_num_seqs"]),
+        ("codec_pool: {replicas: 0}", ["codec_pool.replicas", "greater than or equal to 1"]),
+        ("model: [", ["cannot be read"]),
+        ("just words", ["valid dictionary"]),
+    ],
+)
+def test_a_wrong_file_is_named_with_what_is_right(file: Path, text: str, told: list[str]) -> None:
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        read_config(file)
+    for part in (str(file), *told):
+        assert part in str(refused.value)
+
+
+def test_a_missing_file_is_named(file: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_config(file)
+
+
+@pytest.mark.parametrize("path", SERVE_CONFIGS, ids=lambda path: path.name)
+def test_shipped_configs_have_only_keys_that_serve_knows(path: Path) -> None:
+    """Serve itself ignores those it does not know."""
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    ServeDeploySchema.model_validate(document)
+    assert document.keys() <= ServeDeploySchema.model_fields.keys()
+    assert document.get("http_options", {}).keys() <= HTTPOptionsSchema.model_fields.keys()
+    for application in document["applications"]:
+        assert application.keys() <= ServeApplicationSchema.model_fields.keys()
+        for deployment in application.get("deployments", []):
+            assert deployment.keys() <= DeploymentSchema.model_fields.keys()
+            assert deployment["name"] in {"Ingress", "CodecDecoder", "Talker"}
+        AppConfig.model_validate(application["args"])
+
+
+def test_the_local_config_holds_the_defaults() -> None:
+    [local] = [path for path in SERVE_CONFIGS if path.name == "local.yaml"]
+    assert read_config(local) == AppConfig()
