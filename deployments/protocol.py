@@ -111,3 +111,5 @@ class ModelInfo:
     frame_samples: int
     num_code_groups: int
     max_text_tokens: int
+    spoken_form: str | None = None  # language whose normalisation the voice needs: it has learnt only spoken words
+    max_segment_chars: int = 1000  # longer texts are synthesised in segments

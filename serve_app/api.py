@@ -13,6 +13,7 @@ from serve_app.boundary import RequestBoundary
 from serve_app.catalogue import catalogue_routes
 from serve_app.delivery import Delivery, negotiate
 from serve_app.errors import INTERNAL, translate
+from serve_app.long_text import LongText
 from serve_app.rendering import Rendering
 from serve_app.schemas import SpeechBody, parse_object, parse_speech
 from serve_app.speech_request import build_request
@@ -32,10 +33,11 @@ SPEECH_DOCS = {
 
 
 def create_api(synthesizer: Synthesizer, settings: ApiSettings, *, echo_request_id: bool = True) -> FastAPI:
-    """The whole surface.
+    """The whole surface, for texts of any length that `settings` allow.
 
     `echo_request_id` is False where the server in front adds `x-request-id` to responses itself, as Ray Serve does.
     """
+    synthesizer = LongText(synthesizer)
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # the documentation pages load scripts from a CDN
     api.add_middleware(RequestBoundary, echo_request_id=echo_request_id)
     api.add_exception_handler(TalkrayError, _answer_error)

@@ -139,4 +139,6 @@ def wait_for_stop() -> None:
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stopped.set())
-    stopped.wait()
+    # Not one endless wait: a signal that comes as it begins would run its handler only after the next one.
+    while not stopped.wait(_POLL_S):
+        pass

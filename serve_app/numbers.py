@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-_ONES = (
+_SMALL = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+)
+_ROUND = "twenty thirty forty fifty sixty seventy eighty ninety"
+_ONES, _TENS = _SMALL.split(), _ROUND.split()
 _SCALES = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"), (10**3, "thousand"), (100, "hundred"))
 _ORDINALS = {
     "one": "first",

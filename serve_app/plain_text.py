@@ -1,5 +1,7 @@
 """Text as people and language models write it, on one line of plain characters without markup."""
 
+# ruff: noqa: RUF001 (characters that look like others are what this file is about)
+
 import re
 import unicodedata
 from functools import lru_cache
@@ -22,7 +24,7 @@ _FOLDED = {
 _MARKUP = (
     (re.compile(r"```\w*"), "\n"),
     (re.compile(r"!?\[([^\[\]]*)\]\([^()\[\]]*\)"), r" \1 "),  # links and images leave their text
-    (re.compile(r"</?[A-Za-z][^<>]*>"), " "),
+    (re.compile(r"</?[A-Za-z][^<>]*>|<\|[^<>|]*\|>"), " "),
     (re.compile(r"(?<!\S)[:;=]-?[)(DPp](?!\S)"), " "),
 )
 _LINE_MARK = re.compile(r"\s*+(?:>\s*+)*+(?:#{1,6}\s++|[-*+]\s++(?:\[[ xX]\]\s++)?|\d{1,3}\)\s++)?")

@@ -10,6 +10,7 @@ from serve_app import voices
 from serve_app.api_settings import ApiSettings
 from serve_app.reference_audio import decode_reference
 from serve_app.schemas import SpeechBody
+from serve_app.spoken import spoken_english
 from serve_app.text import clean
 
 
@@ -20,7 +21,7 @@ async def build_request(
     check_model(body.model, info, settings)
     return SynthesisRequest(
         request_id=request_id,
-        text=_text(body, settings),
+        text=_text(body, info, settings),
         voice=_voice(body, info),
         language=_language(body, info),
         instructions=_instructions(body, info, settings),
@@ -46,14 +47,20 @@ def _missing(param: str, reason: str) -> InvalidRequest:
 
 def _cleaned(param: str, text: str | None, settings: ApiSettings) -> str:
     """Nothing sent and nothing to speak are the same: an empty string."""
-    if text is not None and len(text) > settings.max_input_chars:
-        message = f"{param} has {len(text)} characters, at most {settings.max_input_chars} are allowed."
-        raise InvalidRequest(message, param, "string_above_max_length")
+    _check_length(param, text or "", settings)
     return clean(text or "")
 
 
-def _text(body: SpeechBody, settings: ApiSettings) -> str:
-    text = _cleaned("input", body.input, settings)
+def _check_length(param: str, text: str, settings: ApiSettings) -> None:
+    if len(text) > settings.max_input_chars:
+        message = f"{param} has {len(text)} characters, at most {settings.max_input_chars} are allowed."
+        raise InvalidRequest(message, param, "string_above_max_length")
+
+
+def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str:
+    """A spoken form is made from the text as it was sent, while lines and characters still say what they mean."""
+    _check_length("input", body.input, settings)
+    text = spoken_english(body.input) if info.spoken_form == "english" else clean(body.input)
     if not text:
         raise InvalidRequest("input has no characters that can be spoken.", "input")
     return text

@@ -8,9 +8,10 @@ from serve_app.numbers import cardinal, decimal, digits, integer, ordinal, plura
 # A repetition never gives back what it took (`++`) and starts where no other could: time stays linear in the text.
 _WHOLE = r"(?:\d{1,3}(?:,\d{3}){1,4}(?!\d)|\d++)"
 _NUMBER = rf"(?<![\w.])(?:{_WHOLE}(?:\.\d++)?|\.\d++)"
-_HALF_OF_DAY = r"([aApP])[mM]\b"
+_HALF_OF_DAY = r"([aApP])[mM](?![\w'])"
 
-_MONTHS = "January February March April May June July August September October November December".split()
+_CALENDAR = "January February March April May June July August September October November December"
+_MONTHS = _CALENDAR.split()
 _MONTH = "|".join(f"{name}|{name[:3]}\\b\\.?" for name in _MONTHS) + r"|Sept\b\.?"
 
 _SCALES = {"k": "thousand", "m": "million", "mn": "million", "b": "billion", "bn": "billion", "t": "trillion"}
@@ -90,12 +91,12 @@ def _groups(match: re.Match[str]) -> str:
 
 def _month_day(match: re.Match[str]) -> str:
     day = int(match[2])
-    return f"{_month(match[1])} {ordinal(day) if 1 <= day <= 31 else match[2]}"
+    return f" {_month(match[1])} {ordinal(day) if 1 <= day <= 31 else match[2]} "
 
 
 def _day_month(match: re.Match[str]) -> str:
     day = int(match[1])
-    return f"{ordinal(day) if 1 <= day <= 31 else match[1]} of {_month(match[2])}"
+    return f" {ordinal(day) if 1 <= day <= 31 else match[1]} of {_month(match[2])} "
 
 
 def _month(name: str) -> str:
@@ -133,7 +134,7 @@ def _amount(figures: str, currency: str) -> str:
     whole, _, part = figures.partition(".")
     if len(part) != 2:
         return f" {decimal(figures)} {one if figures == '1' else many} "
-    words = [f"{integer(whole)} {one if whole == '1' else many}"] if whole.strip("0") or part == "00" else []
+    words = [f"{integer(whole or '0')} {one if whole == '1' else many}"] if whole.strip("0") or part == "00" else []
     if part != "00":
         words.append(f"{cardinal(int(part))} {one_cent if part == '01' else cents}")
     return f" {' and '.join(words)} "
@@ -182,24 +183,25 @@ _RULES: tuple[tuple[re.Pattern[str], Speak], ...] = (
     (re.compile(r"(?<![\w-])\d{3}[ .-]\d{3}[ .-]\d{4}(?![\w-])"), _groups),
     (re.compile(r"(?<![\w.+-])(?:\d{3}-\d{4}|\d++(?:-\d++){2,}+)(?![\w-])"), _groups),
     (re.compile(rf"(?<![\w.:])(\d{{1,2}}):(\d\d)(?::(\d\d))?(?![\d:])(?: ?{_HALF_OF_DAY})?"), _time),
+    (re.compile(r"(?<=\d):(?=\d)"), lambda match: " to "),
     (re.compile(rf"(?<![\w.:,])(\d{{1,2}}) ?{_HALF_OF_DAY}"), _hour),
     (re.compile(rf"\b({_MONTH}) (\d{{1,2}})(?:st|nd|rd|th)?(?![\w/:%]|[.,]\d)"), _month_day),
-    (re.compile(rf"(?<![\w.,/:-])(\d{{1,2}})(?:st|nd|rd|th)? ({_MONTH})(?!\w)"), _day_month),
-    (re.compile(rf"\b({_MONTH})(?= \d)"), lambda match: _month(match[1])),
+    (re.compile(rf"(?<![\w.,/:-])(\d{{1,2}})(?:st|nd|rd|th)? ({_MONTH})(?![\w'])"), _day_month),
+    (re.compile(rf"\b({_MONTH})(?= \d)"), lambda match: f" {_month(match[1])}"),
     (re.compile(r"(?<=\d) ?- ?(?=[$£€¥₹]?\d)"), lambda match: " to "),
     (re.compile(r"(?<!\S)-(?=[$£€¥₹]?\.?\d)"), lambda match: "minus "),
     (
         re.compile(
             rf"({_CURRENCY}) ?({_WHOLE}(?:\.\d++)?|\.\d++)"
-            r"(?:(?: ?(thousand|million|billion|trillion|[mbt]n)|([kKmMbBtT]))\b)?"
+            r"(?:(?: ?(thousand|million|billion|trillion|[mbt]n)|([kKmMbBtT]))(?![\w']))?"
         ),
         _price,
     ),
     (re.compile(rf"({_NUMBER}) ?({_CURRENCY})"), lambda match: _amount(match[1], match[2])),
-    (re.compile(r"(?<![\w.,])'?((?:1[1-9]|20)?[1-9]0|[12]\d00)s\b"), _decade),
-    (re.compile(rf"({_NUMBER})k\b"), lambda match: f" {decimal(match[1])} thousand "),
-    (re.compile(rf"({_NUMBER}) ?({_UNIT})(?!\w)"), _measure),
-    (re.compile(r"(?<![\w.,])(\d{1,3}(?:,\d{3}){1,4}|\d{1,9})(?:st|nd|rd|th)\b"), _ordinal),
+    (re.compile(r"(?<![\w.,])'?((?:1[1-9]|20)?[1-9]0|[12]\d00)s(?![\w'])"), _decade),
+    (re.compile(rf"({_NUMBER})k(?![\w'])"), lambda match: f" {decimal(match[1])} thousand "),
+    (re.compile(rf"({_NUMBER}) ?({_UNIT})(?![\w'])"), _measure),
+    (re.compile(r"(?<![\w.,])(\d{1,3}(?:,\d{3}){1,4}|\d{1,9})(?:st|nd|rd|th)(?![\w'])"), _ordinal),
     (re.compile(r"(?<![\w./])(?:(\d++) )?(\d++)/(\d++)(?![\w/])"), _fraction),
     (re.compile(rf"(?<!\d){_WHOLE}(?:\.\d++)*+|(?<!\w)\.\d++"), _plain),
 )

@@ -64,6 +64,8 @@ class Engine:
             frame_samples=codec.frame_samples,
             num_code_groups=self.model.num_code_groups,
             max_text_tokens=self.config.max_model_len,
+            spoken_form=self.model.text.spoken_form,
+            max_segment_chars=self.model.text.max_segment_chars,
         )
 
     def warm_up(self) -> None:

@@ -120,15 +120,18 @@ class EngineClient:
     async def _connect(self) -> None:
         self._socket.setblocking(False)
         reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
-        self._reading = asyncio.create_task(self._read(reader))
+        self._reading = asyncio.create_task(self._read(reader, self._writer))
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(_RECEIVE_BYTES):
-                for report in self._unpacker.feed(data):
-                    self._deliver(report)
-        for queue in self._streams.values():
-            queue.put_nowait(self._lost())
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(_RECEIVE_BYTES):
+                    for report in self._unpacker.feed(data):
+                        self._deliver(report)
+        finally:
+            for queue in self._streams.values():
+                queue.put_nowait(self._lost())
+            writer.close()  # here, while its event loop still runs
 
     def _deliver(self, report: Command | Report) -> None:
         if isinstance(report, Produced):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,14 @@ class ControlTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class TextNeeds:
+    """What text has to be like before the checkpoint can speak it: Talkray's own addition to `config.json`."""
+
+    spoken_form: str | None = None  # "english": normalised to spoken words
+    max_segment_chars: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything the talker needs to know of a checkpoint besides its tensors."""
 
@@ -97,6 +105,7 @@ class ModelConfig:
     dialects: Mapping[str, str]  # speaker -> language it always speaks
     speaker_encoder: Mapping[str, Any] | None
     max_position_embeddings: int
+    text: TextNeeds
     generation: Sampling
 
     @property
@@ -133,6 +142,7 @@ class ModelConfig:
             dialects={name.lower(): dialect for name, dialect in dialects.items() if dialect},
             speaker_encoder=top.values.get("speaker_encoder_config"),
             max_position_embeddings=talker["max_position_embeddings"],
+            text=_text_needs(top),
             generation=_generation(directory / "generation_config.json"),
         )
 
@@ -152,6 +162,19 @@ def _kind(top: _Section) -> ModelKind:
     except ValueError:
         known = ", ".join(ModelKind)
         raise CheckpointError(f"{top.file}: tts_model_type {top['tts_model_type']!r} is none of {known}") from None
+
+
+def _text_needs(top: _Section) -> TextNeeds:
+    """The optional object `talkray`, which checkpoints made for Talkray have."""
+    values = top.values.get("talkray") or {}
+    needs = TextNeeds(**{field.name: values[field.name] for field in fields(TextNeeds) if field.name in values})
+    if needs.spoken_form not in (None, "english"):
+        raise CheckpointError(f"{top.file}: talkray.spoken_form {needs.spoken_form!r} is not known, only 'english' is")
+    if not isinstance(needs.max_segment_chars, int) or needs.max_segment_chars < 1:
+        raise CheckpointError(
+            f"{top.file}: talkray.max_segment_chars {needs.max_segment_chars!r} is no positive integer"
+        )
+    return needs
 
 
 def _control_codes(talker: _Section) -> ControlCodes:

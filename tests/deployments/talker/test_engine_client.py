@@ -161,3 +161,10 @@ async def test_stopping_ends_the_process_and_its_streams(model: str) -> None:
             async for _ in chunks:
                 pass
     assert not client.is_alive
+
+
+def test_it_can_be_stopped_once_its_event_loop_is_gone(model: str) -> None:
+    client = EngineClient(model, SMALL)
+    asyncio.run(listen(client, ask(frames=2)))
+    client.stop()
+    assert client._process.returncode == 0
