@@ -22,7 +22,7 @@ CAPACITY = TALKER.max_num_seqs + TALKER.max_num_waiting
         ({"input": ""}, 400, "input", "invalid_value"),
         ({"model": "other"}, 404, "model", "model_not_found"),
         # Only the talker counts tokens: this one comes back over two handles.
-        ({"input": "é" * 4000, "non_streaming_mode": True}, 400, "input", "context_length_exceeded"),
+        ({"instructions": "é" * 4000}, 400, "input", "context_length_exceeded"),
     ],
 )
 async def test_refusals(
