@@ -113,7 +113,8 @@ class RowLayout:
         head, lead, count = len(tags), self._lead(sample), sample.utterance.frames
         text[: len(self.role)] = self.role
         text[head - 1] = tokens.tts_bos
-        text[head : head + len(sample.tokens) + 1] = [*sample.tokens, tokens.tts_eos]
+        trailing = [*sample.tokens, tokens.tts_eos][: len(text) - head]  # speech may end before all its text has come
+        text[head : head + len(trailing)] = trailing
         codec[:head] = tags
         codec[head : head + lead] = codes.pad
         codec[head + lead] = codes.bos
