@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import soundfile
 
 from deployments.errors import InvalidRequest, TalkrayError
 
 FORMATS = {".wav": "wav", ".mp3": "mp3", ".opus": "opus", ".ogg": "opus", ".aac": "aac", ".flac": "flac", ".pcm": "pcm"}
+# Raw PCM has no header, AAC and streamed FLAC do not say how long they are.
+_WITH_LENGTH = ("wav", "mp3", "opus")
 # A long text may be spoken for minutes; silence on the line for this long means that something is wrong.
 _READ_TIMEOUT_S = 120
 
@@ -40,7 +43,17 @@ def speak(url: str, utterance: Utterance) -> str:
         ) from None
     except OSError as error:
         raise RefusedError(f"{utterance.file} cannot be written: {error.strerror}") from None
-    return f"wrote {utterance.file} ({num_bytes:,} bytes)"
+    return f"wrote {utterance.file} ({_length(utterance.file, audio_format)}{num_bytes:,} bytes)"
+
+
+def _length(file: Path, audio_format: str) -> str:
+    """How long the audio is, where the format's header tells; raises RefusedError where it is no such file."""
+    if audio_format not in _WITH_LENGTH:
+        return ""
+    try:
+        return f"{soundfile.info(file).duration:.1f} s, "
+    except soundfile.LibsndfileError:
+        raise RefusedError(f"{file} is no {audio_format}: the server answered with something else") from None
 
 
 async def _fetch(url: str, utterance: Utterance, audio_format: str) -> int:

@@ -4,11 +4,12 @@ A busy Python thread beside the replica's event loop triples the time to the fir
 The process ends when its socket does, so it never outlives its replica, and it starts no session of its own.
 """
 
+import logging
 import select
 import socket
 import sys
 
-from deployments.errors import TalkrayError
+from deployments.errors import EngineError, TalkrayError
 from deployments.model_store import locate
 from deployments.protocol import ModelInfo
 from deployments.talker.channel import (
@@ -25,6 +26,8 @@ from deployments.talker.channel import (
     encode,
 )
 from deployments.talker.engine import Engine
+
+logger = logging.getLogger(__name__)
 
 # How often an idle engine says that it is alive.
 _HEARTBEAT_S = 0.5
@@ -69,6 +72,9 @@ class EngineProcess:
             engine.add(command.id, command.request)
         except TalkrayError as error:
             self._send(Failed(command.id, error))
+        except Exception as error:  # a request that trips the engine must not take the other streams with it
+            logger.exception("request %s could not be added", command.request.synthesis.request_id)
+            self._send(Failed(command.id, EngineError(f"the engine failed on this request: {error!r}")))
 
     def _load(self, start: Start) -> tuple[Engine, ModelInfo]:
         self._send(Loading(f"looking for {start.model}"))

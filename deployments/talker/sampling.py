@@ -127,7 +127,8 @@ class BatchFilter:
         values = self._keep_top_k(values)
         if self.any_top_p:
             values = self._keep_top_p(values)
-        best = (values.softmax(-1) / noise(draw, codes)).argmax(-1, keepdim=True)
+        weights = (values - values[:, :1]).exp()  # not normalised: a sum would depend on the number of candidates
+        best = (weights / noise(draw, codes)).argmax(-1, keepdim=True)
         sampled = codes.gather(-1, best)
         return torch.where(self.greedy, logits.argmax(-1, keepdim=True), sampled)[:, 0]
 

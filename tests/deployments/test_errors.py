@@ -8,9 +8,11 @@ from deployments.errors import InvalidRequest, ModelNotFound, Overloaded, Payloa
 
 
 def tree(root: type[TalkrayError]) -> Iterator[type[TalkrayError]]:
+    """The errors that may cross a handle; those of the command line, if it is imported, never do."""
     yield root
     for child in root.__subclasses__():
-        yield from tree(child)
+        if child.__module__ == errors.__name__:
+            yield from tree(child)
 
 
 def example(error: type[TalkrayError]) -> TalkrayError:

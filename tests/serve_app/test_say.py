@@ -1,14 +1,23 @@
 import asyncio
+import io
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 from aiohttp import web
 
 from deployments.errors import InvalidRequest
 from serve_app.ports import free_port
 from serve_app.say import RefusedError, Utterance, speak
+
+
+def wav_of(seconds: float) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(round(24000 * seconds), np.int16), 24000, format="WAV")
+    return file.getvalue()
 
 
 class Server:
@@ -17,7 +26,7 @@ class Server:
     def __init__(self) -> None:
         self.voices: list[dict[str, str]] = [{"id": "nora"}]
         self.asked: list[dict[str, object]] = []
-        self.status, self.content = 200, b"audio"
+        self.status, self.content = 200, wav_of(0.5)
         self.url = ""
 
     async def list_voices(self, _: web.Request) -> web.Response:
@@ -50,8 +59,8 @@ def server() -> Iterator[Server]:
 def test_the_file_gets_the_audio(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "x.OGG"
     said = speak(server.url, Utterance("hi", file))
-    assert file.read_bytes() == b"audio"
-    assert str(file) in said
+    assert file.read_bytes() == server.content
+    assert f"{file} (0.5 s, " in said
     [asked] = server.asked
     assert (asked["input"], asked["response_format"], asked["voice"]) == ("hi", "opus", "nora")
 
@@ -92,3 +101,9 @@ def test_another_server_is_no_talkray(server: Server, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_named(server: Server, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=r"missing/x\.wav cannot be written: No such file or directory"):
         speak(server.url, Utterance("hi", tmp_path / "missing" / "x.wav"))
+
+
+def test_an_answer_that_is_no_audio_is_told(server: Server, tmp_path: Path) -> None:
+    server.content = b"<html>"
+    with pytest.raises(RefusedError, match="is no wav"):
+        speak(server.url, Utterance("hi", tmp_path / "x.wav"))

@@ -10,7 +10,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from deployments.errors import CheckpointError, InvalidRequest, Overloaded
+from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
 from deployments.protocol import FrameChunk
 from deployments.talker.channel import (
     Abort,
@@ -193,3 +193,14 @@ def test_it_ends_with_its_socket(start: Start) -> None:
         speaking.load(start)
         speaking.send(Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
         speaking.until(has_frames)
+
+
+def test_a_request_that_trips_the_engine_fails_alone(start: Start) -> None:
+    with engine_process() as replica:
+        replica.load(start)
+        replica.send(Submit(1, ask(language="klingon")), Submit(2, ask(frames=4, ignore_eos=True)))
+        reports = replica.until(is_last(2))
+    [failed] = [report for report in reports if isinstance(report, Failed)]
+    assert failed.id == 1
+    assert isinstance(failed.error, EngineError)
+    assert "klingon" in str(failed.error)
