@@ -9,7 +9,7 @@ import typer
 
 from deployments.errors import TalkrayError
 from serve_app import ray_settings
-from serve_app.config import AppConfig, read_config
+from serve_app.config import AppConfig, one_gpu, read_config
 from serve_app.doctor import examine
 from serve_app.gpus import count_gpus
 from serve_app.local_server import Address, running, wait_for_stop
@@ -117,12 +117,10 @@ def main() -> None:
 
 
 def _settings(config: Path | None, model: str | None) -> AppConfig:
-    """The settings of a command: its file or the defaults, its model, and a GPU for the talker where there is one."""
-    settings = AppConfig() if config is None else read_config(config)
+    """The settings of a command: its file or the defaults for this machine, and its model."""
     gpus = count_gpus()
-    if config is None and gpus:
-        talker_pool = settings.talker_pool.model_copy(update={"num_gpus": 1.0})
-        settings = settings.model_copy(update={"talker_pool": talker_pool})
+    defaults = one_gpu() if gpus else AppConfig()
+    settings = defaults if config is None else read_config(config)
     choice = choose(model or settings.model, models_dir=settings.models_dir, gpu=gpus > 0)
     print(f"model: {choice.model} ({choice.reason})", flush=True)
     return settings.model_copy(update={"model": choice.model})

@@ -39,6 +39,16 @@ class AppConfig(Strict):
     talker_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_ongoing_requests=32, max_queued_requests=32)
 
 
+def one_gpu() -> AppConfig:
+    """Defaults for one machine whose GPU talker and codec share; `cluster/serve/one-gpu.yaml` says the same."""
+    return AppConfig(
+        talker=TalkerConfig(max_num_seqs=32, kv_cache_bytes=8 << 30),
+        codec=CodecConfig(device="cuda", dtype="float16"),
+        talker_pool=PoolConfig(num_gpus=0.75),
+        codec_pool=PoolConfig(num_gpus=0.25),
+    )
+
+
 def read_config(file: Path) -> AppConfig:
     """The application's settings from a Serve config file (`applications[0].args`) or from a file of their own.
 

@@ -4,7 +4,7 @@ import pytest
 import yaml
 from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
-from serve_app.config import AppConfig, ConfigError, read_config
+from serve_app.config import AppConfig, ConfigError, one_gpu, read_config
 
 SERVE_CONFIGS = sorted((Path(__file__).parents[2] / "cluster" / "serve").glob("*.yaml"))
 
@@ -69,6 +69,7 @@ def test_shipped_configs_have_only_keys_that_serve_knows(path: Path) -> None:
         AppConfig.model_validate(application["args"])
 
 
-def test_the_local_config_holds_the_defaults() -> None:
-    [local] = [path for path in SERVE_CONFIGS if path.name == "local.yaml"]
-    assert read_config(local) == AppConfig()
+@pytest.mark.parametrize(("name", "defaults"), [("local.yaml", AppConfig()), ("one-gpu.yaml", one_gpu())])
+def test_the_file_for_one_machine_holds_its_defaults(name: str, defaults: AppConfig) -> None:
+    [file] = [path for path in SERVE_CONFIGS if path.name == name]
+    assert read_config(file) == defaults
