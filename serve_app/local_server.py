@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import signal
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -136,9 +135,8 @@ def _end_proxy(node_id: str) -> None:
 
 def wait_for_stop() -> None:
     """Return at Ctrl-C, at SIGTERM, or when the terminal is closed."""
-    stopped = threading.Event()
+    received: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: stopped.set())
-    # Not one endless wait: a signal that comes as it begins would run its handler only after the next one.
-    while not stopped.wait(_POLL_S):
-        pass
+        signal.signal(number, lambda number, _: received.append(number))
+    while not received:  # a lock, as an Event has, would be taken twice when one signal interrupts another's handler
+        time.sleep(_POLL_S)
