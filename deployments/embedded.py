@@ -14,13 +14,13 @@ from deployments.protocol import ModelKind
 from deployments.random_checkpoint import Options, write_checkpoint
 from deployments.released import Shape, StackShape
 
-VERSION = 1
+VERSION = 2
 
 _SHAPE = Shape(
     kind=ModelKind.CUSTOM_VOICE,
     size="1b7",
-    talker=StackShape(hidden=256, intermediate=768, layers=6, heads=4, kv_heads=2, head_dim=64),
-    predictor=StackShape(hidden=192, intermediate=512, layers=3, heads=4, kv_heads=2, head_dim=64),
+    talker=StackShape(hidden=256, intermediate=512, layers=4, heads=4, kv_heads=2, head_dim=64),
+    predictor=StackShape(hidden=128, intermediate=256, layers=2, heads=4, kv_heads=2, head_dim=32),
     text_hidden=256,
     text_tokens=264,
     text_vocab=320,

@@ -61,9 +61,9 @@ class Check:
 class Subject:
     """The checkpoint under test, loaded as it would be served."""
 
-    def __init__(self, directory: Path, reference: Reference | None) -> None:
+    def __init__(self, directory: Path, reference: Reference | None, *, threads: int) -> None:
         self.directory = directory
-        self.engine = Engine(directory, TalkerConfig(device="cpu", dtype="float32", threads=os.cpu_count() or 1))
+        self.engine = Engine(directory, TalkerConfig(device="cpu", dtype="float32", threads=threads))
         self.codec = CodecDecoder.load(directory / "speech_tokenizer")
         self.sample_rate = SpeechTokenizerConfig.load(directory / "speech_tokenizer").sample_rate
         self.reference = reference
@@ -195,6 +195,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--reference", type=Path, help="recording for base checkpoints to clone")
     parser.add_argument("--reference-text", help="what is said in it; without, only the speaker vector is used")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads")
     parser.add_argument("--wav", type=Path, help="write one utterance to this file")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
@@ -210,7 +211,7 @@ def _verify(options: argparse.Namespace) -> int:
     rate = SpeechTokenizerConfig.load(directory / "speech_tokenizer").input_sample_rate
     given = options.reference
     reference = read_reference(given, options.reference_text, sample_rate=rate) if given else None
-    subject = Subject(directory, reference)
+    subject = Subject(directory, reference, threads=options.threads)
     logger.info("PASS %s loads: every tensor has its place", directory)
     if subject.engine.model.kind is ModelKind.BASE and reference is None:
         logger.info("SKIP everything else: a base checkpoint clones, pass --reference RECORDING")

@@ -29,7 +29,9 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_checkpoint_that_speaks_passes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     wav = tmp_path / "speech.wav"
-    assert main(["--model", write_tiny(tmp_path / "model", "tiny-VoiceDesign"), "--wav", str(wav)]) == 0
+    assert (
+        main(["--threads", "1", "--model", write_tiny(tmp_path / "model", "tiny-VoiceDesign"), "--wav", str(wav)]) == 0
+    )
     verdicts = [line.split()[0] for line in lines(caplog) if not line.startswith("wrote")]
     assert verdicts == ["PASS"] * 7 + ["SKIP"]
     assert soundfile.info(wav).samplerate == 24000
@@ -41,13 +43,13 @@ def test_speech_that_never_ends_fails(
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(verify, "TEXT", "Hm.")
     monkeypatch.setattr("deployments.talker.model_runner._MIN_NEW_TOKENS", 10**6)
-    assert main(["--model", write_tiny(tmp_path / "model", "tiny-VoiceDesign")]) == 1
+    assert main(["--threads", "1", "--model", write_tiny(tmp_path / "model", "tiny-VoiceDesign")]) == 1
     assert sum(line.startswith("FAIL speech ends") for line in lines(caplog)) == 3
 
 
 def test_a_base_checkpoint_asks_for_a_recording(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert main(["--model", write_tiny(tmp_path / "model", "tiny-Base")]) == 0
+    assert main(["--threads", "1", "--model", write_tiny(tmp_path / "model", "tiny-Base")]) == 0
     assert "--reference" in lines(caplog)[-1]
 
 
@@ -56,7 +58,7 @@ def test_a_base_checkpoint_clones_a_recording(tmp_path: Path, caplog: pytest.Log
     recording = tmp_path / "recording.wav"
     soundfile.write(recording, np.random.RandomState(0).uniform(-0.1, 0.1, 24000), 24000)
     model = write_tiny(tmp_path / "model", "tiny-Base")
-    assert main(["--model", model, "--reference", str(recording), "--reference-text", "Hm."]) == 0
+    assert main(["--threads", "1", "--model", model, "--reference", str(recording), "--reference-text", "Hm."]) == 0
     assert sum(line.startswith("PASS speech ends") for line in lines(caplog)) == 3
 
 
@@ -64,12 +66,12 @@ def test_a_recording_at_another_rate_is_refused(tmp_path: Path) -> None:
     recording = tmp_path / "recording.wav"
     soundfile.write(recording, np.zeros(8000), 8000)
     with pytest.raises(SystemExit, match="8000 Hz, the checkpoint works at 24000 Hz"):
-        main(["--model", write_tiny(tmp_path / "model", "tiny-Base"), "--reference", str(recording)])
+        main(["--threads", "1", "--model", write_tiny(tmp_path / "model", "tiny-Base"), "--reference", str(recording)])
 
 
 def test_a_missing_checkpoint_is_a_failure_in_words(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert main(["--model", str(tmp_path / "nothing")]) == 1
+    assert main(["--threads", "1", "--model", str(tmp_path / "nothing")]) == 1
     assert lines(caplog) == [f"FAIL there is no checkpoint directory {tmp_path / 'nothing'}"]
 
 
