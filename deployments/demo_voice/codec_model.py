@@ -18,6 +18,7 @@ from deployments.codec.layers import ConvNeXtBlock, Snake
 from deployments.codec.quantizer import Codebook, ResidualVectorQuantizer
 from deployments.codec.state import BatchState
 from deployments.codec.transformer import LayerScale
+from deployments.demo_voice.shape import NUM_PHONES, PHONES_PER_FRAME
 
 _DECAY = 0.99
 _DEAD = 0.05  # of the mean usage
@@ -31,6 +32,7 @@ class Reconstruction:
 
     audio: Tensor  # [B, samples], unbounded
     commitment: Tensor  # mean squared distance to the entries, summed over codebooks
+    phones: Tensor  # [2, B, frames, phones of a frame, phone numbers]: logits from codebook 0 alone, and from all
 
 
 class CodebookTrainer:
@@ -139,6 +141,10 @@ class CodecModel(nn.Module):
             QuantizerTrainer(source.semantic_residual_vector_quantizer, target.rvq_first),
             QuantizerTrainer(source.acoustic_residual_vector_quantizer, target.rvq_rest),
         ]
+        # Told from the codes while training, and by codebook 0 alone: codes that keep which sound it is can be
+        # understood, and can be predicted from text.
+        width, logits = config.decoder.codebook_dim, PHONES_PER_FRAME * NUM_PHONES
+        self.phones = nn.ModuleList(nn.Linear(width, logits) for _ in range(2))
         with torch.no_grad():
             for module in self.encoder.modules():
                 if isinstance(module, PaddedConv1d):  # signals keep their scale, and biases do not outweigh them
@@ -159,7 +165,12 @@ class CodecModel(nn.Module):
         commitment = sum((loss for _, loss in quantized), start=torch.zeros((), device=x.device))
         self._prepare_snakes()
         out = self.decoder.synthesize(latents.transpose(1, 2), self._zero_state(len(audio)))
-        return Reconstruction(out, commitment)
+        return Reconstruction(out, commitment, self._phones(quantized[0][0], latents))
+
+    def _phones(self, first: Tensor, all_codes: Tensor) -> Tensor:
+        both = [head(x.transpose(1, 2)) for head, x in zip(self.phones, (first, all_codes), strict=True)]
+        logits = torch.stack(both)
+        return logits.view(*logits.shape[:-1], PHONES_PER_FRAME, NUM_PHONES)
 
     def latents(self, audio: Tensor) -> Tensor:
         """[B, samples] -> [B, hidden, frames] float32; on a GPU the convolutions run in bfloat16."""
@@ -219,11 +230,19 @@ def _copy_codebooks(model: CodecModel) -> None:
 
 
 def load_trained(run: Path, config: SpeechTokenizerConfig, *, device: torch.device | str) -> CodecModel:
-    """The latest checkpoint of RUN/codec."""
+    """The latest checkpoint of RUN/codec, or the bare weights that are left of one."""
     model = CodecModel(config)
-    checkpoint = torch.load(run / "codec" / "latest.pt", map_location="cpu", weights_only=True)
-    model.load_state_dict(checkpoint["model"])
+    files = (run / "codec" / "latest.pt", run / "codec" / "weights.pt")
+    checkpoint = torch.load(next(file for file in files if file.exists()), map_location="cpu", weights_only=True)
+    load_weights(model, checkpoint["model"])
     return model.to(device)
+
+
+def load_weights(model: CodecModel, weights: dict[str, Tensor]) -> None:
+    """Put weights in. They may be older than the heads that tell phones, which only training uses."""
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not unexpected, f"weights of another shape: {unexpected}"
+    assert all(name.startswith("phones.") for name in missing), f"weights are missing: {missing}"
 
 
 def served(model: CodecModel, device: torch.device | str) -> tuple[CodecEncoder, CodecDecoder]:

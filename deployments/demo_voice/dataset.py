@@ -40,7 +40,17 @@ class Corpus:
     """All frames, and the utterances they belong to."""
 
     codes: NDArray[np.int16]  # [frames, groups]
+    phones: NDArray[np.uint8]  # [frames, phones of a frame]: which sounds the teacher made
     utterances: list[Utterance]
+
+    def spoken(self) -> NDArray[np.float32]:
+        """[frames]: the share of its utterance's sounds that comes before each frame; silence does not count."""
+        before = np.concatenate(([0], np.cumsum((self.phones != 0).sum(1))))
+        share = np.zeros(len(self.phones), np.float32)
+        for utterance in self.utterances:
+            begin, end = utterance.start, utterance.start + utterance.frames
+            share[begin:end] = (before[begin:end] - before[begin]) / max(1, before[end] - before[begin])
+        return share
 
     @classmethod
     def load(cls, run: Path) -> "Corpus":
@@ -50,11 +60,12 @@ class Corpus:
             entries = [json.loads(line) for line in lines]
         ends = np.cumsum(counts)
         codes = np.fromfile(run / "codes.i16", dtype=np.int16).reshape(int(ends[-1]), -1)
+        phones = np.fromfile(run / "phones.u8", dtype=np.uint8).reshape(len(codes), -1)
         utterances = [
             Utterance(entry["text"], entry["voice"], entry["split"], int(end - count), count)
             for entry, count, end in zip(entries, counts, ends, strict=True)
         ]
-        return cls(codes, utterances)
+        return cls(codes, phones, utterances)
 
     def part(self, split: str) -> list[Utterance]:
         """The utterances of "train" or of "heldout"; those without a frame are left out."""
@@ -80,6 +91,8 @@ class Batch:
     frames: Ints  # [samples, length]: the row's frame as its number in the corpus
     target_rows: Ints  # [targets]: rows, counted through samples * length, that predict codebook 0
     target_frames: Ints  # [targets]: the frame each of them predicts; NONE is end of speech
+    text_first: Ints  # [targets]: first of the rows before them with the utterance's text
+    text_count: Ints  # [targets]: tokens there; 0 where the text comes beside the frames
 
 
 class RowLayout:
@@ -98,13 +111,16 @@ class RowLayout:
         shape = (len(samples), -(-longest // _LENGTH_STEP) * _LENGTH_STEP)
         text = np.full(shape, self.config.tokens.tts_pad)
         codec, frames = np.full(shape, NONE), np.full(shape, NONE)
-        rows, targets = [], []
+        rows, targets, texts = [], [], []
         for number, sample in enumerate(samples):
             first = self._fill(sample, text=text[number], codec=codec[number], frames=frames[number])
             count = sample.utterance.frames
             rows.append(number * shape[1] + first + np.arange(count + 1))
             targets.append(np.append(sample.utterance.start + np.arange(count), NONE))
-        return Batch(text, codec, frames, np.concatenate(rows), np.concatenate(targets))
+            tokens = len(sample.tokens) if sample.full_text else 0
+            texts.append(np.tile([[first - self._lead(sample)], [tokens]], count + 1))
+        text_first, text_count = np.concatenate(texts, axis=1)
+        return Batch(text, codec, frames, np.concatenate(rows), np.concatenate(targets), text_first, text_count)
 
     def _fill(self, sample: Sample, *, text: Ints, codec: Ints, frames: Ints) -> int:
         """Write a sample's rows; returns the row that predicts its first frame."""
@@ -139,9 +155,16 @@ class RowLayout:
 class Sampler:
     """Endless batches of the training utterances, in other words and modes each time."""
 
-    def __init__(self, utterances: list[Utterance], layout: RowLayout, *, tokens: list[list[list[int]]]) -> None:
-        """`tokens`: of each utterance, the ways its text may be written."""
-        self.utterances, self.layout, self.tokens = utterances, layout, tokens
+    def __init__(
+        self,
+        utterances: list[Utterance],
+        layout: RowLayout,
+        *,
+        tokens: list[list[list[int]]],
+        full_text: float,
+    ) -> None:
+        """`tokens`: of each utterance, the ways its text may be written. `full_text`: share of that mode."""
+        self.utterances, self.layout, self.tokens, self.full_text = utterances, layout, tokens, full_text
 
     def batches(self, max_rows: int, *, draw: np.random.Generator) -> Iterator[Batch]:
         """Batches of at most `max_rows` padded rows, epoch after epoch."""
@@ -168,7 +191,9 @@ class Sampler:
     def _sample(self, number: int, draw: np.random.Generator) -> Sample:
         ways = self.tokens[number]
         language = "english" if draw.random() < 0.5 else None
-        return Sample(self.utterances[number], ways[draw.integers(len(ways))], language, bool(draw.random() < 0.5))
+        return Sample(
+            self.utterances[number], ways[draw.integers(len(ways))], language, bool(draw.random() < self.full_text)
+        )
 
 
 def written_ways(texts: Sequence[str], tokenizer: TextTokenizer, *, ways: int, seed: int) -> list[list[list[int]]]:

@@ -46,10 +46,10 @@ def _write_talker(run: Path, directory: Path) -> None:
     shutil.copytree(run / "talker" / "model", directory)
     write_json(directory / "generation_config.json", VOICE_GENERATION)
     write_json(directory / "preprocessor_config.json", {"processor_class": "Qwen3TTSProcessor"})
-    checkpoint = torch.load(run / "talker" / "checkpoint.pt", map_location="cpu", weights_only=True)
+    checkpoint = torch.load(run / "talker" / "best.pt", map_location="cpu", weights_only=True)
     tensors = {f"talker.{name}": tensor.half().contiguous() for name, tensor in checkpoint["averaged"].items()}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    logger.info("talker after %d steps", checkpoint["steps"])
+    logger.info("talker after %d steps, held-out loss %.3f", checkpoint["steps"], checkpoint["held_out"])
 
 
 def _write_codec(run: Path, directory: Path) -> None:

@@ -52,3 +52,9 @@ SHAPE = Shape(
 def codec_config() -> SpeechTokenizerConfig:
     """The codec's part of the shape."""
     return SpeechTokenizerConfig.from_dict(SHAPE.codec_json())
+
+
+FRAME_SAMPLES = codec_config().frame_samples
+PHONES_PER_FRAME = 4
+PHONE_SAMPLES = FRAME_SAMPLES // PHONES_PER_FRAME
+NUM_PHONES = 178  # numbers that the teacher's phonemes may have; 0 is silence

@@ -1,8 +1,10 @@
 """First step: the teacher reads the texts on all cores.
 
-    python -m deployments.demo_voice.synthesize RUN --hours 16 --teacher-wheel DIR
+    python -m deployments.demo_voice.synthesize RUN --hours 72 --teacher-wheel DIR
 
-Writes RUN/audio.i16 and RUN/index.jsonl. Finished parts are kept under RUN/parts, where a second call goes on.
+Writes RUN/audio.i16, RUN/index.jsonl and RUN/phones.u8: which sound each PHONE_SAMPLES samples are, without which
+neither the codec nor the talker learns to be understood in the minutes it has. Finished parts are kept under RUN/parts,
+where a second call goes on, until they are joined.
 """
 
 import argparse
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from deployments.demo_voice.shape import PHONE_SAMPLES
 from deployments.demo_voice.teacher import SAMPLE_RATE, VOICES, Teacher
 from deployments.demo_voice.texts import Line, lines
 
@@ -32,6 +35,9 @@ _teacher: Teacher | None = None  # of a worker process
 def synthesize(run: Path, texts: list[Line], *, wheels: Path | None, processes: int) -> None:
     """Read all texts; parts that exist already are not read again."""
     parts = run / "parts"
+    if (run / "index.jsonl").exists():
+        logger.info("already done")
+        return
     parts.mkdir(parents=True, exist_ok=True)
     os.environ["OMP_NUM_THREADS"] = "1"  # a process per core already
     jobs = [(parts / f"{first:06d}", texts[first : first + _PART], first) for first in range(0, len(texts), _PART)]
@@ -56,12 +62,14 @@ def _read_part(job: tuple[Path, list[Line], int]) -> None:
     assert _teacher is not None
     path, texts, first = job
     rows = []
-    with path.with_suffix(".i16").open("wb") as samples:
+    with path.with_suffix(".i16").open("wb") as samples, path.with_suffix(".u8").open("wb") as phones:
         for seed, line in enumerate(texts, start=first):
-            audio = _teacher.speak(line.text, line.voice, seed=seed)
-            if len(audio):
-                samples.write((audio * _FULL_SCALE).round().astype("<i2").tobytes())
-                rows.append({"text": line.text, "voice": line.voice, "samples": len(audio), "split": line.split})
+            speech = _teacher.speak(line.text, line.voice, seed=seed)
+            count = len(speech.audio)
+            if count:
+                samples.write((speech.audio * _FULL_SCALE).round().astype("<i2").tobytes())
+                phones.write(speech.phones.tobytes())
+                rows.append({"text": line.text, "voice": line.voice, "samples": count, "split": line.split})
     scratch = path.with_suffix(".tmp")
     scratch.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     scratch.rename(path.with_suffix(".jsonl"))
@@ -70,16 +78,22 @@ def _read_part(job: tuple[Path, list[Line], int]) -> None:
 def _join(run: Path, parts: list[Path]) -> None:
     start = 0
     totals = dict.fromkeys(VOICES, 0)
-    with (run / "audio.i16").open("wb") as samples, (run / "index.jsonl").open("w", encoding="utf-8") as index:
+    for name, suffix in (("audio.i16", ".i16"), ("phones.u8", ".u8")):
+        with (run / name).open("wb") as joined:
+            for part in parts:
+                with part.with_suffix(suffix).open("rb") as source:
+                    shutil.copyfileobj(source, joined, 1 << 24)
+    with (run / "index.new").open("w", encoding="utf-8") as index:
         for part in parts:
-            with part.with_suffix(".i16").open("rb") as source:
-                shutil.copyfileobj(source, samples, 1 << 24)
             for text in part.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines():
                 row = json.loads(text)
                 index.write(json.dumps({**row, "start": start}) + "\n")
                 start += row["samples"]
                 totals[row["voice"]] += row["samples"]
     assert (run / "audio.i16").stat().st_size == start * np.dtype(np.int16).itemsize
+    assert (run / "phones.u8").stat().st_size * PHONE_SAMPLES == start
+    (run / "index.new").rename(run / "index.jsonl")
+    shutil.rmtree(run / "parts")  # as large as the audio
     hours = ", ".join(f"{voice} {samples / SAMPLE_RATE / 3600:.2f} h" for voice, samples in totals.items())
     logger.info(f"{start / SAMPLE_RATE / 3600:.2f} h: {hours}")
 
@@ -88,7 +102,7 @@ def main(arguments: list[str]) -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m deployments.demo_voice.synthesize")
     parser.add_argument("run", type=Path)
-    parser.add_argument("--hours", type=float, default=16)
+    parser.add_argument("--hours", type=float, default=72)
     parser.add_argument("--teacher-wheel", type=Path, help="directory with hibari_tts-*.whl, where it is not installed")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=0)

@@ -3,17 +3,17 @@
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from deployments.demo_voice.dataset import NONE, Batch
-from deployments.demo_voice.teacher_forcing import input_rows, predictor_logits, talker_hidden
+from deployments.demo_voice.dataset import NONE, Batch, Corpus
+from deployments.demo_voice.shape import NUM_PHONES
+from deployments.demo_voice.teacher_forcing import Guide, Places, input_rows, predictor_logits, talker_hidden
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.layers import DecoderLayer, RMSNorm
 from deployments.talker.model.talker import Talker
@@ -34,17 +34,21 @@ class Settings:
     warm_up: float = 0.03  # share of the duration
     weight_decay: float = 0.05  # of matrices that are no embeddings
     clip: float = 1.0
-    dropout: float = 0.1  # of what the talker's layers add
+    dropout: float = 0.15  # of what the talker's layers add
     predictor_dropout: float = 0.05
     wrong_codes: float = 0.12  # at most that share of an utterance's input codes is replaced, half of it on average
     wrong_frames: float = 0.02  # and that share of whole frames
+    hidden_frames: float = 0.8  # and that share is hidden: speech so far must not be enough to know how it goes on
+    phone_weight: float = 1.0  # of telling the sounds of the next frame
+    guide_weight: float = 0.3
+    full_text: float = 0.5  # share of utterances with all text in the prompt
     predicted_frames: float = 0.5  # share of a step's frames the predictor is trained on
     ema: float = 0.999
-    ways: int = 8  # writings of each text
+    ways: int = 4  # writings of each text
     report_steps: int = 100
     save_every: float = 60
-    check_every: float = 150
-    checked: int = 16  # held-out utterances spoken at a check
+    check_every: float = 20
+    checked: int = 16  # held-out utterances spoken at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,9 @@ class DeviceBatch:
     frames: Tensor  # [samples, length]
     target_rows: Tensor  # [targets]
     target_frames: Tensor  # [targets]
+    text_first: Tensor  # [targets]
+    text_count: Tensor  # [targets]
+    guided: Tensor  # [n]: the targets whose text stands before them
     predicted: Tensor  # [frames]: the targets whose other codebooks are predicted
 
     @classmethod
@@ -63,21 +70,28 @@ class DeviceBatch:
         """Copy a batch over; `share` of its frames, drawn at random, goes to the predictor."""
         targets = np.flatnonzero(batch.target_frames != NONE)
         predicted = np.sort(draw.choice(targets, max(1, round(share * len(targets))), replace=False))
-        arrays = (batch.text, batch.codec, batch.frames, batch.target_rows, batch.target_frames, predicted)
-        return cls(*(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays))
+        guided = targets[batch.text_count[targets] > 0]
+        arrays = [getattr(batch, field.name) for field in fields(batch)]
+        return cls(*(torch.from_numpy(array).to(device, non_blocking=True) for array in (*arrays, guided, predicted)))
 
 
 class Losses:
     """Cross-entropies of a talker on the corpus' frames."""
 
-    def __init__(self, codes: NDArray[np.int16], config: ModelConfig, device: torch.device) -> None:
-        self.codes = torch.from_numpy(codes).to(device).long()  # [frames, groups]
+    def __init__(self, corpus: Corpus, config: ModelConfig, device: torch.device) -> None:
+        self.codes = torch.from_numpy(corpus.codes).to(device).long()  # [frames, groups]
+        self.phones = torch.from_numpy(corpus.phones).to(device)  # [frames, phones of a frame]
+        self.spoken = torch.from_numpy(corpus.spoken()).to(device)  # [frames]
         # What codebook 0 may be: a code, or the end of speech, which targets call the number behind the last code.
         self.kept = torch.tensor([*range(config.code_vocab_size), config.codes.eos], device=device)
 
-    def __call__(self, talker: Talker, batch: DeviceBatch, inputs: Tensor) -> Tensor:
-        """[groups]: mean cross-entropy of each codebook; `inputs` [samples, length, groups] are the known frames."""
-        states = talker_hidden(talker, input_rows(talker, batch.text, batch.codec, inputs))
+    def __call__(self, talker: Talker, listener: nn.Linear, batch: DeviceBatch, inputs: Tensor) -> Tensor:
+        """[groups + 2]: mean cross-entropies of the codebooks and of the sounds `listener` tells, and the guide's loss.
+
+        `inputs` [samples, length, groups] are the known frames.
+        """
+        guide = Guide(self._places(batch))
+        states = talker_hidden(talker, input_rows(talker, batch.text, batch.codec, inputs), guide)
         hidden = states.index_select(0, batch.target_rows)
         first = F.linear(hidden, talker.codec_head.weight.index_select(0, self.kept))
         code0 = torch.where(batch.target_frames >= 0, self.codes[batch.target_frames, 0], len(self.kept) - 1)
@@ -85,8 +99,24 @@ class Losses:
         rest = predictor_logits(talker, hidden.index_select(0, batch.predicted), frames)
         entropies = F.cross_entropy(rest.float().flatten(0, 1), frames[:, 1:].flatten(), reduction="none")
         return torch.cat(
-            (F.cross_entropy(first.float(), code0)[None], entropies.view(len(frames), -1).mean(0)),
+            (
+                F.cross_entropy(first.float(), code0)[None],
+                entropies.view(len(frames), -1).mean(0),
+                self._phones(listener(hidden), batch.target_frames)[None],
+                guide.loss[None],
+            )
         )
+
+    def _places(self, batch: DeviceBatch) -> Places:
+        guided = batch.guided
+        share = self.spoken[batch.target_frames[guided]]
+        return Places(batch.target_rows[guided], batch.text_first[guided], batch.text_count[guided], share)
+
+    def _phones(self, logits: Tensor, target_frames: Tensor) -> Tensor:
+        """The end of speech has no sounds and does not count."""
+        phones = self.phones[target_frames].long()
+        phones = torch.where(target_frames[:, None] >= 0, phones, -1)
+        return F.cross_entropy(logits.float().view(phones.numel(), -1), phones.flatten(), ignore_index=-1)
 
     def known(self, frames: Tensor) -> Tensor:
         """Codes [samples, length, groups] of the frames numbered [samples, length]; NONE where there is none."""
@@ -100,7 +130,9 @@ class Losses:
         rates = torch.rand(samples, 1, 1, device=known.device) * settings.wrong_codes
         wrong = torch.rand(known.shape, device=known.device) < rates
         wrong |= torch.rand(samples, length, 1, device=known.device) < settings.wrong_frames
-        return torch.where(wrong & (known >= 0), others, known)
+        rates = torch.rand(samples, 1, 1, device=known.device) * settings.hidden_frames
+        hidden = torch.rand(samples, length, 1, device=known.device) < rates
+        return torch.where(hidden, NONE, torch.where(wrong & (known >= 0), others, known))
 
 
 class Trainer:
@@ -112,12 +144,16 @@ class Trainer:
         torch.manual_seed(_SEED)
         self.talker = initial_talker(config).to(self.device)
         self.talker.prepare(max_positions=_POSITIONS)
+        # Is not exported: the sounds are nearer to the text than codes are, and lead attention to it.
+        listener = nn.Linear(config.talker.hidden_size, losses.phones.shape[1] * NUM_PHONES).to(self.device)
+        self.listener = listener
+        self.averaged_listener = copy.deepcopy(listener).requires_grad_(requires_grad=False)
         self.averaged = copy.deepcopy(self.talker).requires_grad_(requires_grad=False).eval()
         add_dropout(self.talker, settings)
         self.optimizer = torch.optim.AdamW(
-            _parameter_groups(self.talker, settings), lr=0.0, betas=_BETAS, fused=self.device.type == "cuda"
+            _parameter_groups(self.talker, listener, settings), lr=0.0, betas=_BETAS, fused=self.device.type == "cuda"
         )
-        self.steps, self.seconds = 0, 0.0
+        self.steps, self.seconds, self.best = 0, 0.0, math.inf
 
     @property
     def progress(self) -> float:
@@ -133,12 +169,14 @@ class Trainer:
         return rate * min(1.0, (progress + 1e-3) / settings.warm_up)
 
     def step(self, batch: DeviceBatch) -> Tensor:
-        """One update; returns the codebooks' losses [groups], detached."""
+        """One update; returns the losses [groups + 2], detached."""
         self.talker.train()
         inputs = self.losses.corrupted(self.losses.known(batch.frames), self.settings)
         with self._autocast():
-            losses = self.losses(self.talker, batch, inputs)
-        (losses[0] + losses[1:].mean()).backward()  # type: ignore[no-untyped-call]
+            losses = self.losses(self.talker, self.listener, batch, inputs)
+        total = losses[0] + losses[1:-2].mean()
+        total = total + self.settings.phone_weight * losses[-2] + self.settings.guide_weight * losses[-1]
+        total.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.talker.parameters(), self.settings.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
@@ -150,15 +188,16 @@ class Trainer:
 
     @torch.no_grad()
     def held_out(self, batch: DeviceBatch) -> Tensor:
-        """Losses [groups] of the averaged weights."""
+        """Losses [groups + 2] of the averaged weights."""
         with self._autocast():
-            return self.losses(self.averaged, batch, self.losses.known(batch.frames))
+            known = self.losses.known(batch.frames)
+            return self.losses(self.averaged, self.averaged_listener, batch, known)
 
     @torch.no_grad()
     def _average(self) -> None:
         weight = max(1 - self.settings.ema, 1 / (self.steps + 2))
-        averaged: list[Tensor] = list(self.averaged.parameters())
-        current: list[Tensor] = list(self.talker.parameters())
+        averaged: list[Tensor] = [*self.averaged.parameters(), *self.averaged_listener.parameters()]
+        current: list[Tensor] = [*self.talker.parameters(), *self.listener.parameters()]
         torch._foreach_lerp_(averaged, current, weight)
 
     def _autocast(self) -> torch.autocast:
@@ -168,6 +207,8 @@ class Trainer:
         """Write everything a later run needs to go on, and the averaged weights for the export."""
         state = {
             "averaged": self.averaged.state_dict(),
+            "listeners": [self.listener.state_dict(), self.averaged_listener.state_dict()],
+            "best": self.best,
             "talker": self.talker.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "steps": self.steps,
@@ -182,7 +223,19 @@ class Trainer:
         self.averaged.load_state_dict(state["averaged"])
         self.talker.load_state_dict(state["talker"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.steps, self.seconds = state["steps"], state["seconds"]
+        for listener, weights in zip((self.listener, self.averaged_listener), state["listeners"], strict=True):
+            listener.load_state_dict(weights)
+        self.steps, self.seconds, self.best = state["steps"], state["seconds"], state["best"]
+
+    def keep_best(self, held_out: float, file: Path) -> None:
+        """Write the averaged weights in half precision where they are the best so far on what they never saw."""
+        if held_out >= self.best:
+            return
+        self.best = held_out
+        weights = {name: tensor.half() for name, tensor in self.averaged.state_dict().items()}
+        state = {"averaged": weights, "steps": self.steps, "held_out": held_out}
+        torch.save(state, file.with_suffix(".new"))
+        file.with_suffix(".new").rename(file)
 
 
 def initial_talker(config: ModelConfig) -> Talker:
@@ -237,9 +290,9 @@ def _dropout(rate: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
     return lambda module, _, output: F.dropout(output, rate, module.training)
 
 
-def _parameter_groups(talker: Talker, settings: Settings) -> list[dict[str, object]]:
+def _parameter_groups(talker: Talker, listener: nn.Linear, settings: Settings) -> list[dict[str, object]]:
     decayed: list[Tensor] = []
-    free: list[Tensor] = []
+    free: list[Tensor] = list(listener.parameters())
     for name, parameter in talker.named_parameters():
         (decayed if parameter.dim() > 1 and "embedding" not in name else free).append(parameter)
     return [

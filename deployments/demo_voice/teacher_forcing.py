@@ -1,21 +1,71 @@
 """The talker over whole utterances at once, with known frames: the engine's computation in batched form."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.model.talker import Talker
 
+_GUIDE_TOKENS, _GUIDE_SHARE = 2.0, 0.04  # how far from its place a head may read: tokens, and share of the text
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where in its text each row should be reading."""
+
+    rows: Tensor  # [n]: counted through all sequences
+    first: Tensor  # [n]: the text's first position in the row's sequence
+    count: Tensor  # [n]: its tokens
+    share: Tensor  # [n]: of them that were read before
+
+
+class Guide:
+    """Leads one attention head along the text while training, about as fast as speech goes.
+
+    Where all text stands in the prompt, nothing else tells which of it is due, and finding that out takes longer than
+    learning the speech by heart. (Tachibana et al. 2017, https://arxiv.org/abs/1710.08969)
+    """
+
+    LAYER, HEAD = 2, 0
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self.loss = places.share.new_zeros(())
+
+    def observe(self, layer: int, query: Tensor, key: Tensor) -> None:
+        """[sequences, heads, length, head_dim], [sequences, kv_heads, length, head_dim]: keep that head's loss."""
+        if layer != self.LAYER or not len(self.places.rows):
+            return
+        query, key = query[:, self.HEAD], key[:, self.HEAD * key.shape[1] // query.shape[1]]
+        with torch.autocast(query.device.type, enabled=False):
+            scores = query.float() @ key.float().mT * query.shape[-1] ** -0.5
+            future = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu(1)
+            attended = scores.masked_fill(future, -torch.inf).softmax(-1).flatten(0, 1)[self.places.rows]
+            self.loss = -(attended * self._wanted(scores.shape[1])).sum(-1).add(1e-6).log().mean()
+
+    def _wanted(self, length: int) -> Tensor:
+        """[n, length]: 1 at the place itself, falling to both sides, 0 outside the text."""
+        places = self.places
+        token = torch.arange(length, device=places.first.device) - places.first[:, None]
+        count = places.count[:, None]
+        width = _GUIDE_TOKENS + _GUIDE_SHARE * count
+        wanted = torch.exp(-0.5 * ((token - places.share[:, None] * count) / width).square())
+        return wanted * ((token >= 0) & (token <= count))
+
 
 class CausalAttention:
     """The `Attend` of padded sequences of equal length. Padding stands behind, so causality hides it."""
 
-    def __init__(self, sequences: int, length: int) -> None:
-        self.shape = (sequences, length)
+    def __init__(self, sequences: int, length: int, guide: Guide | None = None) -> None:
+        self.shape, self.guide = (sequences, length), guide
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[rows, heads, head_dim], [rows, kv_heads, head_dim] twice -> [rows, heads, head_dim]."""
         query, key, value = (x.view(*self.shape, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
+        if self.guide is not None:
+            self.guide.observe(layer, query, key)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return attended.transpose(1, 2).flatten(0, 1)
 
@@ -34,11 +84,11 @@ def _embed(table: nn.Module, ids: Tensor) -> Tensor:
     return table(ids.clamp(min=0)) * (ids >= 0)[..., None]  # type: ignore[no-any-return]
 
 
-def talker_hidden(talker: Talker, rows: Tensor) -> Tensor:
+def talker_hidden(talker: Talker, rows: Tensor, guide: Guide | None = None) -> Tensor:
     """Input rows [sequences, length, hidden] -> hidden states [sequences * length, hidden]."""
     sequences, length = rows.shape[:2]
     positions = torch.arange(length, device=rows.device).repeat(sequences)
-    return talker(rows.flatten(0, 1), positions, CausalAttention(sequences, length))  # type: ignore[no-any-return]
+    return talker(rows.flatten(0, 1), positions, CausalAttention(sequences, length, guide))  # type: ignore[no-any-return]
 
 
 def predictor_logits(talker: Talker, hidden: Tensor, frames: Tensor) -> Tensor:

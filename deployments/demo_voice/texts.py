@@ -1,4 +1,4 @@
-"""What the voices read: usage examples of a dictionary, templates of everyday speech, and joined sentences.
+"""What the voices read: usage examples of a dictionary, templates of everyday speech, and mixtures of both.
 
 Every text is in its spoken form: letters, apostrophes and plain punctuation, numbers as words.
 """
@@ -172,16 +172,18 @@ def number_words(number: int) -> str:
 
 
 def _endless(generator: random.Random, sentences: list[str]) -> Iterator[str]:
-    """Single examples, joined ones, templates and lone words, each example once before any comes again."""
+    """Single examples, joined ones, templates, lone words and mixtures, each example once before any comes again."""
     position = 0
     while True:
         kind = generator.random()
-        if kind < 0.22:
+        if kind < 0.14:
             text = _from_template(generator)
-        elif kind < 0.26:
+        elif kind < 0.18:
             text = _few_words(generator, sentences)
+        elif kind < 0.58:
+            text = _mixture(generator, sentences)
         else:
-            count = 1 if kind < 0.80 else generator.randint(2, 5)
+            count = 1 if kind < 0.86 else generator.randint(2, 5)
             text = " ".join(sentences[(position + offset) % len(sentences)] for offset in range(count))
             position += count
         if _ALLOWED.fullmatch(text) and len(text) <= MAX_CHARACTERS:
@@ -193,6 +195,17 @@ def _few_words(generator: random.Random, sentences: list[str]) -> str:
     start = generator.randrange(len(words))
     text = " ".join(words[start : start + generator.randint(1, 3)])
     return text[0].upper() + text[1:] + generator.choice(".....?!")
+
+
+def _mixture(generator: random.Random, sentences: list[str]) -> str:
+    """Pieces of several examples in a row. No two are alike, so that nothing in them can be learnt by heart."""
+    pieces = []
+    for _ in range(generator.randint(2, 6)):
+        words = re.findall(r"[A-Za-z']+", generator.choice(sentences).lower())
+        start = generator.randrange(len(words))
+        pieces.append(" ".join(words[start : start + generator.randint(1, 5)]))
+    text = "".join(piece + generator.choice((" ", " ", " ", ", ")) for piece in pieces).rstrip(", ")
+    return text[0].upper() + text[1:] + generator.choice("....?!")
 
 
 def _from_template(generator: random.Random) -> str:

@@ -2,9 +2,11 @@
 
     python -m deployments.demo_voice.train_codec RUN --minutes 8
 
-Spectral losses from the start, discriminators from a fifth of the time on. The learning rates follow the elapsed share
-of --minutes, so that the end is annealed on any machine. RUN/codec/latest.pt is written every minute, and a second call
-goes on from it with the time that was left. Ends with reconstructions by the served networks: RUN/codec/samples.
+Spectral losses from the start, the telling of phones too, discriminators from a third of the time on. The learning
+rates follow the elapsed share of --minutes, so that the end is annealed on any machine. RUN/codec/latest.pt is written
+every minute, and a second call goes on from it with the time that was left. Where there is only RUN/codec/weights.pt, a
+new training starts from there.
+Ends with reconstructions by the served networks: RUN/codec/samples.
 """
 
 import argparse
@@ -21,11 +23,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from deployments.codec.decoder import to_pcm16
-from deployments.demo_voice.codec_model import CodecModel, served
+from deployments.demo_voice.codec_model import CodecModel, load_weights, served
 from deployments.demo_voice.discriminators import Discriminators, discriminator_loss, generator_loss
-from deployments.demo_voice.shape import codec_config
+from deployments.demo_voice.shape import PHONE_SAMPLES, PHONES_PER_FRAME, codec_config
 from deployments.demo_voice.spectral import SpectralLoss
 
 logger = logging.getLogger(__name__)
@@ -59,6 +62,7 @@ class Settings:
     commitment_weight: float = 2.0
     score_weight: float = 6.0
     feature_weight: float = 10.0
+    phone_weight: float = 3.0
 
 
 class Windows:
@@ -78,9 +82,13 @@ class Windows:
         self.starts = torch.from_numpy(starts).to(device)
         self.audio = torch.from_numpy(audio).to(device)
         self.offsets = torch.arange(self.size, device=device)
+        self.phones = torch.from_numpy(np.fromfile(run / "phones.u8", np.uint8)).to(device)
 
-    def draw(self) -> tuple[Tensor, Tensor]:
-        """Audio [batch, samples] float32, and [batch, samples] bool: where the reconstruction is to be judged."""
+    def draw(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Audio [batch, samples] float32, [batch, samples] bool: where the reconstruction is to be judged, and phones.
+
+        Those are [batch, frames, PHONES_PER_FRAME]: the sound at the middle of each part of a frame.
+        """
         count = self.settings.batch
         starts = torch.randint(self.first, self.last + 1, (count,), device=self.device)
         begins = torch.rand(count, device=self.device) < self.settings.from_start
@@ -88,7 +96,9 @@ class Windows:
         starts = torch.where(begins, aligned, starts)
         audio = self.audio[starts[:, None] + self.offsets].float() / _FULL_SCALE
         settled = self.offsets >= self.settings.unsettled_frames * self.frame_samples
-        return audio, begins[:, None] | settled
+        middles = self.offsets[PHONE_SAMPLES // 2 :: PHONE_SAMPLES]
+        phones = self.phones[(starts[:, None] + middles) // PHONE_SAMPLES].long()
+        return audio, begins[:, None] | settled, phones.view(len(phones), -1, PHONES_PER_FRAME)
 
 
 class Training:
@@ -119,10 +129,15 @@ class Training:
         return self.directory / "latest.pt"
 
     def resume_or_start(self) -> None:
-        """Load the latest checkpoint, or start the codebooks from the first batches."""
+        """Load the latest checkpoint, or bare weights, or start the codebooks from the first batches."""
         if self.checkpoint.exists():
             self._load()
             logger.info(f"resuming at step {self.step}, {self.elapsed_s:.0f} s")
+            return
+        weights = self.directory / "weights.pt"
+        if weights.exists():
+            load_weights(self.model, torch.load(weights, map_location=self.device, weights_only=True)["model"])
+            logger.info("starting from the weights of an earlier training")
             return
         first = torch.cat([self.windows.draw()[0] for _ in range(self.settings.first_batches)])
         self.model.initialise(first)
@@ -148,14 +163,17 @@ class Training:
         """One update of the codec and, in their time, of the discriminators; the losses, left on the device."""
         settings = self.settings
         self._set_rates()
-        audio, judged = self.windows.draw()
+        audio, judged, phones = self.windows.draw()
         result = self.model(audio, revive=self.progress < settings.revive_until)
         ours = torch.where(judged, result.audio, audio)
         mel, linear = self.spectral(ours, audio)
         loss = (
             settings.mel_weight * mel + settings.linear_weight * linear + settings.commitment_weight * result.commitment
         )
+        told = torch.stack([F.cross_entropy(logits.flatten(0, 2), phones.flatten()) for logits in result.phones])
+        loss = loss + settings.phone_weight * told.sum()
         losses = {"mel": mel.detach(), "linear": linear.detach(), "commitment": result.commitment.detach()}
+        losses |= {"phones0": told[0].detach(), "phones": told[1].detach()}
         if self.progress >= settings.adversarial_from:
             real, fake = self._slices(audio, ours)
             losses["discriminators"] = self._train_discriminators(real, fake)

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 VOICE_GENERATION: Json = {**GENERATION, "repetition_penalty": 1.0}
 
 _SEED = 20
+_CHECK_BATCH = 100
 _SMOKE = Settings(duration=15, max_rows=512, report_steps=2, save_every=4, check_every=6, checked=1, ways=2)
 
 
@@ -62,13 +63,14 @@ class Session:
         config = ModelConfig.load(directory)
         self.config, self.tokenizer = config, TextTokenizer(directory, config.tokens)
         self.layout = RowLayout(config, self.tokenizer)
-        self.held_out = _spread(corpus.part("heldout"), settings.checked)
-        self.trainer = Trainer(config, Losses(corpus.codes, config, device), settings)
+        self.held_out = corpus.part("heldout")
+        self.spoken = _spread(self.held_out, settings.checked)
+        self.trainer = Trainer(config, Losses(corpus, config, device), settings)
         if self.checkpoint.exists():
             self.trainer.load(self.checkpoint)
         training = corpus.part("train")
         ways = written_ways([utterance.text for utterance in training], self.tokenizer, ways=settings.ways, seed=_SEED)
-        self.sampler = Sampler(training, self.layout, tokens=ways)
+        self.sampler = Sampler(training, self.layout, tokens=ways, full_text=settings.full_text)
         hours = sum(utterance.frames for utterance in training) / 12.5 / 3600
         logger.info("%d utterances, %.1f hours, from step %d", len(training), hours, self.trainer.steps)
 
@@ -76,6 +78,11 @@ class Session:
     def checkpoint(self) -> Path:
         """The latest checkpoint."""
         return self.run / "talker" / "checkpoint.pt"
+
+    @property
+    def best(self) -> Path:
+        """The averaged weights that did best on held-out utterances."""
+        return self.run / "talker" / "best.pt"
 
     def train(self) -> None:
         """Until the time is over."""
@@ -102,27 +109,41 @@ class Session:
                 break
         trainer.save(self.checkpoint)
         self._check()
+        self._speak()
 
     def _batches(self) -> Iterator[DeviceBatch]:
         draw = np.random.default_rng((_SEED, self.trainer.steps))
         for batch in self.sampler.batches(self.settings.max_rows, draw=draw):
             yield DeviceBatch.of(batch, device=self.device, share=self.settings.predicted_frames, draw=draw)
 
-    @torch.no_grad()
     def _check(self) -> None:
-        """Held-out losses, and held-out sentences spoken freely, all by the averaged weights."""
-        trainer = self.trainer
+        """Losses of the averaged weights on all held-out utterances, in both text modes; the best weights are kept."""
+        modes = {mode: self._held_out(full_text=mode == "full_text") for mode in ("full_text", "streaming_text")}
+        self._log({mode: _rounded(losses) for mode, losses in modes.items()})
+        self.trainer.keep_best(float(sum(losses[0] for losses in modes.values())) / len(modes), self.best)
+
+    def _held_out(self, *, full_text: bool) -> Tensor:
+        """[groups + 2], means over batches of similar length."""
         samples = [
-            Sample(utterance, self.tokenizer.encode(utterance.text), "english", number % 2 == 0)
-            for number, utterance in enumerate(self.held_out)
+            Sample(utterance, self.tokenizer.encode(utterance.text), "english", full_text)
+            for utterance in sorted(self.held_out, key=lambda utterance: utterance.frames)
         ]
-        batch = self.layout.batch(samples)
         draw = np.random.default_rng(_SEED)
-        losses = trainer.held_out(DeviceBatch.of(batch, device=self.device, share=1.0, draw=draw))
-        spoken = speak(trainer.averaged, self.tokenizer, self.held_out, sampling=self.config.generation)
+        losses = [
+            self.trainer.held_out(DeviceBatch.of(self.layout.batch(part), device=self.device, share=1.0, draw=draw))
+            for part in (samples[first : first + _CHECK_BATCH] for first in range(0, len(samples), _CHECK_BATCH))
+        ]
+        return torch.stack(losses).mean(0)
+
+    @torch.no_grad()
+    def _speak(self) -> None:
+        """Held-out sentences spoken freely by the best weights."""
+        talker = self.trainer.averaged
+        talker.load_state_dict(torch.load(self.best, map_location=self.device, weights_only=True)["averaged"])
+        spoken = speak(talker, self.tokenizer, self.spoken, sampling=self.config.generation)
         codes = {str(number): utterance.frames for number, utterance in enumerate(spoken)}
         np.savez(self.run / "talker" / "spoken.npz", **codes)  # type: ignore[arg-type]
-        self._log({"held_out": _rounded(losses), **summary(spoken)})
+        self._log(dict(summary(spoken)))
 
     def _report(self, losses: list[Tensor], *, per_second: float) -> None:
         trainer = self.trainer
