@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from deployments.random_checkpoint import write_config
 from deployments.released import SHAPES
 from deployments.talker.kernels import tiles
 from deployments.talker.kernels.attention import Context
@@ -188,8 +187,8 @@ def sweep(cases: list[Case], all_rows: list[int]) -> list[dict[str, object]]:
         print(
             f"{case.name:14s} {case.columns:5d}x{case.depth:<5d} rows {rows:2d}: pdl {best:5.2f} us (plain {without:5.2f},"
             f" best plain {plain:5.2f}) floor {floor:5.2f}, {case.num_bytes / best / 1e6:5.2f} TB/s, cuBLAS {cublas:6.2f}"
-            f"  n{tile.block_n} k{tile.block_k} w{tile.warps} s{tile.stages}{' vector' if tile.vector else ''}"
-            f" | 2nd {timed[1][0]:.2f} {_short(timed[1][3])}" * 1,
+            f"  {_short(tile)}"
+            f" | 2nd {timed[1][0]:.2f} {_short(timed[1][3])}",
             flush=True,
         )
         tiles.TILES.setdefault((case.columns, case.depth, case.gated), []).append((rows, tile))
@@ -207,7 +206,7 @@ def _short(tile: Tile) -> str:
 def random_talker(model: str) -> Talker:
     """A talker of the true size with random weights, on the GPU in bfloat16."""
     with tempfile.TemporaryDirectory() as folder:
-        write_config(Path(folder), SHAPES[model])
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[model].config_json()), encoding="utf-8")
         config = ModelConfig.load(Path(folder))
     config = replace(config, text_vocab_size=1024)  # decoding never looks at the text table
     with torch.device("cuda"):
@@ -282,13 +281,17 @@ def time_steps(talker: Talker, all_rows: list[int], *, length: int) -> list[dict
 
 
 def _time_talker(stack: FusedStack, step: DecodeStep) -> float:
-    return time_graph(
-        lambda: stack.talker_step(step.x, step.context, step.cache, block_size=_BLOCK_SIZE) and None, calls=1
-    )
+    def body() -> None:
+        stack.talker_step(step.x, step.context, step.cache, block_size=_BLOCK_SIZE)
+
+    return time_graph(body, calls=1)
 
 
 def _time_predictor(predictor: FusedPredictor, step: DecodeStep) -> float:
-    return time_graph(lambda: predictor.frame(step.x, step.code0, step.options, step.draw) and None, calls=1)
+    def body() -> None:
+        predictor.frame(step.x, step.code0, step.options, step.draw)
+
+    return time_graph(body, calls=1)
 
 
 @torch.inference_mode()

@@ -43,7 +43,9 @@ class FusedPredictor:
         read before earlier kernels of the chain end, so they must not be written by one. Valid until the next call.
         """
         rows = len(code0)
-        outputs = FrameOutputs(*(tensor[:rows] for tensor in (self._outputs.codes, self._outputs.sums, self._outputs.total)))
+        outputs = FrameOutputs(
+            *(tensor[:rows] for tensor in (self._outputs.codes, self._outputs.sums, self._outputs.total))
+        )
         self.stack.advance(self._project(hidden), 0, self.cache)
         inputs = self.stack.input_rows(rows)
         begin_frame(code0, self.tables[0], inputs, outputs, pdl=self.pdl)

@@ -174,7 +174,9 @@ def order_bits(dtype: torch.dtype) -> int:
     return 16 if dtype == torch.bfloat16 else 32
 
 
-def begin_frame(code0: Tensor, embeddings: Embeddings, inputs: Rows, outputs: FrameOutputs, *, pdl: bool = False) -> None:
+def begin_frame(
+    code0: Tensor, embeddings: Embeddings, inputs: Rows, outputs: FrameOutputs, *, pdl: bool = False
+) -> None:
     """Codebook 0 [rows]: its embedding becomes the predictor's input and the first term of the sum."""
     width, wide = embeddings.projected.shape[1], embeddings.summed.shape[1]
     _begin_frame[(len(code0),)](
@@ -216,7 +218,7 @@ class FirstCodeRules:
 
 
 def sample_first_code(logits: Tensor, options: BatchFilter, draw: Draw, rules: FirstCodeRules, code0: Tensor,
-                      ended: Tensor, *, pdl: bool = False, warps: int = 4) -> None:  # fmt: skip
+                      ended: Tensor, *, pdl: bool = False, warps: int = 8) -> None:  # fmt: skip
     """Sample codebook 0 from logits [rows, vocab] into `code0` [state rows] int64 and mark it as seen.
 
     `ended` [rows] bool tells where it is the end of speech.

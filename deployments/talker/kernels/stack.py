@@ -115,13 +115,13 @@ class FusedStack:
         count = len(rows.values)
         residual, inner = self._take(self._residual, count), self._take(self._inner, count)
         self._multiply(attended, layer.out, residual, Product(pdl=self.pdl), residual=rows.values)
-        self._multiply(
-            residual, layer.gate_up, inner, Product(eps=self.config.rms_norm_eps, gated=True, pdl=self.pdl)
-        )
+        self._multiply(residual, layer.gate_up, inner, Product(eps=self.config.rms_norm_eps, gated=True, pdl=self.pdl))
         self._multiply(inner, layer.down, residual, Product(pdl=self.pdl), residual=residual.values)
         return residual
 
-    def _multiply(self, x: Rows, weight: Tensor, out: Rows, product: Product, *, residual: Tensor | None = None) -> None:
+    def _multiply(
+        self, x: Rows, weight: Tensor, out: Rows, product: Product, *, residual: Tensor | None = None
+    ) -> None:
         columns = weight.shape[0] // (2 if product.gated else 1)
         tile = tile_for(columns, weight.shape[1], gated=product.gated, rows=len(x.values))
         matmul(x, weight, out, tile, product, residual=residual)
@@ -158,9 +158,7 @@ def _pack(layer: DecoderLayer, cos: Tensor, sin: Tensor, config: TransformerConf
     attention, mlp = layer.self_attn, layer.mlp
     qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
     gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
-    norms = HeadNorms(
-        attention.q_norm.weight.detach(), attention.k_norm.weight.detach(), cos, sin, config.rms_norm_eps
-    )
+    norms = HeadNorms(attention.q_norm.weight.detach(), attention.k_norm.weight.detach(), cos, sin, config.rms_norm_eps)
     return PackedLayer(
         qkv=fold_norm(qkv, layer.input_layernorm.weight),
         out=attention.o_proj.weight.detach(),
