@@ -241,7 +241,7 @@ def reference_matmul(x: Tensor, weight: Tensor, product: Product, *, bias: Tenso
     return out if residual is None else out + residual
 
 
-def like_rows(rows: int, width: int, like: Tensor, *, max_parts: int = 512) -> Rows:
+def like_rows(rows: int, width: int, like: Tensor, *, max_parts: int = 1024) -> Rows:
     """Uninitialised rows of the type and device of `like`."""
     squares = torch.empty((max_parts, max(16, triton.next_power_of_2(rows))), dtype=torch.float32, device=like.device)
     return Rows(torch.empty((rows, width), dtype=like.dtype, device=like.device), squares, 1)
