@@ -171,14 +171,15 @@ def _paged_attention(
         context = (slot * kv_heads + head) * head_dim
         k_1 = tl.load(keys + context + column, mask=inside[:, None], other=0.0)
         k_2 = tl.load(keys + context + half + column, mask=inside[:, None], other=0.0)
-        scores = tl.dot(q_2, k_2.T, tl.dot(q_1, k_1.T)) * scale
+        scores = tl.dot(q_1, k_1.T, input_precision="ieee")
+        scores = tl.dot(q_2, k_2.T, scores, input_precision="ieee") * scale
         scores = tl.where(inside[None, :], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, axis=1))
         weights = tl.exp(scores - higher[:, None])
         fade = tl.exp(top - higher)
         total = total * fade + tl.sum(weights, axis=1)
         rows_of_values = tl.load(values + context + wide, mask=inside[:, None], other=0.0)
-        acc = tl.dot(weights.to(dtype), rows_of_values, acc * fade[:, None])
+        acc = tl.dot(weights.to(dtype), rows_of_values, acc * fade[:, None], input_precision="ieee")
         top = higher
     own = (tl.arange(0, padded) < group)[:, None]
     place = (row * heads + member) * head_dim + wide
@@ -303,3 +304,39 @@ def reference_attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: 
         own = (tensor[slots].transpose(0, 1)[None] for tensor in (keys, values))
         attended.append(attend_rows(query[row : row + 1], *own, None))
     return torch.cat(attended).flatten(1)
+
+
+@triton.jit
+def _prepare_rows(
+    qkv, q_weight, k_weight, cos, sin, keys, values, positions, slots, queries, eps,
+    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, pdl: tl.constexpr,
+):  # fmt: skip
+    """One program per (row, kv head): queries for a foreign attention kernel, key and value to their slot."""
+    wait_for_predecessor(pdl)
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    group: tl.constexpr = heads // kv_heads
+    half: tl.constexpr = head_dim // 2
+    dtype: tl.constexpr = keys.dtype.element_ty
+    column = tl.arange(0, half)[None, :]
+    position = tl.load(positions + row)
+    q_1, q_2, k_1, k_2, value = _new_position(
+        qkv + row * (heads + 2 * kv_heads) * head_dim, q_weight, k_weight, cos, sin, position, head, eps,
+        heads, kv_heads, head_dim, dtype,
+    )  # fmt: skip
+    new = (tl.load(slots + row) * kv_heads + head) * head_dim
+    tl.store(keys + new + column, k_1.to(dtype))
+    tl.store(keys + new + half + column, k_2.to(dtype))
+    tl.store(values + new + tl.arange(0, head_dim)[None, :], value.to(dtype))
+    member = (head * group + tl.arange(0, group))[:, None]
+    tl.store(queries + (row * heads + member) * head_dim + column, q_1.to(dtype))
+    tl.store(queries + (row * heads + member) * head_dim + half + column, q_2.to(dtype))
+
+
+def prepare_rows(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], context: Context,
+                 queries: Tensor, *, pdl: bool = False) -> None:  # fmt: skip
+    """Everything of `attend_paged` but the attention: fill `queries` [rows, heads, head_dim] and the new slots."""
+    keys, values = caches
+    _prepare_rows[(qkv.shape[0], heads.key)](
+        qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slots, queries,
+        norms.eps, heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, pdl=pdl, num_warps=1, launch_pdl=pdl,
+    )  # fmt: skip

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from deployments.released import SHAPES
 from deployments.talker.kernels import tiles
 from deployments.talker.kernels.attention import Context
+from deployments.talker.kernels.backends import choose_backend
 from deployments.talker.kernels.matmul import MAX_VECTOR_ROWS, Product, Tile, like_rows, matmul, measure_squares
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.stack import FusedStack
@@ -281,8 +282,10 @@ def time_steps(talker: Talker, all_rows: list[int], *, length: int) -> list[dict
 
 
 def _time_talker(stack: FusedStack, step: DecodeStep) -> float:
+    attend = choose_backend("auto", stack.heads, block_size=_BLOCK_SIZE, dtype=step.x.dtype, pdl=stack.pdl)
+
     def body() -> None:
-        stack.talker_step(step.x, step.context, step.cache, block_size=_BLOCK_SIZE)
+        stack.talker_step(step.x, step.context, step.cache, attend)
 
     return time_graph(body, calls=1)
 

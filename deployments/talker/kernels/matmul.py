@@ -89,9 +89,9 @@ def tensor_core_matmul(
     up = tl.zeros([block_m, block_n], tl.float32)
     for start in tl.range(0, k_size, block_k, num_stages=stages):
         values = tl.load(x_tile + start, mask=m[:, None] < rows, other=0.0)
-        acc = tl.dot(values, tl.load(w_tile + start), acc)
+        acc = tl.dot(values, tl.load(w_tile + start), acc, input_precision="ieee")
         if gated:
-            up = tl.dot(values, tl.load(w_tile + (start + n_size * k_size)), up)
+            up = tl.dot(values, tl.load(w_tile + (start + n_size * k_size)), up, input_precision="ieee")
     if squares is not None:
         scale = _inverse_rms(squares, rows_stride, m, parts, k_size, eps)[:, None]
         acc *= scale

@@ -6,15 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
-from deployments.talker.kernels.attention import (
-    Context,
-    HeadNorms,
-    Heads,
-    PagedScratch,
-    attend_frame,
-    attend_paged,
-    splits_for,
-)
+from deployments.talker.kernels.attention import Context, HeadNorms, Heads, attend_frame
+from deployments.talker.kernels.backends import PagedBackend
 from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, measure_squares, normalise
 from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.kv_cache import KVCache
@@ -56,27 +49,21 @@ class FusedStack:
         self.norm = like.detach()
         width = config.num_heads * config.head_dim
         self._qkv = like_rows(max_rows, width + 2 * config.num_kv_heads * config.head_dim, like)
-        self._attended = like_rows(max_rows, width, like)
+        self._attended = torch.empty((max_rows, width), dtype=like.dtype, device=like.device)
         self._residual = like_rows(max_rows, config.hidden_size, like)
         self._inner = like_rows(max_rows, config.intermediate_size, like)
         self._input = like_rows(max_rows, config.hidden_size, like)
-        self._scratch: dict[int, PagedScratch] = {}
         self._out = torch.empty_like(self._residual.values)
 
-    def talker_step(self, x: Tensor, context: Context, cache: KVCache, *, block_size: int) -> Tensor:
+    def talker_step(self, x: Tensor, context: Context, cache: KVCache, attend: PagedBackend) -> Tensor:
         """One position of each row over its paged context: [rows, hidden] -> [rows, hidden] after the final norm.
 
         The result is valid until the next call.
         """
-        scratch = self._paged_scratch(len(x))
         rows = self.measured(x)
         for number, layer in enumerate(self.layers):
             qkv = self._project(layer, rows)
-            attended = self._take(self._attended, len(x))
-            caches = cache.keys[number], cache.values[number]
-            attend_paged(
-                qkv.values, layer.norms, self.heads, caches, context, block_size, scratch, attended.values, pdl=self.pdl
-            )
+            attended = attend(qkv.values, layer.norms, (cache.keys[number], cache.values[number]), context)
             rows = self._finish_layer(layer, rows, attended)
         return self._normalised(rows)
 
@@ -89,9 +76,9 @@ class FusedStack:
         count = len(rows.values)
         for number, layer in enumerate(self.layers):
             qkv = self._project(layer, rows)
-            attended = self._take(self._attended, count)
+            attended = self._attended[:count]
             caches = cache.keys[number, :count], cache.values[number, :count]
-            attend_frame(qkv.values, layer.norms, self.heads, caches, position, attended.values, pdl=self.pdl)
+            attend_frame(qkv.values, layer.norms, self.heads, caches, position, attended, pdl=self.pdl)
             rows = self._finish_layer(layer, rows, attended)
         return rows
 
@@ -110,11 +97,12 @@ class FusedStack:
         self._multiply(rows, layer.qkv, qkv, Product(eps=self.config.rms_norm_eps, pdl=self.pdl))
         return qkv
 
-    def _finish_layer(self, layer: PackedLayer, rows: Rows, attended: Rows) -> Rows:
+    def _finish_layer(self, layer: PackedLayer, rows: Rows, attended: Tensor) -> Rows:
         """The output projection and the MLP, both added to the residual stream."""
         count = len(rows.values)
+        source = Rows(attended, rows.squares, 1)
         residual, inner = self._take(self._residual, count), self._take(self._inner, count)
-        self._multiply(attended, layer.out, residual, Product(pdl=self.pdl), residual=rows.values)
+        self._multiply(source, layer.out, residual, Product(pdl=self.pdl), residual=rows.values)
         self._multiply(residual, layer.gate_up, inner, Product(eps=self.config.rms_norm_eps, gated=True, pdl=self.pdl))
         self._multiply(inner, layer.down, residual, Product(pdl=self.pdl), residual=residual.values)
         return residual
@@ -130,11 +118,6 @@ class FusedStack:
         out = self._out[: len(rows.values)]
         normalise(rows, self.norm, out, self.config.rms_norm_eps, pdl=self.pdl)
         return out
-
-    def _paged_scratch(self, rows: int) -> PagedScratch:
-        if rows not in self._scratch:
-            self._scratch[rows] = PagedScratch(rows, self.heads, splits_for(rows), self.norm.device)
-        return self._scratch[rows]
 
     @staticmethod
     def _take(rows: Rows, count: int) -> Rows:

@@ -3,7 +3,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from deployments.talker.kernels.attention import (  # noqa: E402
+from deployments.talker.kernels.attention import (
     Context,
     HeadNorms,
     Heads,

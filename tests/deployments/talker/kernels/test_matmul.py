@@ -3,7 +3,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from deployments.talker.kernels.matmul import (  # noqa: E402
+from deployments.talker.kernels.matmul import (
     Product,
     Rows,
     Tile,

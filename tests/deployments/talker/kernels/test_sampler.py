@@ -3,8 +3,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from deployments.talker.kernels.matmul import like_rows  # noqa: E402
-from deployments.talker.kernels.sampler import (  # noqa: E402
+from deployments.talker.kernels.matmul import like_rows
+from deployments.talker.kernels.sampler import (
     Embeddings,
     FirstCodeRules,
     FrameOutputs,
@@ -13,7 +13,7 @@ from deployments.talker.kernels.sampler import (  # noqa: E402
     sample_code,
     sample_first_code,
 )
-from deployments.talker.sampling import BatchFilter, Draw, FilterOptions  # noqa: E402
+from deployments.talker.sampling import BatchFilter, Draw, FilterOptions
 
 VOCAB, WIDTH, WIDE, GROUPS = 200, 24, 40, 3
 OPTIONS = [
