@@ -18,16 +18,15 @@ def wait_for_predecessor(pdl: tl.constexpr):
 
 
 @triton.jit
-def prefetch_to_l2(start, num_bytes: tl.constexpr, pieces: tl.constexpr):
-    """Ask for `num_bytes` from pointer `start` on (both multiples of 16 after division by `pieces`) without waiting."""
-    size: tl.constexpr = num_bytes // pieces
-    tl.static_assert(size % 16 == 0)
-    address = start.to(tl.int64, bitcast=True) + tl.arange(0, pieces) * size
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [address, tl.full([pieces], size, tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+def prefetch_to_l2(start, num_bytes: tl.constexpr):
+    """Ask for whole cache lines from pointer `start` on without waiting; a remainder under 128 lines is left out."""
+    line = start.to(tl.int64, bitcast=True) + tl.arange(0, 128) * 128
+    for step in tl.static_range(num_bytes // (128 * 128)):
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [line + step * (128 * 128)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )

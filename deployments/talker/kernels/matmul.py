@@ -79,9 +79,9 @@ def tensor_core_matmul(
     if pdl:
         slab: tl.constexpr = block_n * k_size * weight.dtype.element_ty.primitive_bitwidth // 8
         first = weight + tl.program_id(0).to(tl.int64) * block_n * k_size
-        prefetch_to_l2(first, slab, 32)
+        prefetch_to_l2(first, slab)
         if gated:
-            prefetch_to_l2(first + n_size * k_size, slab, 32)
+            prefetch_to_l2(first + n_size * k_size, slab)
     wait_for_predecessor(pdl)
     x_tile = x + m[:, None] * k_size + k[None, :]
     w_tile = weight + n[None, :] * k_size + k[:, None]
