@@ -1,7 +1,7 @@
 """Attention of one new position per row, with everything around it: QK-norm, RoPE, the cache write, the softmax.
 
-Both kernels read the rows of the QKV product [rows, (heads + 2 * kv_heads) * head_dim]. The new position's key and value
-are taken from there, not from the cache, so nothing waits for the write.
+Both kernels read the rows of the QKV product [rows, (heads + 2 * kv_heads) * head_dim]. The new position's key and
+value are taken from there, not from the cache, so nothing waits for the write.
 """
 
 from dataclasses import dataclass
@@ -214,7 +214,8 @@ def attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tens
                  out: Tensor, *, pdl: bool = False, warps: int = 2) -> None:  # fmt: skip
     """Attention over one frame's few positions, of which `position` is new.
 
-    `caches`: keys and values [rows, kv_heads, length, head_dim] with room for `position`; `out` [rows, heads * head_dim].
+    `caches`: keys and values [rows, kv_heads, length, head_dim] with room for `position`;
+    `out` [rows, heads * head_dim].
     """
     keys, values = caches
     _frame_attention[(qkv.shape[0], heads.key)](
@@ -270,7 +271,8 @@ class PagedScratch:
 
 def splits_for(rows: int) -> int:
     """Into how many programs a row's context is cut: enough to fill the GPU at eight heads a row."""
-    return max(1, min(16, triton.next_power_of_2(128 // max(1, rows))))
+    wanted: int = triton.next_power_of_2(128 // max(1, rows))
+    return max(1, min(16, wanted))
 
 
 def attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], context: Context,
@@ -301,8 +303,8 @@ def reference_attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: 
     for row, length in enumerate(context.lengths.tolist()):
         positions = torch.arange(length, device=qkv.device)
         slots = context.block_tables[row, positions // block_size].long() * block_size + positions % block_size
-        own = (tensor[slots].transpose(0, 1)[None] for tensor in (keys, values))
-        attended.append(attend_rows(query[row : row + 1], *own, None))
+        own_keys, own_values = (tensor[slots].transpose(0, 1)[None] for tensor in (keys, values))
+        attended.append(attend_rows(query[row : row + 1], own_keys, own_values, None))
     return torch.cat(attended).flatten(1)
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from deployments.released import SHAPES
 from deployments.talker.kernels import tiles
@@ -97,7 +97,7 @@ def candidates(case: Case, rows: int) -> Iterator[Tile]:
 
 def time_graph(body: Callable[[], None], *, calls: int) -> float:
     """Microseconds of one of the `calls` calls that `body` makes, the median of a few replays of a graph."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         body()
@@ -106,7 +106,7 @@ def time_graph(body: Callable[[], None], *, calls: int) -> float:
     with torch.cuda.graph(graph):
         body()
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(_REPLAYS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -164,7 +164,7 @@ def _compile(job: tuple[Case, int, list[Tile]]) -> list[Tile]:
             for pdl in (False, True):
                 chain.run(tile, pdl=pdl, limit=1)
             torch.cuda.synchronize()
-        except Exception as error:  # noqa: BLE001  # whatever a configuration fails with, it is out
+        except Exception as error:  # whatever a configuration fails with, it is out
             print(f"  {case.name} rows {rows} {tile}: {type(error).__name__} {str(error)[:90]}")
         else:
             fitting.append(tile)
@@ -186,10 +186,9 @@ def sweep(cases: list[Case], all_rows: list[int]) -> list[dict[str, object]]:
         floor = 1e6 * case.num_bytes / BANDWIDTH
         plain = min(entry[1] for entry in timed)
         print(
-            f"{case.name:14s} {case.columns:5d}x{case.depth:<5d} rows {rows:2d}: pdl {best:5.2f} us (plain {without:5.2f},"
-            f" best plain {plain:5.2f}) floor {floor:5.2f}, {case.num_bytes / best / 1e6:5.2f} TB/s, cuBLAS {cublas:6.2f}"
-            f"  {_short(tile)}"
-            f" | 2nd {timed[1][0]:.2f} {_short(timed[1][3])}",
+            f"{case.name:14s} {case.columns:5d}x{case.depth:<5d} rows {rows:2d}: {best:6.2f} us, plain launch"
+            f" {without:6.2f} (best {plain:6.2f}), floor {floor:5.2f}, {case.num_bytes / best / 1e6:4.2f} TB/s,"
+            f" cuBLAS {cublas:6.2f}; {_short(tile)}; second {timed[1][0]:.2f} {_short(timed[1][3])}",
             flush=True,
         )
         tiles.TILES.setdefault((case.columns, case.depth, case.gated), []).append((rows, tile))

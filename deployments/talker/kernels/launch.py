@@ -1,7 +1,7 @@
 """Programmatic dependent launch: a kernel starts while its predecessor still runs, and fetches its weights meanwhile.
 
-Whatever an earlier kernel of the chain wrote may be read only behind `wait_for_predecessor`. What is read before it must
-have been written before the chain began: weights, block tables, seeds and frame numbers.
+Whatever an earlier kernel of the chain wrote may be read only behind `wait_for_predecessor`. What is read before it
+must have been written before the chain began: weights, seeds and frame numbers.
 """
 
 import triton

@@ -1,8 +1,8 @@
 """Few rows times a weight matrix: the weights are read once, at full bandwidth, and everything around them is fused.
 
-Three forms cover a decoder layer. All may divide by the root mean square of their input: RMSNorm's weight is folded into
-the matrix, and `1 / rms` is a factor of the whole row, so it is applied behind the product. The sums of squares come
-from whoever wrote the row: each program of the writing kernel leaves the sum over its columns.
+Three forms cover a decoder layer. All may divide by the root mean square of their input: RMSNorm's weight is folded
+into the matrix, and `1 / rms` is a factor of the whole row, so it is applied behind the product. The sums of squares
+come from whoever wrote the row: each program of the writing kernel leaves the sum over its columns.
 """
 
 from dataclasses import dataclass

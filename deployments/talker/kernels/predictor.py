@@ -23,7 +23,8 @@ class FusedPredictor:
             predictor.model, config.predictor, max_rows=max_rows, positions=self.groups + 1, pdl=pdl
         )
         self.cache = FrameCache(config.predictor, rows=max_rows, positions=self.groups, like=like)
-        self.heads = [fold_norm(head.weight, predictor.model.norm.weight) for head in predictor.lm_head]
+        norm = predictor.model.norm.weight
+        self.heads = [fold_norm(head.weight, norm) for head in predictor.lm_head if isinstance(head, torch.nn.Linear)]
         self._projection = predictor.small_to_mtp_projection
         tables = [talker.model.codec_embedding, *predictor.embeddings]
         self.tables = [Embeddings(self._projection(table.weight), table.weight.detach()) for table in tables]

@@ -45,7 +45,7 @@ class FusedStack:
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         like = stack.norm.weight
         cos, sin = rotations(config, positions, like.device)
-        self.layers = [_pack(layer, cos, sin, config) for layer in stack.layers]
+        self.layers = [_pack(layer, cos, sin, config) for layer in stack.layers if isinstance(layer, DecoderLayer)]
         self.norm = like.detach()
         width = config.num_heads * config.head_dim
         self._qkv = like_rows(max_rows, width + 2 * config.num_kv_heads * config.head_dim, like)

@@ -1,4 +1,4 @@
-"""These run where Triton is: on a GPU, or on CPU tensors in Triton's interpreter (TRITON_INTERPRET=1, small and slow)."""
+"""These run where Triton is: on a GPU, or on CPU tensors in Triton's interpreter (TRITON_INTERPRET=1)."""
 
 import os
 
