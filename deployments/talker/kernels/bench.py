@@ -224,6 +224,15 @@ def random_talker(model: str) -> Talker:
     return talker
 
 
+class RandomCaches:
+    """Keys and values of contexts that nobody spoke."""
+
+    def __init__(self, config: TransformerConfig, num_slots: int, device: torch.device) -> None:
+        shape = (config.num_layers, num_slots, config.num_kv_heads, config.head_dim)
+        self.keys = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
+        self.values = torch.empty_like(self.keys).normal_()
+
+
 class DecodeStep:
     """What a decode step needs, for one number of rows."""
 
@@ -237,11 +246,7 @@ class DecodeStep:
         positions = self.lengths - 1
         slots = self.tables[:, -1].long() * _BLOCK_SIZE + positions.long() % _BLOCK_SIZE
         self.context = Context(positions, slots, self.tables, self.lengths)
-        self.cache = KVCache(
-            config.talker, num_slots=(rows * blocks + 1) * _BLOCK_SIZE, dtype=torch.bfloat16, device=device
-        )
-        self.cache.keys.normal_()
-        self.cache.values.normal_()
+        self.cache = RandomCaches(config.talker, (rows * blocks + 1) * _BLOCK_SIZE, device)
         self.code0 = torch.randint(config.code_vocab_size, (rows,), device=device)
         self.draw = Draw(torch.arange(rows, device=device), torch.arange(rows, device=device), 0)
         options = FilterOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0)
