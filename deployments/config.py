@@ -25,6 +25,8 @@ class TalkerConfig(Strict):
     max_model_len: Annotated[int, Field(ge=64)] = 4096  # rows of one sequence: prompt and frames
     kv_block_size: Annotated[int, Field(ge=1)] = 16
     kv_cache_bytes: Annotated[int, Field(ge=1)] = 1 << 30
+    # On a GPU: codes do not depend on the batch, at the price of running every step in the shape of the fullest batch.
+    deterministic: bool = False
     runaway_frames_per_token: Annotated[int, Field(ge=1)] = 12
     runaway_min_frames: Annotated[int, Field(ge=1)] = 75
 

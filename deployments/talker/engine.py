@@ -1,5 +1,7 @@
 """The talker engine: requests in, frames out, one step at a time. Knows neither processes nor Ray."""
 
+import gc
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -10,13 +12,14 @@ from deployments.checkpoint import load_strict
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.config import TalkerConfig
 from deployments.errors import InvalidRequest
-from deployments.protocol import FinishReason, FrameChunk, GenerateRequest, ModelInfo, Sampling, SynthesisRequest
+from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, ModelInfo, Sampling, SynthesisRequest
 from deployments.talker.block_manager import BlockManager
+from deployments.talker.input_tables import InputTables
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
-from deployments.talker.model_runner import ModelRunner
+from deployments.talker.model_runner import ModelRunner, RunnerShape
 from deployments.talker.prompt import PromptBuilder
 from deployments.talker.scheduler import Batch, Scheduler
 from deployments.talker.sequence import FrameLimit, Sequence
@@ -42,12 +45,15 @@ class Engine:
         dtype = _dtype(config, device)
         talker = load_talker(directory, self.model, dtype=dtype, device=device)
         talker.prepare(max_positions=config.max_model_len)
+        tables = InputTables(talker)
         speaker_encoder = load_speaker_encoder(directory, self.model, device=device)
-        self.prompts = PromptBuilder(talker, TextTokenizer(directory, self.model.tokens), speaker_encoder)
-        blocks = BlockManager(self._num_blocks(dtype), config.kv_block_size)
-        num_slots = blocks.num_blocks * config.kv_block_size
-        cache = KVCache(self.model.talker, num_slots=num_slots, dtype=dtype, device=device)
-        self.runner = ModelRunner(talker, cache, blocks, max_num_seqs=config.max_num_seqs)
+        self.prompts = PromptBuilder(tables, TextTokenizer(directory, self.model.tokens), speaker_encoder)
+        size, number = config.kv_block_size, self._num_blocks(dtype)
+        blocks = BlockManager(number, size)
+        cache = KVCache(self.model.talker, num_blocks=number, block_size=size, dtype=dtype, device=device)
+        exact = config.deterministic or device.type == "cpu"
+        shape = RunnerShape(config.max_num_seqs, config.max_model_len, exact)
+        self.runner = ModelRunner(tables, cache, blocks, shape)
         self.scheduler = Scheduler(blocks, max_num_seqs=config.max_num_seqs, max_num_waiting=config.max_num_waiting)
         self._finished: list[Output] = []
 
@@ -68,15 +74,17 @@ class Engine:
             max_segment_chars=self.model.text.max_segment_chars,
         )
 
-    def warm_up(self) -> None:
+    def warm_up(self, report: Callable[[str], None] = lambda stage: None) -> None:
         """Capture graphs and run one short utterance, so that the first request meets warm code paths."""
-        self.runner.capture()
+        self.runner.capture(report)
         voice = next(iter(self.model.speakers), None)
         options = Sampling(max_new_tokens=3)
         request = SynthesisRequest("warm-up", "Hello.", voice=voice, sampling=options, ignore_eos=True)
         self.add(-1, GenerateRequest(request))
         while not self.is_idle:
             self.step()
+        gc.collect()
+        gc.freeze()  # what stays for good is not looked at again: a full collection takes longer than a step
 
     @property
     def is_idle(self) -> bool:
@@ -88,7 +96,7 @@ class Engine:
         self.scheduler.check_room()
         prompt = self.prompts.build(request)
         sampling = complete(request.synthesis.sampling, self.model.generation)
-        limit = self._frame_limit(request, sampling, len(prompt.rows), prompt.num_text_tokens)
+        limit = self._frame_limit(request, sampling, prompt.num_rows, prompt.num_text_tokens)
         prefix = [] if request.prefix is None else list(request.prefix)
         sequence = Sequence(sequence_id, request, prompt, sampling, limit, prefix)
         if sequence.num_frames >= limit.frames:
@@ -111,26 +119,17 @@ class Engine:
         return finished + outputs
 
     def _run(self, batch: Batch) -> list[Output]:
-        outputs = self._prefill(batch.prefill)
-        going = [sequence for sequence in batch.decode if sequence.finish_reason is None]
-        return outputs + self._decode(going) if going else outputs
+        self.runner.prefill(batch.prefill)
+        frames = self.runner.decode(batch.decode)
+        return [self._append(sequence, frame) for sequence, frame in zip(batch.decode, frames, strict=True)]
 
-    def _prefill(self, sequences: list[Sequence]) -> list[Output]:
-        """Outputs of the sequences that turn out to be over: all their frames were made before they were resumed."""
-        outputs = []
-        for sequence, over in zip(sequences, self.runner.prefill(sequences), strict=True):
-            if over:
-                sequence.finish_reason = FinishReason.STOP
-                outputs.append(Output(sequence.id, self._chunk(sequence, [], FinishReason.STOP)))
-        return outputs
-
-    def _decode(self, sequences: list[Sequence]) -> list[Output]:
-        step = self.runner.decode(sequences)
-        outputs = []
-        for sequence, frame, ended in zip(sequences, step.frames, step.ended, strict=True):
-            sequence.append(frame, ended=bool(ended))
-            outputs.append(Output(sequence.id, self._chunk(sequence, [frame], sequence.finish_reason)))
-        return outputs
+    def _append(self, sequence: Sequence, frame: Codes) -> Output:
+        """A frame, or the end of speech in place of one."""
+        if frame[0] == self.model.codes.eos:
+            sequence.finish_reason = FinishReason.STOP
+            return Output(sequence.id, self._chunk(sequence, [], FinishReason.STOP))
+        sequence.append(frame)
+        return Output(sequence.id, self._chunk(sequence, [frame], sequence.finish_reason))
 
     def _chunk(self, sequence: Sequence, frames: list[np.ndarray], reason: FinishReason | None) -> FrameChunk:
         codes = np.stack(frames) if frames else np.zeros((0, self.model.num_code_groups), dtype=np.int16)

@@ -84,7 +84,7 @@ class EngineProcess:
         self._send(
             Loading(f"talker on {engine.runner.device}, {engine.scheduler.blocks.num_blocks} KV blocks; warming up")
         )
-        engine.warm_up()
+        engine.warm_up(lambda stage: self._send(Loading(stage)))
         return engine, engine.describe(start.model)
 
     def _await_start(self) -> Start:

@@ -37,7 +37,7 @@ class Sequence:
     @property
     def num_positions(self) -> int:
         """Rows that a prefill of the sequence as it stands has."""
-        return len(self.prompt.rows) + self.num_frames
+        return self.prompt.num_rows + self.num_frames
 
     @property
     def num_text_tokens(self) -> int:
@@ -49,10 +49,8 @@ class Sequence:
         """The seed's 64 bits as the signed integer that tensors hold."""
         return int(np.uint64(self.request.synthesis.seed).astype(np.int64))
 
-    def append(self, frame: Codes, *, ended: bool) -> None:
-        """Add a frame [groups]; `ended` says that end of speech was sampled behind it."""
+    def append(self, frame: Codes) -> None:
+        """Add a frame [groups], which may be the last that the sequence can have."""
         self.frames.append(frame)
-        if ended:
-            self.finish_reason = FinishReason.STOP
-        elif self.num_frames >= self.limit.frames:
+        if self.num_frames >= self.limit.frames:
             self.finish_reason = self.limit.reason

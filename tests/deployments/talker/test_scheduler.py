@@ -17,7 +17,8 @@ BLOCK_SIZE = 4
 
 
 def sequence(number: int, *, rows: int = 3, frames: int = 8) -> Sequence:
-    prompt = Prompt(torch.zeros(rows, 1), torch.zeros(1, 1), torch.zeros(1), num_text_tokens=rows)
+    ids = np.zeros(rows, np.int32)
+    prompt = Prompt(ids, ids, ids[:1], num_text_tokens=rows)
     request = GenerateRequest(SynthesisRequest(str(number), "text"))
     return Sequence(number, request, prompt, Sampling(), FrameLimit(frames, FinishReason.LENGTH))
 
@@ -39,7 +40,7 @@ def step(line: Scheduler) -> tuple[list[int], list[int]]:
     decoded = ids(batch.decode)
     for each in batch.decode:
         assert line.blocks.slots(each.id, each.num_positions + 1).size == each.num_positions + 1
-        each.append(FRAME, ended=False)
+        each.append(FRAME)
     line.retire(batch)
     line.check_integrity()
     return ids(batch.prefill), decoded
