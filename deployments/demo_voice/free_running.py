@@ -37,11 +37,9 @@ def speak(talker: Talker, tokenizer: TextTokenizer, utterances: list[Utterance],
     sequences = [_sequence(prompts, number, utterance, sampling) for number, utterance in enumerate(utterances)]
     positions = sum(sequence.prompt.num_rows + sequence.limit.frames + _BLOCK for sequence in sequences)
     blocks = BlockManager(2 + positions // _BLOCK, _BLOCK)
-    cache = KVCache(
-        talker.config.talker, num_blocks=blocks.num_blocks, block_size=_BLOCK, dtype=dtype, device=device
-    )
+    cache = KVCache(talker.config.talker, num_blocks=blocks.num_blocks, block_size=_BLOCK, dtype=dtype, device=device)
     longest = max(sequence.num_positions + sequence.limit.frames for sequence in sequences)
-    runner = ModelRunner(tables, cache, blocks, RunnerShape(len(sequences), longest, exact=True))
+    runner = ModelRunner(tables, cache, blocks, RunnerShape(len(sequences), longest))
     scheduler = Scheduler(blocks, max_num_seqs=len(sequences), max_num_waiting=0)
     for sequence in sequences:
         scheduler.add(sequence)

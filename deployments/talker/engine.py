@@ -51,8 +51,8 @@ class Engine:
         size, number = config.kv_block_size, self._num_blocks(dtype)
         blocks = BlockManager(number, size)
         cache = KVCache(self.model.talker, num_blocks=number, block_size=size, dtype=dtype, device=device)
-        exact = config.deterministic or device.type == "cpu"
-        shape = RunnerShape(config.max_num_seqs, config.max_model_len, exact)
+        by_rows = device.type == "cpu"
+        shape = RunnerShape(config.max_num_seqs, config.max_model_len, config.deterministic, by_rows)
         self.runner = ModelRunner(tables, cache, blocks, shape)
         self.scheduler = Scheduler(blocks, max_num_seqs=config.max_num_seqs, max_num_waiting=config.max_num_waiting)
         self._finished: list[Output] = []

@@ -1,9 +1,9 @@
 """What the device does for a batch, as functions of tensors alone: the two halves of a frame, and prefill.
 
 Nothing here looks at values on the host, so that each function can be recorded as a CUDA graph; on a CPU the same
-functions run as they are. A frame is made in two halves: `predict` samples codebook 0 from the talker's hidden state and
-lets the predictor complete the frame, whereupon the codes can leave; `advance` feeds the frame to the talker. A sequence
-has ended when codebook 0 is the end of speech: what stands behind it is no frame.
+functions run as they are. A frame is made in two halves: `predict` samples codebook 0 from the talker's hidden state
+and lets the predictor complete the frame, whereupon the codes can leave; `advance` feeds the frame to the talker. A
+sequence has ended when codebook 0 is the end of speech: what stands behind it is no frame.
 """
 
 from dataclasses import dataclass
@@ -42,9 +42,7 @@ class FrameStep:
         max_num_seqs = state.size.max_num_seqs
         like = state.hidden
         # Results of `predict`, by place in the batch: other streams may read them behind the event of the codes.
-        self.codes = torch.zeros(
-            (max_num_seqs, self.config.num_code_groups), dtype=torch.int16, device=like.device
-        )
+        self.codes = torch.zeros((max_num_seqs, self.config.num_code_groups), dtype=torch.int16, device=like.device)
         self._embeds = torch.zeros((max_num_seqs, like.shape[1]), dtype=like.dtype, device=like.device)
 
     def predict(self, rows: Tensor, breadth: Breadth) -> None:
@@ -94,5 +92,3 @@ class FrameStep:
             block_tables=state.block_tables[owners],
             lengths=positions + 1,
         )
-
-

@@ -1,11 +1,12 @@
 """Runs a batch of sequences on the device: prefill, and the step that makes one frame for each.
 
 On a CPU every matrix product has the same number of rows: what a row comes out as then depends on that row alone, so
-codes are equal whether a sequence runs by itself, in a batch, or is resumed. On a GPU a batch takes the smallest bucket
-it fits in, everything is replayed from CUDA graphs, and the host waits for nothing but the codes: the talker's half of a
-step still runs while it hands them on and prepares the next step.
+codes are equal whether a sequence runs by itself, in a batch, or is resumed. On a GPU a batch takes the smallest
+bucket it fits in, everything is replayed from CUDA graphs, and the host waits for nothing but the codes: the talker's
+half of a step still runs while it hands them on and prepares the next step.
 """
 
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +25,10 @@ from deployments.talker.kv_cache import KVCache, padded_length
 from deployments.talker.prefill import Pass, PrefillInputs, pack
 from deployments.talker.sampling import NARROW, WIDE, Breadth, FilterOptions
 from deployments.talker.sequence import Sequence
-from deployments.talker.stacks import Networks, exact_networks, plain_networks
+from deployments.talker.stacks import exact_networks, plain_networks
 from deployments.talker.staging import Staging
 
-_GPU_PREFILL_ROWS = (16, 32, 64, 128, 256, MAX_DENSE_ROWS)
+_PREFILL_ROWS = (16, 32, 64, 128, 256, MAX_DENSE_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class RunnerShape:
 
     max_num_seqs: int
     max_model_len: int
-    exact: bool  # every pass has one shape: codes do not depend on the batch
+    deterministic: bool = False  # one bucket, and prompts are prefilled one by one
+    by_rows: bool = True  # the CPU's way: passes of `max_num_seqs` rows, each with a context of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +55,21 @@ class ModelRunner:
 
     def __init__(self, tables: InputTables, cache: KVCache, blocks: BlockManager, shape: RunnerShape) -> None:
         self.blocks, self.shape, self.device = blocks, shape, tables.device
-        self._on_cpu = self.device.type == "cpu"
+        self._on_cpu, self._by_rows = self.device.type == "cpu", shape.by_rows
         size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
         self.state = BatchState(tables.talker.config, size, dtype=tables.dtype, device=self.device)
-        networks = (exact_networks if self._on_cpu else plain_networks)(tables.talker, cache)
+        networks = (exact_networks if shape.by_rows else plain_networks)(tables.talker, cache)
         self.step = FrameStep(tables, self.state, networks)
         self.graphs = Graphs()
-        self.buckets = [shape.max_num_seqs] if shape.exact else batch_buckets(shape.max_num_seqs)
-        sizes = (shape.max_num_seqs,) if self._on_cpu else _GPU_PREFILL_ROWS
+        self.buckets = (
+            [shape.max_num_seqs] if shape.by_rows or shape.deterministic else batch_buckets(shape.max_num_seqs)
+        )
+        sizes = (shape.max_num_seqs,) if shape.by_rows else _PREFILL_ROWS
         self._prefills = [PrefillInputs(rows, scratch_row=self.state.scratch_row, tables=tables) for rows in sizes]
         self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
         self._staging = Staging(2 * shape.max_num_seqs, device=self.device)
         self._batch: _Batch | None = None
+        self.waited_ns = 0  # how long the host has waited for codes
         self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
 
     @property
@@ -76,6 +81,7 @@ class ModelRunner:
         """On a GPU, record every shape that a step or a prefill can take; the largest first, whose memory all share."""
         if self._on_cpu:
             return
+        assert not self._by_rows
         most = self._length(0)
         for bucket in reversed(self.buckets):
             rows = self._rows[:bucket]
@@ -100,34 +106,48 @@ class ModelRunner:
         for sequence in sequences:
             self.state.admit(sequence, self.blocks.table(sequence.id))
         limit = self._prefills[-1].num_rows
-        for parts in pack(sequences, num_rows=limit, alone=self.shape.exact):
+        for parts in pack(sequences, num_rows=limit, alone=self._by_rows or self.shape.deterministic):
             self._run_prefill(parts)
 
     @torch.inference_mode()
     def decode(self, sequences: list[Sequence]) -> Codes:
         """The next frames [sequences, groups]; one that starts with the end of speech is no frame."""
         batch = self._as_batch(sequences)
-        length = self._length(max(sequence.num_positions for sequence in sequences) + 1)
-        bucket = len(batch.rows)
         for sequence in sequences:
             if sequence.num_positions % self.blocks.block_size == 0:
                 self._send_block(sequence)
-        self.graphs.run(("predict", bucket, batch.breadth), lambda: self.step.predict(batch.rows, batch.breadth))
+        self._predict(batch)
         codes = self._codes[: len(sequences)]
         codes.copy_(self.step.codes[: len(sequences)], non_blocking=True)
         ready = self._record()
-        self.graphs.run(("advance", bucket), lambda: self.step.advance(batch.rows, length=length))
+        self._advance(batch, length=self._length(max(sequence.num_positions for sequence in sequences) + 1))
         if ready is not None:
+            start = time.perf_counter_ns()
             ready.synchronize()  # type: ignore[no-untyped-call]
+            self.waited_ns += time.perf_counter_ns() - start
         frames: Codes = codes.numpy().copy()
         return frames
+
+    @torch.inference_mode()
+    def replay(self, sequences: list[Sequence]) -> None:
+        """A step of which the host sees nothing: a benchmark's. The device gets ahead of the host's sequences."""
+        batch = self._as_batch(sequences)
+        self._predict(batch)
+        self._advance(batch, length=self._length(0))
+
+    def _predict(self, batch: _Batch) -> None:
+        work = partial(self.step.predict, batch.rows, batch.breadth)
+        self.graphs.run(("predict", len(batch.rows), batch.breadth), work)
+
+    def _advance(self, batch: _Batch, *, length: int) -> None:
+        self.graphs.run(("advance", len(batch.rows)), partial(self.step.advance, batch.rows, length=length))
 
     def _run_prefill(self, parts: Pass) -> None:
         continued = parts[0].start > 0
         sizes = self._prefills[-1:] if continued else self._prefills
         inputs = next(each for each in sizes if each.fits(parts))
         inputs.fill(parts)
-        length = self._length(parts[-1].stop) if self._on_cpu or continued else 0
+        length = self._length(parts[-1].stop) if self._by_rows or continued else 0
         key: Hashable = ("prefill", inputs.num_rows, length)
         self.graphs.run(key, lambda: self.step.prefill(inputs.rows, length=length))
 
@@ -147,7 +167,7 @@ class ModelRunner:
     def _breadth(self, sequences: list[Sequence]) -> Breadth:
         options = [FilterOptions.for_talker(each.sampling) for each in sequences]
         needed = Breadth.of(options + [FilterOptions.for_predictor(each.sampling) for each in sequences])
-        if self._on_cpu:
+        if self._by_rows:
             return needed
         return NARROW if NARROW.covers(needed) else WIDE
 
@@ -159,7 +179,7 @@ class ModelRunner:
     def _length(self, num_positions: int) -> int:
         """Positions that contexts are gathered in: on a CPU no more than needed, in a graph always all."""
         most = self.state.size.blocks * self.blocks.block_size
-        return min(padded_length(num_positions), most) if self._on_cpu else most
+        return min(padded_length(num_positions), most) if self._by_rows else most
 
     def _record(self) -> torch.cuda.Event | None:
         if self._on_cpu:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -112,4 +113,4 @@ class PrefillInputs:
     def _split(self, memory: Tensor | np.ndarray) -> list[Tensor] | list[np.ndarray]:
         n, m = self.num_rows, self.num_sequences
         bounds = [0, n, 2 * n, 3 * n, 4 * n, 4 * n + m, 4 * n + 2 * m]
-        return [memory[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+        return [memory[start:stop] for start, stop in pairwise(bounds)]

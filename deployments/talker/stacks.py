@@ -36,7 +36,7 @@ class RunPrompt(Protocol):
     """A pass of the talker's decoder stack over many prompt rows."""
 
     def __call__(self, inputs: Tensor, rows: Rows, owners: Tensor, length: int) -> Tensor:
-        """As `RunTalker`. `length` 0: the rows of each owner [rows] begin at its position 0, else there is one owner."""
+        """As `RunTalker`. `length` 0: each owner's [rows] rows begin at position 0, else there is one owner."""
         ...
 
 
@@ -48,6 +48,7 @@ RunPredictor = Callable[[Tensor, Tensor, SampleCode], tuple[Tensor, Tensor]]
 class Networks:
     """How the passes of a step are run."""
 
+    name: str
     talker: RunTalker
     prompt: RunPrompt
     predictor: RunPredictor
@@ -55,7 +56,7 @@ class Networks:
 
 def plain_networks(talker: Talker, cache: KVCache) -> Networks:
     """Plain PyTorch, on any device."""
-    return Networks(PlainTalker(talker, cache), PlainPrompt(talker, cache), PlainPredictor(talker))
+    return Networks("plain", PlainTalker(talker, cache), PlainPrompt(talker, cache), PlainPredictor(talker))
 
 
 def exact_networks(talker: Talker, cache: KVCache) -> Networks:
@@ -65,7 +66,7 @@ def exact_networks(talker: Talker, cache: KVCache) -> Networks:
     def run_prompt(inputs: Tensor, rows: Rows, owners: Tensor, length: int) -> Tensor:
         return run_talker(inputs, rows, length)
 
-    return Networks(run_talker, run_prompt, PlainPredictor(talker))
+    return Networks("exact", run_talker, run_prompt, PlainPredictor(talker))
 
 
 class PlainTalker:

@@ -3,7 +3,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
