@@ -16,10 +16,22 @@ from deployments.talker.sampling import BatchFilter, Breadth, FilterOptions
 from deployments.talker.sequence import Sequence
 from deployments.talker.staging import Staging
 
-# Columns of a packed row, 32 bits each. The seed takes two.
-_SEED, _POSITION, _FRAME, _NUM_TRAILING, _IGNORE_EOS, _PENALTY = 0, 2, 3, 4, 5, 6
-_TALKER, _PREDICTOR = 8, 12  # greedy, temperature, top_k, top_p
-_HEADER = 16
+
+class Columns:
+    """Where a packed row of 32-bit columns holds what. Behind the header stand trailing text ids, then the blocks."""
+
+    SEED = 0  # two columns, the lower half first
+    POSITION = 2
+    FRAME = 3
+    NUM_TRAILING = 4
+    IGNORE_EOS = 5
+    PENALTY = 6
+    TALKER = 8  # a filter: four columns
+    PREDICTOR = 12
+    HEADER = 16
+
+
+# Columns of a filter.
 _GREEDY, _TEMPERATURE, _TOP_K, _TOP_P = range(4)
 
 
@@ -39,7 +51,7 @@ class StateSize:
     @property
     def width(self) -> int:
         """Columns of a packed row; even, so that seeds are aligned."""
-        return _HEADER + self.max_model_len + self.blocks + (self.max_model_len + self.blocks) % 2
+        return Columns.HEADER + self.max_model_len + self.blocks + (self.max_model_len + self.blocks) % 2
 
 
 class BatchState:
@@ -50,28 +62,28 @@ class BatchState:
         self.size, self.scratch_row = size, size.max_num_seqs
         self.hidden = torch.zeros((rows, config.talker.hidden_size), dtype=dtype, device=device)
         self.seen = torch.zeros((rows, config.vocab_size), dtype=torch.bool, device=device)
-        self._packed = torch.zeros((rows, size.width), dtype=torch.int32, device=device)
-        floats = self._packed.view(torch.float32)
-        self.seeds = self._packed.view(torch.long)[:, _SEED // 2]
-        self.positions, self.frames = self._packed[:, _POSITION], self._packed[:, _FRAME]
-        self._num_trailing, self._ignore_eos = self._packed[:, _NUM_TRAILING], self._packed[:, _IGNORE_EOS]
-        self._penalty, self._floats = floats[:, _PENALTY], floats
-        self._trailing = self._packed[:, _HEADER : _HEADER + size.max_model_len]
-        self._first_block = _HEADER + size.max_model_len
-        self.block_tables = self._packed[:, self._first_block : self._first_block + size.blocks]
+        self.packed = torch.zeros((rows, size.width), dtype=torch.int32, device=device)
+        floats = self.packed.view(torch.float32)
+        self.seeds = self.packed.view(torch.long)[:, Columns.SEED // 2]
+        self.positions, self.frames = self.packed[:, Columns.POSITION], self.packed[:, Columns.FRAME]
+        self._num_trailing, self._ignore_eos = self.packed[:, Columns.NUM_TRAILING], self.packed[:, Columns.IGNORE_EOS]
+        self._penalty = floats[:, Columns.PENALTY]
+        self._trailing = self.packed[:, Columns.HEADER : Columns.HEADER + size.max_model_len]
+        self.first_block = Columns.HEADER + size.max_model_len
+        self.block_tables = self.packed[:, self.first_block : self.first_block + size.blocks]
         self._staging = Staging(size.width, device=device)
-        self._packed[:, _PENALTY] = int(np.float32(1.0).view(np.int32))
-        for column in (_TALKER, _PREDICTOR):
+        self.packed[:, Columns.PENALTY] = int(np.float32(1.0).view(np.int32))
+        for column in (Columns.TALKER, Columns.PREDICTOR):
             floats[:, column + _TEMPERATURE] = 1.0
             floats[:, column + _TOP_P] = 1.0
-            self._packed[:, column + _GREEDY] = 1
+            self.packed[:, column + _GREEDY] = 1
 
     def admit(self, sequence: Sequence, blocks: list[int]) -> None:
         """Write the row of a sequence that is about to be prefilled."""
         assert sequence.row is not None
         staged = self._staging.take()
         self._pack(staged.values, sequence, blocks)
-        self._packed[sequence.row].copy_(staged.tensor, non_blocking=True)
+        self.packed[sequence.row].copy_(staged.tensor, non_blocking=True)
         seen = self.seen[sequence.row]
         seen.zero_()
         if sequence.frames:
@@ -82,8 +94,8 @@ class BatchState:
         """Give a running sequence the block at `index` of its table."""
         staged = self._staging.take()
         staged.values[0] = block
-        column = self._first_block + index
-        self._packed[row, column : column + 1].copy_(staged.tensor[:1], non_blocking=True)
+        column = self.first_block + index
+        self.packed[row, column : column + 1].copy_(staged.tensor[:1], non_blocking=True)
 
     def trailing(self, rows: Tensor, padding: int) -> Tensor:
         """[rows] int32: the text id that goes into the talker together with each row's next frame."""
@@ -99,11 +111,11 @@ class BatchState:
 
     def talker_filter(self, rows: Tensor, breadth: Breadth) -> BatchFilter:
         """How codebook 0 is sampled."""
-        return self._filter(rows, _TALKER, breadth)
+        return self._filter(rows, Columns.TALKER, breadth)
 
     def predictor_filter(self, rows: Tensor, breadth: Breadth) -> BatchFilter:
         """How the other codebooks are sampled."""
-        return self._filter(rows, _PREDICTOR, breadth)
+        return self._filter(rows, Columns.PREDICTOR, breadth)
 
     def penalty(self, rows: Tensor) -> Tensor:
         """[rows, 1]: repetition penalties."""
@@ -120,7 +132,7 @@ class BatchState:
         self.frames[rows] = self.frames[rows] + one
 
     def _filter(self, rows: Tensor, start: int, breadth: Breadth) -> BatchFilter:
-        ints = self._packed[rows, start : start + 4]
+        ints = self.packed[rows, start : start + 4]
         floats = ints.view(torch.float32)
         return BatchFilter(
             ints[:, _GREEDY, None] != 0,
@@ -132,17 +144,17 @@ class BatchState:
 
     def _pack(self, out: NDArray[np.int32], sequence: Sequence, blocks: list[int]) -> None:
         floats = out.view(np.float32)
-        out[_SEED : _SEED + 2] = np.array([sequence.signed_seed], dtype=np.int64).view(np.int32)
-        out[_POSITION], out[_FRAME] = sequence.num_positions, sequence.num_frames
+        out[Columns.SEED : Columns.SEED + 2] = np.array([sequence.signed_seed], dtype=np.int64).view(np.int32)
+        out[Columns.POSITION], out[Columns.FRAME] = sequence.num_positions, sequence.num_frames
         trailing = sequence.prompt.trailing[: self.size.max_model_len]
-        out[_NUM_TRAILING] = len(trailing)
-        out[_IGNORE_EOS] = sequence.request.synthesis.ignore_eos
-        floats[_PENALTY] = sequence.sampling.repetition_penalty or 1.0
-        _pack_options(out[_TALKER : _TALKER + 4], FilterOptions.for_talker(sequence.sampling))
-        _pack_options(out[_PREDICTOR : _PREDICTOR + 4], FilterOptions.for_predictor(sequence.sampling))
-        out[_HEADER : _HEADER + len(trailing)] = trailing
-        out[self._first_block :] = 0
-        out[self._first_block : self._first_block + len(blocks)] = blocks
+        out[Columns.NUM_TRAILING] = len(trailing)
+        out[Columns.IGNORE_EOS] = sequence.request.synthesis.ignore_eos
+        floats[Columns.PENALTY] = sequence.sampling.repetition_penalty or 1.0
+        _pack_options(out[Columns.TALKER : Columns.TALKER + 4], FilterOptions.for_talker(sequence.sampling))
+        _pack_options(out[Columns.PREDICTOR : Columns.PREDICTOR + 4], FilterOptions.for_predictor(sequence.sampling))
+        out[Columns.HEADER : Columns.HEADER + len(trailing)] = trailing
+        out[self.first_block :] = 0
+        out[self.first_block : self.first_block + len(blocks)] = blocks
 
 
 def _pack_options(out: NDArray[np.int32], options: FilterOptions) -> None:

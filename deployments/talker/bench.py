@@ -171,7 +171,7 @@ def measure(
     with timed(phases, "capture and warm-up"):
         engine.warm_up(report)
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    result = Report(name, engine.runner.step.networks.name, phases)
+    result = Report(name, engine.runner.step.name, phases)
     bench = EngineBench(engine, steps=options.steps, bandwidth=options.bandwidth * 1e12)
     before = engine.runner.num_eager
     result.prefills = [bench.prefill_time(prompts) for prompts in (1, 2, 4, 8) if prompts <= config.max_num_seqs]
@@ -192,6 +192,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--deterministic", action="store_true", help="one configuration for every batch")
+    parser.add_argument("--plain", action="store_true", help="plain PyTorch instead of fused kernels")
     parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s that the floor assumes")
     parser.add_argument("--json", type=Path, help="also write the report to this file")
     parser.add_argument("--smoke", action="store_true", help="tiny weights and few steps: does it run?")
@@ -203,6 +204,7 @@ def main(arguments: list[str]) -> int:
         max_model_len=options.max_model_len,
         kv_cache_bytes=16 << 30,
         deterministic=options.deterministic,
+        kernels="plain" if options.plain else "auto",
     )
     with _checkpoint(options) as directory:
         report = measure(directory, config, options, lambda stage: print(stage, file=sys.stderr, flush=True))

@@ -1,6 +1,7 @@
 """The talker engine: requests in, frames out, one step at a time. Knows neither processes nor Ray."""
 
 import gc
+import importlib.util
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
-from deployments.talker.model_runner import ModelRunner, RunnerShape
+from deployments.talker.model_runner import ModelRunner, NetworkKind, RunnerShape
 from deployments.talker.prompt import PromptBuilder
 from deployments.talker.scheduler import Batch, Scheduler
 from deployments.talker.sequence import FrameLimit, Sequence
@@ -48,11 +49,12 @@ class Engine:
         tables = InputTables(talker)
         speaker_encoder = load_speaker_encoder(directory, self.model, device=device)
         self.prompts = PromptBuilder(tables, TextTokenizer(directory, self.model.tokens), speaker_encoder)
-        size, number = config.kv_block_size, self._num_blocks(dtype)
+        size = config.kv_block_size or _block_size(device)
+        number = self._num_blocks(dtype, size)
         blocks = BlockManager(number, size)
         cache = KVCache(self.model.talker, num_blocks=number, block_size=size, dtype=dtype, device=device)
-        by_rows = device.type == "cpu"
-        shape = RunnerShape(config.max_num_seqs, config.max_model_len, config.deterministic, by_rows)
+        networks = _networks(config, device, dtype)
+        shape = RunnerShape(config.max_num_seqs, config.max_model_len, config.deterministic, networks)
         self.runner = ModelRunner(tables, cache, blocks, shape)
         self.scheduler = Scheduler(blocks, max_num_seqs=config.max_num_seqs, max_num_waiting=config.max_num_waiting)
         self._finished: list[Output] = []
@@ -156,10 +158,10 @@ class Engine:
             return length
         return runaway
 
-    def _num_blocks(self, dtype: torch.dtype) -> int:
+    def _num_blocks(self, dtype: torch.dtype, block_size: int) -> int:
         """As many KV blocks as the memory set aside holds, never more than all rows at full length could use."""
-        block_bytes = KVCache.bytes_per_position(self.model.talker, dtype) * self.config.kv_block_size
-        useful = self.config.max_num_seqs * -(-self.config.max_model_len // self.config.kv_block_size) + 1
+        block_bytes = KVCache.bytes_per_position(self.model.talker, dtype) * block_size
+        useful = self.config.max_num_seqs * -(-self.config.max_model_len // block_size) + 1
         return max(2, min(self.config.kv_cache_bytes // block_bytes, useful))
 
 
@@ -184,6 +186,20 @@ def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.
         encoder = SpeakerEncoder(config.speaker_encoder)
     load_strict(encoder, directory, prefix="speaker_encoder.", dtype=torch.float32, device=device)
     return encoder.eval()
+
+
+def _block_size(device: torch.device) -> int:
+    if device.type == "cpu":
+        return 16
+    return 64 if importlib.util.find_spec("flash_attn") is None else 256
+
+
+def _networks(config: TalkerConfig, device: torch.device, dtype: torch.dtype) -> NetworkKind:
+    """Fused kernels where Triton is and tensor cores take the type, else plain PyTorch."""
+    if device.type == "cpu":
+        return "by_rows"
+    fits = dtype.itemsize == 2 and importlib.util.find_spec("triton") is not None
+    return "fused" if config.kernels == "auto" and fits else "plain"
 
 
 def _device(config: TalkerConfig) -> torch.device:

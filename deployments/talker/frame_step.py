@@ -13,11 +13,11 @@ from torch import Tensor
 
 from deployments.talker.batch_state import BatchState
 from deployments.talker.input_tables import InputTables
-from deployments.talker.sampling import Breadth, Draw, NoiseSource, penalise_repetition, philox_noise
+from deployments.talker.sampling import NARROW, WIDE, Breadth, Draw, NoiseSource, penalise_repetition, philox_noise
 from deployments.talker.stacks import Networks, Rows
 
 # The official generation never ends speech before this many codes of codebook 0.
-_MIN_NEW_TOKENS = 2
+MIN_NEW_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class PrefillRows:
 class FrameStep:
     """The networks of one talker over the state of a batch."""
 
+    breadths = (NARROW, WIDE)  # those that are worth a recording of their own
+
     def __init__(self, tables: InputTables, state: BatchState, networks: Networks) -> None:
         self.tables, self.state, self.networks = tables, state, networks
         self.talker, self.config = tables.talker, tables.talker.config
@@ -44,6 +46,11 @@ class FrameStep:
         # Results of `predict`, by place in the batch: other streams may read them behind the event of the codes.
         self.codes = torch.zeros((max_num_seqs, self.config.num_code_groups), dtype=torch.int16, device=like.device)
         self._embeds = torch.zeros((max_num_seqs, like.shape[1]), dtype=like.dtype, device=like.device)
+
+    @property
+    def name(self) -> str:
+        """What runs, for reports."""
+        return self.networks.name
 
     def predict(self, rows: Tensor, breadth: Breadth) -> None:
         """The next frames of state rows [rows] int64 into `codes`."""
@@ -78,7 +85,7 @@ class FrameStep:
         frames = state.frames[rows].long()
         logits = penalise_repetition(self.talker.logits(hidden), state.seen[rows], state.penalty(rows))
         logits = logits.masked_fill(self.talker.suppressed, -torch.inf)
-        too_early = (frames < _MIN_NEW_TOKENS) | state.ignore_eos(rows)
+        too_early = (frames < MIN_NEW_TOKENS) | state.ignore_eos(rows)
         logits[:, eos] = logits[:, eos].masked_fill(too_early, -torch.inf)
         code0 = state.talker_filter(rows, breadth).sample(logits, Draw(state.seeds[rows], frames, 0), self.noise)
         state.seen[rows, code0] = True

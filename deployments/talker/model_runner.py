@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,12 +24,15 @@ from deployments.talker.frame_step import FrameStep
 from deployments.talker.input_tables import MAX_DENSE_ROWS, InputTables
 from deployments.talker.kv_cache import KVCache, padded_length
 from deployments.talker.prefill import Pass, PrefillInputs, pack
-from deployments.talker.sampling import NARROW, WIDE, Breadth, FilterOptions
+from deployments.talker.sampling import Breadth, FilterOptions
 from deployments.talker.sequence import Sequence
 from deployments.talker.stacks import exact_networks, plain_networks
 from deployments.talker.staging import Staging
 
 _PREFILL_ROWS = (16, 32, 64, 128, 256, MAX_DENSE_ROWS)
+
+
+NetworkKind = Literal["by_rows", "plain", "fused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,13 @@ class RunnerShape:
     max_num_seqs: int
     max_model_len: int
     deterministic: bool = False  # one bucket, and prompts are prefilled one by one
-    by_rows: bool = True  # the CPU's way: passes of `max_num_seqs` rows, each with a context of its own
+    networks: NetworkKind = "by_rows"
+    """By rows is the CPU's way: passes of `max_num_seqs` rows, each with a context of its own."""
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a row's result depends on nothing but the row."""
+        return self.networks == "by_rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +68,7 @@ class ModelRunner:
         self._on_cpu, self._by_rows = self.device.type == "cpu", shape.by_rows
         size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
         self.state = BatchState(tables.talker.config, size, dtype=tables.dtype, device=self.device)
-        networks = (exact_networks if shape.by_rows else plain_networks)(tables.talker, cache)
-        self.step = FrameStep(tables, self.state, networks)
+        self.step = _build_step(tables, self.state, cache, shape)
         self.graphs = Graphs()
         self.buckets = (
             [shape.max_num_seqs] if shape.by_rows or shape.deterministic else batch_buckets(shape.max_num_seqs)
@@ -86,7 +95,7 @@ class ModelRunner:
         for bucket in reversed(self.buckets):
             rows = self._rows[:bucket]
             rows.fill_(self.state.scratch_row)
-            for breadth in (WIDE, NARROW):
+            for breadth in reversed(self.step.breadths):
                 self.graphs.capture(("predict", bucket, breadth), partial(self.step.predict, rows, breadth))
             self.graphs.capture(("advance", bucket), partial(self.step.advance, rows, length=most))
             report(f"recorded the step of {bucket} sequences")
@@ -169,7 +178,7 @@ class ModelRunner:
         needed = Breadth.of(options + [FilterOptions.for_predictor(each.sampling) for each in sequences])
         if self._by_rows:
             return needed
-        return NARROW if NARROW.covers(needed) else WIDE
+        return next(breadth for breadth in self.step.breadths if breadth.covers(needed))
 
     def _send_block(self, sequence: Sequence) -> None:
         """Tell the device about the block that the next position begins."""
@@ -187,6 +196,15 @@ class ModelRunner:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()  # type: ignore[no-untyped-call]
         return event
+
+
+def _build_step(tables: InputTables, state: BatchState, cache: KVCache, shape: RunnerShape) -> FrameStep:
+    if shape.networks == "fused":
+        from deployments.talker.fused_step import FusedStep  # needs Triton, which a CPU has not
+
+        return FusedStep(tables, state, cache, pdl=tables.device.type == "cuda")
+    networks = exact_networks if shape.by_rows else plain_networks
+    return FrameStep(tables, state, networks(tables.talker, cache))
 
 
 def batch_buckets(largest: int) -> list[int]:

@@ -11,7 +11,7 @@ import torch
 from deployments.config import TalkerConfig
 from deployments.talker.engine import Engine
 from deployments.talker.kv_cache import KVCache
-from deployments.talker.model_runner import ModelRunner, RunnerShape, batch_buckets
+from deployments.talker.model_runner import ModelRunner, NetworkKind, RunnerShape, batch_buckets
 from deployments.talker.prefill import pack
 from tests.deployments.talker.driving import GREEDY, ask, speak, speak_all
 
@@ -26,7 +26,7 @@ REQUESTS = [
 ]
 
 
-def like_a_gpu(directory: Path, *, deterministic: bool = False) -> Engine:
+def like_a_gpu(directory: Path, *, deterministic: bool = False, networks: NetworkKind = "plain") -> Engine:
     engine = Engine(directory, CONFIG)
     blocks, old = engine.scheduler.blocks, engine.runner
     cache = KVCache(
@@ -36,7 +36,7 @@ def like_a_gpu(directory: Path, *, deterministic: bool = False) -> Engine:
         dtype=torch.float32,
         device=old.device,
     )
-    shape = RunnerShape(CONFIG.max_num_seqs, CONFIG.max_model_len, deterministic, by_rows=False)
+    shape = RunnerShape(CONFIG.max_num_seqs, CONFIG.max_model_len, deterministic, networks)
     engine.runner = ModelRunner(old.step.tables, cache, blocks, shape)
     return engine
 
