@@ -23,7 +23,7 @@ class TalkerConfig(Strict):
     max_num_seqs: Annotated[int, Field(ge=1)] = 8  # sequences in one batch; on CPU also the fixed number of rows
     max_num_waiting: Annotated[int, Field(ge=0)] = 16  # sequences that may wait behind them
     max_model_len: Annotated[int, Field(ge=64)] = 4096  # rows of one sequence: prompt and frames
-    # Positions of a KV block. Unset: 16 on a CPU; on a GPU 256 where flash-attn is installed, which takes no less, else 64.
+    # Positions of a KV block. Unset: 16 on a CPU; on a GPU 256 where flash-attn is, which takes no less, else 64.
     kv_block_size: Annotated[int | None, Field(ge=1)] = None
     kv_cache_bytes: Annotated[int, Field(ge=1)] = 1 << 30
     kernels: Literal["auto", "plain"] = "auto"  # auto: fused Triton kernels on a GPU in half precision

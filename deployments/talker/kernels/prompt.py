@@ -33,8 +33,6 @@ def _prompt_attention(
     own, position = tl.load(owners + every, mask=is_row, other=-1), tl.load(positions + every, mask=is_row, other=0)
     my_owner = tl.load(owners + mine, mask=is_mine, other=-1)
     my_position = tl.load(positions + mine, mask=is_mine, other=0)
-,
-    )
     seen = (own[None, :] == my_owner[:, None]) & (position[None, :] <= my_position[:, None])
     scores = tl.where(seen, scores, float("-inf"))
     weights = tl.exp(scores - tl.max(scores, axis=1)[:, None])
