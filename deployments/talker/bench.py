@@ -121,12 +121,12 @@ class EngineBench:
         sequences = list(self.engine.scheduler.running.values())
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
-        begin.record()  # type: ignore[no-untyped-call]
+        begin.record()
         for _ in range(self.steps):
             self.engine.runner.replay(sequences)
-        end.record()  # type: ignore[no-untyped-call]
+        end.record()
         torch.cuda.synchronize()
-        return float(begin.elapsed_time(end)) / self.steps  # type: ignore[no-untyped-call]
+        return float(begin.elapsed_time(end)) / self.steps
 
     def _floor(self, batch: int) -> float:
         """Milliseconds to read what a step has to read: every weight as often as it is used, and the contexts."""

@@ -12,7 +12,7 @@ class Graphs:
 
     def __init__(self) -> None:
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
         self.num_eager = 0
 
     def __len__(self) -> int:
@@ -33,7 +33,6 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             work()
-        self._pool = graph.pool()
         self._graphs[key] = graph
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:

@@ -35,7 +35,7 @@ class PrefillRows:
 class FrameStep:
     """The networks of one talker over the state of a batch."""
 
-    breadths = (NARROW, WIDE)  # those that are worth a recording of their own
+    breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # those that are worth a recording of their own
 
     def __init__(self, tables: InputTables, state: BatchState, networks: Networks) -> None:
         self.tables, self.state, self.networks = tables, state, networks

@@ -132,7 +132,7 @@ class ModelRunner:
         self._advance(batch, length=self._length(max(sequence.num_positions for sequence in sequences) + 1))
         if ready is not None:
             start = time.perf_counter_ns()
-            ready.synchronize()  # type: ignore[no-untyped-call]
+            ready.synchronize()
             self.waited_ns += time.perf_counter_ns() - start
         frames: Codes = codes.numpy().copy()
         return frames
@@ -194,7 +194,7 @@ class ModelRunner:
         if self._on_cpu:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()  # type: ignore[no-untyped-call]
+        event.record()
         return event
 
 

@@ -56,8 +56,7 @@ class PrefillInputs:
         size = 4 * num_rows + 2 * self.num_sequences
         self._memory = torch.zeros(size, dtype=torch.int32, device=tables.device)
         self._staging = Staging(size, device=tables.device, rows=8)
-        text_ids, codec_ids, owners, positions, last, finished = self._split(self._memory)
-        self.rows = PrefillRows(text_ids, codec_ids, owners, positions, last, finished)
+        self.rows = PrefillRows(*(self._memory[bounds] for bounds in self._fields()))
 
     def fits(self, part: Pass) -> bool:
         """Whether a pass can be filled in."""
@@ -67,12 +66,13 @@ class PrefillInputs:
     def fill(self, parts: Pass) -> None:
         """Write a pass, padded with rows that belong to nobody."""
         staged = self._staging.take()
-        text_ids, codec_ids, owners, positions, last, finished = self._split(staged.values)
+        text_ids, codec_ids, owners, positions, last, finished = (staged.values[bounds] for bounds in self._fields())
         text_ids[:], codec_ids[:] = self._tables.no_text, self._tables.no_code
         owners[:], finished[:] = self._scratch_row, self._scratch_row
         positions[:] = last[:] = 0
         at = 0
         for number, part in enumerate(parts):
+            assert part.sequence.row is not None
             rows = slice(at, at + part.stop - part.start)
             text_ids[rows], codec_ids[rows] = self._ids(part, at)
             owners[rows], positions[rows] = part.sequence.row, np.arange(part.start, part.stop)
@@ -110,7 +110,8 @@ class PrefillInputs:
             rows.append(self._tables.talker.embed_frames(codes))
         return torch.cat(rows)
 
-    def _split(self, memory: Tensor | np.ndarray) -> list[Tensor] | list[np.ndarray]:
+    def _fields(self) -> list[slice]:
+        """Where each field of PrefillRows stands in the memory."""
         n, m = self.num_rows, self.num_sequences
         bounds = [0, n, 2 * n, 3 * n, 4 * n, 4 * n + m, 4 * n + 2 * m]
-        return [memory[start:stop] for start, stop in pairwise(bounds)]
+        return [slice(start, stop) for start, stop in pairwise(bounds)]

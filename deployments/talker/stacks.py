@@ -77,7 +77,8 @@ class PlainTalker:
 
     def __call__(self, inputs: Tensor, rows: Rows, length: int) -> Tensor:
         """See RunTalker."""
-        return self.talker(inputs, rows.positions, _GatheredContext(self.cache, rows, length))
+        hidden: Tensor = self.talker(inputs, rows.positions, _GatheredContext(self.cache, rows, length))
+        return hidden
 
 
 class PlainPrompt:
@@ -97,7 +98,8 @@ class PlainPrompt:
         else:
             context = rows.slots
             mask = (owners[:, None] == owners) & (positions <= positions[:, None])
-        return self.talker(inputs, positions, _SharedContext(self.cache, rows.slots, context, mask))
+        hidden: Tensor = self.talker(inputs, positions, _SharedContext(self.cache, rows.slots, context, mask))
+        return hidden
 
 
 class PlainPredictor:
@@ -142,5 +144,8 @@ class _SharedContext:
         keys[self.slots] = key
         values[self.slots] = value
         repeats = query.shape[1] // key.shape[1]
-        context = (each[self.context].transpose(0, 1).repeat_interleave(repeats, 0) for each in (keys, values))
-        return F.scaled_dot_product_attention(query.transpose(0, 1), *context, attn_mask=self.mask).transpose(0, 1)
+        seen_keys, seen_values = (
+            each[self.context].transpose(0, 1).repeat_interleave(repeats, 0) for each in (keys, values)
+        )
+        queries = query.transpose(0, 1)
+        return F.scaled_dot_product_attention(queries, seen_keys, seen_values, attn_mask=self.mask).transpose(0, 1)

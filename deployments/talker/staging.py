@@ -43,8 +43,8 @@ class Staging:
         if not self._pinned:
             return
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()  # type: ignore[no-untyped-call]
+        event.record()
         self._left[1 - half] = event
         waiting = self._left[half]
         if waiting is not None:
-            waiting.synchronize()  # type: ignore[no-untyped-call]
+            waiting.synchronize()
