@@ -113,6 +113,44 @@ def _frame_attention(
 
 
 @triton.jit
+def _frame_start_attention(
+    qkv, q_weight, k_weight, cos, sin, keys, values, out, rows, eps,
+    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, length: tl.constexpr, pdl: tl.constexpr,
+):  # fmt: skip
+    """As `_frame_attention` for positions 0 and 1 at once: row `rows + r` is position 1 of row `r`."""
+    wait_for_predecessor(pdl)
+    row, head = tl.program_id(0), tl.program_id(1)
+    group: tl.constexpr = heads // kv_heads
+    half: tl.constexpr = head_dim // 2
+    dtype: tl.constexpr = keys.dtype.element_ty
+    column = tl.arange(0, half)[None, :]
+    wide = tl.arange(0, head_dim)[None, :]
+    member = (head * group + tl.arange(0, group))[:, None]
+    qkv_width: tl.constexpr = (heads + 2 * kv_heads) * head_dim
+    _, _, k_1, k_2, value = _new_position(
+        qkv + row * qkv_width, q_weight, k_weight, cos, sin, 0, head, eps, heads, kv_heads, head_dim, dtype
+    )
+    q_1, q_2, next_1, next_2, next_value = _new_position(
+        qkv + (rows + row) * qkv_width, q_weight, k_weight, cos, sin, 1, head, eps, heads, kv_heads, head_dim, dtype
+    )
+    place = (row * kv_heads + head).to(tl.int64) * length * head_dim
+    tl.store(keys + place + column, k_1.to(dtype))
+    tl.store(keys + place + half + column, k_2.to(dtype))
+    tl.store(values + place + wide, value.to(dtype))
+    tl.store(keys + place + head_dim + column, next_1.to(dtype))
+    tl.store(keys + place + head_dim + half + column, next_2.to(dtype))
+    tl.store(values + place + head_dim + wide, next_value.to(dtype))
+    zero = (tl.sum(q_1 * k_1, axis=1) + tl.sum(q_2 * k_2, axis=1)) * (head_dim**-0.5)
+    one = (tl.sum(q_1 * next_1, axis=1) + tl.sum(q_2 * next_2, axis=1)) * (head_dim**-0.5)
+    share = (1.0 / (1.0 + tl.exp(zero - one)))[:, None]
+    tl.store(
+        out + row * heads * head_dim + member * head_dim + wide, tl.broadcast_to(value, [group, head_dim]).to(dtype)
+    )
+    attended = value * (1.0 - share) + next_value * share
+    tl.store(out + (rows + row) * heads * head_dim + member * head_dim + wide, attended.to(dtype))
+
+
+@triton.jit
 def _paged_attention(
     qkv, q_weight, k_weight, cos, sin, keys, values, positions, slots, tables, lengths, parts, statistics, arrived, out,
     table_stride, eps,
@@ -222,6 +260,18 @@ def attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tens
         qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, out, position, norms.eps,
         heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, length=keys.shape[2], pdl=pdl,
         num_warps=warps, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def attend_frame_start(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], out: Tensor, *,
+                       pdl: bool = False) -> None:  # fmt: skip
+    """Positions 0 and 1 of frames in one pass: the first half of the rows of `qkv` and `out`, and the second."""
+    keys, values = caches
+    rows = qkv.shape[0] // 2
+    _frame_start_attention[(rows, heads.key)](
+        qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, out, rows, norms.eps,
+        heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, length=keys.shape[2], pdl=pdl,
+        num_warps=2, launch_pdl=pdl,
     )  # fmt: skip
 
 

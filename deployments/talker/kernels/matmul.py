@@ -190,18 +190,17 @@ class Product:
 
 def matmul(x: Rows, weight: Tensor, out: Rows, tile: Tile, product: Product, *, bias: Tensor | None = None,
            residual: Tensor | None = None) -> None:  # fmt: skip
-    """Fill `out.values` [rows, n] and, where there is a residual or a bias, its sums of squares.
+    """Fill `out.values` [rows, n] and, where there is a residual, its sums of squares.
 
     `weight` is [n, k] as in nn.Linear ([2n, k] where gated), `x` [rows, k]; sums are float32.
     """
     rows, k_size = x.values.shape
     n_size = weight.shape[0] // (2 if product.gated else 1)
-    writes_squares = residual is not None or bias is not None
     block_m = rows if tile.vector else max(16, triton.next_power_of_2(rows))
     kernel = vector_matmul if tile.vector else tensor_core_matmul
     kernel[(n_size // tile.block_n,)](
         x.values, weight, bias, x.squares if product.eps is not None else None, residual, out.values,
-        out.squares if writes_squares else None, rows, x.squares.stride(0), product.eps or 0.0,
+        out.squares if residual is not None else None, rows, x.squares.stride(0), product.eps or 0.0,
         n_size=n_size, k_size=k_size, parts=x.parts, gated=product.gated, residual_add=residual is not None,
         pdl=product.pdl, block_m=block_m, block_n=tile.block_n, block_k=tile.block_k, stages=tile.stages,
         num_warps=tile.warps, launch_pdl=product.pdl,

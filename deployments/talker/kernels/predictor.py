@@ -20,7 +20,7 @@ class FusedPredictor:
         self.groups, self.pdl, self.eps = config.num_code_groups, pdl, config.predictor.rms_norm_eps
         like = talker.codec_head.weight
         self.stack = FusedStack(
-            predictor.model, config.predictor, max_rows=max_rows, positions=self.groups + 1, pdl=pdl
+            predictor.model, config.predictor, max_rows=2 * max_rows, positions=self.groups + 1, pdl=pdl
         )
         self.cache = FrameCache(config.predictor, rows=max_rows, positions=self.groups, like=like)
         norm = predictor.model.norm.weight
@@ -30,7 +30,7 @@ class FusedPredictor:
         self.tables = [Embeddings(self._projection(table.weight), table.weight.detach()) for table in tables]
         hidden = config.talker.hidden_size
         self._logits = like_rows(max_rows, config.code_vocab_size, like)
-        self._first = like_rows(max_rows, config.predictor.hidden_size, like)
+        self._first = like_rows(2 * max_rows, config.predictor.hidden_size, like)
         self._outputs = FrameOutputs(
             codes=torch.zeros((max_rows, self.groups), dtype=torch.long, device=like.device),
             sums=torch.empty((max_rows, hidden), dtype=torch.float32, device=like.device),
@@ -47,27 +47,36 @@ class FusedPredictor:
         outputs = FrameOutputs(
             *(tensor[:rows] for tensor in (self._outputs.codes, self._outputs.sums, self._outputs.total))
         )
-        self.stack.advance(self._project(hidden), 0, self.cache)
+        state = self._start(hidden, code0, outputs)
         inputs = self.stack.input_rows(rows)
-        begin_frame(code0, self.tables[0], inputs, outputs, pdl=self.pdl)
         for group in range(1, self.groups):
-            state = self.stack.advance(inputs, group, self.cache)
+            if group > 1:
+                state = self.stack.advance(inputs, group, self.cache)
             logits = self._head(state, group)
             here = Draw(draw.seeds, draw.frames, group)
             sample_code(logits, options, here, self.tables[group], inputs, outputs, pdl=self.pdl)
         return outputs.codes, outputs.total
 
-    def _project(self, hidden: Tensor) -> Rows:
+    def _start(self, hidden: Tensor, code0: Tensor, outputs: FrameOutputs) -> Rows:
+        """The first two positions: the talker's hidden state and codebook 0. Returns the rows of the second."""
+        rows = len(hidden)
+        both = Rows(self._first.values[: 2 * rows], self._first.squares, 1)
+        self._project(hidden, both)
+        begin_frame(code0, self.tables[0], both, outputs, pdl=self.pdl)
+        done = self.stack.start(both, self.cache)
+        return Rows(done.values[rows:], done.squares[:, rows:], done.parts)
+
+    def _project(self, hidden: Tensor, out: Rows) -> None:
+        """The talker's hidden states become the first rows of `out`."""
         if isinstance(self._projection, torch.nn.Identity):
-            return self.stack.measured(hidden)
+            out.values[: len(hidden)].copy_(hidden)
+            return
         weight, bias = self._projection.weight, self._projection.bias
         assert isinstance(weight, Tensor)
         assert isinstance(bias, Tensor)
-        source = Rows(hidden, self._first.squares, 1)
-        out = Rows(self._first.values[: len(hidden)], self._first.squares, 1)
         tile = tile_for(*weight.shape, gated=False, rows=len(hidden))
-        matmul(source, weight, out, tile, Product(pdl=self.pdl), bias=bias)
-        return out
+        source = Rows(hidden, self._first.squares, 1)
+        matmul(source, weight, Rows(out.values[: len(hidden)], out.squares, 1), tile, Product(pdl=self.pdl), bias=bias)
 
     def _head(self, state: Rows, group: int) -> Tensor:
         weight = self.heads[group - 1]

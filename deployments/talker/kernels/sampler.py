@@ -106,7 +106,7 @@ def _sample_code(
 
 @triton.jit
 def _begin_frame(
-    code0, codes, table, inputs, squares, embeddings, sums,
+    code0, codes, table, inputs, squares, embeddings, sums, rows,
     groups: tl.constexpr, width: tl.constexpr, wide: tl.constexpr, input_block: tl.constexpr, sum_block: tl.constexpr,
     pdl: tl.constexpr,
 ):  # fmt: skip
@@ -114,7 +114,10 @@ def _begin_frame(
     row = tl.program_id(0).to(tl.int64)
     code = tl.load(code0 + row)
     tl.store(codes + row * groups, code)
-    _embed(row, code, table, inputs, squares, width, input_block)
+    before = tl.arange(0, input_block)
+    first_input = tl.load(inputs + row * width + before, mask=before < width, other=0.0).to(tl.float32)
+    tl.store(squares + row, tl.sum(first_input * first_input))
+    _embed(rows + row, code, table, inputs, squares, width, input_block)
     column = tl.arange(0, sum_block)
     first = tl.load(embeddings + code * wide + column, mask=column < wide, other=0.0)
     tl.store(sums + row * wide + column, first.to(tl.float32), mask=column < wide)
@@ -177,11 +180,14 @@ def order_bits(dtype: torch.dtype) -> int:
 def begin_frame(
     code0: Tensor, embeddings: Embeddings, inputs: Rows, outputs: FrameOutputs, *, pdl: bool = False
 ) -> None:
-    """Codebook 0 [rows]: its embedding becomes the predictor's input and the first term of the sum."""
+    """Codebook 0 [rows]: its embedding becomes the predictor's second input and the first term of the sum.
+
+    `inputs` [2 * rows, width] holds the first inputs in front, whose squares are summed here as well.
+    """
     width, wide = embeddings.projected.shape[1], embeddings.summed.shape[1]
     _begin_frame[(len(code0),)](
         code0, outputs.codes, embeddings.projected, inputs.values, inputs.squares, embeddings.summed, outputs.sums,
-        groups=outputs.codes.shape[1], width=width, wide=wide, input_block=triton.next_power_of_2(width),
+        len(code0), groups=outputs.codes.shape[1], width=width, wide=wide, input_block=triton.next_power_of_2(width),
         sum_block=triton.next_power_of_2(wide), pdl=pdl, launch_pdl=pdl,
     )  # fmt: skip
     inputs.parts = 1

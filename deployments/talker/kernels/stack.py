@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from deployments.talker.kernels.attention import Context, HeadNorms, Heads, attend_frame
+from deployments.talker.kernels.attention import Context, HeadNorms, Heads, attend_frame, attend_frame_start
 from deployments.talker.kernels.backends import PagedBackend
 from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, measure_squares, normalise
 from deployments.talker.kernels.tiles import tile_for
@@ -77,6 +77,17 @@ class FusedStack:
     def predictor_pass(self, x: Tensor, position: int, cache: FrameCache) -> Tensor:
         """The position `position` of a frame: [rows, hidden] -> [rows, hidden] after the final norm."""
         return self._normalised(self.advance(self.measured(x), position, cache))
+
+    def start(self, rows: Rows, cache: FrameCache) -> Rows:
+        """Positions 0, the first half of `rows`, and 1, the second, in one pass; before the final norm."""
+        count = len(rows.values)
+        for number, layer in enumerate(self.layers):
+            qkv = self._project(layer, rows)
+            attended = self._attended[:count]
+            caches = cache.keys[number, : count // 2], cache.values[number, : count // 2]
+            attend_frame_start(qkv.values, layer.norms, self.heads, caches, attended, pdl=self.pdl)
+            rows = self._finish_layer(layer, rows, attended)
+        return rows
 
     def advance(self, rows: Rows, position: int, cache: FrameCache) -> Rows:
         """As `predictor_pass`, before the final norm, which whoever multiplies by it next can fold in."""

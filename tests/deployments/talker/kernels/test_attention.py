@@ -9,6 +9,7 @@ from deployments.talker.kernels.attention import (
     Heads,
     PagedScratch,
     attend_frame,
+    attend_frame_start,
     attend_paged,
     reference_attend_frame,
     reference_attend_paged,
@@ -44,6 +45,21 @@ def test_a_frame_position_by_position(dtype: torch.dtype, device: torch.device) 
         attend_frame(qkv, shared, HEADS, caches, position, out)
         expected = reference_attend_frame(qkv.double(), shared, HEADS, expected_caches, position)
         torch.testing.assert_close(out.double(), expected, atol=tolerance(dtype), rtol=tolerance(dtype))
+    torch.testing.assert_close(caches[0].double(), expected_caches[0], atol=tolerance(dtype), rtol=tolerance(dtype))
+    torch.testing.assert_close(caches[1].double(), expected_caches[1], atol=tolerance(dtype), rtol=tolerance(dtype))
+
+
+def test_the_first_two_positions_at_once(dtype: torch.dtype, device: torch.device) -> None:
+    torch.manual_seed(0)
+    shape = (3, HEADS.key, 16, HEADS.dim)
+    caches = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
+    expected_caches = caches[0].double(), caches[1].double()
+    shared, qkv = norms(dtype, device), rows_of(6, dtype, device)
+    out = torch.full((6, HEADS.query * HEADS.dim), torch.nan, dtype=dtype, device=device)
+    attend_frame_start(qkv, shared, HEADS, caches, out)
+    for position, half in enumerate((slice(0, 3), slice(3, 6))):
+        expected = reference_attend_frame(qkv[half].double(), shared, HEADS, expected_caches, position)
+        torch.testing.assert_close(out[half].double(), expected, atol=tolerance(dtype), rtol=tolerance(dtype))
     torch.testing.assert_close(caches[0].double(), expected_caches[0], atol=tolerance(dtype), rtol=tolerance(dtype))
     torch.testing.assert_close(caches[1].double(), expected_caches[1], atol=tolerance(dtype), rtol=tolerance(dtype))
 

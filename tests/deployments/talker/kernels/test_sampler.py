@@ -47,9 +47,12 @@ def test_codes_and_what_becomes_of_them(logits_type: torch.dtype, device: torch.
     )
     inputs = like_rows(ROWS, WIDTH, tables[0].projected)
     code0 = torch.arange(ROWS, device=device) * 30
-    begin_frame(code0, tables[0], inputs, outputs)
+    both = like_rows(2 * ROWS, WIDTH, tables[0].projected)
+    both.values.normal_()
+    begin_frame(code0, tables[0], both, outputs)
     expected = [code0]
-    torch.testing.assert_close(inputs.values, tables[0].projected[code0], atol=0, rtol=0)
+    torch.testing.assert_close(both.values[ROWS:], tables[0].projected[code0], atol=0, rtol=0)
+    torch.testing.assert_close(both.squares[0, : 2 * ROWS], both.values.square().sum(1))
     for codebook in (1, 2):
         logits = (3 * torch.randn(ROWS, VOCAB, generator=generator)).to(device, logits_type)
         draw = draw_of(codebook, device)
