@@ -88,7 +88,7 @@ class FrameStep:
         too_early = (frames < MIN_NEW_TOKENS) | state.ignore_eos(rows)
         logits[:, eos] = logits[:, eos].masked_fill(too_early, -torch.inf)
         code0 = state.talker_filter(rows, breadth).sample(logits, Draw(state.seeds[rows], frames, 0), self.noise)
-        state.seen[rows, code0] = True
+        state.seen.index_put_((rows, code0), torch.ones_like(code0, dtype=torch.bool))
         return code0
 
     def _rows(self, owners: Tensor, positions: Tensor) -> Rows:
