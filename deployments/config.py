@@ -29,6 +29,8 @@ class TalkerConfig(Strict):
     kernels: Literal["auto", "plain"] = "auto"  # auto: fused Triton kernels on a GPU in half precision
     # On a GPU: codes do not depend on the batch, at the price of running every step in the shape of the fullest batch.
     deterministic: bool = False
+    # While others wait, a sequence this far ahead of its listener sits steps out.
+    max_lead_s: Annotated[float, Field(gt=0)] = 8.0
     runaway_frames_per_token: Annotated[int, Field(ge=1)] = 12
     runaway_min_frames: Annotated[int, Field(ge=1)] = 75
 

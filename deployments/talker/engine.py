@@ -116,17 +116,20 @@ class Engine:
         batch = self.scheduler.schedule()
         if batch is None:
             return finished
-        outputs = self._run(batch)
-        self.scheduler.retire(batch)
-        return finished + outputs
-
-    def _run(self, batch: Batch) -> list[Output]:
         self.runner.prefill(batch.prefill)
-        frames = self.runner.decode(batch.decode)
-        return [self._append(sequence, frame) for sequence, frame in zip(batch.decode, frames, strict=True)]
+        self._flight = self.runner.launch(batch.decode)
+        return finished + self._land(batch, self._flight.land())
 
-    def _append(self, sequence: Sequence, frame: Codes) -> Output:
+    def _land(self, batch: Batch, frames: Codes) -> list[Output]:
+        outputs = [self._append(sequence, frame) for sequence, frame in zip(batch.decode, frames, strict=True)]
+        self.scheduler.retire(batch)
+        return [output for output in outputs if output is not None]
+
+    def _append(self, sequence: Sequence, frame: Codes) -> Output | None:
         """A frame, or the end of speech in place of one."""
+        if frame[0] == SPOILT:
+            self.spoilt.append(sequence.id)
+            return None
         if frame[0] == self.model.codes.eos:
             sequence.finish_reason = FinishReason.STOP
             return Output(sequence.id, self._chunk(sequence, [], FinishReason.STOP))

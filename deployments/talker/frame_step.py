@@ -16,6 +16,8 @@ from deployments.talker.input_tables import InputTables
 from deployments.talker.sampling import NARROW, WIDE, Breadth, Draw, NoiseSource, penalise_repetition, philox_noise
 from deployments.talker.stacks import Networks, Rows
 
+# In place of a code where the talker's state has become NaN or infinite.
+SPOILT = -1
 # The official generation never ends speech before this many codes of codebook 0.
 MIN_NEW_TOKENS = 2
 
@@ -63,7 +65,8 @@ class FrameStep:
 
         code0 = self._sample_code0(rows, hidden, breadth)
         codes, embeds = self.networks.predictor(hidden, code0, sample)
-        self.codes[: len(rows)] = codes.to(torch.int16)
+        sound = torch.isfinite(hidden).all(-1, keepdim=True)
+        self.codes[: len(rows)] = codes.masked_fill(~sound, SPOILT)
         self._embeds[: len(rows)] = embeds
 
     def advance(self, rows: Tensor, *, length: int) -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from deployments.talker.batch_state import BatchState
-from deployments.talker.frame_step import MIN_NEW_TOKENS, FrameStep, PrefillRows
+from deployments.talker.frame_step import MIN_NEW_TOKENS, SPOILT, FrameStep, PrefillRows
 from deployments.talker.input_tables import InputTables
 from deployments.talker.kernels.attention import Context
 from deployments.talker.kernels.backends import choose_backend
@@ -53,7 +53,7 @@ class FusedStep(FrameStep):
         draw = Draw(gathered.seeds, gathered.frames, 0)
         code0 = self._first_codes(rows, gathered, draw)
         codes, sums = self.predictor.frame(gathered.hidden, code0, gathered.predictor, draw)
-        self.codes[: len(rows)] = codes
+        self.codes[: len(rows)] = codes.masked_fill(~gathered.sound, SPOILT)
         self._embeds[: len(rows)] = sums
 
     def advance(self, rows: Tensor, *, length: int) -> None:

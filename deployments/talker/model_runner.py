@@ -32,6 +32,7 @@ from deployments.talker.staging import Staging
 _PREFILL_ROWS = (16, 32, 64, 128, 256, MAX_DENSE_ROWS)
 
 
+OnCodes = Callable[[Tensor], None]
 NetworkKind = Literal["by_rows", "plain", "fused"]
 
 
@@ -58,6 +59,37 @@ class _Batch:
     members: tuple[tuple[int, int], ...]  # each sequence's id and row
     rows: Tensor  # [bucket] int64: rows of the state, padded with the scratch row
     breadth: Breadth
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that may still run. To be landed before the next one is launched."""
+
+    sequences: list[Sequence]
+    _codes: Tensor  # [sequences, groups] int16, pinned
+    _made: torch.cuda.Event | None  # None on a CPU, where launching does all the work
+    _over: torch.cuda.Event | None
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether `land` returns at once."""
+        return self._made is None or self._made.query()
+
+    def land(self) -> Codes:
+        """Frames [sequences, groups]. One that starts with the end of speech, or with SPOILT, is no frame.
+
+        The talker's half of the step may run on.
+        """
+        if self._made is not None:
+            self._made.synchronize()
+        frames: Codes = self._codes.numpy().copy()
+        return frames
+
+    def talker_ns(self) -> int:
+        """How long the talker's half took, 0 while that is not known."""
+        if self._made is None or self._over is None or not self._over.query():
+            return 0
+        return int(self._made.elapsed_time(self._over) * 1e6)
 
 
 class ModelRunner:
@@ -119,22 +151,32 @@ class ModelRunner:
             self._run_prefill(parts)
 
     @torch.inference_mode()
-    def decode(self, sequences: list[Sequence]) -> Codes:
-        """The next frames [sequences, groups]; one that starts with the end of speech is no frame."""
+    def launch(self, sequences: list[Sequence], on_codes: OnCodes | None = None) -> Flight:
+        """Start the step that makes each sequence's next frame.
+
+        `on_codes` is called with the frames [sequences, groups] int16 on the device once their computation is queued,
+        and nothing behind it.
+        """
         batch = self._as_batch(sequences)
         for sequence in sequences:
             if sequence.num_positions % self.blocks.block_size == 0:
                 self._send_block(sequence)
         self._predict(batch)
+        frames = self.step.codes[: len(sequences)]
         codes = self._codes[: len(sequences)]
-        codes.copy_(self.step.codes[: len(sequences)], non_blocking=True)
-        ready = self._record()
+        codes.copy_(frames, non_blocking=True)
+        made = self._record()
+        if on_codes is not None:
+            on_codes(frames)
         self._advance(batch, length=self._length(max(sequence.num_positions for sequence in sequences) + 1))
-        if ready is not None:
-            start = time.perf_counter_ns()
-            ready.synchronize()
-            self.waited_ns += time.perf_counter_ns() - start
-        frames: Codes = codes.numpy().copy()
+        return Flight(sequences, codes, made, self._record())
+
+    def decode(self, sequences: list[Sequence]) -> Codes:
+        """The next frames [sequences, groups]; see `Flight.land`."""
+        flight = self.launch(sequences)
+        start = time.perf_counter_ns()
+        frames = flight.land()
+        self.waited_ns += time.perf_counter_ns() - start
         return frames
 
     @torch.inference_mode()
@@ -193,7 +235,7 @@ class ModelRunner:
     def _record(self) -> torch.cuda.Event | None:
         if self._on_cpu:
             return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 

@@ -26,7 +26,7 @@ def _gather_filter(source, greedy, rest, place, size):
 
 @triton.jit
 def _gather(
-    rows, packed, hidden, seeds, frames, penalty, ignore_eos, greedy, talker, predictor, out, packed_width, size,
+    rows, packed, hidden, seeds, frames, penalty, ignore_eos, greedy, talker, predictor, out, sound, packed_width, size,
     talker_column: tl.constexpr, predictor_column: tl.constexpr, width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0)
@@ -41,8 +41,10 @@ def _gather(
     _gather_filter(source + predictor_column, greedy + size, predictor, place, size)
     column = tl.arange(0, block)
     real = column < width
-    values = tl.load(hidden + row * width + column, mask=real)
+    values = tl.load(hidden + row * width + column, mask=real, other=0.0)
     tl.store(out + place.to(tl.int64) * width + column, values, mask=real)
+    finite = tl.abs(values.to(tl.float32)) < float("inf")  # false for NaN too
+    tl.store(sound + place, tl.min(finite.to(tl.int32), axis=0).to(tl.int8))
 
 
 @triton.jit
@@ -94,6 +96,7 @@ class Gathered:
     frames: Tensor  # [places] int64
     penalty: Tensor  # [places, 1] float32
     ignore_eos: Tensor  # [places] bool
+    sound: Tensor  # [places, 1] bool: the hidden state is finite
     talker: BatchFilter
     predictor: BatchFilter
 
@@ -108,7 +111,7 @@ class StateKernels:
         self._inputs = torch.zeros_like(self._hidden)
         self._seeds, self._frames, self._slots = torch.zeros((3, places), dtype=torch.long, device=device)
         self._penalty = torch.ones((places, 1), dtype=torch.float32, device=device)
-        self._ignore_eos = torch.zeros(places, dtype=torch.bool, device=device)
+        self._ignore_eos, self._sound = torch.zeros((2, places), dtype=torch.bool, device=device)
         self._greedy = torch.zeros((2, places), dtype=torch.bool, device=device)
         self._talker, self._predictor = torch.zeros((2, 3, places), dtype=torch.int32, device=device)
         self._positions, self._lengths = torch.zeros((2, places), dtype=torch.int32, device=device)
@@ -121,7 +124,7 @@ class StateKernels:
         _gather[(count,)](
             rows, state.packed, state.hidden, self._seeds, self._frames, self._penalty,
             self._ignore_eos.view(torch.int8), self._greedy.view(torch.int8), self._talker, self._predictor,
-            self._hidden, state.packed.stride(0), self._talker.shape[1], talker_column=Columns.TALKER,
+            self._hidden, self._sound.view(torch.int8), state.packed.stride(0), self._talker.shape[1], talker_column=Columns.TALKER,
             predictor_column=Columns.PREDICTOR, width=width, block=triton.next_power_of_2(width),
         )  # fmt: skip
         return Gathered(
@@ -130,6 +133,7 @@ class StateKernels:
             self._frames[:count],
             self._penalty[:count],
             self._ignore_eos[:count],
+            self._sound[:count, None],
             _filter(self._greedy[0, :count], self._talker[:, :count]),
             _filter(self._greedy[1, :count], self._predictor[:, :count]),
         )
