@@ -17,7 +17,7 @@ from deployments.codec.state import BatchState, DecoderState, StateLayout, split
 from deployments.codec.transformer import Transformer
 from deployments.errors import EngineError
 
-_PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official package's users write their files
+PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official package's users write their files
 
 
 class DecoderNetwork(nn.Module):
@@ -125,5 +125,5 @@ class CodecDecoder:
 
 def to_pcm16(audio: Tensor) -> NDArray[np.int16]:
     """Samples within [-1, 1] as int16, rounded to nearest and clipped at full scale."""
-    scaled = (audio.float() * _PCM_SCALE).round().clamp(-_PCM_SCALE - 1, _PCM_SCALE)
+    scaled = (audio.float() * PCM_SCALE).round().clamp(-PCM_SCALE - 1, PCM_SCALE)
     return scaled.to(torch.int16).cpu().numpy()
