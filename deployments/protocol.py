@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Codes = NDArray[np.int16]  # [frames, num_code_groups]
 
+ALL_FRAMES = 1 << 30  # more than any stream has
+
 
 class ModelKind(StrEnum):
     """What a checkpoint takes as its voice: a named speaker, a description in words, or a reference recording."""
@@ -77,15 +79,21 @@ class GenerateRequest:
     synthesis: SynthesisRequest
     reference_codes: Codes | None = None  # [frames, num_code_groups] of the reference, None without in-context cloning
     prefix: Codes | None = None  # frames of this utterance that exist already: generation goes on behind them
+    gpu_frames: int = 0  # the talker brings the audio of the first so many frames behind the prefix; ALL_FRAMES: of all
 
 
 @dataclass(frozen=True, slots=True)
 class FrameChunk:
-    """Consecutive frames of one stream. The last chunk of a stream has a `finish_reason` and may hold no frames."""
+    """Consecutive frames of one stream. The last chunk of a stream has a `finish_reason` and may hold no frames.
+
+    `pcm` is the next audio of the first `gpu_frames` frames. It comes in order but in its own time, in the chunk of its
+    codes or in later ones, the last of it no later than the last chunk.
+    """
 
     codes: Codes
     num_text_tokens: int
     finish_reason: FinishReason | None = None
+    pcm: bytes = b""  # s16le, whole frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,5 +119,6 @@ class ModelInfo:
     frame_samples: int
     num_code_groups: int
     max_text_tokens: int
+    talker_on_gpu: bool = False
     spoken_form: str | None = None  # language whose normalisation the voice needs: it has learnt only spoken words
     max_segment_chars: int = 1000  # longer texts are synthesised in segments

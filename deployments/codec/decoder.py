@@ -1,6 +1,6 @@
 """The codec decoder: frames of codes become samples, any number of frames at a time, many streams in one call."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from deployments.checkpoint import load_strict
 from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
+from deployments.codec.cpu_decoder import CpuNetwork
+from deployments.codec.folding import fold
 from deployments.codec.layers import CausalConv1d, CausalConvTranspose1d, ConvNeXtBlock, Snake, UpsamplingBlock
 from deployments.codec.quantizer import SplitQuantizer
 from deployments.codec.state import BatchState, DecoderState, StateLayout, split, stack
@@ -74,12 +76,20 @@ def _waveform_stages(layout: StateLayout, config: DecoderConfig) -> list[nn.Modu
 class CodecDecoder:
     """A loaded decoder. It takes its network over, and several threads may call it: states go in and come back."""
 
-    def __init__(self, network: DecoderNetwork, *, device: torch.device | str = "cpu", dtype: torch.dtype) -> None:
+    def __init__(
+        self, network: DecoderNetwork, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
+        """On a CPU `dtype` is that of matrix products alone; elsewhere it is that of everything."""
         network.prepare()  # in the precision of the parameters, before they are rounded
-        self.network = network.to(device=device, dtype=dtype).requires_grad_(requires_grad=False).eval()
         self.config = network.config
         self.device = torch.device(device)
-        self._initial_state = network.layout.initial(device=device, dtype=dtype)
+        self._network: Callable[[Tensor, BatchState], Tensor]
+        if self.device.type == "cpu":
+            self._network = rows = CpuNetwork(fold(network.to(device)), dtype=dtype)
+            self._initial_state = rows.initial_state()
+        else:
+            self._network = network.to(device=device, dtype=dtype).requires_grad_(requires_grad=False).eval()
+            self._initial_state = network.layout.initial(device=device, dtype=dtype)
 
     @classmethod
     def load(cls, directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Self:
@@ -109,7 +119,7 @@ class CodecDecoder:
         """
         self._check(codes, len(states))
         batch = stack(states)
-        audio = self.network(codes.to(self.device), batch)
+        audio = self._network(codes.to(self.device), batch)
         return audio.float(), split(batch, [state.position + codes.shape[1] for state in states])
 
     def _check(self, codes: Tensor, num_streams: int) -> None:

@@ -10,15 +10,17 @@ so the next layer takes the bracket and has h in its bias. What a stream heard b
 """
 
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from deployments.codec.config import DecoderConfig
-from deployments.codec.decoder import DecoderNetwork
 from deployments.codec.layers import CausalConv1d, CausalConvTranspose1d, ConvNeXtBlock, ResidualUnit, Snake
 from deployments.codec.transformer import TransformerLayer
+
+if TYPE_CHECKING:
+    from deployments.codec.decoder import DecoderNetwork
 
 T = TypeVar("T")
 
@@ -114,7 +116,7 @@ class FoldedDecoder:
 
 
 @torch.no_grad()
-def fold(network: DecoderNetwork) -> FoldedDecoder:
+def fold(network: "DecoderNetwork") -> FoldedDecoder:
     """Fold a loaded and prepared network, in float64; the result is float32 on the network's device."""
     config = network.config
     transformer = network.pre_transformer

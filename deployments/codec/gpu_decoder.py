@@ -17,7 +17,6 @@ from deployments.codec.decoder import PCM_SCALE, DecoderNetwork
 from deployments.codec.folding import Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Wave, fold, map_tensors
 
 MAX_FRAMES = 12  # of one stream in one call
-CODE_RING = 1024  # frames whose codes a slot holds
 _MIN_DOT = 16
 _LAYER_NORM_EPS = 1e-6
 
@@ -33,8 +32,10 @@ class _Remembered:
 class GpuDecoder:
     """Weights and slots of the decoder. Calls are issued on the current CUDA stream and do not synchronise."""
 
-    def __init__(self, network: DecoderNetwork, *, num_slots: int, device: torch.device | str, dtype: torch.dtype) -> None:
-        """`dtype` is that of products and activations; sums are float32. Float32 products use TF32."""
+    def __init__(
+        self, network: DecoderNetwork, *, num_slots: int, code_ring: int, device: torch.device | str, dtype: torch.dtype
+    ) -> None:
+        """`code_ring` is how many frames' codes a slot holds. `dtype` is that of products and activations; sums are float32. Float32 products use TF32."""
         self.device, self.dtype = torch.device(device), dtype
         self.folded = _place(fold(network), self.device, dtype)
         self.config = config = network.config
@@ -47,8 +48,8 @@ class GpuDecoder:
         self._caches = [torch.zeros(shape, device=device, dtype=dtype) for _ in self.folded.layers]
         self.positions = torch.zeros(num_slots + 1, device=device, dtype=torch.int32)
         self.codes = torch.zeros(
-            (num_slots + 1, CODE_RING, config.num_quantizers), device=device, dtype=torch.int16
-        )  # frame p of a slot at p % CODE_RING
+            (num_slots + 1, code_ring, config.num_quantizers), device=device, dtype=torch.int16
+        )  # frame p of a slot at p % code_ring
 
     @torch.inference_mode()
     def reset(self, slot: int) -> None:

@@ -11,7 +11,9 @@ from deployments.codec.config import SpeechTokenizerConfig
 from deployments.config import TalkerConfig
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, FrameChunk, GenerateRequest, ModelInfo, Sampling, SynthesisRequest
+from deployments.codec.slots import load_slots
 from deployments.talker.block_manager import BlockManager
+from deployments.talker.bootstrap import Bootstrap
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
@@ -50,6 +52,8 @@ class Engine:
         self.runner = ModelRunner(talker, cache, blocks, max_num_seqs=config.max_num_seqs)
         self.scheduler = Scheduler(blocks, max_num_seqs=config.max_num_seqs, max_num_waiting=config.max_num_waiting)
         self._finished: list[Output] = []
+        self._endings: dict[int, Output] = {}  # last chunks that wait for audio of theirs
+        self._bootstrap = self._load_bootstrap() if device.type == "cuda" else None
 
     def describe(self, name: str) -> ModelInfo:
         """What the ingress needs to know to check requests; `name` is what the model was asked for as."""
@@ -64,6 +68,7 @@ class Engine:
             frame_samples=codec.frame_samples,
             num_code_groups=self.model.num_code_groups,
             max_text_tokens=self.config.max_model_len,
+            talker_on_gpu=self.runner.device.type == "cuda",
             spoken_form=self.model.text.spoken_form,
             max_segment_chars=self.model.text.max_segment_chars,
         )
@@ -81,7 +86,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether a step would do nothing."""
-        return self.scheduler.is_idle and not self._finished
+        return self.scheduler.is_idle and not self._finished and (self._bootstrap is None or self._bootstrap.is_idle)
 
     def add(self, sequence_id: int, request: GenerateRequest) -> None:
         """Queue a request; raises Overloaded when the line is full and InvalidRequest when it can never run."""
@@ -94,21 +99,24 @@ class Engine:
         if sequence.num_frames >= limit.frames:
             self._finished.append(Output(sequence_id, self._chunk(sequence, [], limit.reason)))
         else:
+            self._open_bootstrap(sequence_id, request)
             self.scheduler.add(sequence)
 
     def abort(self, sequence_id: int) -> None:
         """Stop a sequence and free what it holds. One that has ended meanwhile is no error."""
         self.scheduler.abort(sequence_id)
+        self._endings.pop(sequence_id, None)
+        if self._bootstrap is not None:
+            self._bootstrap.close(sequence_id)
 
     def step(self) -> list[Output]:
         """Admit what fits, make one frame for each running sequence, and return the new frames."""
         finished, self._finished = self._finished, []
         batch = self.scheduler.schedule()
-        if batch is None:
-            return finished
-        outputs = self._run(batch)
-        self.scheduler.retire(batch)
-        return finished + outputs
+        outputs = [] if batch is None else self._run(batch)
+        if batch is not None:
+            self.scheduler.retire(batch)
+        return self._with_audio(finished + outputs)
 
     def _run(self, batch: Batch) -> list[Output]:
         outputs = self._prefill(batch.prefill)
@@ -126,11 +134,42 @@ class Engine:
 
     def _decode(self, sequences: list[Sequence]) -> list[Output]:
         step = self.runner.decode(sequences)
+        if self._bootstrap is not None:
+            self._bootstrap.push([sequence.id for sequence in sequences], torch.from_numpy(step.frames))
         outputs = []
         for sequence, frame, ended in zip(sequences, step.frames, step.ended, strict=True):
             sequence.append(frame, ended=bool(ended))
             outputs.append(Output(sequence.id, self._chunk(sequence, [frame], sequence.finish_reason)))
         return outputs
+
+    def _load_bootstrap(self) -> Bootstrap:
+        """The decoder of first frames, which shares the talker's device."""
+        directory = self.directory / "speech_tokenizer"
+        # A stream that has ended in the talker may still hold its slot while another one has taken its row.
+        slots = load_slots(directory, num_slots=2 * self.config.max_num_seqs, device=self.runner.device)
+        codec = SpeechTokenizerConfig.load(directory)
+        return Bootstrap(slots, frame_s=codec.frame_samples / codec.sample_rate)
+
+    def _open_bootstrap(self, sequence_id: int, request: GenerateRequest) -> None:
+        if request.gpu_frames > 0 and self._bootstrap is None:
+            self._bootstrap = self._load_bootstrap()  # nobody asks a talker on a CPU for audio but to try it
+        if self._bootstrap is not None:
+            self._bootstrap.open(sequence_id, request.prefix, frames=request.gpu_frames)
+
+    def _with_audio(self, outputs: list[Output]) -> list[Output]:
+        """`outputs` and the audio that is ready; a last chunk waits until its stream's audio is complete."""
+        bootstrap = self._bootstrap
+        if bootstrap is None:
+            return outputs
+        for output in outputs:
+            if output.chunk.finish_reason is not None:
+                bootstrap.finish(output.sequence_id)
+                self._endings[output.sequence_id] = output
+        sent = [output for output in outputs if output.chunk.finish_reason is None]
+        nothing = np.zeros((0, self.model.num_code_groups), dtype=np.int16)
+        sent += [Output(number, FrameChunk(nothing, 0, None, pcm)) for number, pcm in bootstrap.take()]
+        over = [number for number in self._endings if not bootstrap.is_pending(number)]
+        return sent + [self._endings.pop(number) for number in over]
 
     def _chunk(self, sequence: Sequence, frames: list[np.ndarray], reason: FinishReason | None) -> FrameChunk:
         codes = np.stack(frames) if frames else np.zeros((0, self.model.num_code_groups), dtype=np.int16)
