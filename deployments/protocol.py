@@ -56,6 +56,14 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """How far an utterance has come at whoever asks another replica to go on with it."""
+
+    codes: Codes  # every frame since its beginning
+    position: int  # samples that lie behind, on the codec's timeline before trimming; 0: nothing was delivered
+
+
+@dataclass(frozen=True, slots=True)
 class SynthesisRequest:
     """One utterance, as the ingress asks a codec replica for it."""
 
@@ -70,6 +78,7 @@ class SynthesisRequest:
     non_streaming_mode: bool | None = None  # None: as the official package does for this kind of checkpoint
     ignore_eos: bool = False
     leading_silence: bool = False  # True keeps quiet leading frames
+    resume: Resume | None = None  # set where a stream goes on that another replica began
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,7 @@ class FrameChunk:
 
     `pcm` is the next audio of the first `gpu_frames` frames. It comes in order but in its own time, in the chunk of its
     codes or in later ones, the last of it no later than the last chunk.
+    Any other chunk without frames and audio is a sign of life.
     """
 
     codes: Codes
@@ -98,12 +108,16 @@ class FrameChunk:
 
 @dataclass(frozen=True, slots=True)
 class PcmChunk:
-    """Audio of one stream with the codes it was decoded from. Trimming may leave less audio than the codes give."""
+    """Audio of one stream with the codes it was decoded from. Trimming may leave less audio than the codes give.
+
+    A chunk without codes, audio and reason is a sign of life.
+    """
 
     pcm: bytes  # s16le, mono, at ModelInfo.sample_rate
-    codes: Codes
+    codes: Codes  # frames that are new to the receiver
     num_text_tokens: int
     finish_reason: FinishReason | None = None
+    position: int = 0  # behind this chunk, as in `Resume`
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,37 +13,67 @@ from deployments.codec.transformer import rotary_tables, rotate, window_mask
 
 _LAYER_NORM_EPS = 1e-6
 _TYPICAL_ROWS = 128
+_MANY_CHANNELS = 512
+# Frames that reach into a sample through the convolutions behind the transformer: 9.4, with one to spare.
+CONVOLVED_FRAMES = 11
 _BLOCK = 1 << 16  # values that the steps of a snake take together: they stay in the second-level cache
 
 
 class Product:
-    """A convolution [B, context + time, in] -> [B, time, out] with its weight in oneDNN's own order."""
+    """A convolution [B, context + time, in] -> [B, time, out] with its weight in oneDNN's own order.
+
+    Layers of many channels have few rows: they are multiplied as matrices, over rows that were copied tap by tap. The
+    others are convolutions to oneDNN, which needs no copies but has no fast way for fewer rows than context.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dilation: int, dtype: torch.dtype) -> None:
         """`weight` is [taps, in, out]."""
-        self._weight = weight.permute(2, 0, 1).to(dtype).contiguous()  # [out, taps, in]
+        self._taps, channels, _ = weight.shape
+        self._dilation, self._context, self._dtype = dilation, (self._taps - 1) * dilation, dtype
         self._bias = None if bias is None else bias.to(dtype)
-        self._dilation, self._context = dilation, (len(weight) - 1) * dilation
-        self._packed = _pack(self._weight, dilation) if torch.backends.mkldnn.is_available() else None
-        if self._packed is not None and self._context == 0:
-            self._weight = self._weight[:0]  # not needed beside the packed one
+        self._is_matrix = channels >= _MANY_CHANNELS
+        self._packs = torch.backends.mkldnn.is_available()
+        self._weight = self._pack(weight.to(dtype))
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`rows` must be contiguous."""
-        rows = rows.to(self._weight.dtype)
-        # oneDNN has no fast way for fewer rows than context: 300 times slower, measured.
-        if self._packed is None or rows.shape[1] < 2 * self._context:
-            return F.linear(self._unfolded(rows), self._weight.flatten(1), self._bias)
-        image = rows.transpose(1, 2).unsqueeze(2)
-        out: Tensor = torch.ops.mkldnn._convolution_pointwise(
-            image, self._packed, self._bias, [0, 0], [1, 1], [1, self._dilation], 1, "none", [], ""
+        rows = rows.to(self._dtype)
+        return self._multiply(rows) if self._is_matrix else self._convolve(rows)
+
+    def _pack(self, weight: Tensor) -> Tensor:
+        if self._is_matrix:
+            matrix = weight.permute(2, 0, 1).flatten(1).contiguous()
+            return torch.ops.mkldnn._reorder_linear_weight(matrix, _TYPICAL_ROWS) if self._packs else matrix
+        kernel = weight.permute(2, 1, 0).unsqueeze(2).contiguous()
+        if not self._packs:
+            return kernel
+        size = [1, kernel.shape[1], 1, _TYPICAL_ROWS + self._context]
+        stride, padding = [1, 1], [0, 0]
+        return torch._C._nn.mkldnn_reorder_conv2d_weight(
+            kernel.to_mkldnn(), padding, stride, [1, self._dilation], 1, size
         )
+
+    def _multiply(self, rows: Tensor) -> Tensor:
+        rows = self._unfolded(rows) if self._taps > 1 else rows
+        if not self._packs:
+            return F.linear(rows, self._weight, self._bias)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+        return out
+
+    def _convolve(self, rows: Tensor) -> Tensor:
+        image = rows.transpose(1, 2).unsqueeze(2)
+        if not self._packs:
+            out = F.conv2d(image, self._weight, self._bias, dilation=(1, self._dilation))
+        else:
+            out = torch.ops.mkldnn._convolution_pointwise(
+                image, self._weight, self._bias, [0, 0], [1, 1], [1, self._dilation], 1, "none", [], ""
+            )
         return out.squeeze(2).transpose(1, 2)
 
     def _unfolded(self, rows: Tensor) -> Tensor:
         """What each output row is a product of, [B, time, taps * in]."""
         batch, length, channels = rows.shape
-        shape = (batch, length - self._context, self._context // self._dilation + 1, channels)
+        shape = (batch, length - self._context, self._taps, channels)
         strides = (length * channels, channels, self._dilation * channels, 1)
         return rows.as_strided(shape, strides).flatten(2)
 
@@ -113,17 +143,27 @@ class CpuNetwork:
 
     def __call__(self, codes: Tensor, state: BatchState) -> Tensor:
         """As DecoderNetwork.forward."""
+        return self._waveform(self._latents(codes, state), state).clamp(-1, 1)
+
+    def recall(self, codes: Tensor, state: BatchState) -> None:
+        """As DecoderNetwork.recall."""
+        self._waveform(self._latents(codes, state)[:, -CONVOLVED_FRAMES:], state)
+
+    def _latents(self, codes: Tensor, state: BatchState) -> Tensor:
+        """[B, frames, latent_dim]."""
         folded, config = self._folded, self.config
         x = F.embedding(codes + folded.offsets, folded.tables).sum(dim=2)
-        x = self._pre_conv(x, state)
-        x = self._input_proj(x).float()
+        x = self._input_proj(self._pre_conv(x, state)).float()
         positions, frames = state.positions, codes.shape[1]
         mask = window_mask(positions, frames, window=config.sliding_window)
         numbers = positions[:, None] + torch.arange(frames)
         rotary = rotary_tables(numbers, head_dim=config.head_dim, theta=config.rope_theta, dtype=torch.float32)
         for layer in self._layers:
             x = layer(x, state, mask=mask, rotary=rotary)
-        x = self._output_proj(_normed(x, config.rms_norm_eps))
+        return self._output_proj(_normed(x, config.rms_norm_eps))
+
+    def _waveform(self, x: Tensor, state: BatchState) -> Tensor:
+        """Samples [B, time]."""
         for upsample, block in self._stages:
             x = block(upsample(x, state), state)
         x = self._first(x, state)
@@ -131,8 +171,7 @@ class CpuNetwork:
             x = upsample(x, state, wave).float()
             for first, dilated, second, pointwise in units:
                 x += pointwise(dilated(x, state, first), state, second)
-        samples = self._last(x, state, folded.last_wave)
-        return samples.squeeze(2).clamp(-1, 1)
+        return self._last(x, state, self._folded.last_wave).squeeze(2)
 
     def remember(self, initial: Tensor) -> int:
         """Reserve a tensor of the streams' states; its index."""
@@ -194,13 +233,3 @@ class _ConvNeXtLayer:
 def _normed(x: Tensor, eps: float) -> Tensor:
     """x over its root mean square; the norm's weight is folded away."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-
-
-def _pack(weight: Tensor, dilation: int) -> Tensor:
-    """A kernel [out, taps, in] in the order that suits chunks of some frames."""
-    kernel = weight.permute(0, 2, 1).unsqueeze(2)
-    size = [1, kernel.shape[1], 1, _TYPICAL_ROWS + (kernel.shape[3] - 1) * dilation]
-    packed: Tensor = torch._C._nn.mkldnn_reorder_conv2d_weight(
-        kernel.contiguous().to_mkldnn(), [0, 0], [1, 1], [1, dilation], 1, size
-    )
-    return packed
