@@ -86,18 +86,20 @@ class EngineBench:
         engine = self.engine
         for number in range(batch):
             engine.add(number, self._request(number, frames=self.steps * 3 + 2 * _WARM_UP_STEPS))
-        for _ in range(_WARM_UP_STEPS):
-            engine.step()
-        waited, start = engine.runner.waited_ns, time.perf_counter_ns()
-        for _ in range(self.steps):
-            engine.step()
+        self._steps(_WARM_UP_STEPS)
+        waited, start = engine.waited_ns, time.perf_counter_ns()
+        self._steps(self.steps)
         loop = (time.perf_counter_ns() - start) / self.steps / 1e6
-        host = loop - (engine.runner.waited_ns - waited) / self.steps / 1e6
+        host = loop - (engine.waited_ns - waited) / self.steps / 1e6
         device = self._device_time() if torch.cuda.is_available() else loop
         floor = self._floor(batch)
         for number in range(batch):
             engine.abort(number)
         return StepTime(batch, device, loop, host, floor)
+
+    def _steps(self, count: int) -> None:
+        while count:
+            count -= bool(self.engine.step())
 
     def prefill_time(self, prompts: int) -> PrefillTime:
         """From requests to first codes."""

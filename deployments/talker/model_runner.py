@@ -6,7 +6,6 @@ bucket it fits in, everything is replayed from CUDA graphs, and the host waits f
 half of a step still runs while it hands them on and prepares the next step.
 """
 
-import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -110,7 +109,6 @@ class ModelRunner:
         self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
         self._staging = Staging(2 * shape.max_num_seqs, device=self.device)
         self._batch: _Batch | None = None
-        self.waited_ns = 0  # how long the host has waited for codes
         self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
 
     @property
@@ -173,11 +171,7 @@ class ModelRunner:
 
     def decode(self, sequences: list[Sequence]) -> Codes:
         """The next frames [sequences, groups]; see `Flight.land`."""
-        flight = self.launch(sequences)
-        start = time.perf_counter_ns()
-        frames = flight.land()
-        self.waited_ns += time.perf_counter_ns() - start
-        return frames
+        return self.launch(sequences).land()
 
     @torch.inference_mode()
     def replay(self, sequences: list[Sequence]) -> None:
