@@ -1,8 +1,11 @@
 """Calling another deployment: the one place that knows what Ray raises and that a left stream must be cancelled."""
 
-from collections.abc import AsyncGenerator
-from typing import Any
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
 
+from grpc import RpcError
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
@@ -11,6 +14,14 @@ from deployments.errors import NotReady, Overloaded, ReplicaLost
 
 # What a caller may wait before a full queue is likely to have room again.
 _RETRY_AFTER_S = 1.0
+# How long a call may wait for a replica that takes it.
+_ACCEPT_S = 30.0
+# A stream brings at least a sign of life this often, and is lost when it has been silent for so long: a replica that
+# hangs, or a host that is cut off, closes no connection.
+BEAT_S = 0.5
+_SILENCE_S = 3.0
+
+T = TypeVar("T")
 
 
 async def stream(
@@ -18,11 +29,23 @@ async def stream(
 ) -> AsyncGenerator[Any, None]:
     """The items of a streaming method. Leaving the generator, for whatever reason, cancels the call behind it.
 
-    Raises what the method raised, Overloaded where no replica takes the call, `lost` where the replica died.
+    Raises what the method raised, Overloaded and NotReady where no replica takes the call, `lost` where the replica
+    died or fell silent: the method brings its first item at once, and further ones every BEAT_S at least.
     """
     response = handle.options(method_name=method, stream=True).remote(request)
+    items = aiter(response)
+    within_s = _ACCEPT_S
+    silence: Exception = NotReady(f"no replica has taken the call within {_ACCEPT_S:.0f} s")
     try:
-        async for item in response:
+        while True:
+            try:
+                async with asyncio.timeout(within_s):
+                    item = await anext(items)
+            except TimeoutError:
+                raise silence from None
+            except StopAsyncIteration:
+                return
+            within_s, silence = _SILENCE_S, lost(f"the replica has been silent for {_SILENCE_S:.0f} s")
             yield item
     except Exception as error:
         raise translate(error, lost) from error
@@ -38,11 +61,35 @@ async def call(handle: DeploymentHandle, method: str, *, lost: type[ReplicaLost]
         raise translate(error, lost) from error
 
 
+async def with_beats(items: AsyncGenerator[T, None], beat: Callable[[], T]) -> AsyncGenerator[T, None]:
+    """`items` as `stream` wants them: a beat at once, and another whenever nothing comes for BEAT_S."""
+    coming: asyncio.Task[T] | None = None
+    async with aclosing(items):
+        try:
+            yield beat()
+            while True:
+                coming = coming or asyncio.ensure_future(anext(items))
+                await asyncio.wait((coming,), timeout=BEAT_S)
+                if not coming.done():
+                    yield beat()
+                    continue
+                done, coming = coming, None
+                try:
+                    item = done.result()
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            if coming is not None:
+                coming.cancel()
+                await asyncio.wait((coming,))
+
+
 def translate(error: Exception, lost: type[ReplicaLost]) -> Exception:
     """Ray's exception as one of ours; an exception that the method raised is returned as it was raised there."""
     if isinstance(error, BackPressureError):
         return Overloaded("every replica of the next stage is full", _RETRY_AFTER_S)
-    if isinstance(error, RayActorError):
+    if isinstance(error, RayActorError | RpcError):
         return lost(f"the replica serving this stream is gone: {type(error).__name__}")
     if isinstance(error, DeploymentUnavailableError):
         return NotReady("the next stage has no replica yet")

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Codes = NDArray[np.int16]  # [frames, num_code_groups]
 
+ALL_FRAMES = 1 << 30  # more than any stream has
+
 
 class ModelKind(StrEnum):
     """What a checkpoint takes as its voice: a named speaker, a description in words, or a reference recording."""
@@ -54,6 +56,14 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """How far an utterance has come at whoever asks another replica to go on with it."""
+
+    codes: Codes  # every frame since its beginning
+    position: int  # samples that lie behind, on the codec's timeline before trimming; 0: nothing was delivered
+
+
+@dataclass(frozen=True, slots=True)
 class SynthesisRequest:
     """One utterance, as the ingress asks a codec replica for it."""
 
@@ -68,6 +78,7 @@ class SynthesisRequest:
     non_streaming_mode: bool | None = None  # None: as the official package does for this kind of checkpoint
     ignore_eos: bool = False
     leading_silence: bool = False  # True keeps quiet leading frames
+    resume: Resume | None = None  # set where a stream goes on that another replica began
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +88,36 @@ class GenerateRequest:
     synthesis: SynthesisRequest
     reference_codes: Codes | None = None  # [frames, num_code_groups] of the reference, None without in-context cloning
     prefix: Codes | None = None  # frames of this utterance that exist already: generation goes on behind them
+    gpu_frames: int = 0  # the talker brings the audio of the first so many frames behind the prefix; ALL_FRAMES: of all
 
 
 @dataclass(frozen=True, slots=True)
 class FrameChunk:
-    """Consecutive frames of one stream. The last chunk of a stream has a `finish_reason` and may hold no frames."""
+    """Consecutive frames of one stream. The last chunk of a stream has a `finish_reason` and may hold no frames.
+
+    `pcm` is the next audio of the first `gpu_frames` frames. It comes in order but in its own time, in the chunk of its
+    codes or in later ones, the last of it no later than the last chunk.
+    Any other chunk without frames and audio is a sign of life.
+    """
 
     codes: Codes
     num_text_tokens: int
     finish_reason: FinishReason | None = None
+    pcm: bytes = b""  # s16le, whole frames
 
 
 @dataclass(frozen=True, slots=True)
 class PcmChunk:
-    """Audio of one stream with the codes it was decoded from. Trimming may leave less audio than the codes give."""
+    """Audio of one stream with the codes it was decoded from. Trimming may leave less audio than the codes give.
+
+    A chunk without codes, audio and reason is a sign of life.
+    """
 
     pcm: bytes  # s16le, mono, at ModelInfo.sample_rate
-    codes: Codes
+    codes: Codes  # frames that are new to the receiver
     num_text_tokens: int
     finish_reason: FinishReason | None = None
+    position: int = 0  # behind this chunk, as in `Resume`
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,5 +133,6 @@ class ModelInfo:
     frame_samples: int
     num_code_groups: int
     max_text_tokens: int
+    talker_on_gpu: bool = False
     spoken_form: str | None = None  # language whose normalisation the voice needs: it has learnt only spoken words
     max_segment_chars: int = 1000  # longer texts are synthesised in segments

@@ -11,13 +11,17 @@ from torch import Tensor, nn
 
 from deployments.checkpoint import load_strict
 from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
+from deployments.codec.cpu_decoder import CONVOLVED_FRAMES, CpuNetwork
+from deployments.codec.folding import fold
 from deployments.codec.layers import CausalConv1d, CausalConvTranspose1d, ConvNeXtBlock, Snake, UpsamplingBlock
 from deployments.codec.quantizer import SplitQuantizer
 from deployments.codec.state import BatchState, DecoderState, StateLayout, split, stack
 from deployments.codec.transformer import Transformer
 from deployments.errors import EngineError
 
-_PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official package's users write their files
+# Frames that reach into a latent besides the transformer's windows, through the convolution before it.
+_PRE_CONV_FRAMES = 2
+PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official package's users write their files
 
 
 class DecoderNetwork(nn.Module):
@@ -46,8 +50,19 @@ class DecoderNetwork(nn.Module):
 
     def synthesize(self, x: Tensor, state: BatchState) -> Tensor:
         """Unbounded samples [B, frames * frame_samples] of quantized latents [B, frames, codebook_dim]."""
+        return self._waveform(self._latents(x, state), state)
+
+    def recall(self, codes: Tensor, state: BatchState) -> None:
+        """Bring `state` to where decoding `codes` would bring it; only the last frames are made audio of."""
+        x = self._latents(self.quantizer(codes), state)
+        self._waveform(x[:, :, -CONVOLVED_FRAMES:], state)
+
+    def _latents(self, x: Tensor, state: BatchState) -> Tensor:  # [B, frames, codebook_dim] -> [B, latent_dim, frames]
         x = self.pre_conv(x.transpose(1, 2), state)
-        x = self.pre_transformer(x.transpose(1, 2), state).transpose(1, 2)
+        latents: Tensor = self.pre_transformer(x.transpose(1, 2), state).transpose(1, 2)
+        return latents
+
+    def _waveform(self, x: Tensor, state: BatchState) -> Tensor:
         for stage in self.upsample:
             for layer in stage.children():
                 x = layer(x, state)
@@ -74,12 +89,20 @@ def _waveform_stages(layout: StateLayout, config: DecoderConfig) -> list[nn.Modu
 class CodecDecoder:
     """A loaded decoder. It takes its network over, and several threads may call it: states go in and come back."""
 
-    def __init__(self, network: DecoderNetwork, *, device: torch.device | str = "cpu", dtype: torch.dtype) -> None:
+    def __init__(
+        self, network: DecoderNetwork, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
+        """On a CPU `dtype` is that of matrix products alone; elsewhere it is that of everything."""
         network.prepare()  # in the precision of the parameters, before they are rounded
-        self.network = network.to(device=device, dtype=dtype).requires_grad_(requires_grad=False).eval()
         self.config = network.config
         self.device = torch.device(device)
-        self._initial_state = network.layout.initial(device=device, dtype=dtype)
+        self._network: DecoderNetwork | CpuNetwork
+        if self.device.type == "cpu":
+            self._network = rows = CpuNetwork(fold(network.to(device)), dtype=dtype)
+            self._initial_state = rows.initial_state()
+        else:
+            self._network = network.to(device=device, dtype=dtype).requires_grad_(requires_grad=False).eval()
+            self._initial_state = network.layout.initial(device=device, dtype=dtype)
 
     @classmethod
     def load(cls, directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Self:
@@ -109,8 +132,24 @@ class CodecDecoder:
         """
         self._check(codes, len(states))
         batch = stack(states)
-        audio = self.network(codes.to(self.device), batch)
+        audio = self._network(codes.to(self.device), batch)
         return audio.float(), split(batch, [state.position + codes.shape[1] for state in states])
+
+    @torch.inference_mode()
+    def recall(self, codes: Tensor) -> DecoderState:
+        """State of a stream behind its frames so far, `codes` [frames, num_code_groups] int64, without their audio.
+
+        Costs what the frames within reach of the next sample cost in the transformer, and a dozen in the convolutions.
+        """
+        reach = self.config.num_hidden_layers * (self.config.sliding_window - 1) + _PRE_CONV_FRAMES + CONVOLVED_FRAMES
+        if not len(codes):
+            return self._initial_state
+        codes = codes[-reach:][None]
+        self._check(codes, 1)
+        batch = stack([self._initial_state])
+        self._network.recall(codes.to(self.device), batch)
+        (state,) = split(batch, [codes.shape[1]])
+        return state
 
     def _check(self, codes: Tensor, num_streams: int) -> None:
         assert codes.dim() == 3, codes.shape
@@ -125,5 +164,5 @@ class CodecDecoder:
 
 def to_pcm16(audio: Tensor) -> NDArray[np.int16]:
     """Samples within [-1, 1] as int16, rounded to nearest and clipped at full scale."""
-    scaled = (audio.float() * _PCM_SCALE).round().clamp(-_PCM_SCALE - 1, _PCM_SCALE)
+    scaled = (audio.float() * PCM_SCALE).round().clamp(-PCM_SCALE - 1, PCM_SCALE)
     return scaled.to(torch.int16).cpu().numpy()

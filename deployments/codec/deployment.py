@@ -4,13 +4,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+import numpy as np
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import CodecConfig
 from deployments.errors import TalkerLost
-from deployments.handles import call, stream
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.handles import call, stream, with_beats
+from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
 
 if TYPE_CHECKING:  # torch stays out of processes that only compose the application
     from deployments.codec.batcher import Decoded, DecodeJob
@@ -25,6 +26,7 @@ class CodecDecoder:
         self._talker = talker
         self._service = CodecService(model, config, decode=self._decode)
         self._decode.set_max_batch_size(config.max_batch_size)
+        self._no_codes: Codes = np.zeros((0, 0), np.int16)
 
     async def describe(self) -> ModelInfo:
         """The talker's checkpoint."""
@@ -34,15 +36,20 @@ class CodecDecoder:
     async def synthesize(self, request: SynthesisRequest) -> AsyncIterator[PcmChunk]:
         """Audio of one utterance, chunk by chunk, each with its codes.
 
-        Raises InvalidRequest and Overloaded before the first chunk, TalkerLost when the talker dies.
+        A talker that dies is followed by another one. Raises InvalidRequest and Overloaded before the first audio,
+        TalkerLost when no other talker goes on. Chunks that hold nothing are signs of life.
         """
-        async with aclosing(self._service.synthesize(request, self._generate)) as chunks:
+        chunks = with_beats(self._service.synthesize(request, self._generate), self._beat)
+        async with aclosing(chunks):
             async for chunk in chunks:
                 yield chunk
 
     async def batch_counts(self) -> tuple[int, int]:
         """Decode calls so far, and chunks decoded in them: their ratio is the mean batch."""
         return self._service.gate.batches, self._service.gate.jobs
+
+    def _beat(self) -> PcmChunk:
+        return PcmChunk(b"", self._no_codes, 0)
 
     def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         return stream(self._talker, "generate", request, lost=TalkerLost)

@@ -25,6 +25,13 @@ def randomize_codec(decoder: DecoderNetwork, encoder: EncoderNetwork, *, generat
         _scale_convolutions(decoder, generator)
 
 
+def randomize_decoder(decoder: DecoderNetwork, *, generator: torch.Generator) -> None:
+    """As randomize_codec, of a decoder alone."""
+    with torch.no_grad():
+        _fill(decoder, generator)
+        _scale_convolutions(decoder, generator)
+
+
 def _fill(network: nn.Module, generator: torch.Generator) -> None:
     for name, tensor in network.state_dict().items():
         _fill_tensor(name, tensor, generator)

@@ -3,8 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+import numpy as np
+
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
+from deployments.handles import with_beats
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
 from deployments.talker.engine_client import EngineClient
 
@@ -16,10 +19,16 @@ class Talker:
         self._engine = EngineClient(model, config)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[FrameChunk]:
-        """Frames of one utterance; raises InvalidRequest, Overloaded or TalkerLost. Leaving it frees the sequence."""
-        async with aclosing(self._engine.generate(request)) as chunks:
+        """Frames of one utterance; raises InvalidRequest, Overloaded or TalkerLost. Leaving it frees the sequence.
+
+        Chunks that hold nothing are signs of life.
+        """
+        async with aclosing(with_beats(self._engine.generate(request), self._beat)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    def _beat(self) -> FrameChunk:
+        return FrameChunk(np.zeros((0, self._engine.info.num_code_groups), np.int16), 0)
 
     async def describe(self) -> ModelInfo:
         """The loaded checkpoint."""

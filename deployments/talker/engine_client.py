@@ -163,4 +163,6 @@ async def _next_chunk(queue: "asyncio.Queue[Item]") -> FrameChunk:
             break
         chunks.append(item)
     codes = np.concatenate([chunk.codes for chunk in chunks])
-    return FrameChunk(codes, chunks[-1].num_text_tokens, chunks[-1].finish_reason)
+    pcm = b"".join(chunk.pcm for chunk in chunks)
+    num_text_tokens = max(chunk.num_text_tokens for chunk in chunks)
+    return FrameChunk(codes, num_text_tokens, chunks[-1].finish_reason, pcm)

@@ -250,7 +250,7 @@ class DecodeStep:
         self.code0 = torch.randint(config.code_vocab_size, (rows,), device=device)
         self.draw = Draw(torch.arange(rows, device=device), torch.arange(rows, device=device), 0)
         options = FilterOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0)
-        self.options = BatchFilter([options] * rows, device=device)
+        self.options = BatchFilter.of([options] * rows, device=device)
 
 
 def stack_floor(config: TransformerConfig) -> int:

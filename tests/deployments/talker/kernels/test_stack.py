@@ -1,42 +1,25 @@
 """Whole stacks and frames against the modules they stand for."""
 
-import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from deployments.released import SHAPES
 from deployments.talker.attention import attend_rows
-from deployments.talker.cuda_graphs import PredictorInputs, predict
 from deployments.talker.kernels.attention import Context
 from deployments.talker.kernels.backends import choose_backend
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.stack import FrameCache, FusedStack
-from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.predictor import FrameAttention
 from deployments.talker.model.talker import Talker
-from deployments.talker.sampling import BatchFilter, Draw, FilterOptions, philox_noise
+from deployments.talker.sampling import BatchFilter, Draw, FilterOptions
+from deployments.talker.stacks import PlainPredictor
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 BLOCK_SIZE, LENGTHS = 16, [1, 40, 77]
 ROWS = len(LENGTHS)
-
-
-@pytest.fixture
-def talker(tmp_path: Path, device: torch.device) -> Talker:
-    """In float32, so that codes have to be equal."""
-    (tmp_path / "config.json").write_text(json.dumps(SHAPES["tiny-CustomVoice"].config_json()))
-    talker = Talker(replace(ModelConfig.load(tmp_path), num_code_groups=4)).to(device).requires_grad_(False)
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in talker.named_parameters():
-        drawn = torch.randn(parameter.shape, generator=generator)
-        parameter.copy_(1 + 0.2 * drawn if "norm" in name else drawn * parameter.shape[-1] ** -0.5)
-    talker.prepare(max_positions=128)
-    return talker
 
 
 @dataclass
@@ -100,7 +83,7 @@ def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: to
     hidden = torch.randn(ROWS, talker.config.talker.hidden_size, device=device)
     code0 = torch.tensor([1, 2, 3], device=device)
     draw = Draw(torch.tensor([1, -5, 1 << 40], device=device), torch.tensor([0, 5, 9], device=device), 0)
-    options = BatchFilter(
+    options = BatchFilter.of(
         [
             FilterOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0),
             FilterOptions(do_sample=True, temperature=0.8, top_k=20, top_p=0.7),
@@ -109,7 +92,10 @@ def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: to
         device=device,
     )
     codes, total = FusedPredictor(talker, max_rows=4, pdl=False).frame(hidden, code0, options, draw)
-    inputs = PredictorInputs(hidden, code0, draw.frames, draw.seeds, options)
-    expected_codes, expected_total = predict(talker, inputs, philox_noise)
+
+    def sample(logits: torch.Tensor, codebook: int) -> torch.Tensor:
+        return options.sample(logits, replace(draw, codebook=codebook))
+
+    expected_codes, expected_total = PlainPredictor(talker)(hidden, code0, sample)
     assert torch.equal(codes, expected_codes)
     torch.testing.assert_close(total, expected_total)

@@ -1,0 +1,245 @@
+"""Time of the codec decoder, by streams and frames in a call: `talkray bench codec` or `python -m deployments.codec.bench`.
+
+Without a checkpoint it takes random weights of the released shape, which cost what trained ones cost. CPU numbers are
+CPU seconds of one thread; GPU numbers are CUDA events around replays of captured calls.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deployments.checkpoint import load_strict
+from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.decoder import CodecDecoder, DecoderNetwork, to_pcm16
+from deployments.codec.random_init import randomize_decoder
+from deployments.codec.slots import FRAME_SIZES, GpuSlots
+from deployments.released import SHAPES
+
+Row = dict[str, Any]
+_SMOKE_SHAPE = "tiny-CustomVoice"
+_SNR_FRAMES = 27  # the ramp once
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print a table; `--out` keeps the rows as JSON."""
+    options = _parse(arguments)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    rows = _bench_gpu(options) if options.device == "cuda" else _bench_cpu(options)
+    if options.out is not None:
+        report = {"device": _device_name(options.device), "torch": torch.__version__, "rows": rows}
+        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _bench_cpu(options: argparse.Namespace) -> list[Row]:
+    network = _network(options)
+    codes = _codes(network, options, _SNR_FRAMES)
+    rows: list[Row] = []
+    exact: Tensor | None = None
+    print(f"{_device_name('cpu')}, one thread a call")
+    for precision in options.precision:
+        decoder = CodecDecoder(network, dtype=getattr(torch, precision))
+        audio = _ramp(decoder, codes)
+        exact = audio if exact is None else exact
+        snr_db = None if audio is exact else _snr_db(exact, audio)
+        print(f"\n{precision}" + ("" if snr_db is None else f", SNR {snr_db:.1f} dB"))
+        print(f"{'streams':>8}{'frames':>8}{'CPU ms':>10}{'cores per stream':>18}")
+        for streams in options.streams:
+            for frames in options.frames:
+                rows.append(_cpu_row(decoder, options, precision, streams, frames) | {"snr_db": snr_db})
+                row = rows[-1]
+                print(f"{streams:>8}{frames:>8}{row['cpu_ms']:>10.1f}{row['cores_per_stream']:>18.3f}", flush=True)
+        for workers in options.workers:
+            rows.append(_workers_row(decoder, options, precision, workers))
+            print(
+                f"{workers} workers at 4 streams of 4 frames: {rows[-1]['realtime_streams']:.1f} streams in real time"
+            )
+    return rows
+
+
+def _cpu_row(decoder: CodecDecoder, options: argparse.Namespace, precision: str, streams: int, frames: int) -> Row:
+    codes = _codes(decoder, options, frames, streams)
+    states = [decoder.initial_state()] * streams
+    for _ in range(2):
+        _, states = decoder.decode(codes, states)
+    times: list[float] = []
+    while len(times) < options.repeats:
+        start = time.thread_time()
+        _, states = decoder.decode(codes, states)
+        times.append((time.thread_time() - start) * 1e3)
+    cpu_ms = statistics.median(times)
+    audio_ms = streams * frames * options.frame_ms
+    return {
+        "precision": precision,
+        "streams": streams,
+        "frames": frames,
+        "cpu_ms": cpu_ms,
+        "cores_per_stream": cpu_ms / audio_ms,
+    }
+
+
+def _workers_row(decoder: CodecDecoder, options: argparse.Namespace, precision: str, workers: int) -> Row:
+    """How many streams `workers` threads keep up with, each decoding 4 streams of 4 frames at a time."""
+    codes = _codes(decoder, options, 4, 4)
+
+    def work(calls: int) -> None:
+        torch.set_num_threads(1)
+        states = [decoder.initial_state()] * 4
+        for _ in range(calls):
+            _, states = decoder.decode(codes, states)
+
+    with ThreadPoolExecutor(workers) as threads:
+        list(threads.map(work, [1] * workers))
+        start = time.perf_counter()
+        list(threads.map(work, [options.repeats] * workers))
+        wall_ms = (time.perf_counter() - start) * 1e3
+    audio_ms = workers * options.repeats * 16 * options.frame_ms
+    return {"precision": precision, "workers": workers, "wall_ms": wall_ms, "realtime_streams": audio_ms / wall_ms}
+
+
+def _bench_gpu(options: argparse.Namespace) -> list[Row]:
+    device = torch.device("cuda")
+    network = _network(options)
+    exact = CodecDecoder(network)
+    network.to(device)
+    rows: list[Row] = []
+    for precision in options.precision:
+        start = time.perf_counter()
+        slots = GpuSlots(network, num_slots=max(options.streams), device=device, dtype=getattr(torch, precision))
+        slots.capture()
+        capture_s = time.perf_counter() - start
+        snr_db = _gpu_snr_db(slots, exact, _codes(exact, options, _SNR_FRAMES))
+        first_ms = _first_frame_ms(slots, options)
+        memory = torch.cuda.memory_allocated() / 1e9
+        print(f"{_device_name('cuda')}, {precision}: SNR {snr_db:.1f} dB, codes to PCM on the host {first_ms:.2f} ms,")
+        print(f"captured in {capture_s:.1f} s, {memory:.2f} GB allocated")
+        print(f"{'streams':>8}{'frames':>8}{'ms':>10}{'us a frame':>12}")
+        for frames in FRAME_SIZES:
+            for streams in options.streams:
+                if streams <= slots.largest_batch(frames):
+                    ms = _gpu_ms(slots, streams, frames, options.repeats)
+                    print(f"{streams:>8}{frames:>8}{ms:>10.3f}{ms / streams / frames * 1e3:>12.1f}", flush=True)
+                    row = {"precision": precision, "streams": streams, "frames": frames, "ms": ms, "snr_db": snr_db}
+                    rows.append(row | {"first_frame_ms": first_ms, "capture_s": capture_s})
+    return rows
+
+
+def _gpu_snr_db(slots: GpuSlots, exact: CodecDecoder, codes: Tensor) -> float:
+    """Of int16 samples against float32 on the CPU, both streamed in the ramp."""
+    wanted = torch.from_numpy(to_pcm16(_ramp(exact, codes))).double()[0]
+    slots.begin(0)
+    frames = codes.shape[1]
+    slots.write([0] * frames, range(frames), codes[0].to(torch.int16))
+    parts = [torch.from_numpy(slots.decode([0], size).land()[0]) for size in FRAME_SIZES]
+    return _snr_db(wanted, torch.cat(parts).double())
+
+
+def _first_frame_ms(slots: GpuSlots, options: argparse.Namespace) -> float:
+    """From codes on the host to samples on the host, one stream."""
+    codes = _codes(slots.decoder, options, 1)[0].to(torch.int16)
+    times: list[float] = []
+    for _ in range(options.repeats):
+        slots.begin(0)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        slots.write([0], [0], codes)
+        slots.decode([0], 1).land()
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
+
+
+def _gpu_ms(slots: GpuSlots, streams: int, frames: int, repeats: int) -> float:
+    """Device time of one call, from many in a row."""
+    call: Callable[[], object] = lambda: slots.decode(range(streams), frames)  # noqa: E731
+    for slot in range(streams):
+        slots.begin(slot)
+    flights = [call() for _ in range(3)]
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    slots.stream.synchronize()
+    start.record(slots.stream)
+    for _ in range(repeats):
+        flights.append(call())
+    end.record(slots.stream)
+    end.synchronize()
+    for flight in flights:
+        flight.land()  # type: ignore[attr-defined]
+    return start.elapsed_time(end) / repeats
+
+
+def _network(options: argparse.Namespace) -> DecoderNetwork:
+    """The checkpoint's decoder, or one of random weights in the released shape."""
+    if options.model is not None:
+        directory = options.model / "speech_tokenizer"
+        config = SpeechTokenizerConfig.load(directory)
+        with torch.device("meta"):
+            network = DecoderNetwork(config.decoder)
+        load_strict(network, directory, prefix="decoder.", dtype=torch.float32, device="cpu")
+    else:
+        shape = SHAPES[_SMOKE_SHAPE if options.smoke else "1.7B-CustomVoice"]
+        config = SpeechTokenizerConfig.from_dict(shape.codec_json())
+        network = DecoderNetwork(config.decoder)
+        randomize_decoder(network, generator=torch.Generator().manual_seed(0))
+    options.frame_ms = config.frame_samples / config.sample_rate * 1e3
+    network.prepare()
+    return network
+
+
+def _codes(decoder: Any, options: argparse.Namespace, frames: int, streams: int = 1) -> Tensor:
+    config = decoder.config
+    return torch.randint(config.codebook_size, (streams, frames, config.num_quantizers))
+
+
+def _ramp(decoder: CodecDecoder, codes: Tensor) -> Tensor:
+    """Samples of one stream, decoded in chunks that grow."""
+    states, parts, start = [decoder.initial_state()], [], 0
+    for size in FRAME_SIZES:
+        audio, states = decoder.decode(codes[:, start : start + size], states)
+        parts.append(audio)
+        start += size
+    return torch.cat(parts, dim=1)
+
+
+def _snr_db(exact: Tensor, other: Tensor) -> float:
+    error = (other - exact).square().sum()
+    return float(10 * torch.log10(exact.square().sum() / error))
+
+
+def _device_name(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+    amx = any("amx_bf16" in line for line in lines if line.startswith("flags"))
+    return name + (" with AMX" if amx else "")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="talkray bench codec", description=__doc__)
+    parser.add_argument("--model", type=Path, help="checkpoint directory; random weights of the released shape without")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", nargs="+", help="float32 bfloat16 on a CPU, float16 float32 (TF32) on a GPU")
+    parser.add_argument("--streams", type=int, nargs="+", help="streams in a call")
+    parser.add_argument("--frames", type=int, nargs="+", default=[1, 4, 12], help="frames of each stream (CPU)")
+    parser.add_argument("--workers", type=int, nargs="*", default=[], help="also: so many threads at once (CPU)")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--smoke", action="store_true", help="tiny weights, one repetition: does it run?")
+    options = parser.parse_args(arguments)
+    gpu = options.device == "cuda"
+    options.precision = options.precision or (["float16"] if gpu else ["float32", "bfloat16"])
+    options.streams = options.streams or ([1, 2, 4, 8, 16, 32, 64, 96] if gpu else [1, 4])
+    if options.smoke:
+        options.repeats, options.streams, options.frames = 1, options.streams[:1], options.frames[:1]
+    return options
+
+
+if __name__ == "__main__":
+    main()

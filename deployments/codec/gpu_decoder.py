@@ -1,0 +1,263 @@
+"""The decoder on a GPU: streams live in slots of static tensors, and a call runs over any of them.
+
+Nothing depends on the host but the list of slots, so a call can be captured. `slots` may hold the scratch slot, any
+number of times, to fill a batch up.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deployments.codec import kernels
+from deployments.codec.decoder import PCM_SCALE, DecoderNetwork
+from deployments.codec.folding import Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Wave, fold, map_tensors
+
+MAX_FRAMES = 12  # of one stream in one call
+_MIN_DOT = 16
+_LAYER_NORM_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    """Where the slots' last input rows of a layer are: a view [slots, context, channels]."""
+
+    rows: Tensor
+    silence: Tensor  # [channels]
+
+
+class GpuDecoder:
+    """Weights and slots of the decoder. Calls are issued on the current CUDA stream and do not synchronise."""
+
+    def __init__(
+        self, network: DecoderNetwork, *, num_slots: int, code_ring: int, device: torch.device | str, dtype: torch.dtype
+    ) -> None:
+        """`code_ring` is how many frames' codes a slot holds. `dtype` is that of products and activations; sums are float32. Float32 products use TF32."""
+        self.device, self.dtype = torch.device(device), dtype
+        self.folded = _place(fold(network), self.device, dtype)
+        self.config = config = network.config
+        self.frame_samples = config.frame_samples
+        self.scratch_slot = num_slots
+        self._ring = 1 << (config.sliding_window - 1 + MAX_FRAMES - 1).bit_length()
+        self._remembered = self._allocate(num_slots + 1)
+        heads, size = config.num_key_value_heads, config.head_dim
+        shape = (num_slots + 1, 2, heads, self._ring, size)
+        self._caches = [torch.zeros(shape, device=device, dtype=dtype) for _ in self.folded.layers]
+        self.positions = torch.zeros(num_slots + 1, device=device, dtype=torch.int32)
+        self.codes = torch.zeros(
+            (num_slots + 1, code_ring, config.num_quantizers), device=device, dtype=torch.int16
+        )  # frame p of a slot at p % code_ring
+
+    @torch.inference_mode()
+    def reset(self, slot: int) -> None:
+        """Begin a new stream in a slot."""
+        self._flat[slot].copy_(self._silence)
+        self.positions[slot].zero_()
+
+    @torch.inference_mode()
+    def decode(self, slots: Tensor, frames: int) -> Tensor:
+        """The next `frames` frames of the streams in `slots` [B] int32, whose codes are there: int16 [B, samples]."""
+        batch = len(slots)
+        call = _Call(self, slots, batch)
+        pcm = call.run(frames)
+        self.positions.index_add_(0, slots, torch.full_like(slots, frames))
+        return pcm.view(batch, frames * self.frame_samples)
+
+    def _allocate(self, num_slots: int) -> dict[int, _Remembered]:
+        """One row of memory for each slot, so that a reset is one copy; views of it by the id of the layer."""
+        wanted: list[tuple[int, int, Tensor]] = []
+        folded = self.folded
+        for conv in _remembering(folded):
+            if isinstance(conv, Conv):
+                wanted.append((id(conv), conv.context, conv.silence))
+            else:
+                taps, channels = conv.taps.shape
+                wanted.append((id(conv), taps - 1, torch.zeros(channels, device=self.device)))
+        silences = [silence.to(self.dtype).expand(context, -1).flatten() for _, context, silence in wanted]
+        padded = [torch.nn.functional.pad(silence, (0, -len(silence) % 64)) for silence in silences]
+        self._silence = torch.cat(padded)
+        self._flat = self._silence.repeat(num_slots, 1)
+        views, start = {}, 0
+        for (key, context, silence), flat, pad in zip(wanted, silences, padded, strict=True):
+            view = self._flat[:, start : start + len(flat)].unflatten(1, (context, -1))
+            views[key] = _Remembered(view, silence)
+            start += len(pad)
+        return views
+
+
+class _Call:
+    """One pass over a batch. Rows are [B * time, channels] throughout."""
+
+    def __init__(self, decoder: GpuDecoder, slots: Tensor, batch: int) -> None:
+        self.decoder, self.slots, self.batch = decoder, slots, batch
+        self.config, self.folded = decoder.config, decoder.folded
+
+    def run(self, frames: int) -> Tensor:
+        folded, config = self.folded, self.config
+        x = self._embed(frames)
+        x, _ = self._conv(x, folded.pre_conv, frames)
+        x = self._linear(x, folded.input_proj)
+        for layer, cache in zip(folded.layers, self.decoder._caches, strict=True):
+            x = self._layer(x, layer, cache, frames)
+        x = self._linear(x, folded.output_proj, norm=True)
+        time = frames
+        for upsample, convnext in folded.stages:
+            x, _ = self._conv(x, upsample, time)
+            time *= upsample.upsampling
+            x = self._convnext(x, convnext, time)
+        _, wave = self._conv(x, folded.first_conv, time, wave=folded.blocks[0].wave, plain=False)
+        for index, block in enumerate(folded.blocks):
+            after = folded.blocks[index + 1].wave if index + 1 < len(folded.blocks) else folded.last_wave
+            waves = [unit.first for unit in block.units] + [after]
+            x, wave = self._conv(wave, block.upsample, time, wave=waves[0])
+            time *= block.upsample.upsampling
+            for unit, following in zip(block.units, waves[1:], strict=True):
+                _, inner = self._conv(wave, unit.dilated, time, wave=unit.second, plain=False)
+                x, wave = self._conv(inner, unit.pointwise, time, wave=following, residual=x, plain=following is not after)
+        assert time == frames * config.frame_samples, (time, frames)
+        return self._waveform(wave, folded.last_conv, time)
+
+    def _empty(self, rows: int, channels: int) -> Tensor:
+        return torch.empty((rows, channels), device=self.decoder.device, dtype=self.decoder.dtype)
+
+    def _embed(self, frames: int) -> Tensor:
+        decoder, tables = self.decoder, self.folded.tables
+        channels, groups = tables.shape[1], self.config.num_quantizers
+        y = self._empty(self.batch * frames, channels)
+        block = min(256, _power(channels))
+        kernels.embed_kernel[(len(y), -(-channels // block))](
+            decoder.codes, self.slots, decoder.positions, tables, y,
+            frames, decoder.codes.shape[1], self.config.codebook_size, channels, GROUPS=groups, BLOCK=block,
+        )  # fmt: skip
+        return y
+
+    def _layer(self, x: Tensor, layer: Layer, cache: Tensor, frames: int) -> Tensor:
+        config, decoder = self.config, self.decoder
+        qkv = self._linear(x, layer.qkv, norm=True)
+        heads, size = config.num_attention_heads, config.head_dim
+        y = self._empty(len(x), heads * size)
+        kernels.attention_kernel[(self.batch, heads)](
+            qkv, cache, self.slots, decoder.positions, y, frames, log(config.rope_theta),
+            HEADS=heads, KV_HEADS=config.num_key_value_heads, SIZE=size, WINDOW=config.sliding_window,
+            RING=decoder._ring, FRAMES=_MIN_DOT,
+        )  # fmt: skip
+        x = self._linear(y, layer.output, residual=x)
+        h = self._linear(x, layer.up, norm=True, gate=layer.gate)
+        return self._linear(h, layer.down, residual=x)
+
+    def _convnext(self, x: Tensor, block: ConvNeXt, time: int) -> Tensor:
+        memory = self.decoder._remembered[id(block)].rows
+        normed = torch.empty_like(x)
+        channels, taps = x.shape[1], len(block.taps)
+        kernels.depthwise_norm_kernel[(len(x),)](
+            x, memory, self.slots, block.taps, block.bias, normed, time, channels, memory.stride(0), _LAYER_NORM_EPS,
+            TAPS=taps, BLOCK=_power(channels),
+        )  # fmt: skip
+        self._remember(x, memory, time)
+        return self._linear(self._linear(normed, block.up, gelu=True), block.down, residual=x)
+
+    def _waveform(self, x: Tensor, conv: Conv, time: int) -> Tensor:
+        memory = self.decoder._remembered[id(conv)].rows
+        pcm = torch.empty(len(x), device=x.device, dtype=torch.int16)
+        rows, channels = 32, x.shape[1]
+        kernels.waveform_kernel[(-(-len(x) // rows),)](
+            x, memory, self.slots, conv.weight, conv.bias, pcm, len(x), time, channels, memory.stride(0), float(PCM_SCALE),
+            TAPS=len(conv.weight), ROWS=rows, BLOCK=_power(channels),
+        )  # fmt: skip
+        self._remember(x, memory, time)
+        return pcm
+
+    def _remember(self, x: Tensor, memory: Tensor, time: int) -> None:
+        _, context, channels = memory.shape
+        rows, block = _power(context), min(64, _power(channels))
+        kernels.remember_kernel[(self.batch, -(-channels // block))](
+            x, memory, self.slots, time, context, channels, memory.stride(0), ROWS=rows, BLOCK=block
+        )
+
+    def _linear(
+        self, x: Tensor, linear: Linear, *, norm: bool = False, gate: Linear | None = None, gelu: bool = False,
+        residual: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        y = self._empty(len(x), linear.weight.shape[1])
+        self._multiply(
+            x, linear.weight, linear.bias, y=y, time=len(x), residual=residual,
+            gate=None if gate is None else gate.weight, NORM=norm, GELU=gelu,
+        )  # fmt: skip
+        return y
+
+    def _conv(
+        self, x: Tensor, conv: Conv, time: int, *, wave: Wave | None = None, residual: Tensor | None = None, plain: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Plain output and output behind `wave`, each [B * time * upsampling, channels]; what was not asked for is x."""
+        rows, outs = len(x), conv.weight.shape[2]
+        y = self._empty(rows, outs) if plain else x
+        waved = x if wave is None else self._empty(rows, outs)
+        memory = self.decoder._remembered[id(conv)].rows if conv.context else None
+        self._multiply(
+            x, conv.weight, conv.bias, y=y, time=time, residual=residual, plain=plain, waved=waved,
+            wave=wave, memory=memory, dilation=conv.dilation,
+        )  # fmt: skip
+        if memory is not None:
+            self._remember(x, memory, time)
+        channels = outs // conv.upsampling
+        return y.view(-1, channels) if plain else y, waved if wave is None else waved.view(-1, channels)
+
+    def _multiply(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, y: Tensor, time: int, residual: Tensor | None = None,
+        plain: bool = True, gate: Tensor | None = None, waved: Tensor | None = None, wave: Wave | None = None,
+        memory: Tensor | None = None, dilation: int = 1, NORM: bool = False, GELU: bool = False,
+    ) -> None:  # fmt: skip
+        taps, num_in, num_out = (1, *weight.shape) if weight.dim() == 2 else weight.shape
+        flags: dict[str, Any] = {
+            "TAPS": taps, "NORM": NORM, "GATED": gate is not None, "BIAS": bias is not None, "GELU": GELU,
+            "RESIDUAL": residual is not None, "PLAIN": plain, "WAVE": wave is not None,
+        }  # fmt: skip
+        tiles = choose_tiles(len(x), num_in, num_out)
+        grid = (-(-len(x) // tiles["BLOCK_M"]), -(-num_out // tiles["BLOCK_N"]))
+        kernels.conv_kernel[grid](
+            x, x if memory is None else memory, self.slots, weight, weight if gate is None else gate,
+            weight if bias is None else bias, x if residual is None else residual, y, x if waved is None else waved,
+            weight if wave is None else wave.double, weight if wave is None else wave.half,
+            len(x), time, num_in, num_out, num_out if wave is None else len(wave.half), dilation, 0 if memory is None else memory.stride(0), self.config.rms_norm_eps,
+            **flags, **tiles,
+        )  # fmt: skip
+
+
+def choose_tiles(num_rows: int, num_in: int, num_out: int) -> dict[str, int]:
+    """Tile sizes and launch options of a product [num_rows, taps * num_in] x [.., num_out]."""
+    block_m = min(128, max(_MIN_DOT, _power(num_rows)))
+    block_n = 32 if num_rows <= 512 else 64 if num_out % 128 else 128
+    block_k = next(size for size in (64, 32, 16) if num_in % size == 0)
+    warps = 8 if block_m * block_n > 64 * 64 else 4
+    return {
+        "BLOCK_M": block_m,
+        "BLOCK_N": min(block_n, max(_MIN_DOT, _power(num_out))),
+        "BLOCK_K": block_k,
+        "num_warps": warps,
+        "num_stages": 4,
+    }
+
+
+def _remembering(folded: FoldedDecoder) -> Sequence[Conv | ConvNeXt]:
+    """The layers that remember rows."""
+    convs: list[Conv | ConvNeXt] = [folded.pre_conv, folded.first_conv, folded.last_conv]
+    convs += [convnext for _, convnext in folded.stages]
+    for block in folded.blocks:
+        convs += [block.upsample, *(unit.dilated for unit in block.units)]
+    return convs
+
+
+def _place(folded: FoldedDecoder, device: torch.device, dtype: torch.dtype) -> FoldedDecoder:
+    """Matrices of products in `dtype`, everything that is added or scaled by in float32."""
+    return map_tensors(
+        folded,
+        lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() and tensor.dim() > 1 else tensor.dtype),
+    )
+
+
+def _power(value: int) -> int:
+    """The next power of two."""
+    return 1 << (value - 1).bit_length()

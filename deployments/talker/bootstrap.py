@@ -1,0 +1,208 @@
+"""Decodes the beginning of streams beside the talker, on its device, so that first audio does not wait for a CPU.
+
+Frames go in as they are made, PCM comes out as it is ready; the engine says nothing about slots, batches or graphs.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from deployments.codec.chunking import MIN_LEAD_S
+from deployments.codec.playback import PlaybackClock
+from deployments.codec.slots import CODE_RING, FRAME_SIZES, Flight, SlotDecoder
+from deployments.protocol import Codes
+
+REPLAY_FRAMES = 576  # the decoder hears no frame further back: 8 layers of 71 frames, and the convolutions
+_MAX_FLIGHTS = 2  # one runs, one waits behind it: what comes meanwhile makes the next batch larger
+_FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
+_MAX_WAITING = CODE_RING - max(FRAME_SIZES)
+_REPLAY_PATIENCE_S = 0.1  # a replay is many calls: younger streams may go first for that long
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    id: int
+    slot: int
+    replay: int  # frames at the beginning whose audio exists already
+    limit: int  # frames to decode in all, those of the replay included
+    opened_s: float
+    clock: PlaybackClock = field(default_factory=PlaybackClock)
+    written: int = 0  # frames whose codes are in the slot
+    called: int = 0  # frames in calls, landed or not
+    landed: int = 0
+    chunks: int = 0  # calls whose audio is wanted
+
+    @property
+    def waiting(self) -> int:
+        return self.written - self.called
+
+    @property
+    def replaying(self) -> bool:
+        return self.called < self.replay
+
+    def deadline_s(self, now_s: float) -> float:
+        if self.replaying:
+            return self.opened_s + _REPLAY_PATIENCE_S
+        return self.opened_s if self.clock.started_s is None else self.clock.deadline_s(now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    flight: Flight
+    streams: list[_Stream]
+    audible: list[bool]
+    frames: int
+
+
+class Bootstrap:
+    """Streams that want audio from the talker's device. All methods belong to the engine's thread."""
+
+    def __init__(
+        self,
+        decoder: SlotDecoder,
+        *,
+        frame_s: float,
+        ramp: tuple[int, ...] = FRAME_SIZES,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._decoder, self._frame_s, self._ramp, self._now_s = decoder, frame_s, ramp, now_s
+        self._streams: dict[int, _Stream] = {}
+        self._free = list(reversed(range(decoder.num_slots)))
+        self._calls: list[_Call] = []  # oldest first
+        self._pcm: list[tuple[int, bytes]] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call runs and none can be made."""
+        return not self._calls and not self._pcm and not any(stream.waiting for stream in self._streams.values())
+
+    @property
+    def has_audio(self) -> bool:
+        """Whether `take` would bring something."""
+        return bool(self._pcm) or bool(self._calls and self._calls[0].flight.done)
+
+    def open(self, stream_id: int, prefix: Codes | None, *, frames: int) -> None:
+        """Decode the first `frames` frames of a stream behind `prefix` [frames, groups], whose state is replayed."""
+        if frames <= 0:
+            return
+        while not self._free:
+            self._land(self._calls.pop(0))
+        slot = self._free.pop()
+        self._decoder.begin(slot)
+        heard = [] if prefix is None else list(prefix[-REPLAY_FRAMES:])
+        stream = _Stream(stream_id, slot, len(heard), len(heard) + frames, self._now_s())
+        self._streams[stream_id] = stream
+        if heard:
+            codes = torch.from_numpy(prefix[-REPLAY_FRAMES:])  # type: ignore[index]
+            self._decoder.write([slot] * len(heard), range(len(heard)), codes)
+            stream.written = len(heard)
+        self._dispatch()
+
+    def push(self, stream_ids: Sequence[int], codes: Tensor) -> None:
+        """The next frame of each stream: codes [streams, groups], on any device, perhaps not computed yet."""
+        rows = [row for row, stream_id in enumerate(stream_ids) if self._wants(stream_id)]
+        if not rows:
+            return
+        streams = [self._streams[stream_ids[row]] for row in rows]
+        wanted = codes if len(rows) == len(stream_ids) else codes[rows]
+        self._decoder.write([stream.slot for stream in streams], [stream.written for stream in streams], wanted)
+        for stream in streams:
+            stream.written += 1
+        self._dispatch()
+        while any(stream.waiting >= _MAX_WAITING for stream in streams):  # the slot holds no more
+            self._land(self._calls.pop(0))
+            self._dispatch()
+
+    def finish(self, stream_id: int) -> None:
+        """No frame will follow those pushed; what they become is still to be taken."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.limit = stream.written if stream.written > stream.replay else 0
+            self._forget_if_over(stream)
+            self._dispatch()
+
+    def close(self, stream_id: int) -> None:
+        """Nobody wants the rest."""
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None:
+            self._free.append(stream.slot)  # calls run in order: what is under way for it ends before its next stream
+
+    def is_pending(self, stream_id: int) -> bool:
+        """Whether audio of frames that were pushed is still to be taken."""
+        stream = self._streams.get(stream_id)
+        return stream is not None and stream.landed < stream.written or any(number == stream_id for number, _ in self._pcm)
+
+    def take(self) -> list[tuple[int, bytes]]:
+        """What is ready: s16le samples by stream, each stream's in order and without gaps."""
+        while self._calls and self._calls[0].flight.done:
+            self._land(self._calls.pop(0))
+        self._dispatch()
+        ready, self._pcm = self._pcm, []
+        return ready
+
+    def _wants(self, stream_id: int) -> bool:
+        stream = self._streams.get(stream_id)
+        return stream is not None and stream.written < stream.limit
+
+    def _dispatch(self) -> None:
+        while len(self._calls) < _MAX_FLIGHTS and (call := self._next_call()) is not None:
+            self._calls.append(call)
+
+    def _next_call(self) -> _Call | None:
+        """The most urgent stream, and those that want as many frames as it does."""
+        now_s = self._now_s()
+        wishes = [(stream, self._size(stream, now_s)) for stream in self._streams.values() if stream.waiting]
+        wishes = [(stream, size) for stream, size in wishes if size]
+        if not wishes:
+            return None
+        wishes.sort(key=lambda wish: wish[0].deadline_s(now_s))
+        frames = wishes[0][1]
+        streams = [stream for stream, size in wishes if size == frames][: self._decoder.largest_batch(frames)]
+        audible = [not stream.replaying for stream in streams]
+        flight = self._decoder.decode([stream.slot for stream in streams], frames)
+        for stream in streams:
+            stream.chunks += not stream.replaying
+            stream.called += frames
+        return _Call(flight, streams, audible, frames)
+
+    def _size(self, stream: _Stream, now_s: float) -> int:
+        """Frames to decode of a stream that has some; 0 means wait for more."""
+        if stream.replaying:
+            return _fitting(min(stream.waiting, stream.replay - stream.called))
+        wanted = min(self._ramp[self._step(stream)], stream.limit - stream.called)
+        if stream.waiting < wanted and not self._must_hurry(stream, now_s):
+            return 0
+        return _fitting(min(stream.waiting, wanted))
+
+    def _step(self, stream: _Stream) -> int:
+        """Position in the ramp. Under load a stream skips steps behind its first chunk: wide calls cost less a frame."""
+        widening = max(0, len(self._streams).bit_length() - _FEW_STREAMS.bit_length()) if stream.chunks else 0
+        return min(stream.chunks + widening, len(self._ramp) - 1)
+
+    def _must_hurry(self, stream: _Stream, now_s: float) -> bool:
+        if not stream.chunks:
+            return False
+        under_way_s = (stream.called - stream.landed) * self._frame_s
+        return stream.clock.lead_s(now_s) + under_way_s <= MIN_LEAD_S
+
+    def _land(self, call: _Call) -> None:
+        for stream, audible, pcm in zip(call.streams, call.audible, call.flight.land(), strict=True):
+            stream.landed += call.frames
+            if self._streams.get(stream.id) is not stream:
+                continue  # closed meanwhile
+            if audible:
+                stream.clock.deliver(call.frames * self._frame_s, now_s=self._now_s())
+                self._pcm.append((stream.id, pcm.tobytes()))
+            self._forget_if_over(stream)
+
+    def _forget_if_over(self, stream: _Stream) -> None:
+        if stream.landed >= stream.limit:
+            self.close(stream.id)
+
+
+def _fitting(frames: int) -> int:
+    """The largest call size within `frames`, which is at least 1."""
+    return max(size for size in FRAME_SIZES if size <= frames)
