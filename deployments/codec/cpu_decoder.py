@@ -14,8 +14,6 @@ from deployments.codec.transformer import rotary_tables, rotate, window_mask
 _LAYER_NORM_EPS = 1e-6
 _TYPICAL_ROWS = 128
 _MANY_CHANNELS = 512
-# Frames that reach into a sample through the convolutions behind the transformer: 9.4, with one to spare.
-CONVOLVED_FRAMES = 11
 _BLOCK = 1 << 16  # values that the steps of a snake take together: they stay in the second-level cache
 
 
@@ -118,11 +116,14 @@ class CpuNetwork:
         self.config, self.dtype = folded.config, dtype
         self._folded = folded
         self._initial: list[Tensor] = []
-        self._pre_conv = self._convolution(folded.pre_conv)
-        self._input_proj = self._linear(folded.input_proj)
+        # The whole signal goes through these projections: rounding is heard most there, and exactness costs least.
+        self._pre_conv = self._convolution(folded.pre_conv, torch.float32)
+        self._input_proj = self._linear(folded.input_proj, torch.float32)
         self._layers = [_TransformerLayer(self, layer) for layer in folded.layers]
-        self._output_proj = self._linear(folded.output_proj)
-        self._stages = [(self._convolution(up), _ConvNeXtLayer(self, block)) for up, block in folded.stages]
+        self._output_proj = self._linear(folded.output_proj, torch.float32)
+        self._stages = [
+            (self._convolution(up, torch.float32), _ConvNeXtLayer(self, block)) for up, block in folded.stages
+        ]
         self._first = self._convolution(folded.first_conv)
         self._blocks = [
             (
@@ -135,7 +136,7 @@ class CpuNetwork:
             )
             for block in folded.blocks
         ]
-        self._last = self._convolution(folded.last_conv, dtype=torch.float32)
+        self._last = self._convolution(folded.last_conv, torch.float32)
 
     def initial_state(self) -> DecoderState:
         """State of a stream before its first frame."""
@@ -147,7 +148,7 @@ class CpuNetwork:
 
     def recall(self, codes: Tensor, state: BatchState) -> None:
         """As DecoderNetwork.recall."""
-        self._waveform(self._latents(codes, state)[:, -CONVOLVED_FRAMES:], state)
+        self._waveform(self._latents(codes, state)[:, -self.config.convolved_frames :], state)
 
     def _latents(self, codes: Tensor, state: BatchState) -> Tensor:
         """[B, frames, latent_dim]."""
@@ -183,8 +184,8 @@ class CpuNetwork:
         silence = conv.silence.to(dtype).repeat(conv.context, 1)
         return _Convolution(conv, self.remember(silence) if conv.context else -1, dtype)
 
-    def _linear(self, linear: Linear) -> Product:
-        return Product(linear.weight[None], linear.bias, 1, self.dtype)
+    def _linear(self, linear: Linear, dtype: torch.dtype | None = None) -> Product:
+        return Product(linear.weight[None], linear.bias, 1, dtype or self.dtype)
 
 
 class _TransformerLayer:

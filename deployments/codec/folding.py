@@ -173,9 +173,7 @@ def _transposed(layer: CausalConvTranspose1d | nn.Module, *, behind: Snake | nn.
     return _shifted(taps, bias, 1, upsampling=stride, behind=behind)
 
 
-def _shifted(
-    weight: Tensor, bias: Tensor, dilation: int, *, upsampling: int, behind: Snake | nn.Module | None
-) -> Conv:
+def _shifted(weight: Tensor, bias: Tensor, dilation: int, *, upsampling: int, behind: Snake | nn.Module | None) -> Conv:
     half = weight.new_zeros(weight.shape[1]) if behind is None else _wave(behind).half
     return Conv(weight, bias + (half @ weight).sum(0), dilation, upsampling, silence=-half)
 

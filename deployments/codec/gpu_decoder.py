@@ -18,6 +18,8 @@ from deployments.codec.folding import Conv, ConvNeXt, FoldedDecoder, Layer, Line
 
 MAX_FRAMES = 12  # of one stream in one call
 _MIN_DOT = 16
+_TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
+_ENOUGH_BLOCKS = 100  # of an H200's 132 multiprocessors
 _LAYER_NORM_EPS = 1e-6
 
 
@@ -116,7 +118,9 @@ class _Call:
             time *= block.upsample.upsampling
             for unit, following in zip(block.units, waves[1:], strict=True):
                 _, inner = self._conv(wave, unit.dilated, time, wave=unit.second, plain=False)
-                x, wave = self._conv(inner, unit.pointwise, time, wave=following, residual=x, plain=following is not after)
+                x, wave = self._conv(
+                    inner, unit.pointwise, time, wave=following, residual=x, plain=following is not after
+                )
         assert time == frames * config.frame_samples, (time, frames)
         return self._waveform(wave, folded.last_conv, time)
 
@@ -189,7 +193,14 @@ class _Call:
         return y
 
     def _conv(
-        self, x: Tensor, conv: Conv, time: int, *, wave: Wave | None = None, residual: Tensor | None = None, plain: bool = True
+        self,
+        x: Tensor,
+        conv: Conv,
+        time: int,
+        *,
+        wave: Wave | None = None,
+        residual: Tensor | None = None,
+        plain: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Plain output and output behind `wave`, each [B * time * upsampling, channels]; what was not asked for is x."""
         rows, outs = len(x), conv.weight.shape[2]
@@ -215,7 +226,7 @@ class _Call:
             "TAPS": taps, "NORM": NORM, "GATED": gate is not None, "BIAS": bias is not None, "GELU": GELU,
             "RESIDUAL": residual is not None, "PLAIN": plain, "WAVE": wave is not None,
         }  # fmt: skip
-        tiles = choose_tiles(len(x), num_in, num_out)
+        tiles = choose_tiles(len(x), num_in, num_out, value_bytes=x.element_size())
         grid = (-(-len(x) // tiles["BLOCK_M"]), -(-num_out // tiles["BLOCK_N"]))
         kernels.conv_kernel[grid](
             x, x if memory is None else memory, self.slots, weight, weight if gate is None else gate,
@@ -226,17 +237,24 @@ class _Call:
         )  # fmt: skip
 
 
-def choose_tiles(num_rows: int, num_in: int, num_out: int) -> dict[str, int]:
-    """Tile sizes and launch options of a product [num_rows, taps * num_in] x [.., num_out]."""
-    block_m = min(128, max(_MIN_DOT, _power(num_rows)))
-    block_n = 32 if num_rows <= 512 else 64 if num_out % 128 else 128
-    block_k = next(size for size in (64, 32, 16) if num_in % size == 0)
-    warps = 8 if block_m * block_n > 64 * 64 else 4
+def choose_tiles(num_rows: int, num_in: int, num_out: int, *, value_bytes: int) -> dict[str, int]:
+    """Tile sizes and launch options of a product [num_rows, taps * num_in] x [.., num_out].
+
+    The largest tile that still occupies the GPU; where none does, small ones with long steps, bound by latency. Few
+    kinds of tiles, since each is compiled for each kind of layer.
+    """
+    fitting = [
+        (block_m, block_n)
+        for block_m, block_n in _TILES
+        if block_m <= num_rows and -(-num_rows // block_m) * -(-num_out // block_n) >= _ENOUGH_BLOCKS
+    ]
+    block_m, block_n = fitting[0] if fitting else (_MIN_DOT, 32) if num_rows <= _MIN_DOT else (32, 32)
+    longest = (128 if block_m <= 32 else 64) * 2 // value_bytes
     return {
         "BLOCK_M": block_m,
-        "BLOCK_N": min(block_n, max(_MIN_DOT, _power(num_out))),
-        "BLOCK_K": block_k,
-        "num_warps": warps,
+        "BLOCK_N": block_n,
+        "BLOCK_K": next(size for size in (128, 64, 32, 16) if size <= longest and num_in % size == 0),
+        "num_warps": 8 if block_m * block_n > 128 * 64 else 4,
         "num_stages": 4,
     }
 

@@ -8,10 +8,10 @@ import torch
 
 from deployments.checkpoint import load_strict
 from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.slots import load_slots
 from deployments.config import TalkerConfig
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, FrameChunk, GenerateRequest, ModelInfo, Sampling, SynthesisRequest
-from deployments.codec.slots import load_slots
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.bootstrap import Bootstrap
 from deployments.talker.kv_cache import KVCache
@@ -154,7 +154,7 @@ class Engine:
         if request.gpu_frames > 0 and self._bootstrap is None:
             self._bootstrap = self._load_bootstrap()  # nobody asks a talker on a CPU for audio but to try it
         if self._bootstrap is not None:
-            self._bootstrap.open(sequence_id, request.prefix, frames=request.gpu_frames)
+            self._bootstrap.open(sequence_id, request.prefix, heard=request.heard, frames=request.gpu_frames)
 
     def _with_audio(self, outputs: list[Output]) -> list[Output]:
         """`outputs` and the audio that is ready; a last chunk waits until its stream's audio is complete."""

@@ -64,8 +64,10 @@ def fake() -> FakeDecoder:
     return FakeDecoder()
 
 
-def gate_of(fake: FakeDecoder, *, workers: int = 1, max_batch_size: int = 16) -> DecodeGate:
-    return DecodeGate(fake, workers=workers, max_batch_size=max_batch_size)
+def gate_of(
+    fake: FakeDecoder, *, workers: int = 1, max_batch_size: int = 16, max_batch_frames: int = 1000
+) -> DecodeGate:
+    return DecodeGate(fake, workers=workers, max_batch_size=max_batch_size, max_batch_frames=max_batch_frames)
 
 
 @pytest.mark.anyio
@@ -183,7 +185,7 @@ async def test_sixteen_streams_share_batches() -> None:
         await asyncio.sleep(0)
         return Decoded(np.zeros(1, np.int16), NOWHERE)
 
-    gate = DecodeGate(decode, workers=1, max_batch_size=16)
+    gate = DecodeGate(decode, workers=1, max_batch_size=16, max_batch_frames=1000)
 
     async def run(number: int) -> None:
         for chunk in range(10):
