@@ -143,7 +143,11 @@ class CodecDecoder:
 
         Costs what the frames within reach of the next sample cost in the transformer, and a dozen in the convolutions.
         """
-        reach = self.config.num_hidden_layers * (self.config.sliding_window - 1) + _PRE_CONV_FRAMES + self.config.convolved_frames
+        reach = (
+            self.config.num_hidden_layers * (self.config.sliding_window - 1)
+            + _PRE_CONV_FRAMES
+            + self.config.convolved_frames
+        )
         if not len(codes):
             return self._initial_state
         (state,) = self.advance(codes[-reach:][None], [self._initial_state])

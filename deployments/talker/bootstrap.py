@@ -16,7 +16,9 @@ from deployments.codec.silence import QUIET
 from deployments.codec.slots import CODE_RING, FRAME_SIZES, Flight, SlotDecoder
 from deployments.protocol import Codes
 
-REPLAY_FRAMES = 588  # the decoder hears no frame further back: 8 layers of 71 frames, the convolutions, and a few to spare
+REPLAY_FRAMES = (
+    588  # the decoder hears no frame further back: 8 layers of 71 frames, the convolutions, and a few to spare
+)
 _MIN_LEAD_S = 0.06  # covers a decode and a frame of the talker
 _MAX_FLIGHTS = 2  # one runs, one waits behind it: what comes meanwhile makes the next batch larger
 _FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
@@ -132,8 +134,8 @@ class Bootstrap:
     def is_pending(self, stream_id: int) -> bool:
         """Whether audio of frames that were pushed is still to be taken."""
         stream = self._streams.get(stream_id)
-        return (
-            (stream is not None and stream.landed < stream.written) or any(number == stream_id for number, _ in self._pcm)
+        return (stream is not None and stream.landed < stream.written) or any(
+            number == stream_id for number, _ in self._pcm
         )
 
     def take(self) -> list[tuple[int, bytes]]:

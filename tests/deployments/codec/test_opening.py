@@ -107,7 +107,9 @@ async def test_any_share_of_the_talker_gives_the_same_audio(
     assert sum(job.silent for job in decode.jobs) <= 1
 
 
-async def test_the_border_between_precisions_is_not_heard(directory: Path, decoder: CodecDecoder, codes: Tensor) -> None:
+async def test_the_border_between_precisions_is_not_heard(
+    directory: Path, decoder: CodecDecoder, codes: Tensor
+) -> None:
     expected = whole(decoder, codes[0]).astype(int)
     border = 12 * decoder.frame_samples
     noisy = expected + np.random.default_rng(0).normal(0, expected.std() * 10 ** (-MIN_SNR_DB / 20), expected.shape)
