@@ -23,8 +23,14 @@ class TalkerConfig(Strict):
     max_num_seqs: Annotated[int, Field(ge=1)] = 8  # sequences in one batch; on CPU also the fixed number of rows
     max_num_waiting: Annotated[int, Field(ge=0)] = 16  # sequences that may wait behind them
     max_model_len: Annotated[int, Field(ge=64)] = 4096  # rows of one sequence: prompt and frames
-    kv_block_size: Annotated[int, Field(ge=1)] = 16
+    # Positions of a KV block. Unset: 16 on a CPU; on a GPU 256 where flash-attn is, which takes no less, else 64.
+    kv_block_size: Annotated[int | None, Field(ge=1)] = None
     kv_cache_bytes: Annotated[int, Field(ge=1)] = 1 << 30
+    kernels: Literal["auto", "plain"] = "auto"  # auto: fused Triton kernels on a GPU in half precision
+    # On a GPU: codes do not depend on the batch, at the price of running every step in the shape of the fullest batch.
+    deterministic: bool = False
+    # While others wait, a sequence this far ahead of its listener sits steps out.
+    max_lead_s: Annotated[float, Field(gt=0)] = 8.0
     runaway_frames_per_token: Annotated[int, Field(ge=1)] = 12
     runaway_min_frames: Annotated[int, Field(ge=1)] = 75
 
@@ -33,8 +39,8 @@ class CodecConfig(Strict):
     """The codec decoder of one replica."""
 
     device: Device = "cpu"
-    # Of matrix products on a CPU, of everything on a GPU. auto: on a CPU bfloat16 where it is faster and its error stays
-    # 35 dB below the signal, which is tried at start, else float32; float16 on a GPU.
+    # Of matrix products on a CPU, of everything on a GPU. auto: on a CPU bfloat16 where it is faster and its error is
+    # 35 dB below the signal, which is tried at start, else float32; on a GPU float16.
     precision: DType = "auto"
     # Who decodes: hybrid leaves the first frames of a stream to the talker's GPU and all of it where the pool is full.
     placement: Literal["hybrid", "pool", "inline"] = "hybrid"

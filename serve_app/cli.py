@@ -108,6 +108,22 @@ def loadtest(context: typer.Context) -> None:
     _run_module("loadtest", context)
 
 
+bench = typer.Typer(help="Measure a part of Talkray by itself, without Ray and HTTP.", no_args_is_help=True)
+cli.add_typer(bench, name="bench")
+
+
+@bench.command("engine", context_settings=_PASS_ON, help="Step time by batch, prefill, memory and start-up.")
+def bench_engine(context: typer.Context) -> None:
+    """`python -m deployments.talker.bench`."""
+    _run_module("deployments.talker.bench", context)
+
+
+@bench.command("codec", context_settings=_PASS_ON, help="Decoder calls by streams and frames, on a CPU or a GPU.")
+def bench_codec(context: typer.Context) -> None:
+    """`python -m deployments.codec.bench`."""
+    _run_module("deployments.codec.bench", context)
+
+
 def main() -> None:
     """Run the command line; what goes wrong on purpose is a message, not a traceback."""
     try:

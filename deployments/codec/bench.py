@@ -1,4 +1,6 @@
-"""Time of the codec decoder, by streams and frames in a call: `talkray bench codec` or `python -m deployments.codec.bench`.
+"""Time of the codec decoder, by streams and frames in a call.
+
+    talkray bench codec --device cuda
 
 Without a checkpoint it takes random weights of the released shape, which cost what trained ones cost. CPU numbers are
 CPU seconds of one thread; GPU numbers are CUDA events around replays of captured calls.
@@ -164,16 +166,15 @@ def _gpu_ms(slots: GpuSlots, streams: int, frames: int, repeats: int) -> float:
     for slot in range(streams):
         slots.begin(slot)
     flights = [call() for _ in range(3)]
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     slots.stream.synchronize()
     start.record(slots.stream)
-    for _ in range(repeats):
-        flights.append(call())
+    flights += [call() for _ in range(repeats)]
     end.record(slots.stream)
     end.synchronize()
     for flight in flights:
         flight.land()  # type: ignore[attr-defined]
-    return start.elapsed_time(end) / repeats
+    return float(start.elapsed_time(end)) / repeats
 
 
 def _network(options: argparse.Namespace) -> DecoderNetwork:

@@ -30,7 +30,7 @@ class Product:
         self._dilation, self._context, self._dtype = dilation, (self._taps - 1) * dilation, dtype
         self._bias = None if bias is None else bias.to(dtype)
         self._is_matrix = channels >= _MANY_CHANNELS
-        self._packs = torch.backends.mkldnn.is_available()
+        self._packs = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         self._weight = self._pack(weight.to(dtype))
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -47,9 +47,10 @@ class Product:
             return kernel
         size = [1, kernel.shape[1], 1, _TYPICAL_ROWS + self._context]
         stride, padding = [1, 1], [0, 0]
-        return torch._C._nn.mkldnn_reorder_conv2d_weight(
+        packed: Tensor = torch._C._nn.mkldnn_reorder_conv2d_weight(  # type: ignore[call-arg]
             kernel.to_mkldnn(), padding, stride, [1, self._dilation], 1, size
         )
+        return packed
 
     def _multiply(self, rows: Tensor) -> Tensor:
         rows = self._unfolded(rows) if self._taps > 1 else rows
@@ -201,8 +202,9 @@ class _TransformerLayer:
     def __call__(self, x: Tensor, state: BatchState, *, mask: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         config, eps = self.config, self.config.rms_norm_eps
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        qkv = self.qkv(_normed(x, eps)).float().unflatten(2, (-1, config.head_dim)).transpose(1, 2)
-        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        qkv = self.qkv(_normed(x, eps)).float()
+        qkv = qkv.view(*qkv.shape[:2], -1, config.head_dim).transpose(1, 2)
+        q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         q, new = rotate(q, rotary), torch.stack((rotate(k, rotary), v), dim=1)
         known = torch.cat((state.tensors[self.index], new), dim=3)  # [B, 2, heads, history + frames, size]
         state.tensors[self.index] = known[:, :, :, -self.history :]

@@ -1,7 +1,8 @@
 """Triton kernels of the decoder on a GPU: few and large, since a frame is bound by launches.
 
-Rows are [B * time, channels]; what a stream remembers is found through its slot, so gathering and scattering state costs
-no copies. `gpu_decoder.py` launches them; `cpu_decoder.py` computes the same with torch and is what the tests compare with.
+Rows are [B * time, channels]; what a stream remembers is found through its slot, so that gathering and scattering state
+costs no copies. `gpu_decoder.py` launches them; `cpu_decoder.py` computes the same with torch and is what the tests
+compare with.
 """
 
 import triton
@@ -101,7 +102,10 @@ def embed_kernel(
     ring_ptr, slots_ptr, positions_ptr, tables_ptr, y_ptr, frames, ring, codebook_size, channels,
     GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Latents [B * frames, channels]: sums of codebook rows. A stream's frame p stands at p % ring in ring [slots, ring, GROUPS]."""
+    """Latents [B * frames, channels]: sums of codebook rows.
+
+    A stream's frame p stands at p % ring in ring [slots, ring, GROUPS].
+    """
     row = tl.program_id(0)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots_ptr + row // frames)
@@ -121,10 +125,11 @@ def attention_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr, RING: tl.constexpr,
     FRAMES: tl.constexpr,
 ):  # fmt: skip
-    """Sliding-window attention of one stream and head; new keys and values go to cache [slots, 2, KV_HEADS, RING, SIZE].
+    """Sliding-window attention of one stream and head.
 
-    qkv is [B * frames, (HEADS + 2 KV_HEADS) * SIZE] before rotation, y [B * frames, HEADS * SIZE]. The key of frame p
-    stands at p % RING, and RING >= WINDOW - 1 + frames, so that what is overwritten has left every window of this call.
+    New keys and values go to cache [slots, 2, KV_HEADS, RING, SIZE]. qkv is [B * frames, (HEADS + 2 KV_HEADS) * SIZE]
+    before rotation, y [B * frames, HEADS * SIZE]. The key of frame p stands at p % RING, and
+    RING >= WINDOW - 1 + frames, so that what is overwritten has left every window of this call.
     """
     stream, head = tl.program_id(0), tl.program_id(1)
     kv_head = head // (HEADS // KV_HEADS)

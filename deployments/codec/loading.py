@@ -97,7 +97,7 @@ def choose_precision(exact: CodecDecoder, rounded: CodecDecoder) -> Trial:
             durations.append((time.thread_time() - start) * 1e3)
         times_ms.append(min(durations))
         audio.append(samples)
-    return Trial(*times_ms, snr_db(audio[0], audio[1]))
+    return Trial(times_ms[0], times_ms[1], snr_db(audio[0], audio[1]))
 
 
 def _has_fast_bfloat16() -> bool:

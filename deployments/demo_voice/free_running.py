@@ -8,9 +8,10 @@ import torch
 from deployments.demo_voice.dataset import Utterance
 from deployments.protocol import Codes, FinishReason, GenerateRequest, Sampling, SynthesisRequest
 from deployments.talker.block_manager import BlockManager
+from deployments.talker.input_tables import InputTables
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.talker import Talker
-from deployments.talker.model_runner import ModelRunner
+from deployments.talker.model_runner import ModelRunner, RunnerShape
 from deployments.talker.prompt import PromptBuilder
 from deployments.talker.scheduler import Batch, Scheduler
 from deployments.talker.sequence import FrameLimit, Sequence
@@ -31,17 +32,19 @@ class Spoken:
 def speak(talker: Talker, tokenizer: TextTokenizer, utterances: list[Utterance], *, sampling: Sampling) -> list[Spoken]:
     """Speak all utterances in a batch, every second with streaming text; long behind the teacher's end they are cut."""
     device, dtype = talker.codec_head.weight.device, talker.codec_head.weight.dtype
-    prompts = PromptBuilder(talker, tokenizer, None)
+    tables = InputTables(talker)
+    prompts = PromptBuilder(tables, tokenizer)
     sequences = [_sequence(prompts, number, utterance, sampling) for number, utterance in enumerate(utterances)]
-    positions = sum(len(sequence.prompt.rows) + sequence.limit.frames + _BLOCK for sequence in sequences)
+    positions = sum(sequence.prompt.num_rows + sequence.limit.frames + _BLOCK for sequence in sequences)
     blocks = BlockManager(2 + positions // _BLOCK, _BLOCK)
-    cache = KVCache(talker.config.talker, num_slots=blocks.num_blocks * _BLOCK, dtype=dtype, device=device)
-    runner = ModelRunner(talker, cache, blocks, max_num_seqs=len(sequences))
+    cache = KVCache(talker.config.talker, num_blocks=blocks.num_blocks, block_size=_BLOCK, dtype=dtype, device=device)
+    longest = max(sequence.num_positions + sequence.limit.frames for sequence in sequences)
+    runner = ModelRunner(tables, cache, blocks, RunnerShape(len(sequences), longest))
     scheduler = Scheduler(blocks, max_num_seqs=len(sequences), max_num_waiting=0)
     for sequence in sequences:
         scheduler.add(sequence)
     while (batch := scheduler.schedule()) is not None:
-        _step(runner, batch)
+        _step(runner, batch, talker.config.codes.eos)
         scheduler.retire(batch)
     return [_spoken(sequence, utterance) for sequence, utterance in zip(sequences, utterances, strict=True)]
 
@@ -60,11 +63,13 @@ def _sequence(prompts: PromptBuilder, number: int, utterance: Utterance, samplin
     return Sequence(number, request, prompts.build(request), sampling, limit)
 
 
-def _step(runner: ModelRunner, batch: Batch) -> None:
+def _step(runner: ModelRunner, batch: Batch, eos: int) -> None:
     runner.prefill(batch.prefill)
-    step = runner.decode(batch.decode)
-    for sequence, frame, ended in zip(batch.decode, step.frames, step.ended, strict=True):
-        sequence.append(frame, ended=bool(ended))
+    for sequence, frame in zip(batch.decode, runner.decode(batch.decode), strict=True):
+        if frame[0] == eos:
+            sequence.finish_reason = FinishReason.STOP
+        else:
+            sequence.append(frame)
 
 
 def _spoken(sequence: Sequence, utterance: Utterance) -> Spoken:

@@ -51,6 +51,10 @@ class BlockManager:
         """Take all blocks of `sequence` back; nothing happens where it has none."""
         self._free.extend(self._tables.pop(sequence, ()))
 
+    def table(self, sequence: int) -> list[int]:
+        """The blocks of a sequence in the order of its positions."""
+        return self._tables[sequence]
+
     def slots(self, sequence: int, num_positions: int) -> NDArray[np.int64]:
         """Cache indices [num_positions] of a sequence's first positions."""
         blocks = np.array(self._tables[sequence][: self.blocks_for(num_positions)], dtype=np.int64)

@@ -83,8 +83,13 @@ class Bootstrap:
         """Whether no call runs and none can be made."""
         return not self._calls and not self._pcm and not any(stream.waiting for stream in self._streams.values())
 
+    @property
+    def has_audio(self) -> bool:
+        """Whether `take` would bring something."""
+        return bool(self._pcm) or bool(self._calls and self._calls[0].flight.done)
+
     def open(self, stream_id: int, prefix: Codes | None, *, heard: int | None = None, frames: int) -> None:
-        """Decode `frames` frames of a stream behind the first `heard` of `prefix` [frames, groups], by default all of it.
+        """Decode `frames` frames of a stream behind the first `heard` of `prefix` [frames, groups], by default all.
 
         What was heard is replayed without audio.
         """
@@ -191,7 +196,7 @@ class Bootstrap:
         return _fitting(min(stream.waiting, wanted))
 
     def _step(self, stream: _Stream) -> int:
-        """Position in the ramp. Under load a stream skips steps behind its first chunk: wide calls cost less a frame."""
+        """Position in the ramp. Under load a stream skips steps behind its first chunk: wide calls cost less."""
         widening = max(0, len(self._streams).bit_length() - _FEW_STREAMS.bit_length()) if stream.chunks else 0
         return min(stream.chunks + widening, len(self._ramp) - 1)
 

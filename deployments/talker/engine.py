@@ -1,28 +1,41 @@
 """The talker engine: requests in, frames out, one step at a time. Knows neither processes nor Ray."""
 
+import importlib.util
+import math
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from deployments.checkpoint import load_strict
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.slots import load_slots
 from deployments.config import TalkerConfig
 from deployments.errors import InvalidRequest
-from deployments.protocol import FinishReason, FrameChunk, GenerateRequest, ModelInfo, Sampling, SynthesisRequest
+from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, ModelInfo, Sampling, SynthesisRequest
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.bootstrap import Bootstrap
+from deployments.talker.frame_step import MIN_NEW_TOKENS, SPOILT
+from deployments.talker.input_tables import InputTables
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
-from deployments.talker.model_runner import ModelRunner
+from deployments.talker.model_runner import Flight, ModelRunner, NetworkKind, RunnerShape
 from deployments.talker.prompt import PromptBuilder
 from deployments.talker.scheduler import Batch, Scheduler
 from deployments.talker.sequence import FrameLimit, Sequence
 from deployments.talker.tokenizer import TextTokenizer
+
+# What the host needs from the decision who takes part in a step to the device's start of it.
+_LAUNCH_NS = 800_000
+# How often to look for audio while no step is under way.
+_AUDIO_POLL_S = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +57,30 @@ class Engine:
         dtype = _dtype(config, device)
         talker = load_talker(directory, self.model, dtype=dtype, device=device)
         talker.prepare(max_positions=config.max_model_len)
+        tables = InputTables(talker)
         speaker_encoder = load_speaker_encoder(directory, self.model, device=device)
-        self.prompts = PromptBuilder(talker, TextTokenizer(directory, self.model.tokens), speaker_encoder)
-        blocks = BlockManager(self._num_blocks(dtype), config.kv_block_size)
-        num_slots = blocks.num_blocks * config.kv_block_size
-        cache = KVCache(self.model.talker, num_slots=num_slots, dtype=dtype, device=device)
-        self.runner = ModelRunner(talker, cache, blocks, max_num_seqs=config.max_num_seqs)
-        self.scheduler = Scheduler(blocks, max_num_seqs=config.max_num_seqs, max_num_waiting=config.max_num_waiting)
+        self.prompts = PromptBuilder(tables, TextTokenizer(directory, self.model.tokens), speaker_encoder)
+        size = config.kv_block_size or _block_size(device)
+        number = self._num_blocks(dtype, size)
+        blocks = BlockManager(number, size)
+        cache = KVCache(self.model.talker, num_blocks=number, block_size=size, dtype=dtype, device=device)
+        networks = _networks(config, device, dtype)
+        shape = RunnerShape(config.max_num_seqs, config.max_model_len, config.deterministic, networks)
+        self.runner = ModelRunner(tables, cache, blocks, shape)
+        self.scheduler = Scheduler(
+            blocks,
+            max_num_seqs=config.max_num_seqs,
+            max_num_waiting=config.max_num_waiting,
+            max_lead_s=config.max_lead_s if device.type == "cuda" else math.inf,  # a CPU pads every step
+        )
         self._finished: list[Output] = []
+        self._flight: Flight | None = None
+        self._last_flight: Flight | None = None
+        self._batch: Batch | None = None
+        self._num_pushed = 0  # sequences at the batch's end whose frames are being decoded already
+        self._spoilt: list[int] = []
+        self._due_ns = 0  # when the next step has to be launched so that the device does not wait
+        self.waited_ns = 0  # how long the host has waited for codes
         self._endings: dict[int, Output] = {}  # last chunks that wait for audio of theirs
         self._bootstrap = self._load_bootstrap() if device.type == "cuda" else None
 
@@ -73,9 +102,9 @@ class Engine:
             max_segment_chars=self.model.text.max_segment_chars,
         )
 
-    def warm_up(self) -> None:
+    def warm_up(self, report: Callable[[str], None] = lambda stage: None) -> None:
         """Capture graphs and run one short utterance, so that the first request meets warm code paths."""
-        self.runner.capture()
+        self.runner.capture(report)
         voice = next(iter(self.model.speakers), None)
         options = Sampling(max_new_tokens=3)
         request = SynthesisRequest("warm-up", "Hello.", voice=voice, sampling=options, ignore_eos=True)
@@ -86,14 +115,15 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether a step would do nothing."""
-        return self.scheduler.is_idle and not self._finished and (self._bootstrap is None or self._bootstrap.is_idle)
+        waiting = self._finished or self._flight is not None or self._endings
+        return self.scheduler.is_idle and not waiting and (self._bootstrap is None or self._bootstrap.is_idle)
 
     def add(self, sequence_id: int, request: GenerateRequest) -> None:
         """Queue a request; raises Overloaded when the line is full and InvalidRequest when it can never run."""
         self.scheduler.check_room()
         prompt = self.prompts.build(request)
         sampling = complete(request.synthesis.sampling, self.model.generation)
-        limit = self._frame_limit(request, sampling, len(prompt.rows), prompt.num_text_tokens)
+        limit = self._frame_limit(request, sampling, prompt.num_rows, prompt.num_text_tokens)
         prefix = [] if request.prefix is None else list(request.prefix)
         sequence = Sequence(sequence_id, request, prompt, sampling, limit, prefix)
         if sequence.num_frames >= limit.frames:
@@ -109,38 +139,84 @@ class Engine:
         if self._bootstrap is not None:
             self._bootstrap.close(sequence_id)
 
+    @property
+    def patience_s(self) -> float:
+        """How long new requests can still be taken in before the device runs out of work."""
+        if self._flight is not None:
+            return 0.0
+        spare_s = max(0.0, (self._due_ns - time.perf_counter_ns()) / 1e9)
+        return min(spare_s, _AUDIO_POLL_S) if self._bootstrap is not None else spare_s
+
     def step(self) -> list[Output]:
-        """Admit what fits, make one frame for each running sequence, and return the new frames."""
+        """Admit what fits, make one frame for each running sequence, and return new frames and audio.
+
+        On a GPU a call may return without frames: where audio is ready earlier, or where the previous step leaves so
+        much time that who comes meanwhile can still join the next.
+        """
         finished, self._finished = self._finished, []
+        if self._flight is None and time.perf_counter_ns() >= self._due_ns:
+            self._launch()
+        return self._with_audio(finished + self._land())
+
+    def take_spoilt(self) -> list[int]:
+        """Running sequences whose state has become NaN or infinite: what they would sample is noise."""
+        spoilt, self._spoilt = self._spoilt, []
+        return spoilt
+
+    def _launch(self) -> None:
         batch = self.scheduler.schedule()
-        outputs = [] if batch is None else self._run(batch)
         if batch is not None:
-            self.scheduler.retire(batch)
-        return self._with_audio(finished + outputs)
+            self.runner.prefill(batch.prefill)
+            self._batch, self._num_pushed = batch, 0
+            self._flight = self.runner.launch(batch.decode, self._push_young)
 
-    def _run(self, batch: Batch) -> list[Output]:
-        outputs = self._prefill(batch.prefill)
-        going = [sequence for sequence in batch.decode if sequence.finish_reason is None]
-        return outputs + self._decode(going) if going else outputs
+    def _push_young(self, frames: Tensor) -> None:
+        """Decode first frames, which never are the end of speech, as soon as they exist. `frames` are on the device."""
+        if self._bootstrap is None or self._batch is None:
+            return
+        young = list(takewhile(lambda sequence: sequence.num_frames < MIN_NEW_TOKENS, reversed(self._batch.decode)))
+        if young and frames.is_cuda:
+            self._num_pushed = len(young)
+            self._bootstrap.push([sequence.id for sequence in reversed(young)], frames[-len(young) :].clone())
 
-    def _prefill(self, sequences: list[Sequence]) -> list[Output]:
-        """Outputs of the sequences that turn out to be over: all their frames were made before they were resumed."""
-        outputs = []
-        for sequence, over in zip(sequences, self.runner.prefill(sequences), strict=True):
-            if over:
-                sequence.finish_reason = FinishReason.STOP
-                outputs.append(Output(sequence.id, self._chunk(sequence, [], FinishReason.STOP)))
-        return outputs
+    def _land(self) -> list[Output]:
+        """The frames of the step under way, once they are there; nothing where audio is ready before."""
+        flight, batch, start = self._flight, self._batch, time.perf_counter_ns()
+        if flight is None or batch is None:
+            return []
+        while not flight.has_codes:
+            if self._bootstrap is not None and self._bootstrap.has_audio:
+                return []
+        frames = flight.land()
+        now_ns = time.perf_counter_ns()
+        self.waited_ns += now_ns - start
+        if self._last_flight is not None:
+            self._due_ns = now_ns + self._last_flight.talker_ns() - _LAUNCH_NS
+        self._flight, self._last_flight = None, flight
+        self._push_others(batch, frames)
+        outputs = [self._append(sequence, frame) for sequence, frame in zip(batch.decode, frames, strict=True)]
+        self.scheduler.retire(batch)
+        return [output for output in outputs if output is not None]
 
-    def _decode(self, sequences: list[Sequence]) -> list[Output]:
-        step = self.runner.decode(sequences)
-        if self._bootstrap is not None:
-            self._bootstrap.push([sequence.id for sequence in sequences], torch.from_numpy(step.frames))
-        outputs = []
-        for sequence, frame, ended in zip(sequences, step.frames, step.ended, strict=True):
-            sequence.append(frame, ended=bool(ended))
-            outputs.append(Output(sequence.id, self._chunk(sequence, [frame], sequence.finish_reason)))
-        return outputs
+    def _push_others(self, batch: Batch, frames: Codes) -> None:
+        if self._bootstrap is None:
+            return
+        others = range(len(frames) - self._num_pushed)
+        rows = [row for row in others if frames[row, 0] not in (SPOILT, self.model.codes.eos)]
+        self._bootstrap.push([batch.decode[row].id for row in rows], torch.from_numpy(frames[rows]))
+
+    def _append(self, sequence: Sequence, frame: Codes) -> Output | None:
+        """A frame, or the end of speech in place of one; None where nobody waits for it or it is none."""
+        if self.scheduler.running.get(sequence.id) is not sequence:
+            return None
+        if frame[0] == SPOILT:
+            self._spoilt.append(sequence.id)
+            return None
+        if frame[0] == self.model.codes.eos:
+            sequence.finish_reason = FinishReason.STOP
+            return Output(sequence.id, self._chunk(sequence, [], FinishReason.STOP))
+        sequence.append(frame)
+        return Output(sequence.id, self._chunk(sequence, [frame], sequence.finish_reason))
 
     def _load_bootstrap(self) -> Bootstrap:
         """The decoder of first frames, which shares the talker's device."""
@@ -196,10 +272,10 @@ class Engine:
             return length
         return runaway
 
-    def _num_blocks(self, dtype: torch.dtype) -> int:
+    def _num_blocks(self, dtype: torch.dtype, block_size: int) -> int:
         """As many KV blocks as the memory set aside holds, never more than all rows at full length could use."""
-        block_bytes = KVCache.bytes_per_position(self.model.talker, dtype) * self.config.kv_block_size
-        useful = self.config.max_num_seqs * -(-self.config.max_model_len // self.config.kv_block_size) + 1
+        block_bytes = KVCache.bytes_per_position(self.model.talker, dtype) * block_size
+        useful = self.config.max_num_seqs * -(-self.config.max_model_len // block_size) + 1
         return max(2, min(self.config.kv_cache_bytes // block_bytes, useful))
 
 
@@ -224,6 +300,20 @@ def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.
         encoder = SpeakerEncoder(config.speaker_encoder)
     load_strict(encoder, directory, prefix="speaker_encoder.", dtype=torch.float32, device=device)
     return encoder.eval()
+
+
+def _block_size(device: torch.device) -> int:
+    if device.type == "cpu":
+        return 16
+    return 64 if importlib.util.find_spec("flash_attn") is None else 256
+
+
+def _networks(config: TalkerConfig, device: torch.device, dtype: torch.dtype) -> NetworkKind:
+    """Fused kernels where Triton is and tensor cores take the type, else plain PyTorch."""
+    if device.type == "cpu":
+        return "by_rows"
+    fits = dtype.itemsize == 2 and importlib.util.find_spec("triton") is not None
+    return "fused" if config.kernels == "auto" and fits else "plain"
 
 
 def _device(config: TalkerConfig) -> torch.device:

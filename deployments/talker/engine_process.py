@@ -4,12 +4,13 @@ A busy Python thread beside the replica's event loop triples the time to the fir
 The process ends when its socket does, so it never outlives its replica, and it starts no session of its own.
 """
 
+import gc
 import logging
 import select
 import socket
 import sys
 
-from deployments.errors import EngineError, TalkrayError
+from deployments.errors import EngineError, TalkerLost, TalkrayError
 from deployments.model_store import locate
 from deployments.protocol import ModelInfo
 from deployments.talker.channel import (
@@ -57,11 +58,16 @@ class EngineProcess:
             self._serve_once(engine)
 
     def _serve_once(self, engine: Engine) -> None:
-        for command in self._receive(timeout_s=_HEARTBEAT_S if engine.is_idle else 0.0):
+        was_idle = engine.is_idle
+        for command in self._receive(timeout_s=_HEARTBEAT_S if was_idle else engine.patience_s):
             self._obey(engine, command)
         chunks = [(output.sequence_id, output.chunk) for output in engine.step()]
-        scheduler = engine.scheduler
-        self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting)))
+        if chunks or was_idle:
+            scheduler = engine.scheduler
+            self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting)))
+        for number in engine.take_spoilt():
+            engine.abort(number)
+            self._send(Failed(number, TalkerLost("the stream came to NaN or infinity on this talker")))
 
     def _obey(self, engine: Engine, command: Command) -> None:
         if isinstance(command, Abort):
@@ -84,7 +90,9 @@ class EngineProcess:
         self._send(
             Loading(f"talker on {engine.runner.device}, {engine.scheduler.blocks.num_blocks} KV blocks; warming up")
         )
-        engine.warm_up()
+        engine.warm_up(lambda stage: self._send(Loading(stage)))
+        gc.collect()
+        gc.freeze()  # what is there now stays: looking at it again would take longer than a step
         return engine, engine.describe(start.model)
 
     def _await_start(self) -> Start:

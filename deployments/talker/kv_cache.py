@@ -1,4 +1,11 @@
-"""The paged key-value cache and attention over it, in plain PyTorch."""
+"""The paged key-value cache and attention over it, in plain PyTorch.
+
+Layout: one contiguous tensor `blocks` [layers, 2, num_blocks, block_size, kv_heads, head_dim]; index 0 of the second
+dimension holds keys, 1 values. `blocks[layer, 0]` and `blocks[layer, 1]` are what flash-attn's paged functions take.
+A *slot* is `block * block_size + offset`, the index into `keys[layer]` and `values[layer]`, which are flat views.
+Block 0 belongs to nobody: padded rows write there. On a GPU a block has 256 positions where flash-attn runs (it takes
+no less) and 64 otherwise.
+"""
 
 from dataclasses import dataclass
 
@@ -30,10 +37,14 @@ def padded_length(num_positions: int) -> int:
 class KVCache:
     """Keys and values of all sequences in blocks. The mapping from positions to slots is the block manager's."""
 
-    def __init__(self, config: TransformerConfig, *, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
-        shape = (config.num_layers, num_slots, config.num_kv_heads, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+    def __init__(
+        self, config: TransformerConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        self.blocks = torch.zeros(shape, dtype=dtype, device=device)
+        flat = self.blocks.view(config.num_layers, 2, num_blocks * block_size, config.num_kv_heads, config.head_dim)
+        self.keys, self.values = flat[:, 0], flat[:, 1]  # each [layers, slots, kv_heads, head_dim]
 
     @staticmethod
     def bytes_per_position(config: TransformerConfig, dtype: torch.dtype) -> int:

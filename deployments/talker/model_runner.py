@@ -1,221 +1,254 @@
-"""Runs the networks over a batch of sequences: prefill, and the step that makes one frame for each.
+"""Runs a batch of sequences on the device: prefill, and the step that makes one frame for each.
 
-Between two steps a sequence is its row in `hidden`, `code0` and `seen`, and its positions in the KV cache. On CPU every
-matrix product has the same number of rows: what a row comes out as then depends on that row alone, so codes are equal
-whether a sequence runs by itself, in a batch, or is resumed.
+On a CPU every matrix product has the same number of rows: what a row comes out as then depends on that row alone, so
+codes are equal whether a sequence runs by itself, in a batch, or is resumed. On a GPU a batch takes the smallest
+bucket it fits in, everything is replayed from CUDA graphs, and the host waits for nothing but the codes: the talker's
+half of a step still runs while it hands them on and prepares the next step.
 """
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from deployments.protocol import Codes
+from deployments.talker.batch_state import BatchState, StateSize
 from deployments.talker.block_manager import BlockManager
-from deployments.talker.cuda_graphs import PredictorGraphs, PredictorInputs, predict
-from deployments.talker.kv_cache import KVCache, PagedAttention, RowLayout, padded_length
-from deployments.talker.model.talker import Talker
-from deployments.talker.sampling import (
-    BatchFilter,
-    Draw,
-    FilterOptions,
-    NoiseSource,
-    penalise_repetition,
-    philox_noise,
-)
+from deployments.talker.cuda_graphs import Graphs
+from deployments.talker.frame_step import FrameStep
+from deployments.talker.input_tables import MAX_DENSE_ROWS, InputTables
+from deployments.talker.kv_cache import KVCache, padded_length
+from deployments.talker.prefill import Pass, PrefillInputs, pack
+from deployments.talker.sampling import Breadth, FilterOptions
 from deployments.talker.sequence import Sequence
+from deployments.talker.stacks import exact_networks, plain_networks
+from deployments.talker.staging import Staging
 
-# Rows of one prefill pass on a GPU: bounds the memory of gathered contexts.
-_GPU_PREFILL_ROWS = 128
-# The official generation never ends speech before this many codes of codebook 0.
-_MIN_NEW_TOKENS = 2
-_GREEDY = FilterOptions(do_sample=False, temperature=1.0, top_k=1, top_p=1.0)
+_PREFILL_ROWS = (16, 32, 64, 128, 256, MAX_DENSE_ROWS)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What a decode step brought, sequence by sequence."""
-
-    frames: Codes  # [sequences, groups]
-    ended: np.ndarray  # [sequences] bool: end of speech comes behind this frame
+OnCodes = Callable[[Tensor], None]
+NetworkKind = Literal["by_rows", "plain", "fused"]
 
 
 @dataclass(frozen=True, slots=True)
-class BatchOptions:
-    """Sampling options of the sequences in a batch as tensors, padded to the pass's rows."""
+class RunnerShape:
+    """What batches look like to the device."""
+
+    max_num_seqs: int
+    max_model_len: int
+    deterministic: bool = False  # one bucket, and prompts are prefilled one by one
+    networks: NetworkKind = "by_rows"
+    """By rows is the CPU's way: passes of `max_num_seqs` rows, each with a context of its own."""
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a row's result depends on nothing but the row."""
+        return self.networks == "by_rows"
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch as the device sees it; kept while its members stay."""
 
     members: tuple[tuple[int, int], ...]  # each sequence's id and row
-    rows: Tensor  # [rows] int64: each sequence's row of the state; padding shares a scratch row
-    seeds: Tensor  # [rows] int64
-    talker: BatchFilter
-    predictor: BatchFilter
-    penalty: Tensor  # [rows, 1]
-    ignore_eos: Tensor  # [rows] bool
+    rows: Tensor  # [bucket] int64: rows of the state, padded with the scratch row
+    breadth: Breadth
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that may still run. To be landed before the next one is launched."""
+
+    sequences: list[Sequence]
+    _codes: Tensor  # [sequences, groups] int16, pinned
+    _made: torch.cuda.Event | None  # None on a CPU, where launching does all the work
+    _over: torch.cuda.Event | None
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether `land` returns at once."""
+        return self._made is None or self._made.query()
+
+    def land(self) -> Codes:
+        """Frames [sequences, groups]. One that starts with the end of speech, or with SPOILT, is no frame.
+
+        The talker's half of the step may run on.
+        """
+        if self._made is not None:
+            self._made.synchronize()
+        frames: Codes = self._codes.numpy().copy()
+        return frames
+
+    def talker_ns(self) -> int:
+        """How long the talker's half took, 0 while that is not known."""
+        if self._made is None or self._over is None or not self._over.query():
+            return 0
+        return int(self._made.elapsed_time(self._over) * 1e6)
 
 
 class ModelRunner:
-    """Owns the KV cache and the batch state of one talker."""
+    """Owns the batch state of one talker, and what was recorded of its work."""
 
-    def __init__(self, talker: Talker, cache: KVCache, blocks: BlockManager, *, max_num_seqs: int) -> None:
-        self.talker, self.cache, self.blocks = talker, cache, blocks
-        self.noise: NoiseSource = philox_noise
-        weight = talker.codec_head.weight
-        self.device = weight.device
-        self.buckets = [max_num_seqs] if self.device.type == "cpu" else powers_of_two(max_num_seqs)
-        self.graphs: PredictorGraphs | None = None
-        self.scratch_row = max_num_seqs
-        hidden_shape = (max_num_seqs + 1, talker.config.talker.hidden_size)
-        self.hidden = torch.zeros(hidden_shape, dtype=weight.dtype, device=self.device)
-        self.code0 = torch.zeros(max_num_seqs + 1, dtype=torch.long, device=self.device)
-        self.seen = torch.zeros((max_num_seqs + 1, talker.config.vocab_size), dtype=torch.bool, device=self.device)
-        self._options: BatchOptions | None = None
+    def __init__(self, tables: InputTables, cache: KVCache, blocks: BlockManager, shape: RunnerShape) -> None:
+        self.blocks, self.shape, self.device = blocks, shape, tables.device
+        self._on_cpu, self._by_rows = self.device.type == "cpu", shape.by_rows
+        size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
+        self.state = BatchState(tables.talker.config, size, dtype=tables.dtype, device=self.device)
+        self.step = _build_step(tables, self.state, cache, shape)
+        self.graphs = Graphs()
+        self.buckets = (
+            [shape.max_num_seqs] if shape.by_rows or shape.deterministic else batch_buckets(shape.max_num_seqs)
+        )
+        sizes = (shape.max_num_seqs,) if shape.by_rows else _PREFILL_ROWS
+        self._prefills = [PrefillInputs(rows, scratch_row=self.state.scratch_row, tables=tables) for rows in sizes]
+        self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
+        self._staging = Staging(2 * shape.max_num_seqs, device=self.device)
+        self._batch: _Batch | None = None
+        self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
 
-    def capture(self) -> None:
-        """On a GPU, record the predictor for every batch size; without this it runs operation by operation."""
-        if self.device.type == "cpu":
+    @property
+    def num_eager(self) -> int:
+        """Passes that ran operation by operation."""
+        return self.graphs.num_eager
+
+    def capture(self, report: Callable[[str], None]) -> None:
+        """On a GPU, record every shape that a step or a prefill can take; the largest first, whose memory all share."""
+        if self._on_cpu:
             return
-        graphs = PredictorGraphs(self.talker, self.noise)
-        for rows in reversed(self.buckets):  # the largest first: smaller ones reuse its memory
-            graphs.capture(rows)
-        self.graphs = graphs
+        assert not self._by_rows
+        most = self._length(0)
+        for bucket in reversed(self.buckets):
+            rows = self._rows[:bucket]
+            rows.fill_(self.state.scratch_row)
+            for breadth in reversed(self.step.breadths):
+                self.graphs.capture(("predict", bucket, breadth), partial(self.step.predict, rows, breadth))
+            self.graphs.capture(("advance", bucket), partial(self.step.advance, rows, length=most))
+            report(f"recorded the step of {bucket} sequences")
+        for inputs in reversed(self._prefills):
+            inputs.fill([])
+            for length in {0, most if inputs is self._prefills[-1] else 0}:
+                work = partial(self.step.prefill, inputs.rows, length=length)
+                self.graphs.capture(("prefill", inputs.num_rows, length), work)
+            report(f"recorded the prefill of {inputs.num_rows} rows")
+        torch.cuda.synchronize()
 
     @torch.inference_mode()
-    def prefill(self, sequences: list[Sequence]) -> np.ndarray:
-        """Run prompts, and the frames of resumed sequences, and sample each sequence's next codebook 0.
-
-        Returns which [sequences] bool get no further frame: end of speech comes right behind those they resume from.
-        """
-        if not sequences:
-            return np.zeros(0, dtype=bool)
-        self._options = None
+    def prefill(self, sequences: list[Sequence]) -> None:
+        """Take sequences in: write their rows of the state, and run their prompts and the frames they resume from."""
+        if sequences:
+            self._batch = None
         for sequence in sequences:
-            self._prefill_rows(sequence)
-            self._recall_codes(sequence)
-        return self._sample_code0(sequences)[: len(sequences)].cpu().numpy()
+            self.state.admit(sequence, self.blocks.table(sequence.id))
+        limit = self._prefills[-1].num_rows
+        for parts in pack(sequences, num_rows=limit, alone=self._by_rows or self.shape.deterministic):
+            self._run_prefill(parts)
 
     @torch.inference_mode()
-    def decode(self, sequences: list[Sequence]) -> Step:
-        """One frame for each sequence: predictor, then the talker's step and the next codebook 0."""
-        options = self._batch_options(sequences)
-        codes, embeds = self._predict(options, self._frame_numbers(sequences, len(options.rows)))
-        text = torch.stack([sequence.prompt.text_row(sequence.num_frames) for sequence in sequences])
-        rows = embeds + _pad(text, len(embeds))
-        layout = self._layout([(sequence, sequence.num_positions) for sequence in sequences], len(embeds))
-        hidden = self.talker(rows, layout.positions, PagedAttention(self.cache, layout))
-        self.hidden[options.rows] = hidden
-        ended = self._sample_code0(sequences, ahead=1)
-        frames = codes[: len(sequences)].cpu().numpy().astype(np.int16)
-        return Step(frames, ended[: len(sequences)].cpu().numpy())
+    def launch(self, sequences: list[Sequence], on_codes: OnCodes | None = None) -> Flight:
+        """Start the step that makes each sequence's next frame.
 
-    def _prefill_rows(self, sequence: Sequence) -> None:
-        """All rows of a sequence through the talker, some at a time; its last hidden state is its state."""
-        rows = self._input_rows(sequence)
-        at_once = self.buckets[0] if self.device.type == "cpu" else _GPU_PREFILL_ROWS
-        for start in range(0, len(rows), at_once):
-            part = rows[start : start + at_once]
-            count = at_once if self.device.type == "cpu" else len(part)
-            layout = self._layout([(sequence, start + offset) for offset in range(len(part))], count)
-            hidden = self.talker(_pad(part, count), layout.positions, PagedAttention(self.cache, layout))
-            self.hidden[sequence.row] = hidden[len(part) - 1]
+        `on_codes` is called with the frames [sequences, groups] int16 on the device once their computation is queued,
+        and nothing behind it.
+        """
+        batch = self._as_batch(sequences)
+        for sequence in sequences:
+            if sequence.num_positions % self.blocks.block_size == 0:
+                self._send_block(sequence)
+        self._predict(batch)
+        frames = self.step.codes[: len(sequences)]
+        codes = self._codes[: len(sequences)]
+        codes.copy_(frames, non_blocking=True)
+        made = self._record()
+        if on_codes is not None:
+            on_codes(frames)
+        self._advance(batch, length=self._length(max(sequence.num_positions for sequence in sequences) + 1))
+        return Flight(sequences, codes, made, self._record())
 
-    def _input_rows(self, sequence: Sequence) -> Tensor:
-        """[positions, hidden]: the prompt, then what the talker was fed for each frame that exists."""
-        if not sequence.frames:
-            return sequence.prompt.rows
-        frames = torch.from_numpy(np.stack(sequence.frames)).long().to(self.device)
-        text = torch.stack([sequence.prompt.text_row(frame) for frame in range(sequence.num_frames)])
-        return torch.cat((sequence.prompt.rows, self.talker.embed_frames(frames) + text))
+    def decode(self, sequences: list[Sequence]) -> Codes:
+        """The next frames [sequences, groups]; see `Flight.land`."""
+        return self.launch(sequences).land()
 
-    def _recall_codes(self, sequence: Sequence) -> None:
-        """Mark the codes of codebook 0 that the repetition penalty has to know of."""
-        seen = self.seen[sequence.row]
-        seen.fill_(False)
-        if sequence.frames:
-            codes = torch.from_numpy(np.stack(sequence.frames)[:, 0]).long().to(self.device)
-            seen[codes] = True
+    @torch.inference_mode()
+    def replay(self, sequences: list[Sequence]) -> None:
+        """A step of which the host sees nothing: a benchmark's. The device gets ahead of the host's sequences."""
+        batch = self._as_batch(sequences)
+        self._predict(batch)
+        self._advance(batch, length=self._length(0))
 
-    def _predict(self, options: BatchOptions, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """The frames numbered `frames` [rows]: codes [rows, groups] and the sums of their embeddings [rows, hidden]."""
-        rows = options.rows
-        inputs = PredictorInputs(self.hidden[rows], self.code0[rows], frames, options.seeds, options.predictor)
-        return predict(self.talker, inputs, self.noise) if self.graphs is None else self.graphs(inputs)
+    def _predict(self, batch: _Batch) -> None:
+        work = partial(self.step.predict, batch.rows, batch.breadth)
+        self.graphs.run(("predict", len(batch.rows), batch.breadth), work)
 
-    def _sample_code0(self, sequences: list[Sequence], *, ahead: int = 0) -> Tensor:
-        """Sample codebook 0 of the frame `ahead` of the next one; returns which rows [rows] end there."""
-        options = self._batch_options(sequences)
-        eos = self.talker.config.codes.eos
-        frames = self._frame_numbers(sequences, len(options.rows)) + ahead
-        logits = self.talker.logits(self.hidden[options.rows])
-        logits = penalise_repetition(logits, self.seen[options.rows], options.penalty)
-        logits = logits.masked_fill(self.talker.suppressed, -torch.inf)
-        too_early = (frames < _MIN_NEW_TOKENS) | options.ignore_eos
-        logits[:, eos] = logits[:, eos].masked_fill(too_early, -torch.inf)
-        code0 = options.talker.sample(logits, Draw(options.seeds, frames, 0), self.noise)
-        self.code0[options.rows] = code0
-        self.seen[options.rows, code0] = True
-        return code0 == eos
+    def _advance(self, batch: _Batch, *, length: int) -> None:
+        self.graphs.run(("advance", len(batch.rows)), partial(self.step.advance, batch.rows, length=length))
 
-    def _frame_numbers(self, sequences: list[Sequence], count: int) -> Tensor:
-        numbers = [sequence.num_frames for sequence in sequences]
-        return self._column(numbers + [0] * (count - len(numbers)))
+    def _run_prefill(self, parts: Pass) -> None:
+        continued = parts[0].start > 0
+        sizes = self._prefills[-1:] if continued else self._prefills
+        inputs = next(each for each in sizes if each.fits(parts))
+        inputs.fill(parts)
+        length = self._length(parts[-1].stop) if self._by_rows or continued else 0
+        key: Hashable = ("prefill", inputs.num_rows, length)
+        self.graphs.run(key, lambda: self.step.prefill(inputs.rows, length=length))
 
-    def _batch_options(self, sequences: list[Sequence]) -> BatchOptions:
-        """The batch's options; rebuilt only when a sequence joined, left, or moved to another row."""
+    def _as_batch(self, sequences: list[Sequence]) -> _Batch:
+        """The batch on the device; uploaded only when a sequence joined, left, or moved to another row."""
         members = tuple((sequence.id, _row(sequence)) for sequence in sequences)
-        if self._options is not None and self._options.members == members:
-            return self._options
-        padding = next(rows for rows in self.buckets if rows >= len(sequences)) - len(sequences)
-        self._options = BatchOptions(
-            members=members,
-            rows=self._column([row for _, row in members] + [self.scratch_row] * padding),
-            seeds=self._column([sequence.signed_seed for sequence in sequences] + [0] * padding),
-            talker=self._filter([FilterOptions.for_talker(s.sampling) for s in sequences], padding),
-            predictor=self._filter([FilterOptions.for_predictor(s.sampling) for s in sequences], padding),
-            penalty=torch.tensor(
-                [[sequence.sampling.repetition_penalty or 1.0] for sequence in sequences] + [[1.0]] * padding,
-                device=self.device,
-            ),
-            ignore_eos=self._column([int(s.request.synthesis.ignore_eos) for s in sequences] + [0] * padding).bool(),
-        )
-        return self._options
+        if self._batch is None or self._batch.members != members:
+            bucket = next(size for size in self.buckets if size >= len(sequences))
+            staged = self._staging.take()
+            rows = staged.values.view(np.int64)
+            rows[: len(members)] = [row for _, row in members]
+            rows[len(members) : bucket] = self.state.scratch_row
+            self._rows[:bucket].copy_(staged.tensor.view(torch.long)[:bucket], non_blocking=True)
+            self._batch = _Batch(members, self._rows[:bucket], self._breadth(sequences))
+        return self._batch
 
-    def _column(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self.device)
+    def _breadth(self, sequences: list[Sequence]) -> Breadth:
+        options = [FilterOptions.for_talker(each.sampling) for each in sequences]
+        needed = Breadth.of(options + [FilterOptions.for_predictor(each.sampling) for each in sequences])
+        if self._by_rows:
+            return needed
+        return next(breadth for breadth in self.step.breadths if breadth.covers(needed))
 
-    def _filter(self, options: list[FilterOptions], padding: int) -> BatchFilter:
-        return BatchFilter(options + [_GREEDY] * padding, device=self.device)
+    def _send_block(self, sequence: Sequence) -> None:
+        """Tell the device about the block that the next position begins."""
+        index = sequence.num_positions // self.blocks.block_size
+        self.state.extend(_row(sequence), index, self.blocks.table(sequence.id)[index])
 
-    def _layout(self, places: list[tuple[Sequence, int]], count: int) -> RowLayout:
-        """Where `count` rows stand: the places (sequence, position), then padding that writes to the scratch block."""
-        length = padded_length(max(position for _, position in places) + 1)
-        context = np.zeros((count, length), dtype=np.int64)
-        sizes = np.ones(count, dtype=np.int64)
-        slots, positions = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-        for row, (sequence, position) in enumerate(places):
-            known = self.blocks.slots(sequence.id, position + 1)
-            context[row, : position + 1] = known
-            sizes[row], positions[row], slots[row] = position + 1, position, known[-1]
-        mask = np.arange(length)[None] < sizes[:, None]
-        return RowLayout(
-            positions=torch.from_numpy(positions).to(self.device),
-            slots=torch.from_numpy(slots).to(self.device),
-            context=torch.from_numpy(context).to(self.device),
-            mask=torch.from_numpy(mask[:, None, None]).to(self.device),
-        )
+    def _length(self, num_positions: int) -> int:
+        """Positions that contexts are gathered in: on a CPU no more than needed, in a graph always all."""
+        most = self.state.size.blocks * self.blocks.block_size
+        return min(padded_length(num_positions), most) if self._by_rows else most
+
+    def _record(self) -> torch.cuda.Event | None:
+        if self._on_cpu:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
 
-def powers_of_two(largest: int) -> list[int]:
-    """1, 2, 4, ... and `largest` itself."""
-    sizes = [1 << exponent for exponent in range(largest.bit_length()) if 1 << exponent < largest]
-    return [*sizes, largest]
+def _build_step(tables: InputTables, state: BatchState, cache: KVCache, shape: RunnerShape) -> FrameStep:
+    if shape.networks == "fused":
+        from deployments.talker.fused_step import FusedStep  # needs Triton, which a CPU has not
+
+        return FusedStep(tables, state, cache, pdl=tables.device.type == "cuda")
+    networks = exact_networks if shape.by_rows else plain_networks
+    return FrameStep(tables, state, networks(tables.talker, cache))
+
+
+def batch_buckets(largest: int) -> list[int]:
+    """1, 2, 4, 8, then steps of half a power of two, and `largest` itself."""
+    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
+    return [size for size in sizes if size < largest] + [largest]
 
 
 def _row(sequence: Sequence) -> int:
     assert sequence.row is not None, "only running sequences are run"
     return sequence.row
-
-
-def _pad(rows: Tensor, count: int) -> Tensor:
-    """[n, hidden] -> [count, hidden] with zero rows behind."""
-    return torch.nn.functional.pad(rows, (0, 0, 0, count - len(rows)))

@@ -7,79 +7,114 @@ the official package; golden codes pin it down.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import GenerateRequest, ModelKind, SynthesisRequest
+from deployments.protocol import Codes, GenerateRequest, ModelKind, SynthesisRequest
+from deployments.talker.input_tables import Ids, InputTables
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
-from deployments.talker.model.talker import Talker
 from deployments.talker.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Rows to prefill, and the text rows that are added to the frames that follow."""
+    """Rows to prefill, and the text tokens that are added to the frames that follow, as indices into the tables."""
 
-    rows: Tensor  # [rows, hidden]
-    trailing: Tensor  # [frames, hidden]; beyond them every frame gets `pad`
-    pad: Tensor  # [hidden]
+    text_ids: Ids  # [rows]
+    codec_ids: Ids  # [rows]; from `InputTables.first_dense` on they count the rows of `dense`
+    trailing: Ids  # [frames]: text ids; beyond them every frame gets padding
     num_text_tokens: int
+    dense: Tensor | None = None  # [n, hidden]
 
-    def text_row(self, frame: int) -> Tensor:
-        """[hidden]: the text that goes into the talker together with frame number `frame`."""
-        return self.trailing[frame] if frame < len(self.trailing) else self.pad
+    @property
+    def num_rows(self) -> int:
+        """Rows to prefill."""
+        return len(self.text_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Track:
+    """Consecutive codec rows: indices, and the dense rows among them in their order."""
+
+    ids: list[int]
+    dense: tuple[Tensor, ...] = ()
 
 
 class PromptBuilder:
     """Builds prompts for one loaded checkpoint."""
 
-    def __init__(self, talker: Talker, tokenizer: TextTokenizer, speaker_encoder: SpeakerEncoder | None) -> None:
-        self.config: ModelConfig = talker.config
-        self.talker = talker
+    def __init__(
+        self, tables: InputTables, tokenizer: TextTokenizer, speaker_encoder: SpeakerEncoder | None = None
+    ) -> None:
+        self.tables = tables
+        self.talker = tables.talker
+        self.config: ModelConfig = self.talker.config
         self.tokenizer = tokenizer
         self.speaker_encoder = speaker_encoder
-        tokens = self.config.tokens
-        specials = talker.embed_text([tokens.tts_bos, tokens.tts_eos, tokens.tts_pad])
-        self.bos, self.eos, self.pad = specials[0:1], specials[1:2], specials[2:3]
 
     @torch.inference_mode()
     def build(self, request: GenerateRequest) -> Prompt:
         """The prompt of a request; raises InvalidRequest where its text holds nothing to say."""
-        synthesis = request.synthesis
+        synthesis, tokens, codes = request.synthesis, self.config.tokens, self.config.codes
         body = self.tokenizer.encode(synthesis.text)
         if not body:
             raise InvalidRequest("input has no text to speak", "input", "empty_input")
-        head, codec_tail = self._head(synthesis)
+        text, codec, dense = self._head(synthesis)
+        trailing = [tokens.tts_pad]
         if request.reference_codes is not None:
-            rows, trailing = self._clone_rows(request, body)
+            frames = _Track(self._dense(len(request.reference_codes)), (self._frames(request.reference_codes),))
+            text_rows, codec_rows, trailing = self._clone_rows(request, body, frames)
+            dense = (*dense, *frames.dense)
         elif full_text(self.config.kind, synthesis):
-            rows, trailing = self._full_text_rows(body), self.pad
+            text_rows = [*body, tokens.tts_eos, tokens.tts_pad]
+            codec_rows = [codes.pad] * (len(body) + 1) + [codes.bos]
         else:
-            rows = self.talker.embed_text(body[:1]) + codec_tail
-            trailing = torch.cat((self._text(body[1:]), self.eos))
-        return Prompt(torch.cat((head, rows)), trailing, self.pad[0], len(body))
+            text_rows, codec_rows, trailing = body[:1], [codes.bos], [*body[1:], tokens.tts_eos]
+        return self._prompt((text + text_rows, codec + codec_rows, trailing), dense, num_text_tokens=len(body))
 
-    def _head(self, request: SynthesisRequest) -> tuple[Tensor, Tensor]:
-        """Instructions, role, codec tags with the speaker: rows [n, hidden]; and the last codec row [1, hidden]."""
-        codec = self._codec_tags(request)
-        text = torch.cat((self.pad.expand(len(codec) - 2, -1), self.bos))
-        rows = [self.talker.embed_text(self.tokenizer.role), text + codec[:-1]]
+    def rows(self, prompt: Prompt) -> Tensor:
+        """[rows, hidden]: what a prompt's indices stand for, without disturbing the tables."""
+        codec = self.tables.codec
+        if prompt.dense is not None:
+            codec = torch.cat((codec[: self.tables.first_dense], prompt.dense))
+        ids = torch.from_numpy(prompt.codec_ids).to(codec.device)
+        return self.text_rows(prompt.text_ids) + codec[ids]
+
+    def text_rows(self, ids: Ids) -> Tensor:
+        """[ids, hidden]: the text rows of table indices."""
+        return self.tables.text[torch.from_numpy(ids).to(self.tables.device)]
+
+    def _prompt(
+        self, ids: tuple[list[int], list[int], list[int]], dense: tuple[Tensor, ...], *, num_text_tokens: int
+    ) -> Prompt:
+        text, codec, trailing = (np.array(each, dtype=np.int32) for each in ids)
+        is_dense = codec >= self.tables.first_dense
+        codec[is_dense] = self.tables.first_dense + np.arange(is_dense.sum())
+        self.tables.project(np.concatenate((text, trailing)))
+        return Prompt(text, codec, trailing, num_text_tokens, torch.cat(dense) if dense else None)
+
+    def _head(self, request: SynthesisRequest) -> tuple[list[int], list[int], tuple[Tensor, ...]]:
+        """Instructions, role, codec tags with the speaker: text ids, codec ids, dense rows."""
+        tokens, lead = self.config.tokens, list(self.tokenizer.role)
         if request.instructions and not self.config.drops_instructions:
-            rows.insert(0, self.talker.embed_text(self.tokenizer.encode_instructions(request.instructions)))
-        return torch.cat(rows), codec[-1:]
+            lead = self.tokenizer.encode_instructions(request.instructions) + lead
+        tags = self._codec_tags(request)
+        text = [*lead, *[tokens.tts_pad] * (len(tags.ids) - 1), tokens.tts_bos]
+        return text, [self.tables.no_code] * len(lead) + tags.ids, tags.dense
 
-    def _codec_tags(self, request: SynthesisRequest) -> Tensor:
+    def _codec_tags(self, request: SynthesisRequest) -> _Track:
+        """The codec rows in front of the beginning of speech."""
         codes = self.config.codes
         language = self._language(request)
         if language is None:
             tags = [codes.nothink, codes.think_bos, codes.think_eos]
         else:
             tags = [codes.think, codes.think_bos, language, codes.think_eos]
-        speaker = self._speaker_row(request)
-        middle = [] if speaker is None else [speaker]
-        return torch.cat((self.talker.embed_codes(tags), *middle, self.talker.embed_codes([codes.pad, codes.bos])))
+        speaker = self._speaker(request)
+        return _Track([*tags, *speaker.ids, codes.pad], speaker.dense)
 
     def _language(self, request: SynthesisRequest) -> int | None:
         """The language's id, None for automatic. Dialect speakers keep to it unless another language is asked for."""
@@ -88,42 +123,39 @@ class PromptBuilder:
             return self.config.languages[dialect]
         return None if request.language == "auto" else self.config.languages[request.language]
 
-    def _speaker_row(self, request: SynthesisRequest) -> Tensor | None:
-        """[1, hidden]: a built-in speaker's embedding or the x-vector of the reference; None for described voices."""
+    def _speaker(self, request: SynthesisRequest) -> _Track:
+        """A built-in speaker's row, the x-vector of the reference, or none for described voices."""
         if request.reference is not None:
             assert self.speaker_encoder is not None, "only base checkpoints are asked to clone"
             vector = self.speaker_encoder.embed(torch.from_numpy(request.reference.audio.copy()))
-            return vector.to(self.pad)[None]
+            return _Track(self._dense(1), (vector.to(self.tables.text)[None],))
         if self.config.kind is ModelKind.CUSTOM_VOICE:
             assert request.voice is not None, "the ingress names a speaker"
-            return self.talker.embed_codes([self.config.speakers[request.voice]])
-        return None
+            return _Track([self.config.speakers[request.voice]])
+        return _Track([])
 
-    def _full_text_rows(self, body: list[int]) -> Tensor:
-        text = torch.cat((self.talker.embed_text(body), self.eos))
-        codec = self.talker.embed_codes([self.config.codes.pad, self.config.codes.bos])
-        return torch.cat((text + codec[:1], self.pad + codec[1:]))
-
-    def _clone_rows(self, request: GenerateRequest, body: list[int]) -> tuple[Tensor, Tensor]:
+    def _clone_rows(
+        self, request: GenerateRequest, body: list[int], frames: _Track
+    ) -> tuple[list[int], list[int], list[int]]:
         """In-context cloning: the reference's text and frames come first, side by side or one after the other."""
         reference = request.synthesis.reference
         assert reference is not None
         assert reference.text is not None
-        assert request.reference_codes is not None
-        text = torch.cat((self.talker.embed_text(self.tokenizer.encode(reference.text) + body), self.eos))
-        frames = torch.from_numpy(request.reference_codes).long().to(text.device)
-        bos = self.talker.embed_codes([self.config.codes.bos])
-        codec = torch.cat((bos, self.talker.embed_frames(frames)))
+        codes, pad = self.config.codes, self.config.tokens.tts_pad
+        text = [*self.tokenizer.encode(reference.text), *body, self.config.tokens.tts_eos]
+        codec = [codes.bos, *frames.ids]
         if full_text(self.config.kind, request.synthesis):
-            pad = self.talker.embed_codes([self.config.codes.pad])
-            return torch.cat((text + pad, codec + self.pad)), self.pad
+            return text + [pad] * len(codec), [codes.pad] * len(text) + codec, [pad]
         if len(text) > len(codec):
-            return text[: len(codec)] + codec, text[len(codec) :]
-        padding = self.pad.expand(len(codec) - len(text), -1)
-        return torch.cat((text, padding)) + codec, self.pad
+            return text[: len(codec)], codec, text[len(codec) :]
+        return text + [pad] * (len(codec) - len(text)), codec, [pad]
 
-    def _text(self, tokens: list[int]) -> Tensor:
-        return self.talker.embed_text(tokens) if tokens else self.eos[:0]
+    def _frames(self, codes: Codes) -> Tensor:
+        return self.talker.embed_frames(torch.from_numpy(codes).long().to(self.tables.device))
+
+    def _dense(self, count: int) -> list[int]:
+        """Marks for rows that no table holds; `_prompt` numbers them."""
+        return [self.tables.first_dense] * count
 
 
 def full_text(kind: ModelKind, request: SynthesisRequest) -> bool:

@@ -5,6 +5,7 @@ noise is a function of (seed, frame, codebook, code) alone, so a stream's codes 
 on where it was resumed. The order of the filters is Hugging Face's: temperature, top-k, top-p.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -93,39 +94,67 @@ def _philox_round(counter: Words, low: Tensor, high: Tensor) -> Words:
     )
 
 
-class BatchFilter:
-    """The filter options of a batch of rows as tensors."""
+@dataclass(frozen=True, slots=True)
+class Breadth:
+    """How many candidates a batch looks at, and whether top-p is among its filters: what a CUDA graph fixes."""
 
-    def __init__(self, options: list[FilterOptions], *, device: torch.device) -> None:
+    num_candidates: int | None  # None: the whole vocabulary
+    top_p: bool
+
+    @classmethod
+    def of(cls, options: Sequence[FilterOptions]) -> "Breadth":
+        """The least that serves all of `options`."""
+        limited = all(option.top_k > 0 or not option.do_sample for option in options)
+        largest = max((option.top_k for option in options if option.do_sample), default=0)
+        return cls(largest + _TIES if limited else None, any(option.top_p < 1.0 for option in options))
+
+    def covers(self, other: "Breadth") -> bool:
+        """Whether options that need `other` are served."""
+        if other.top_p and not self.top_p:
+            return False
+        if self.num_candidates is None or other.num_candidates is None:
+            return self.num_candidates is None
+        return other.num_candidates <= self.num_candidates
+
+
+# What nearly all requests need, the checkpoints' defaults among them, and what serves every request.
+NARROW = Breadth(50 + _TIES, top_p=False)
+WIDE = Breadth(None, top_p=True)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFilter:
+    """The filter options of a batch of rows as tensors [rows, 1]."""
+
+    greedy: Tensor  # bool
+    temperature: Tensor  # float32
+    top_k: Tensor  # int64
+    top_p: Tensor  # float32
+    breadth: Breadth
+
+    @classmethod
+    def of(cls, options: Sequence[FilterOptions], *, device: torch.device) -> "BatchFilter":
+        """A row for each of `options`."""
+
         def column(values: list[float] | list[int] | list[bool], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
-        self.greedy = column([not option.do_sample for option in options], torch.bool)
-        self.temperature = column([option.temperature for option in options], torch.float32)
-        self.top_k = column([option.top_k for option in options], torch.long)
-        self.top_p = column([option.top_p for option in options], torch.float32)
-        limited = all(option.top_k > 0 or not option.do_sample for option in options)
-        self.num_candidates = max((option.top_k for option in options), default=0) + _TIES if limited else None
-        self.any_top_p = any(option.top_p < 1.0 for option in options)
-
-    def covers(self, other: "BatchFilter") -> bool:
-        """Whether `other`'s options can be copied in: a filter looks at a fixed number of candidates."""
-        if self.num_candidates is None or other.num_candidates is None:
-            return self.num_candidates is other.num_candidates
-        return other.num_candidates <= self.num_candidates
-
-    def copy_(self, other: "BatchFilter") -> None:
-        """Take over the options of a filter of as many rows, in place."""
-        for name in ("greedy", "temperature", "top_k", "top_p"):
-            getattr(self, name).copy_(getattr(other, name))
+        return cls(
+            column([not option.do_sample for option in options], torch.bool),
+            column([option.temperature for option in options], torch.float32),
+            column([option.top_k for option in options], torch.long),
+            column([option.top_p for option in options], torch.float32),
+            Breadth.of(options),
+        )
 
     def sample(self, logits: Tensor, draw: Draw, noise: NoiseSource = philox_noise) -> Tensor:
         """Logits [rows, vocab] float32 -> codes [rows] int64."""
         vocab = logits.shape[-1]
-        count = vocab if self.num_candidates is None else min(self.num_candidates, vocab)
+        wanted = self.breadth.num_candidates
+        count = vocab if wanted is None else min(wanted, vocab)
         values, codes = (logits / self.temperature).topk(count)
         values = self._keep_top_k(values)
-        if self.any_top_p:
+        if self.breadth.top_p:
             values = self._keep_top_p(values)
         weights = (values - values[:, :1]).exp()  # not normalised: a sum would depend on the number of candidates
         best = (weights / noise(draw, codes)).argmax(-1, keepdim=True)

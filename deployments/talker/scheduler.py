@@ -1,12 +1,23 @@
-"""Who runs in the next step: admission by free rows and KV blocks, preemption when blocks run out."""
+"""Who runs in the next step: admission by free rows and KV blocks, preemption when blocks run out.
+
+Everybody who has a row runs, with one exception: while some are waiting for a row, for their first frame, or for a frame
+that is nearly due, those far ahead of their listeners sit a step out, which makes it shorter.
+"""
 
 import heapq
+import math
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from deployments.errors import Overloaded
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.sequence import Sequence
+
+
+# A sequence whose listener has less than this left to hear is nearly due.
+_NEARLY_DUE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +31,17 @@ class Batch:
 class Scheduler:
     """Continuous batching: sequences join and leave between two frames."""
 
-    def __init__(self, blocks: BlockManager, *, max_num_seqs: int, max_num_waiting: int) -> None:
+    def __init__(
+        self,
+        blocks: BlockManager,
+        *,
+        max_num_seqs: int,
+        max_num_waiting: int,
+        max_lead_s: float = math.inf,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.blocks = blocks
+        self.max_lead_s, self._now_s = max_lead_s, now_s
         self.max_num_seqs = max_num_seqs
         self.max_num_waiting = max_num_waiting
         self.waiting: deque[Sequence] = deque()
@@ -56,12 +76,14 @@ class Scheduler:
         admitted = [] if preempted else self._admit()
         if not self.running:
             return None
-        return Batch(prefill=admitted, decode=list(self.running.values()))
+        return Batch(prefill=admitted, decode=self._due())
 
     def retire(self, batch: Batch) -> None:
-        """Give back what the batch's finished sequences held."""
+        """Give back what the batch's finished sequences held; aborted meanwhile, they hold nothing."""
+        now_s = self._now_s()
         for sequence in batch.decode:
-            if sequence.finish_reason is not None:
+            sequence.playback.start(now_s, sequence.num_frames)
+            if sequence.finish_reason is not None and self.running.get(sequence.id) is sequence:
                 self._release(sequence)
 
     def check_integrity(self) -> None:
@@ -71,6 +93,18 @@ class Scheduler:
         )
         assert rows == list(range(self.max_num_seqs)), f"rows lost or held twice: {rows}"
         self.blocks.check_integrity()
+
+    def _due(self) -> list[Sequence]:
+        """The running sequences without those that can sit out."""
+        running = list(self.running.values())
+        if self.max_lead_s == math.inf:
+            return running
+        now_s = self._now_s()
+        leads = [sequence.playback.lead_s(now_s, sequence.num_frames) for sequence in running]
+        if not self.waiting and min(leads) > _NEARLY_DUE_S:
+            return running
+        due = [sequence for sequence, lead_s in zip(running, leads, strict=True) if lead_s < self.max_lead_s]
+        return due or running
 
     def _make_room(self) -> bool:
         """Blocks for every running sequence's next position; whether a sequence had to give its own up for that."""

@@ -42,7 +42,7 @@ def test_speech_that_never_ends_fails(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(verify, "TEXT", "Hm.")
-    monkeypatch.setattr("deployments.talker.model_runner._MIN_NEW_TOKENS", 10**6)
+    monkeypatch.setattr("deployments.talker.frame_step.MIN_NEW_TOKENS", 10**6)
     assert main(["--threads", "1", "--model", write_tiny(tmp_path / "model", "tiny-VoiceDesign")]) == 1
     assert sum(line.startswith("FAIL speech ends") for line in lines(caplog)) == 3
 

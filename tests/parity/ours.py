@@ -50,7 +50,7 @@ class Ours:
         """[frames, groups] of a case decoded with `options`."""
         sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
         full = complete(sampling, self.engine.model.generation)
-        self.engine.runner.noise = OfficialNoise(SEED, self.engine.model, full)
+        self.engine.runner.step.noise = OfficialNoise(SEED, self.engine.model, full)
         request = GenerateRequest(_synthesis(case, sampling), reference_codes if case.ref_text else None)
         return run(self.engine, request)
 

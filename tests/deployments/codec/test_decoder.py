@@ -103,3 +103,12 @@ def test_random_weights_are_audible_and_reproducible(decoder: CodecDecoder, code
 def test_pcm_rounds_to_nearest_and_clips() -> None:
     audio = torch.tensor([0.0, 1.0, -1.0, 1.5, -1.5, 0.4 / 32767, 0.6 / 32767])
     assert to_pcm16(audio).tolist() == [0, 32767, -32767, 32767, -32768, 0, 1]
+
+
+@pytest.mark.parametrize("known", [0, 3, 17])
+def test_advancing_leaves_the_state_that_decoding_leaves(decoder: CodecDecoder, codes: Tensor, known: int) -> None:
+    states = stream(decoder, codes[:, :known], [max(1, known)])[1] if known else [decoder.initial_state()] * 3
+    advanced = decoder.advance(codes[:, known:35], states)
+    audio, _ = decoder.decode(codes[:, 35:], advanced)
+    whole, _ = stream(decoder, codes, [40])
+    assert (audio - whole[:, 35 * decoder.frame_samples :]).abs().max() < TOLERANCE

@@ -11,10 +11,12 @@ from deployments.demo_voice.teacher_forcing import input_rows, predictor_logits,
 from deployments.protocol import FinishReason, GenerateRequest, SynthesisRequest
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.engine import load_talker
+from deployments.talker.input_tables import InputTables
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.talker import Talker
-from deployments.talker.model_runner import ModelRunner
+from deployments.talker.model_runner import ModelRunner, RunnerShape
+from deployments.talker.prefill import Part, PrefillInputs
 from deployments.talker.prompt import PromptBuilder
 from deployments.talker.sequence import FrameLimit, Sequence
 from deployments.talker.tokenizer import TextTokenizer
@@ -62,14 +64,15 @@ class Setting:
             non_streaming_mode=sample.full_text,
         )
         request = GenerateRequest(synthesis)
-        prompt = PromptBuilder(self.talker, self.tokenizer, None).build(request)
+        tables = InputTables(self.talker)
+        prompt = PromptBuilder(tables, self.tokenizer).build(request)
         prefix = list(self.frames(sample)[:num_frames].numpy().astype(np.int16))
         limit = FrameLimit(1000, FinishReason.LENGTH)
         sequence = Sequence(0, request, prompt, self.config.generation, limit, prefix, row=0)
         blocks = BlockManager(16, 16)
         blocks.grow(0, sequence.num_positions + 1)
-        cache = KVCache(self.config.talker, num_slots=256, dtype=torch.float32, device=CPU)
-        return ModelRunner(self.talker, cache, blocks, max_num_seqs=1), sequence
+        cache = KVCache(self.config.talker, num_blocks=16, block_size=16, dtype=torch.float32, device=CPU)
+        return ModelRunner(tables, cache, blocks, RunnerShape(1, 256)), sequence
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +83,10 @@ def setting(tiny_checkpoint: Callable[[str], Path]) -> Setting:
 @pytest.mark.parametrize("number", range(len(ASKED)))
 def test_rows_are_the_prompts_and_the_frames(setting: Setting, number: int) -> None:
     sample = setting.samples[number]
-    _, sequence = setting.runner_of(sample, sample.utterance.frames)
-    text = torch.stack([sequence.prompt.text_row(frame) for frame in range(sample.utterance.frames)])
-    served = torch.cat((sequence.prompt.rows, setting.talker.embed_frames(setting.frames(sample)) + text))
+    runner, sequence = setting.runner_of(sample, sample.utterance.frames)
+    inputs = PrefillInputs(64, scratch_row=1, tables=runner.step.tables)
+    inputs.fill([Part(sequence, 0, sequence.num_positions)])
+    served = runner.step.tables.rows(inputs.rows.text_ids, inputs.rows.codec_ids)[: sequence.num_positions]
     assert setting.layout.length(sample) == len(served)
     torch.testing.assert_close(setting.rows()[number, : len(served)], served, rtol=0, atol=1e-5)
 
@@ -95,7 +99,7 @@ def test_hidden_states_are_the_engines(setting: Setting, number: int) -> None:
     for num_frames in (0, 1, sample.utterance.frames):
         runner, sequence = setting.runner_of(sample, num_frames)
         runner.prefill([sequence])
-        torch.testing.assert_close(hidden[first + num_frames], runner.hidden[0], rtol=0, atol=1e-4)
+        torch.testing.assert_close(hidden[first + num_frames], runner.state.hidden[0], rtol=0, atol=1e-4)
 
 
 def test_targets_are_the_frames_in_their_order_and_then_the_end(setting: Setting) -> None:

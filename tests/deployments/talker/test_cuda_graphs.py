@@ -1,3 +1,5 @@
+"""Recorded steps give the codes of steps that run as they are, and those of the CPU."""
+
 from pathlib import Path
 
 import numpy as np
@@ -9,47 +11,61 @@ from deployments.protocol import Sampling
 from deployments.random_checkpoint import Options, write_checkpoint
 from deployments.released import SHAPES
 from deployments.talker.engine import Engine
-from tests.deployments.talker.driving import ask, speak, speak_all
+from tests.deployments.talker.driving import GREEDY, Spoken, ask, speak_all
 
 pytestmark = pytest.mark.gpu
 
+LONG_TEXT = "A text that is a good deal longer than the other ones, so that its prompt takes several passes. " * 8
+REQUESTS = [
+    ask(sampling=sampling, seed=number, ignore_eos=True, non_streaming_mode=number % 2 == 0)
+    for number, sampling in enumerate(
+        [
+            Sampling(),
+            Sampling(subtalker_top_p=0.7),
+            Sampling(subtalker_dosample=False),
+            Sampling(subtalker_top_k=0),
+            Sampling(repetition_penalty=1.5, top_k=3),
+        ]
+    )
+]
+GREEDY_REQUESTS = [
+    ask("Hello there.", sampling=GREEDY, frames=30),
+    ask("Another one.", sampling=GREEDY, frames=25, non_streaming_mode=False),
+    ask(LONG_TEXT, sampling=GREEDY, frames=20),
+    ask("Instructed.", sampling=GREEDY, frames=25, instructions="Speak slowly."),
+]
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    write_checkpoint(tmp_path / "checkpoint", SHAPES["tiny-CustomVoice"], Options(dtype=torch.float32))
-    return tmp_path / "checkpoint"
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny") / "checkpoint"
+    write_checkpoint(directory, SHAPES["tiny-CustomVoice"], Options(dtype=torch.float32))
+    return directory
 
 
-def load(checkpoint: Path) -> Engine:
-    config = TalkerConfig(device="cuda", dtype="float32", max_num_seqs=4, max_model_len=256)
+def load(checkpoint: Path, *, device: str = "cuda") -> Engine:
+    config = TalkerConfig(device=device, dtype="float32", max_num_seqs=4, max_model_len=1024)
     return Engine(checkpoint, config)
 
 
-def test_captured_predictor_gives_the_codes_of_the_plain_one(checkpoint: Path) -> None:
-    samplings = [
-        Sampling(),
-        Sampling(subtalker_top_p=0.7),
-        Sampling(subtalker_dosample=False),
-        Sampling(subtalker_top_k=7),
-    ]
-    requests = [ask(sampling=sampling, seed=number, ignore_eos=True) for number, sampling in enumerate(samplings)]
-    plain, captured = load(checkpoint), load(checkpoint)
-    captured.runner.capture()
-
-    expected = speak_all(plain, requests)
-    spoken = speak_all(captured, requests)
-
-    assert captured.runner.graphs is not None
-    assert captured.runner.graphs.num_eager == 0
+def assert_same(spoken: list[Spoken], expected: list[Spoken]) -> None:
     for one, other in zip(spoken, expected, strict=True):
         np.testing.assert_array_equal(one.codes, other.codes)
+        assert one.reason is other.reason
 
 
-def test_unlimited_top_k_runs_without_a_graph_and_is_counted(checkpoint: Path) -> None:
-    engine = load(checkpoint)
-    engine.runner.capture()
+def test_recorded_steps_give_the_codes_of_plain_ones(checkpoint: Path) -> None:
+    plain, recorded = load(checkpoint), load(checkpoint)
+    recorded.warm_up()
+    before = recorded.runner.num_eager
+    assert_same(speak_all(recorded, REQUESTS, steps_between=2), speak_all(plain, REQUESTS, steps_between=2))
+    assert recorded.runner.num_eager == before
 
-    spoken = speak(engine, ask(frames=5, sampling=Sampling(subtalker_top_k=0), ignore_eos=True))
 
-    assert engine.runner.graphs is not None
-    assert engine.runner.graphs.num_eager == len(spoken.codes) == 5
+def test_greedy_codes_are_those_of_the_cpu(checkpoint: Path) -> None:
+    recorded = load(checkpoint)
+    recorded.warm_up()
+    expected = speak_all(load(checkpoint, device="cpu"), GREEDY_REQUESTS)
+    assert_same(speak_all(recorded, GREEDY_REQUESTS), expected)
+    assert_same(speak_all(recorded, GREEDY_REQUESTS, steps_between=3), expected)
+    assert recorded.runner.num_eager == 0

@@ -48,9 +48,9 @@ def record_prefills(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int
     prefilled: list[int] = []
     prefill = engine.runner.prefill
 
-    def recording(sequences: list[Sequence]) -> np.ndarray:
+    def recording(sequences: list[Sequence]) -> None:
         prefilled.extend(sequence.id for sequence in sequences)
-        return prefill(sequences)
+        prefill(sequences)
 
     monkeypatch.setattr(engine.runner, "prefill", recording)
     return prefilled
@@ -261,7 +261,7 @@ def test_a_runaway_is_cut_by_the_length_of_its_text(checkpoint: Path, monkeypatc
 def test_a_sequence_ends_where_its_context_is_full(checkpoint: Path) -> None:
     engine = Engine(checkpoint, CONFIG.model_copy(update={"max_model_len": 64}))
     request = ask("A somewhat longer text.", frames=500, ignore_eos=True)
-    rows = len(engine.prompts.build(request).rows)
+    rows = engine.prompts.build(request).num_rows
     spoken = speak(engine, request)
     assert (rows + len(spoken.codes), spoken.reason) == (64, FinishReason.LENGTH)
 

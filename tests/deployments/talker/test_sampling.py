@@ -37,7 +37,7 @@ def draw(rows: int, *, codebook: int = 0, seed: int = 1) -> Draw:
 
 
 def filters(options: list[FilterOptions]) -> BatchFilter:
-    return BatchFilter(options, device=CPU)
+    return BatchFilter.of(options, device=CPU)
 
 
 def random_logits(rows: int, vocab: int = 100) -> Tensor:

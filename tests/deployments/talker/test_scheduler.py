@@ -3,7 +3,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
@@ -17,7 +16,8 @@ BLOCK_SIZE = 4
 
 
 def sequence(number: int, *, rows: int = 3, frames: int = 8) -> Sequence:
-    prompt = Prompt(torch.zeros(rows, 1), torch.zeros(1, 1), torch.zeros(1), num_text_tokens=rows)
+    ids = np.zeros(rows, np.int32)
+    prompt = Prompt(ids, ids, ids[:1], num_text_tokens=rows)
     request = GenerateRequest(SynthesisRequest(str(number), "text"))
     return Sequence(number, request, prompt, Sampling(), FrameLimit(frames, FinishReason.LENGTH))
 
@@ -39,7 +39,7 @@ def step(line: Scheduler) -> tuple[list[int], list[int]]:
     decoded = ids(batch.decode)
     for each in batch.decode:
         assert line.blocks.slots(each.id, each.num_positions + 1).size == each.num_positions + 1
-        each.append(FRAME, ended=False)
+        each.append(FRAME)
     line.retire(batch)
     line.check_integrity()
     return ids(batch.prefill), decoded

@@ -1,0 +1,246 @@
+"""Few rows times a weight matrix: the weights are read once, at full bandwidth, and everything around them is fused.
+
+Three forms cover a decoder layer. All may divide by the root mean square of their input: RMSNorm's weight is folded
+into the matrix, and `1 / rms` is a factor of the whole row, so it is applied behind the product. The sums of squares
+come from whoever wrote the row: each program of the writing kernel leaves the sum over its columns.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from deployments.talker.kernels.launch import prefetch_to_l2, wait_for_predecessor
+
+# Rows up to which plain multiply-adds beat the tensor cores' padding to 16 rows.
+MAX_VECTOR_ROWS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a product is cut up. `block_k` has to divide the depth, `block_n` the number of columns."""
+
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    vector: bool = False  # multiply-adds in place of tensor cores, for at most MAX_VECTOR_ROWS rows
+
+
+@dataclass(slots=True)
+class Rows:
+    """Activations [rows, width] and the partial sums of their squares [parts, max rows] float32."""
+
+    values: Tensor
+    squares: Tensor
+    parts: int
+
+
+@triton.jit
+def _inverse_rms(squares, rows_stride, m, parts: tl.constexpr, width: tl.constexpr, eps):
+    part = tl.arange(0, triton.next_power_of_2(parts))
+    partial = tl.load(squares + part[:, None] * rows_stride + m[None, :], mask=part[:, None] < parts, other=0.0)
+    return tl.rsqrt(tl.sum(partial, axis=0) / width + eps)
+
+
+@triton.jit
+def _silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _finish(acc, out, residual, squares_out, m, n, rows, rows_stride, n_size: tl.constexpr, residual_add: tl.constexpr):
+    """Store [block_m, block_n]; with a residual also the sums of squares of what was stored."""
+    inside = m[:, None] < rows
+    place = m[:, None] * n_size + n[None, :]
+    if residual_add:
+        acc += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    stored = acc.to(out.dtype.element_ty)
+    tl.store(out + place, stored, mask=inside)
+    if squares_out is not None:
+        exact = stored.to(tl.float32)
+        tl.store(squares_out + tl.program_id(0) * rows_stride + m, tl.sum(exact * exact, axis=1))
+
+
+@triton.jit
+def tensor_core_matmul(
+    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps,
+    n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr,
+    gated: tl.constexpr, residual_add: tl.constexpr, pdl: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
+):  # fmt: skip
+    """out = finish(x @ weight.T): see `matmul`. One program owns `block_n` columns."""
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    m = tl.arange(0, block_m)
+    k = tl.arange(0, block_k)
+    if pdl:
+        slab: tl.constexpr = block_n * k_size * weight.dtype.element_ty.primitive_bitwidth // 8
+        first = weight + tl.program_id(0).to(tl.int64) * block_n * k_size
+        prefetch_to_l2(first, slab)
+        if gated:
+            prefetch_to_l2(first + n_size * k_size, slab)
+    wait_for_predecessor(pdl)
+    x_tile = x + m[:, None] * k_size + k[None, :]
+    w_tile = weight + n[None, :] * k_size + k[:, None]
+    acc = tl.zeros([block_m, block_n], tl.float32)
+    up = tl.zeros([block_m, block_n], tl.float32)
+    for start in tl.range(0, k_size, block_k, num_stages=stages):
+        values = tl.load(x_tile + start, mask=m[:, None] < rows, other=0.0)
+        acc = tl.dot(values, tl.load(w_tile + start), acc, input_precision="ieee")
+        if gated:
+            up = tl.dot(values, tl.load(w_tile + (start + n_size * k_size)), up, input_precision="ieee")
+    if squares is not None:
+        scale = _inverse_rms(squares, rows_stride, m, parts, k_size, eps)[:, None]
+        acc *= scale
+        up *= scale
+    if gated:
+        acc = _silu(acc) * up
+    if bias is not None:
+        acc += tl.load(bias + n)[None, :].to(tl.float32)
+    _finish(acc, out, residual, squares_out, m, n, rows, rows_stride, n_size, residual_add)
+
+
+@triton.jit
+def _weighted(x, weights, chunks: tl.constexpr, first: tl.constexpr, stride: tl.constexpr, block_k: tl.constexpr):
+    """Sums over k of one row times the chunks `first`, `first + stride`, ... of `weights`: [block_n] float32.
+
+    `x` points to [block_n, block_k], the row repeated: loaded in the weights' own layout it needs no exchange.
+    """
+    acc = tl.load(x).to(tl.float32) * weights[first].to(tl.float32)
+    for chunk in tl.static_range(1, chunks):
+        acc += tl.load(x + chunk * block_k).to(tl.float32) * weights[first + chunk * stride].to(tl.float32)
+    return tl.sum(acc, axis=1)
+
+
+@triton.jit
+def vector_matmul(
+    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps,
+    n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr,
+    gated: tl.constexpr, residual_add: tl.constexpr, pdl: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
+):  # fmt: skip
+    """As `tensor_core_matmul`, for `block_m` <= MAX_VECTOR_ROWS rows; all weights are under way before the wait."""
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    k = tl.arange(0, block_k)
+    chunks: tl.constexpr = k_size // block_k
+    matrices: tl.constexpr = 2 if gated else 1
+    w_tile = weight + n[:, None] * k_size + k[None, :]
+    weights = ()
+    for chunk in tl.static_range(chunks):
+        weights = weights + (tl.load(w_tile + chunk * block_k),)
+        if gated:
+            weights = weights + (tl.load(w_tile + (chunk * block_k + n_size * k_size)),)
+    wait_for_predecessor(pdl)
+    part = tl.arange(0, triton.next_power_of_2(parts))
+    for row in tl.static_range(block_m):
+        repeated = x + row * k_size + n[:, None] * 0 + k[None, :]
+        total = _weighted(repeated, weights, chunks, 0, matrices, block_k)
+        if gated:
+            up = _weighted(repeated, weights, chunks, 1, matrices, block_k)
+        if squares is not None:
+            sum_of_squares = tl.sum(tl.load(squares + part * rows_stride + row, mask=part < parts, other=0.0))
+            scale = tl.rsqrt(sum_of_squares / k_size + eps)
+            total *= scale
+            if gated:
+                up *= scale
+        if gated:
+            total = _silu(total) * up
+        if bias is not None:
+            total += tl.load(bias + n).to(tl.float32)
+        if residual_add:
+            total += tl.load(residual + row * n_size + n).to(tl.float32)
+        stored = total.to(out.dtype.element_ty)
+        tl.store(out + row * n_size + n, stored)
+        if squares_out is not None:
+            exact = stored.to(tl.float32)
+            tl.store(squares_out + tl.program_id(0) * rows_stride + row, tl.sum(exact * exact))
+
+
+@triton.jit
+def _row_squares(x, squares, width: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr):
+    wait_for_predecessor(pdl)
+    column = tl.arange(0, block)
+    values = tl.load(x + tl.program_id(0) * width + column, mask=column < width, other=0.0).to(tl.float32)
+    tl.store(squares + tl.program_id(0), tl.sum(values * values))
+
+
+@triton.jit
+def _normalise(x, squares, weight, out, rows_stride, eps, parts: tl.constexpr, width: tl.constexpr,
+               block: tl.constexpr, pdl: tl.constexpr):  # fmt: skip
+    wait_for_predecessor(pdl)
+    row, column = tl.program_id(0), tl.arange(0, block)
+    part = tl.arange(0, triton.next_power_of_2(parts))
+    total = tl.sum(tl.load(squares + part * rows_stride + row, mask=part < parts, other=0.0))
+    values = tl.load(x + row * width + column, mask=column < width, other=0.0).to(tl.float32)
+    scaled = values * tl.rsqrt(total / width + eps) * tl.load(weight + column, mask=column < width, other=0.0)
+    tl.store(out + row * width + column, scaled.to(out.dtype.element_ty), mask=column < width)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What is computed around `x @ weight.T`, in this order: `/ rms(x)`, the gate, the bias, the residual."""
+
+    eps: float | None = None  # normalise the input rows, whose norm weight is folded into the matrix
+    gated: bool = False  # weight [2 * n, k]: silu of the first half's product times the second's
+    pdl: bool = False
+
+
+def matmul(x: Rows, weight: Tensor, out: Rows, tile: Tile, product: Product, *, bias: Tensor | None = None,
+           residual: Tensor | None = None) -> None:  # fmt: skip
+    """Fill `out.values` [rows, n] and, where there is a residual, its sums of squares.
+
+    `weight` is [n, k] as in nn.Linear ([2n, k] where gated), `x` [rows, k]; sums are float32.
+    """
+    rows, k_size = x.values.shape
+    n_size = weight.shape[0] // (2 if product.gated else 1)
+    block_m = rows if tile.vector else max(16, triton.next_power_of_2(rows))
+    kernel = vector_matmul if tile.vector else tensor_core_matmul
+    kernel[(n_size // tile.block_n,)](
+        x.values, weight, bias, x.squares if product.eps is not None else None, residual, out.values,
+        out.squares if residual is not None else None, rows, x.squares.stride(0), product.eps or 0.0,
+        n_size=n_size, k_size=k_size, parts=x.parts, gated=product.gated, residual_add=residual is not None,
+        pdl=product.pdl, block_m=block_m, block_n=tile.block_n, block_k=tile.block_k, stages=tile.stages,
+        num_warps=tile.warps, launch_pdl=product.pdl,
+    )  # fmt: skip
+    out.parts = n_size // tile.block_n
+
+
+def measure_squares(x: Rows, *, pdl: bool = False) -> None:
+    """Fill `x.squares` for rows that no product wrote."""
+    rows, width = x.values.shape
+    _row_squares[(rows,)](
+        x.values, x.squares, width=width, block=triton.next_power_of_2(width), pdl=pdl, launch_pdl=pdl
+    )
+    x.parts = 1
+
+
+def normalise(x: Rows, weight: Tensor, out: Tensor, eps: float, *, pdl: bool = False) -> None:
+    """RMSNorm of rows whose squares are summed: out [rows, width] = x / rms(x) * weight, float32 inside."""
+    rows, width = x.values.shape
+    _normalise[(rows,)](
+        x.values, x.squares, weight, out, x.squares.stride(0), eps, parts=x.parts, width=width,
+        block=triton.next_power_of_2(width), pdl=pdl, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def reference_matmul(x: Tensor, weight: Tensor, product: Product, *, bias: Tensor | None = None,
+                     residual: Tensor | None = None) -> Tensor:  # fmt: skip
+    """What `matmul` computes, in the arithmetic of its arguments."""
+    if product.eps is not None:
+        x = F.rms_norm(x, x.shape[-1:], eps=product.eps)
+    out = x @ weight.T
+    if product.gated:
+        gate, up = out.chunk(2, dim=-1)
+        out = F.silu(gate) * up
+    if bias is not None:
+        out = out + bias
+    return out if residual is None else out + residual
+
+
+def like_rows(rows: int, width: int, like: Tensor, *, max_parts: int = 1024) -> Rows:
+    """Uninitialised rows of the type and device of `like`."""
+    squares = torch.empty((max_parts, max(16, triton.next_power_of_2(rows))), dtype=torch.float32, device=like.device)
+    return Rows(torch.empty((rows, width), dtype=like.dtype, device=like.device), squares, 1)

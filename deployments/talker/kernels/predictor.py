@@ -1,0 +1,86 @@
+"""The code predictor of a whole frame as one chain of kernels: nothing else runs between two codebooks."""
+
+import torch
+from torch import Tensor
+
+from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul
+from deployments.talker.kernels.sampler import Embeddings, FrameOutputs, begin_frame, sample_code
+from deployments.talker.kernels.stack import FrameCache, FusedStack, fold_norm
+from deployments.talker.kernels.tiles import tile_for
+from deployments.talker.model.talker import Talker
+from deployments.talker.sampling import BatchFilter, Draw
+
+
+class FusedPredictor:
+    """From the talker's hidden state and codebook 0 to the frame and the sum of its embeddings. Not reentrant."""
+
+    @torch.no_grad()
+    def __init__(self, talker: Talker, *, max_rows: int, pdl: bool = True) -> None:
+        config, predictor = talker.config, talker.code_predictor
+        self.groups, self.pdl, self.eps = config.num_code_groups, pdl, config.predictor.rms_norm_eps
+        like = talker.codec_head.weight
+        self.stack = FusedStack(
+            predictor.model, config.predictor, max_rows=2 * max_rows, positions=self.groups + 1, pdl=pdl
+        )
+        self.cache = FrameCache(config.predictor, rows=max_rows, positions=self.groups, like=like)
+        norm = predictor.model.norm.weight
+        self.heads = [fold_norm(head.weight, norm) for head in predictor.lm_head if isinstance(head, torch.nn.Linear)]
+        self._projection = predictor.small_to_mtp_projection
+        tables = [talker.model.codec_embedding, *predictor.embeddings]
+        self.tables = [Embeddings(self._projection(table.weight), table.weight.detach()) for table in tables]
+        hidden = config.talker.hidden_size
+        self._logits = like_rows(max_rows, config.code_vocab_size, like)
+        self._first = like_rows(2 * max_rows, config.predictor.hidden_size, like)
+        self._outputs = FrameOutputs(
+            codes=torch.zeros((max_rows, self.groups), dtype=torch.long, device=like.device),
+            sums=torch.empty((max_rows, hidden), dtype=torch.float32, device=like.device),
+            total=torch.empty((max_rows, hidden), dtype=like.dtype, device=like.device),
+        )
+
+    def frame(self, hidden: Tensor, code0: Tensor, options: BatchFilter, draw: Draw) -> tuple[Tensor, Tensor]:
+        """As `CodePredictor.forward`: codes [rows, groups] and the sum of their embeddings [rows, talker hidden].
+
+        `hidden` [rows, talker hidden] follows the final norm; `draw.codebook` is ignored. Seeds and frame numbers are
+        read before earlier kernels of the chain end, so they must not be written by one. Valid until the next call.
+        """
+        rows = len(code0)
+        outputs = FrameOutputs(
+            *(tensor[:rows] for tensor in (self._outputs.codes, self._outputs.sums, self._outputs.total))
+        )
+        state = self._start(hidden, code0, outputs)
+        inputs = self.stack.input_rows(rows)
+        for group in range(1, self.groups):
+            if group > 1:
+                state = self.stack.advance(inputs, group, self.cache)
+            logits = self._head(state, group)
+            here = Draw(draw.seeds, draw.frames, group)
+            sample_code(logits, options, here, self.tables[group], inputs, outputs, pdl=self.pdl)
+        return outputs.codes, outputs.total
+
+    def _start(self, hidden: Tensor, code0: Tensor, outputs: FrameOutputs) -> Rows:
+        """The first two positions: the talker's hidden state and codebook 0. Returns the rows of the second."""
+        rows = len(hidden)
+        both = Rows(self._first.values[: 2 * rows], self._first.squares, 1)
+        self._project(hidden, both)
+        begin_frame(code0, self.tables[0], both, outputs, pdl=self.pdl)
+        done = self.stack.start(both, self.cache)
+        return Rows(done.values[rows:], done.squares[:, rows:], done.parts)
+
+    def _project(self, hidden: Tensor, out: Rows) -> None:
+        """The talker's hidden states become the first rows of `out`."""
+        if isinstance(self._projection, torch.nn.Identity):
+            out.values[: len(hidden)].copy_(hidden)
+            return
+        weight, bias = self._projection.weight, self._projection.bias
+        assert isinstance(weight, Tensor)
+        assert isinstance(bias, Tensor)
+        tile = tile_for(*weight.shape, gated=False, rows=len(hidden))
+        source = Rows(hidden, self._first.squares, 1)
+        matmul(source, weight, Rows(out.values[: len(hidden)], out.squares, 1), tile, Product(pdl=self.pdl), bias=bias)
+
+    def _head(self, state: Rows, group: int) -> Tensor:
+        weight = self.heads[group - 1]
+        out = Rows(self._logits.values[: len(state.values)], self._logits.squares, 1)
+        tile = tile_for(*weight.shape, gated=False, rows=len(state.values))
+        matmul(state, weight, out, tile, Product(eps=self.eps, pdl=self.pdl))
+        return out.values

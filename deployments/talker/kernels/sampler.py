@@ -1,0 +1,247 @@
+"""From logits to a code to what the code becomes next, one program per row.
+
+The code is that of `deployments.talker.sampling`: the same filters in the same order, the same noise bits. Top-k and
+top-p are thresholds found by bisecting the logits' bits, so nothing is sorted. Where several candidates equal the one
+at the border of top-p, all stay: a sort keeps an arbitrary part of them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.random import philox_impl
+
+from deployments.talker.kernels.launch import wait_for_predecessor
+from deployments.talker.kernels.matmul import Rows
+from deployments.talker.sampling import BatchFilter, Draw, penalise_repetition
+
+
+@triton.jit
+def _noise(seed, frame, codebook, codes):
+    """Exponential noise of candidate `codes` as float32, through a float64 logarithm as on the CPU."""
+    zero = codes.to(tl.uint32) * 0
+    low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    word, _, _, _ = philox_impl(
+        codes.to(tl.uint32), zero + codebook.to(tl.uint32), zero + frame.to(tl.uint32), zero, zero + low, zero + high
+    )
+    uniform = (word.to(tl.float64) + 0.5) * (1.0 / 4294967296.0)
+    return (-tl.log(uniform)).to(tl.float32)
+
+
+@triton.jit
+def _ordered(values):
+    """float32 -> uint32 of the same order; both zeros are one."""
+    bits = tl.where(values == 0.0, 0.0, values).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _choose(values, inside, noise, greedy, temperature, top_k, top_p, vocab: tl.constexpr, bits: tl.constexpr):
+    """The code of one row from float32 logits, whose order shows in the first `bits` bits of `_ordered`."""
+    scaled = values / temperature
+    keys = tl.where(inside, _ordered(values), tl.zeros_like(values).to(tl.uint32))
+    wanted = tl.where(top_k > 0, tl.minimum(top_k, vocab), vocab).to(tl.int32)
+    one = tl.full([], 1, tl.uint32)
+    threshold = one * 0
+    for bit in tl.static_range(bits):
+        candidate = threshold | (one << (31 - bit))
+        enough = tl.sum((keys >= candidate).to(tl.int32)) >= wanted
+        threshold = tl.where(enough, candidate, threshold)
+    keep = inside & (keys >= threshold)
+    weights = tl.where(keep, tl.exp(scaled - tl.max(scaled, axis=0)), 0.0)
+    if top_p < 1.0:
+        limit = (1.0 - top_p) * tl.sum(weights)
+        border = one * 0
+        for bit in tl.static_range(bits):
+            candidate = border | (one << (31 - bit))
+            tail = tl.sum(tl.where(keys < candidate, weights, 0.0))
+            border = tl.where(tail <= limit, candidate, border)
+        best = tl.max(tl.where(inside, scaled, float("-inf")), axis=0)
+        keep = keep & ((keys >= border) | (scaled == best))
+    sampled = tl.argmax(tl.where(keep, weights / noise, -1.0), axis=0, tie_break_left=True)
+    return tl.where(greedy, tl.argmax(values, axis=0, tie_break_left=True), sampled)
+
+
+@triton.jit
+def _embed(row, code, table, inputs, squares, width: tl.constexpr, block: tl.constexpr):
+    """The code's projected embedding becomes the row's next input."""
+    column = tl.arange(0, block)
+    projected = tl.load(table + code * width + column, mask=column < width, other=0.0)
+    tl.store(inputs + row * width + column, projected, mask=column < width)
+    exact = projected.to(tl.float32)
+    tl.store(squares + row, tl.sum(exact * exact))
+
+
+@triton.jit(do_not_specialize=["codebook"])
+def _sample_code(
+    logits, greedy, temperature, top_k, top_p, seeds, frames, codes, codebook,
+    table, inputs, squares, embeddings, sums, total,
+    groups: tl.constexpr, vocab: tl.constexpr, block: tl.constexpr, bits: tl.constexpr,
+    width: tl.constexpr, wide: tl.constexpr, input_block: tl.constexpr, sum_block: tl.constexpr, pdl: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    code_ids = tl.arange(0, block)
+    inside = code_ids < vocab
+    noise = _noise(tl.load(seeds + row), tl.load(frames + row), codebook, code_ids)
+    wait_for_predecessor(pdl)
+    values = tl.load(logits + row * vocab + code_ids, mask=inside, other=float("-inf")).to(tl.float32)
+    code = _choose(
+        values, inside, noise, tl.load(greedy + row) != 0, tl.load(temperature + row), tl.load(top_k + row),
+        tl.load(top_p + row), vocab, bits,
+    )  # fmt: skip
+    tl.store(codes + row * groups + codebook, code.to(tl.int64))
+    if table is not None:
+        _embed(row, code, table, inputs, squares, width, input_block)
+    column = tl.arange(0, sum_block)
+    real = column < wide
+    so_far = tl.load(sums + row * wide + column, mask=real, other=0.0)
+    so_far += tl.load(embeddings + code * wide + column, mask=real, other=0.0).to(tl.float32)
+    if total is not None:
+        tl.store(total + row * wide + column, so_far.to(total.dtype.element_ty), mask=real)
+    else:
+        tl.store(sums + row * wide + column, so_far, mask=real)
+
+
+@triton.jit
+def _begin_frame(
+    code0, codes, table, inputs, squares, embeddings, sums, rows,
+    groups: tl.constexpr, width: tl.constexpr, wide: tl.constexpr, input_block: tl.constexpr, sum_block: tl.constexpr,
+    pdl: tl.constexpr,
+):  # fmt: skip
+    wait_for_predecessor(pdl)
+    row = tl.program_id(0).to(tl.int64)
+    code = tl.load(code0 + row)
+    tl.store(codes + row * groups, code)
+    before = tl.arange(0, input_block)
+    first_input = tl.load(inputs + row * width + before, mask=before < width, other=0.0).to(tl.float32)
+    tl.store(squares + row, tl.sum(first_input * first_input))
+    _embed(rows + row, code, table, inputs, squares, width, input_block)
+    column = tl.arange(0, sum_block)
+    first = tl.load(embeddings + code * wide + column, mask=column < wide, other=0.0)
+    tl.store(sums + row * wide + column, first.to(tl.float32), mask=column < wide)
+
+
+@triton.jit
+def _sample_first_code(
+    logits, greedy, temperature, top_k, top_p, seeds, frames, state_rows, seen, penalty, suppressed, ignore_eos,
+    code0, ended, eos, min_new_tokens, vocab: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    code_ids = tl.arange(0, block)
+    inside = code_ids < vocab
+    frame = tl.load(frames + row)
+    noise = _noise(tl.load(seeds + row), frame, tl.full([], 0, tl.int32), code_ids)
+    wait_for_predecessor(pdl)
+    state_row = tl.load(state_rows + row)
+    values = tl.load(logits + row * vocab + code_ids, mask=inside, other=float("-inf")).to(tl.float32)
+    was_seen = tl.load(seen + state_row * vocab + code_ids, mask=inside, other=0) != 0
+    factor = tl.load(penalty + row)
+    values = tl.where(was_seen, tl.where(values < 0, values * factor, values / factor), values)
+    too_early = (frame < min_new_tokens) | (tl.load(ignore_eos + row) != 0)
+    barred = (tl.load(suppressed + code_ids, mask=inside, other=1) != 0) | (too_early & (code_ids == eos))
+    values = tl.where(barred, float("-inf"), values)
+    code = _choose(
+        values, inside, noise, tl.load(greedy + row) != 0, tl.load(temperature + row), tl.load(top_k + row),
+        tl.load(top_p + row), vocab, 32,
+    )  # fmt: skip
+    tl.store(code0 + state_row, code.to(tl.int64))
+    tl.store(ended + row, (code == eos).to(tl.int8))
+    tl.store(seen + state_row * vocab + code, tl.full([], 1, tl.int8))
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """What a codebook's codes become."""
+
+    projected: Tensor  # [vocab, predictor hidden]: the predictor's next input
+    summed: Tensor  # [vocab, talker hidden]: the term of the talker's next input
+
+
+@dataclass(frozen=True, slots=True)
+class FrameOutputs:
+    """What the codebooks of a frame leave behind."""
+
+    codes: Tensor  # [rows, groups] int64
+    sums: Tensor  # [rows, talker hidden] float32, the terms so far
+    total: Tensor  # [rows, talker hidden]: the finished sum
+
+
+def _filter_tensors(options: BatchFilter) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return options.greedy.view(torch.int8), options.temperature, options.top_k, options.top_p
+
+
+def order_bits(dtype: torch.dtype) -> int:
+    """How many leading bits tell two different logits apart."""
+    return 16 if dtype == torch.bfloat16 else 32
+
+
+def begin_frame(
+    code0: Tensor, embeddings: Embeddings, inputs: Rows, outputs: FrameOutputs, *, pdl: bool = False
+) -> None:
+    """Codebook 0 [rows]: its embedding becomes the predictor's second input and the first term of the sum.
+
+    `inputs` [2 * rows, width] holds the first inputs in front, whose squares are summed here as well.
+    """
+    width, wide = embeddings.projected.shape[1], embeddings.summed.shape[1]
+    _begin_frame[(len(code0),)](
+        code0, outputs.codes, embeddings.projected, inputs.values, inputs.squares, embeddings.summed, outputs.sums,
+        len(code0), groups=outputs.codes.shape[1], width=width, wide=wide, input_block=triton.next_power_of_2(width),
+        sum_block=triton.next_power_of_2(wide), pdl=pdl, launch_pdl=pdl,
+    )  # fmt: skip
+    inputs.parts = 1
+
+
+def sample_code(logits: Tensor, options: BatchFilter, draw: Draw, embeddings: Embeddings, inputs: Rows,
+                outputs: FrameOutputs, *, pdl: bool = False, warps: int = 4) -> None:  # fmt: skip
+    """Sample codebook `draw.codebook` from logits [rows, vocab], embed it into `inputs` and add it to the sum."""
+    rows, vocab = logits.shape
+    last = draw.codebook == outputs.codes.shape[1] - 1
+    width, wide = embeddings.projected.shape[1], embeddings.summed.shape[1]
+    _sample_code[(rows,)](
+        logits, *_filter_tensors(options), draw.seeds, draw.frames, outputs.codes, draw.codebook,
+        None if last else embeddings.projected, inputs.values, inputs.squares, embeddings.summed, outputs.sums,
+        outputs.total if last else None,
+        groups=outputs.codes.shape[1], vocab=vocab, block=triton.next_power_of_2(vocab), bits=order_bits(logits.dtype),
+        width=width, wide=wide, input_block=triton.next_power_of_2(width), sum_block=triton.next_power_of_2(wide),
+        pdl=pdl, num_warps=warps, launch_pdl=pdl,
+    )  # fmt: skip
+    inputs.parts = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FirstCodeRules:
+    """What keeps codes of codebook 0 from being sampled."""
+
+    state_rows: Tensor  # [rows] int64: each row's place in `seen` and in the codes
+    seen: Tensor  # [state rows, vocab] bool: codes that the row has had
+    penalty: Tensor  # [rows, 1] float32
+    suppressed: Tensor  # [vocab] bool
+    ignore_eos: Tensor  # [rows] bool
+    eos: int
+    min_new_tokens: int
+
+
+def sample_first_code(logits: Tensor, options: BatchFilter, draw: Draw, rules: FirstCodeRules, code0: Tensor,
+                      ended: Tensor, *, pdl: bool = False, warps: int = 8) -> None:  # fmt: skip
+    """Sample codebook 0 from logits [rows, vocab] into `code0` [state rows] int64 and mark it as seen.
+
+    `ended` [rows] bool tells where it is the end of speech.
+    """
+    rows, vocab = logits.shape
+    _sample_first_code[(rows,)](
+        logits, *_filter_tensors(options), draw.seeds, draw.frames, rules.state_rows, rules.seen.view(torch.int8),
+        rules.penalty, rules.suppressed.view(torch.int8), rules.ignore_eos.view(torch.int8), code0,
+        ended.view(torch.int8), rules.eos, rules.min_new_tokens, vocab=vocab, block=triton.next_power_of_2(vocab),
+        pdl=pdl, num_warps=warps, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def reference_first_code(logits: Tensor, options: BatchFilter, draw: Draw, rules: FirstCodeRules) -> Tensor:
+    """The codes [rows] that `sample_first_code` has to choose; `rules.seen` stays as it is."""
+    values = penalise_repetition(logits.float(), rules.seen[rules.state_rows], rules.penalty)
+    values = values.masked_fill(rules.suppressed, -torch.inf)
+    too_early = (draw.frames < rules.min_new_tokens) | rules.ignore_eos
+    values[:, rules.eos] = values[:, rules.eos].masked_fill(too_early, -torch.inf)
+    return options.sample(values, draw)

@@ -1,0 +1,169 @@
+"""A decoder stack for decoding: one new position per row, five kernels a layer."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import triton
+from torch import Tensor
+
+from deployments.talker.kernels.attention import Context, HeadNorms, Heads, attend_frame, attend_frame_start
+from deployments.talker.kernels.backends import PagedBackend
+from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, measure_squares, normalise
+from deployments.talker.kernels.tiles import tile_for
+from deployments.talker.model.config import TransformerConfig
+from deployments.talker.model.layers import DecoderLayer, DecoderStack
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    """A layer's matrices as the kernels read them."""
+
+    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden], input norm folded in
+    out: Tensor  # [hidden, heads * head_dim]
+    gate_up: Tensor  # [2 * intermediate, hidden], post-attention norm folded in
+    down: Tensor  # [hidden, intermediate]
+    norms: HeadNorms
+
+
+class LayerCaches(Protocol):
+    """Keys and values of all layers, each [layers, slots, kv_heads, head_dim] and contiguous from the slots on."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class FrameCache:
+    """Keys and values of one frame's few positions, [layers, rows, kv_heads, positions, head_dim]."""
+
+    def __init__(self, config: TransformerConfig, *, rows: int, positions: int, like: Tensor) -> None:
+        shape = (config.num_layers, rows, config.num_kv_heads, triton.next_power_of_2(positions), config.head_dim)
+        self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.values = torch.zeros_like(self.keys)
+
+
+class FusedStack:
+    """The same function as a `DecoderStack`, for one position a row. Not reentrant: it owns its activations."""
+
+    def __init__(self, stack: DecoderStack, config: TransformerConfig, *, max_rows: int, positions: int,
+                 pdl: bool = True) -> None:  # fmt: skip
+        """`positions`: one more than the largest position ever asked for."""
+        self.config, self.max_rows, self.pdl = config, max_rows, pdl
+        self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        like = stack.norm.weight
+        cos, sin = rotations(config, positions, like.device)
+        self.layers = [_pack(layer, cos, sin, config) for layer in stack.layers if isinstance(layer, DecoderLayer)]
+        self.norm = like.detach()
+        width = config.num_heads * config.head_dim
+        self._qkv = like_rows(max_rows, width + 2 * config.num_kv_heads * config.head_dim, like)
+        self._attended = torch.empty((max_rows, width), dtype=like.dtype, device=like.device)
+        self._residual = like_rows(max_rows, config.hidden_size, like)
+        self._inner = like_rows(max_rows, config.intermediate_size, like)
+        self._input = like_rows(max_rows, config.hidden_size, like)
+        self._out = torch.empty_like(self._residual.values)
+
+    def talker_step(self, x: Tensor, context: Context, cache: LayerCaches, attend: PagedBackend) -> Tensor:
+        """One position of each row over its paged context: [rows, hidden] -> [rows, hidden] after the final norm.
+
+        The result is valid until the next call.
+        """
+        rows = self.measured(x)
+        for number, layer in enumerate(self.layers):
+            qkv = self._project(layer, rows)
+            attended = attend(qkv.values, layer.norms, (cache.keys[number], cache.values[number]), context)
+            rows = self._finish_layer(layer, rows, attended)
+        return self._normalised(rows)
+
+    def predictor_pass(self, x: Tensor, position: int, cache: FrameCache) -> Tensor:
+        """The position `position` of a frame: [rows, hidden] -> [rows, hidden] after the final norm."""
+        return self._normalised(self.advance(self.measured(x), position, cache))
+
+    def start(self, rows: Rows, cache: FrameCache) -> Rows:
+        """Positions 0, the first half of `rows`, and 1, the second, in one pass; before the final norm."""
+        count = len(rows.values)
+        for number, layer in enumerate(self.layers):
+            qkv = self._project(layer, rows)
+            attended = self._attended[:count]
+            caches = cache.keys[number, : count // 2], cache.values[number, : count // 2]
+            attend_frame_start(qkv.values, layer.norms, self.heads, caches, attended, pdl=self.pdl)
+            rows = self._finish_layer(layer, rows, attended)
+        return rows
+
+    def advance(self, rows: Rows, position: int, cache: FrameCache) -> Rows:
+        """As `predictor_pass`, before the final norm, which whoever multiplies by it next can fold in."""
+        count = len(rows.values)
+        for number, layer in enumerate(self.layers):
+            qkv = self._project(layer, rows)
+            attended = self._attended[:count]
+            caches = cache.keys[number, :count], cache.values[number, :count]
+            attend_frame(qkv.values, layer.norms, self.heads, caches, position, attended, pdl=self.pdl)
+            rows = self._finish_layer(layer, rows, attended)
+        return rows
+
+    def measured(self, x: Tensor) -> Rows:
+        """Rows that no kernel of this stack wrote, with the sums of their squares."""
+        rows = Rows(x, self._input.squares, 1)
+        measure_squares(rows, pdl=self.pdl)
+        return rows
+
+    def input_rows(self, count: int) -> Rows:
+        """Where a kernel may put the stack's next input."""
+        return self._take(self._input, count)
+
+    def _project(self, layer: PackedLayer, rows: Rows) -> Rows:
+        qkv = self._take(self._qkv, len(rows.values))
+        self._multiply(rows, layer.qkv, qkv, Product(eps=self.config.rms_norm_eps, pdl=self.pdl))
+        return qkv
+
+    def _finish_layer(self, layer: PackedLayer, rows: Rows, attended: Tensor) -> Rows:
+        """The output projection and the MLP, both added to the residual stream."""
+        count = len(rows.values)
+        source = Rows(attended, rows.squares, 1)
+        residual, inner = self._take(self._residual, count), self._take(self._inner, count)
+        self._multiply(source, layer.out, residual, Product(pdl=self.pdl), residual=rows.values)
+        self._multiply(residual, layer.gate_up, inner, Product(eps=self.config.rms_norm_eps, gated=True, pdl=self.pdl))
+        self._multiply(inner, layer.down, residual, Product(pdl=self.pdl), residual=residual.values)
+        return residual
+
+    def _multiply(
+        self, x: Rows, weight: Tensor, out: Rows, product: Product, *, residual: Tensor | None = None
+    ) -> None:
+        columns = weight.shape[0] // (2 if product.gated else 1)
+        tile = tile_for(columns, weight.shape[1], gated=product.gated, rows=len(x.values))
+        matmul(x, weight, out, tile, product, residual=residual)
+
+    def _normalised(self, rows: Rows) -> Tensor:
+        out = self._out[: len(rows.values)]
+        normalise(rows, self.norm, out, self.config.rms_norm_eps, pdl=self.pdl)
+        return out
+
+    @staticmethod
+    def _take(rows: Rows, count: int) -> Rows:
+        return Rows(rows.values[:count], rows.squares, rows.parts)
+
+
+def rotations(config: TransformerConfig, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [positions, head_dim / 2] float32."""
+    exponents = torch.arange(0, config.head_dim, 2, device=device).double() / config.head_dim
+    angles = torch.arange(positions, device=device).double()[:, None] / (config.rope_theta**exponents)[None]
+    return angles.cos().float(), angles.sin().float()
+
+
+def fold_norm(weight: Tensor, norm: Tensor) -> Tensor:
+    """The matrix [n, k] whose product with a row is that of `weight` with the row times `norm` [k]."""
+    return (weight.float() * norm.float()).to(weight.dtype)
+
+
+@torch.no_grad()
+def _pack(layer: DecoderLayer, cos: Tensor, sin: Tensor, config: TransformerConfig) -> PackedLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+    gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+    norms = HeadNorms(attention.q_norm.weight.detach(), attention.k_norm.weight.detach(), cos, sin, config.rms_norm_eps)
+    return PackedLayer(
+        qkv=fold_norm(qkv, layer.input_layernorm.weight),
+        out=attention.o_proj.weight.detach(),
+        gate_up=fold_norm(gate_up, layer.post_attention_layernorm.weight),
+        down=mlp.down_proj.weight.detach(),
+        norms=norms,
+    )

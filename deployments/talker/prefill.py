@@ -1,0 +1,117 @@
+"""How prompts, and the frames of resumed sequences, are cut and packed into passes."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deployments.talker.frame_step import PrefillRows
+from deployments.talker.input_tables import Ids, InputTables
+from deployments.talker.sequence import Sequence
+from deployments.talker.staging import Staging
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive rows of one sequence."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the sequence's last row is among them."""
+        return self.stop == self.sequence.num_positions
+
+
+Pass = list[Part]
+
+
+def pack(sequences: Iterable[Sequence], *, num_rows: int, alone: bool) -> Iterator[Pass]:
+    """Passes of at most `num_rows` rows. A prompt longer than that has passes of its own, all have with `alone`."""
+    together: Pass = []
+    for sequence in sequences:
+        size = sequence.num_positions
+        if alone or size > num_rows:
+            yield from ([Part(sequence, at, min(at + num_rows, size))] for at in range(0, size, num_rows))
+            continue
+        if sum(part.stop for part in together) + size > num_rows:
+            yield together
+            together = []
+        together.append(Part(sequence, 0, size))
+    if together:
+        yield together
+
+
+class PrefillInputs:
+    """The static inputs of passes of one number of rows, filled with one copy."""
+
+    def __init__(self, num_rows: int, *, scratch_row: int, tables: InputTables) -> None:
+        self._tables, self._scratch_row = tables, scratch_row
+        self.num_rows, self.num_sequences = num_rows, max(1, num_rows // 8)
+        size = 4 * num_rows + 2 * self.num_sequences
+        self._memory = torch.zeros(size, dtype=torch.int32, device=tables.device)
+        self._staging = Staging(size, device=tables.device, rows=8)
+        self.rows = PrefillRows(*(self._memory[bounds] for bounds in self._fields()))
+
+    def fits(self, part: Pass) -> bool:
+        """Whether a pass can be filled in."""
+        rows = sum(each.stop - each.start for each in part)
+        return rows <= self.num_rows and len(part) <= self.num_sequences
+
+    def fill(self, parts: Pass) -> None:
+        """Write a pass, padded with rows that belong to nobody."""
+        staged = self._staging.take()
+        text_ids, codec_ids, owners, positions, last, finished = (staged.values[bounds] for bounds in self._fields())
+        text_ids[:], codec_ids[:] = self._tables.no_text, self._tables.no_code
+        owners[:], finished[:] = self._scratch_row, self._scratch_row
+        positions[:] = last[:] = 0
+        at = 0
+        for number, part in enumerate(parts):
+            assert part.sequence.row is not None
+            rows = slice(at, at + part.stop - part.start)
+            text_ids[rows], codec_ids[rows] = self._ids(part, at)
+            owners[rows], positions[rows] = part.sequence.row, np.arange(part.start, part.stop)
+            if part.is_last:
+                last[number], finished[number] = rows.stop - 1, part.sequence.row
+            at = rows.stop
+        self._memory.copy_(staged.tensor, non_blocking=True)
+
+    def _ids(self, part: Part, at: int) -> tuple[Ids, Ids]:
+        """Table indices of a part's rows; its dense rows are put where the pass's rows `at` and on find them."""
+        tables, prompt, frames = self._tables, part.sequence.prompt, part.sequence.frames
+        first, rows = tables.first_dense, slice(part.start, part.stop)
+        trailing = np.full(len(frames), tables.pad, dtype=np.int32)
+        known = min(len(frames), len(prompt.trailing))
+        trailing[:known] = prompt.trailing[:known]
+        num_dense = 0 if prompt.dense is None else len(prompt.dense)
+        of_frames = np.arange(first + num_dense, first + num_dense + len(frames), dtype=np.int32)
+        text_ids = np.concatenate((prompt.text_ids, trailing))[rows]
+        codec_ids = np.concatenate((prompt.codec_ids, of_frames))[rows]
+        is_dense = codec_ids >= first
+        if is_dense.any():
+            numbers = codec_ids[is_dense] - first
+            tables.dense[at : at + len(numbers)] = self._dense(part.sequence, int(numbers[0]), int(numbers[-1]) + 1)
+            codec_ids[is_dense] = first + at + np.arange(len(numbers))
+        return text_ids, codec_ids
+
+    def _dense(self, sequence: Sequence, start: int, stop: int) -> Tensor:
+        """The dense rows numbered `start` to `stop`: those of the prompt, then those of frames."""
+        prompt = sequence.prompt.dense
+        num_prompt = 0 if prompt is None else len(prompt)
+        rows = [] if prompt is None else [prompt[start:stop]]
+        frames = sequence.frames[max(0, start - num_prompt) : max(0, stop - num_prompt)]
+        if frames:
+            codes = torch.from_numpy(np.stack(frames)).long().to(self._tables.device, non_blocking=True)
+            rows.append(self._tables.talker.embed_frames(codes))
+        return torch.cat(rows)
+
+    def _fields(self) -> list[slice]:
+        """Where each field of PrefillRows stands in the memory."""
+        n, m = self.num_rows, self.num_sequences
+        bounds = [0, n, 2 * n, 3 * n, 4 * n, 4 * n + m, 4 * n + 2 * m]
+        return [slice(start, stop) for start, stop in pairwise(bounds)]

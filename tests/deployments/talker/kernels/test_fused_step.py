@@ -1,0 +1,72 @@
+"""The fused step against the plain one, frame by frame, in float32 so that codes have to be equal."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
+from deployments.talker.block_manager import BlockManager
+from deployments.talker.input_tables import InputTables
+from deployments.talker.kv_cache import KVCache
+from deployments.talker.model.talker import Talker
+from deployments.talker.model_runner import ModelRunner, NetworkKind, RunnerShape
+from deployments.talker.prompt import Prompt
+from deployments.talker.sequence import FrameLimit, Sequence
+from tests.deployments.talker.driving import GREEDY
+
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+SAMPLED = Sampling(True, 0.9, 50, 1.0, 1.05, True, 0.9, 50, 1.0)
+SAMPLINGS = [SAMPLED, replace(SAMPLED, top_p=0.7, subtalker_top_k=0, repetition_penalty=2.0), replace(SAMPLED, **{
+    name: getattr(GREEDY, name) for name in ("do_sample", "subtalker_dosample", "repetition_penalty")
+})]  # fmt: skip
+BLOCK_SIZE, NUM_BLOCKS = 16, 20
+
+
+def runner(talker: Talker, networks: NetworkKind) -> ModelRunner:
+    blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
+    like = talker.codec_head.weight
+    cache = KVCache(
+        talker.config.talker, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=like.dtype, device=like.device
+    )
+    return ModelRunner(InputTables(talker), cache, blocks, RunnerShape(4, 64, networks=networks))
+
+
+def sequences(talker: Talker) -> list[Sequence]:
+    draw, config = np.random.default_rng(0), talker.config
+    found = []
+    for number, sampling in enumerate(SAMPLINGS):
+        text, codec = (draw.integers(0, 500, 5 + 4 * number).astype(np.int32) for _ in range(2))
+        codec[0] = config.vocab_size  # no codec row
+        prompt = Prompt(text, codec, draw.integers(0, 500, 2).astype(np.int32), num_text_tokens=3)
+        asked = SynthesisRequest(str(number), "text", seed=(1 << 63) + number, ignore_eos=number == 1)
+        limit = FrameLimit(99, FinishReason.LENGTH)
+        found.append(Sequence(number, GenerateRequest(asked), prompt, sampling, limit, row=2 - number))
+    return found
+
+
+def frames(made_by: ModelRunner, talker: Talker, *, count: int) -> list[list[list[int]]]:
+    """The codes of sequences that are prefilled together."""
+    speaking = sequences(talker)
+    for sequence in speaking:
+        made_by.blocks.grow(sequence.id, sequence.num_positions + count)
+        made_by.step.tables.project(np.concatenate((sequence.prompt.text_ids, sequence.prompt.trailing)))
+    made_by.prefill(speaking)
+    made = []
+    for _ in range(count):
+        codes = made_by.decode(speaking)
+        made.append(codes.tolist())
+        for sequence, frame in zip(speaking, codes, strict=True):
+            sequence.frames.append(frame)
+    return made
+
+
+def test_frames_are_those_of_the_plain_step(talker: Talker) -> None:
+    fused, plain = runner(talker, "fused"), runner(talker, "plain")
+    assert frames(fused, talker, count=3) == frames(plain, talker, count=3)
+    torch.testing.assert_close(fused.state.hidden[:3], plain.state.hidden[:3], rtol=1e-3, atol=1e-4)
+    assert torch.equal(fused.state.packed[:3], plain.state.packed[:3])
+    assert torch.equal(fused.state.seen[:3], plain.state.seen[:3])

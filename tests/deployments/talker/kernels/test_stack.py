@@ -1,0 +1,101 @@
+"""Whole stacks and frames against the modules they stand for."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from deployments.talker.attention import attend_rows
+from deployments.talker.kernels.attention import Context
+from deployments.talker.kernels.backends import choose_backend
+from deployments.talker.kernels.predictor import FusedPredictor
+from deployments.talker.kernels.stack import FrameCache, FusedStack
+from deployments.talker.model.predictor import FrameAttention
+from deployments.talker.model.talker import Talker
+from deployments.talker.sampling import BatchFilter, Draw, FilterOptions
+from deployments.talker.stacks import PlainPredictor
+
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+BLOCK_SIZE, LENGTHS = 16, [1, 40, 77]
+ROWS = len(LENGTHS)
+
+
+@dataclass
+class Caches:
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+def contexts(device: torch.device) -> tuple[Context, torch.Tensor]:
+    """Places, and the slots of every position [rows, positions] they come from."""
+    blocks = -(-max(LENGTHS) // BLOCK_SIZE)
+    tables = (torch.randperm(ROWS * blocks, generator=torch.Generator().manual_seed(1)) + 1).view(ROWS, blocks)
+    lengths = torch.tensor(LENGTHS)
+    everywhere = (tables[:, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten(1)
+    slots = everywhere.gather(1, lengths[:, None] - 1)[:, 0]
+    context = Context(
+        (lengths - 1).int().to(device), slots.to(device), tables.int().to(device), lengths.int().to(device)
+    )
+    return context, everywhere.to(device)
+
+
+def test_talker_step(talker: Talker, device: torch.device) -> None:
+    config = talker.config.talker
+    shape = (config.num_layers, 32 * BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    cache = Caches(torch.randn(shape, device=device), torch.randn(shape, device=device))
+    plain = Caches(cache.keys.clone(), cache.values.clone())
+    context, everywhere = contexts(device)
+    mask = (torch.arange(everywhere.shape[1], device=device) < context.lengths[:, None])[:, None, None]
+
+    def attend_plainly(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        plain.keys[layer, context.slots], plain.values[layer, context.slots] = key, value
+        keys, values = (each[layer, everywhere].transpose(1, 2) for each in (plain.keys, plain.values))
+        return attend_rows(query, keys, values, mask)
+
+    x = torch.randn(ROWS, config.hidden_size, device=device)
+    stack = FusedStack(talker.model, config, max_rows=4, positions=128, pdl=False)
+    attend = choose_backend("auto", stack.heads, block_size=BLOCK_SIZE, dtype=torch.float32, pdl=False)
+    assert attend.name == "triton"
+
+    got = stack.talker_step(x, context, cache, attend)
+
+    torch.testing.assert_close(got, talker(x, context.positions.long(), attend_plainly), atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(cache.keys, plain.keys, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(cache.values, plain.values, atol=2e-3, rtol=2e-3)
+
+
+def test_predictor_passes(talker: Talker, device: torch.device) -> None:
+    config, model = talker.config.predictor, talker.code_predictor
+    stack = FusedStack(model.model, config, max_rows=4, positions=5, pdl=False)
+    cache = FrameCache(config, rows=4, positions=4, like=model.model.norm.weight)
+    attention = FrameAttention((config.num_layers, ROWS, config.num_kv_heads, 4, config.head_dim), like=cache.keys)
+    for position in range(3):
+        x = torch.randn(ROWS, config.hidden_size, device=device)
+        got = stack.predictor_pass(x, position, cache)
+        rotation = model.rotary(torch.full((ROWS,), position, device=device))
+        torch.testing.assert_close(got, model.model(x, rotation, attention), atol=2e-3, rtol=2e-3)
+        attention.step += 1
+
+
+def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: torch.device) -> None:
+    hidden = torch.randn(ROWS, talker.config.talker.hidden_size, device=device)
+    code0 = torch.tensor([1, 2, 3], device=device)
+    draw = Draw(torch.tensor([1, -5, 1 << 40], device=device), torch.tensor([0, 5, 9], device=device), 0)
+    options = BatchFilter.of(
+        [
+            FilterOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0),
+            FilterOptions(do_sample=True, temperature=0.8, top_k=20, top_p=0.7),
+            FilterOptions(do_sample=False, temperature=1.0, top_k=50, top_p=1.0),
+        ],
+        device=device,
+    )
+    codes, total = FusedPredictor(talker, max_rows=4, pdl=False).frame(hidden, code0, options, draw)
+
+    def sample(logits: torch.Tensor, codebook: int) -> torch.Tensor:
+        return options.sample(logits, replace(draw, codebook=codebook))
+
+    expected_codes, expected_total = PlainPredictor(talker)(hidden, code0, sample)
+    assert torch.equal(codes, expected_codes)
+    torch.testing.assert_close(total, expected_total)

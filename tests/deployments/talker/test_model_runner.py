@@ -1,0 +1,83 @@
+"""The runner's way on a GPU, run on a CPU: buckets, packed prompts, one shape for all contexts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.config import TalkerConfig
+from deployments.talker.engine import Engine
+from deployments.talker.kv_cache import KVCache
+from deployments.talker.model_runner import ModelRunner, NetworkKind, RunnerShape, batch_buckets
+from deployments.talker.prefill import pack
+from tests.deployments.talker.driving import GREEDY, ask, speak, speak_all
+
+CONFIG = TalkerConfig(device="cpu", max_num_seqs=5, max_model_len=1024, kv_block_size=16)
+LONG_TEXT = "A text whose prompt does not fit into one pass. " * 14
+REQUESTS = [
+    ask("Hello there.", sampling=GREEDY, frames=12),
+    ask("Streaming.", frames=14, seed=3, non_streaming_mode=False),
+    ask(LONG_TEXT, sampling=GREEDY, frames=5),
+    ask("Instructed.", frames=9, seed=8, instructions="Speak slowly."),
+    ask("The last one.", frames=40, seed=2, non_streaming_mode=False, ignore_eos=True),
+]
+
+
+def like_a_gpu(directory: Path, *, deterministic: bool = False, networks: NetworkKind = "plain") -> Engine:
+    engine = Engine(directory, CONFIG)
+    blocks, old = engine.scheduler.blocks, engine.runner
+    cache = KVCache(
+        engine.model.talker,
+        num_blocks=blocks.num_blocks,
+        block_size=CONFIG.kv_block_size,
+        dtype=torch.float32,
+        device=old.device,
+    )
+    shape = RunnerShape(CONFIG.max_num_seqs, CONFIG.max_model_len, deterministic, networks)
+    engine.runner = ModelRunner(old.step.tables, cache, blocks, shape)
+    return engine
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("steps_between", [0, 2])
+def test_it_speaks_as_the_cpu_does(
+    tiny_checkpoint: Callable[[str], Path], deterministic: bool, steps_between: int
+) -> None:
+    checkpoint = tiny_checkpoint("CustomVoice")
+    expected = speak_all(Engine(checkpoint, CONFIG), REQUESTS)
+    spoken = speak_all(like_a_gpu(checkpoint, deterministic=deterministic), REQUESTS, steps_between=steps_between)
+    for one, other in zip(spoken, expected, strict=True):
+        np.testing.assert_array_equal(one.codes, other.codes)
+        assert one.reason is other.reason
+
+
+def test_it_resumes_as_the_cpu_does(tiny_checkpoint: Callable[[str], Path]) -> None:
+    engine = like_a_gpu(tiny_checkpoint("CustomVoice"))
+    whole = speak(engine, REQUESTS[4])
+    rest = speak(engine, replace(REQUESTS[4], prefix=whole.codes[:30]))
+    np.testing.assert_array_equal(rest.codes, whole.codes[30:])
+
+
+def test_prompts_are_packed_in_their_order() -> None:
+    class Prompted:
+        def __init__(self, rows: int) -> None:
+            self.num_positions = rows
+
+    sizes = [10, 10, 40, 12, 150, 3]
+    passes = list(pack([Prompted(rows) for rows in sizes], num_rows=64, alone=False))  # type: ignore[misc]
+    cut = [[(part.sequence.num_positions, part.start, part.stop) for part in parts] for parts in passes]
+    assert sorted(part for parts in cut for part in parts) == sorted(
+        [(10, 0, 10), (10, 0, 10), (40, 0, 40), (12, 0, 12), (3, 0, 3), (150, 0, 64), (150, 64, 128), (150, 128, 150)]
+    )
+    assert all(sum(stop - start for _, start, stop in parts) <= 64 for parts in cut)
+    alone = list(pack([Prompted(rows) for rows in sizes], num_rows=64, alone=True))  # type: ignore[misc]
+    assert [len(parts) for parts in alone] == [1] * 8
+
+
+def test_buckets_end_with_the_largest_batch() -> None:
+    assert batch_buckets(1) == [1]
+    assert batch_buckets(6) == [1, 2, 4, 6]
+    assert batch_buckets(64) == [1, 2, 4, 8, 16, 24, 32, 48, 64]
