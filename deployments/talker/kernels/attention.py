@@ -77,39 +77,55 @@ def _frame_attention(
     qkv, q_weight, k_weight, cos, sin, keys, values, out, position, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, length: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """One program per (row, kv head). Caches [rows, kv_heads, length, head_dim]."""
-    wait_for_predecessor(pdl)
+    """One program of one warp per (row, query head). Caches [rows, kv_heads, length, head_dim].
+
+    Everything has the shape [length, head_dim / 2], what belongs to one position repeated: no values change threads.
+    """
     row, head = tl.program_id(0), tl.program_id(1)
     group: tl.constexpr = heads // kv_heads
     half: tl.constexpr = head_dim // 2
     dtype: tl.constexpr = keys.dtype.element_ty
-    place = (row * kv_heads + head).to(tl.int64) * length * head_dim
+    kv_head = head // group
     past = tl.arange(0, length)[:, None]
     column = tl.arange(0, half)[None, :]
-    wide = tl.arange(0, head_dim)[None, :]
-    known = past < position
-    past_1 = tl.load(keys + place + past * head_dim + column, mask=known, other=0.0).to(tl.float32)
-    past_2 = tl.load(keys + place + past * head_dim + half + column, mask=known, other=0.0).to(tl.float32)
-    past_values = tl.load(values + place + past * head_dim + wide, mask=known, other=0.0).to(tl.float32)
+    both = past * 0 + column
+    cached = (row * kv_heads + kv_head).to(tl.int64) * length * head_dim + past * head_dim + column
+    known = (past < position) & (column < half)
+    # Earlier positions were written by the previous pass at the latest.
+    past_1 = tl.load(keys + cached, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
+    past_2 = tl.load(keys + cached + half, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
+    values_1 = tl.load(values + cached, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
+    values_2 = tl.load(values + cached + half, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
+    cosines, sines = tl.load(cos + position * half + both), tl.load(sin + position * half + both)
+    wq_1, wq_2 = tl.load(q_weight + both).to(tl.float32), tl.load(q_weight + half + both).to(tl.float32)
+    wk_1, wk_2 = tl.load(k_weight + both).to(tl.float32), tl.load(k_weight + half + both).to(tl.float32)
+    wait_for_predecessor(pdl)
     qkv_row = qkv + row * (heads + 2 * kv_heads) * head_dim
-    q_1, q_2, k_1, k_2, value = _new_position(
-        qkv_row, q_weight, k_weight, cos, sin, position, head, eps, heads, kv_heads, head_dim, dtype
-    )
-    new = place + position * head_dim
-    tl.store(keys + new + column, k_1.to(dtype))
-    tl.store(keys + new + half + column, k_2.to(dtype))
-    tl.store(values + new + wide, value.to(dtype))
-    is_new = past == position
-    all_1, all_2 = tl.where(is_new, k_1, past_1), tl.where(is_new, k_2, past_2)
-    all_values = tl.where(is_new, value, past_values)
-    products = tl.sum(q_1[:, None, :] * all_1[None], axis=2) + tl.sum(q_2[:, None, :] * all_2[None], axis=2)
-    visible = tl.arange(0, length)[None, :] <= position
-    scores = tl.where(visible, products * (head_dim**-0.5), float("-inf"))
-    weights = tl.exp(scores - tl.max(scores, axis=1)[:, None])
-    weights = weights / tl.sum(weights, axis=1)[:, None]
-    attended = tl.sum(weights[:, :, None] * all_values[None], axis=1)
-    member = (head * group + tl.arange(0, group))[:, None]
-    tl.store(out + row * heads * head_dim + member * head_dim + wide, attended.to(dtype))
+    query, key = qkv_row + head * head_dim + both, qkv_row + (heads + kv_head) * head_dim + both
+    value = qkv_row + (heads + kv_heads + kv_head) * head_dim + both
+    q_1, q_2 = tl.load(query).to(tl.float32), tl.load(query + half).to(tl.float32)
+    k_1, k_2 = tl.load(key).to(tl.float32), tl.load(key + half).to(tl.float32)
+    v_1, v_2 = tl.load(value).to(tl.float32), tl.load(value + half).to(tl.float32)
+    q_1, q_2 = _rotated(q_1, q_2, wq_1, wq_2, cosines, sines, eps, head_dim)
+    k_1, k_2 = _rotated(k_1, k_2, wk_1, wk_2, cosines, sines, eps, head_dim)
+    q_1, q_2 = q_1.to(dtype).to(tl.float32), q_2.to(dtype).to(tl.float32)
+    is_new = (past == position) & (column < half)
+    k_1 = tl.where(is_new, k_1.to(dtype).to(tl.float32), past_1)
+    k_2 = tl.where(is_new, k_2.to(dtype).to(tl.float32), past_2)
+    v_1, v_2 = tl.where(is_new, v_1, values_1), tl.where(is_new, v_2, values_2)
+    is_writer = is_new & (head % group == 0)
+    tl.store(keys + cached, k_1.to(dtype), mask=is_writer)
+    tl.store(keys + cached + half, k_2.to(dtype), mask=is_writer)
+    tl.store(values + cached, v_1.to(dtype), mask=is_writer)
+    tl.store(values + cached + half, v_2.to(dtype), mask=is_writer)
+    products = tl.sum(q_1 * k_1 + q_2 * k_2, axis=1)[:, None]
+    scores = tl.where(past <= position, products * (head_dim**-0.5), float("-inf"))
+    weights = tl.exp(scores - tl.max(scores, axis=0)[None, :])
+    total = tl.sum(weights, axis=0)
+    attended_1, attended_2 = tl.sum(weights * v_1, axis=0) / total, tl.sum(weights * v_2, axis=0) / total
+    target = out + (row * heads + head) * head_dim + tl.arange(0, half)
+    tl.store(target, attended_1.to(dtype))
+    tl.store(target + half, attended_2.to(dtype))
 
 
 @triton.jit
@@ -151,6 +167,38 @@ def _frame_start_attention(
 
 
 @triton.jit
+def _load_context(
+    keys, values, table, start, end, head,
+    kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """Keys [tile, head_dim / 2] twice and values [tile, head_dim] of positions from `start` on, zero from `end` on."""
+    half: tl.constexpr = head_dim // 2
+    offset = tl.arange(0, tile)[:, None]
+    inside = start + offset < end
+    block = tl.load(table + start // block_size, mask=start < end, other=0, cache_modifier=".cg").to(tl.int64)
+    slot = block * block_size + start % block_size + offset
+    context = (slot * kv_heads + head) * head_dim
+    key = keys + context + tl.arange(0, half)[None, :]
+    value = values + context + tl.arange(0, head_dim)[None, :]
+    key_1 = tl.load(key, mask=inside, other=0.0, cache_modifier=".cg")
+    key_2 = tl.load(key + half, mask=inside, other=0.0, cache_modifier=".cg")
+    return key_1, key_2, tl.load(value, mask=inside, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def _fold(q_1, q_2, k_1, k_2, value, inside, top, total, acc, scale: tl.constexpr):
+    """One more tile of a softmax whose maximum, sum and weighted values so far are `top`, `total` and `acc`."""
+    scores = tl.dot(q_1, k_1.T, input_precision="ieee")
+    scores = tl.dot(q_2, k_2.T, scores, input_precision="ieee") * scale
+    scores = tl.where(inside[None, :], scores, float("-inf"))
+    higher = tl.maximum(tl.maximum(top, tl.max(scores, axis=1)), -1e30)
+    weights = tl.exp(scores - higher[:, None])
+    fade = tl.exp(top - higher)
+    acc = tl.dot(weights.to(value.dtype), value, acc * fade[:, None], input_precision="ieee")
+    return higher, total * fade + tl.sum(weights, axis=1), acc
+
+
+@triton.jit
 def _paged_attention(
     qkv, q_weight, k_weight, cos, sin, keys, values, positions, slots, tables, lengths, parts, statistics, arrived, out,
     table_stride, eps,
@@ -161,7 +209,6 @@ def _paged_attention(
 
     The last program of a row's head merges, always in the order of the splits: the sum does not depend on who is last.
     """
-    wait_for_predecessor(pdl)
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = heads // kv_heads
     half: tl.constexpr = head_dim // 2
@@ -171,16 +218,22 @@ def _paged_attention(
     column = tl.arange(0, half)[None, :]
     wide = tl.arange(0, head_dim)[None, :]
     in_tile = tl.arange(0, tile)
+    # Places and earlier positions were written before the predecessor began: the first tile is under way at once.
+    position = tl.load(positions + row, cache_modifier=".cg")
+    known = tl.load(lengths + row, cache_modifier=".cg") - 1
+    share = tl.cdiv(tl.cdiv(known, tile), splits) * tile
+    begin = split * share
+    end = tl.minimum(begin + share, known)
+    table = tables + row * table_stride
+    k_1, k_2, value = _load_context(keys, values, table, begin, end, head, kv_heads, head_dim, block_size, tile)
+    cosines, sines = tl.load(cos + position * half + column), tl.load(sin + position * half + column)
+    wq_1, wq_2 = tl.load(q_weight + column).to(tl.float32), tl.load(q_weight + half + column).to(tl.float32)
+    wait_for_predecessor(pdl)
     qkv_row = qkv + row.to(tl.int64) * (heads + 2 * kv_heads) * head_dim
-    position = tl.load(positions + row)
-    known = tl.load(lengths + row) - 1
     # Queries padded to the tensor cores' 16 rows: members past the group repeat its last one and are never stored.
     member = tl.minimum(tl.arange(0, padded), group - 1)[:, None] + head * group
-    cosines = tl.load(cos + position * half + column)
-    sines = tl.load(sin + position * half + column)
     q_1 = tl.load(qkv_row + member * head_dim + column).to(tl.float32)
     q_2 = tl.load(qkv_row + member * head_dim + half + column).to(tl.float32)
-    wq_1, wq_2 = tl.load(q_weight + column).to(tl.float32), tl.load(q_weight + half + column).to(tl.float32)
     q_1, q_2 = _rotated(q_1, q_2, wq_1, wq_2, cosines, sines, eps, head_dim)
     q_1, q_2 = q_1.to(dtype), q_2.to(dtype)
     top = tl.full([padded], float("-inf"), tl.float32)
@@ -188,37 +241,22 @@ def _paged_attention(
     acc = tl.zeros([padded, head_dim], tl.float32)
     if split == 0:
         key = qkv_row + (heads + head) * head_dim
-        k_1, k_2 = tl.load(key + column).to(tl.float32), tl.load(key + half + column).to(tl.float32)
+        new_1, new_2 = tl.load(key + column).to(tl.float32), tl.load(key + half + column).to(tl.float32)
         wk_1, wk_2 = tl.load(k_weight + column).to(tl.float32), tl.load(k_weight + half + column).to(tl.float32)
-        k_1, k_2 = _rotated(k_1, k_2, wk_1, wk_2, cosines, sines, eps, head_dim)
-        value = tl.load(qkv_row + (heads + kv_heads + head) * head_dim + wide)
+        new_1, new_2 = _rotated(new_1, new_2, wk_1, wk_2, cosines, sines, eps, head_dim)
+        new_value = tl.load(qkv_row + (heads + kv_heads + head) * head_dim + wide)
         new = (tl.load(slots + row) * kv_heads + head) * head_dim
-        tl.store(keys + new + column, k_1.to(dtype))
-        tl.store(keys + new + half + column, k_2.to(dtype))
-        tl.store(values + new + wide, value.to(dtype))
-        k_1, k_2 = k_1.to(dtype).to(tl.float32), k_2.to(dtype).to(tl.float32)
-        top = (tl.sum(q_1.to(tl.float32) * k_1, axis=1) + tl.sum(q_2.to(tl.float32) * k_2, axis=1)) * scale
+        tl.store(keys + new + column, new_1.to(dtype))
+        tl.store(keys + new + half + column, new_2.to(dtype))
+        tl.store(values + new + wide, new_value.to(dtype))
+        new_1, new_2 = new_1.to(dtype).to(tl.float32), new_2.to(dtype).to(tl.float32)
+        top = (tl.sum(q_1.to(tl.float32) * new_1, axis=1) + tl.sum(q_2.to(tl.float32) * new_2, axis=1)) * scale
         total += 1.0
-        acc += value.to(tl.float32)
-    share = tl.cdiv(tl.cdiv(known, tile), splits) * tile
-    end = tl.minimum((split + 1) * share, known)
-    for start in tl.range(split * share, end, tile, num_stages=stages):
-        block = tl.load(tables + row * table_stride + start // block_size).to(tl.int64)
-        slot = block * block_size + start % block_size + in_tile[:, None]
-        inside = start + in_tile < end
-        context = (slot * kv_heads + head) * head_dim
-        k_1 = tl.load(keys + context + column, mask=inside[:, None], other=0.0)
-        k_2 = tl.load(keys + context + half + column, mask=inside[:, None], other=0.0)
-        scores = tl.dot(q_1, k_1.T, input_precision="ieee")
-        scores = tl.dot(q_2, k_2.T, scores, input_precision="ieee") * scale
-        scores = tl.where(inside[None, :], scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, axis=1))
-        weights = tl.exp(scores - higher[:, None])
-        fade = tl.exp(top - higher)
-        total = total * fade + tl.sum(weights, axis=1)
-        rows_of_values = tl.load(values + context + wide, mask=inside[:, None], other=0.0)
-        acc = tl.dot(weights.to(dtype), rows_of_values, acc * fade[:, None], input_precision="ieee")
-        top = higher
+        acc += new_value.to(tl.float32)
+    top, total, acc = _fold(q_1, q_2, k_1, k_2, value, begin + in_tile < end, top, total, acc, scale)
+    for start in tl.range(begin + tile, end, tile, num_stages=stages):
+        k_1, k_2, value = _load_context(keys, values, table, start, end, head, kv_heads, head_dim, block_size, tile)
+        top, total, acc = _fold(q_1, q_2, k_1, k_2, value, start + in_tile < end, top, total, acc, scale)
     own = (tl.arange(0, padded) < group)[:, None]
     place = (row * heads + member) * head_dim + wide
     if splits == 1:
@@ -249,17 +287,17 @@ def _paged_attention(
 
 
 def attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], position: int,
-                 out: Tensor, *, pdl: bool = False, warps: int = 2) -> None:  # fmt: skip
+                 out: Tensor, *, pdl: bool = False) -> None:  # fmt: skip
     """Attention over one frame's few positions, of which `position` is new.
 
     `caches`: keys and values [rows, kv_heads, length, head_dim] with room for `position`;
     `out` [rows, heads * head_dim].
     """
     keys, values = caches
-    _frame_attention[(qkv.shape[0], heads.key)](
+    _frame_attention[(qkv.shape[0], heads.query)](
         qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, out, position, norms.eps,
         heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, length=keys.shape[2], pdl=pdl,
-        num_warps=warps, launch_pdl=pdl,
+        num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -321,8 +359,8 @@ class PagedScratch:
 
 def splits_for(rows: int) -> int:
     """Into how many programs a row's context is cut: enough to fill the GPU at eight heads a row."""
-    wanted: int = triton.next_power_of_2(128 // max(1, rows))
-    return max(1, min(16, wanted))
+    wanted: int = triton.next_power_of_2(64 // max(1, rows))
+    return max(1, min(8, wanted))
 
 
 def attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], context: Context,

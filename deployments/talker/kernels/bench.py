@@ -1,9 +1,9 @@
 """Times the decode kernels inside CUDA graphs, beside the bytes' floor and cuBLAS.
 
-    python -m deployments.talker.kernels.bench [--model 1.7B-CustomVoice] [--sweep] [--rows 1 8 32 64] [--json FILE]
+    python -m deployments.talker.kernels.bench [--model 1.7B-CustomVoice] [--sweep] [--save FILE] [--json FILE]
 
 Weights are random: they cost what real ones cost. Every graph walks through more weights than the L2 cache holds.
-`--sweep` tries tile configurations and prints the table that `tiles.py` holds.
+`--sweep` tries tile configurations; `--save` writes the best to `measured_tiles.py`.
 """
 
 import argparse
@@ -20,10 +20,19 @@ import torch
 from torch import nn
 
 from deployments.released import SHAPES
-from deployments.talker.kernels import tiles
+from deployments.talker.kernels import measured_tiles
 from deployments.talker.kernels.attention import Context
 from deployments.talker.kernels.backends import choose_backend
-from deployments.talker.kernels.matmul import MAX_VECTOR_ROWS, Product, Tile, like_rows, matmul, measure_squares
+from deployments.talker.kernels.matmul import (
+    MAX_VECTOR_ROWS,
+    Form,
+    Product,
+    Tile,
+    like_rows,
+    matmul,
+    measure_squares,
+)
+from deployments.talker.kernels.measured_tiles import MEASURED
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kv_cache import KVCache
@@ -33,7 +42,9 @@ from deployments.talker.sampling import BatchFilter, Draw, FilterOptions
 
 BANDWIDTH = 4.3e12  # bytes per second of a device-to-device copy on one H200, measured
 _BLOCK_SIZE = 256
-_REPLAYS = 20
+_SHARED_MEMORY = 227_000  # bytes a program may have
+_REPLAYS = 12
+_TABLE_TYPE = "dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, bool]]]"
 _L2_TIMES = 3  # weights walked through, in L2 sizes
 
 
@@ -51,6 +62,10 @@ class Case:
     def num_bytes(self) -> int:
         """Bytes of the bfloat16 weights."""
         return self.columns * self.depth * (4 if self.gated else 2)
+
+    def registers(self, block_n: int, warps: int) -> int:
+        """Registers of a thread that hold the weights of a program of `block_n` columns."""
+        return block_n * self.depth * (2 if self.gated else 1) // (2 * 32 * warps)
 
 
 def cases_of(config: ModelConfig) -> list[Case]:
@@ -76,23 +91,40 @@ def _stack_cases(name: str, config: TransformerConfig) -> Iterator[Case]:
 
 
 def candidates(case: Case, rows: int) -> Iterator[Tile]:
-    """Tiles worth trying."""
-    if rows <= MAX_VECTOR_ROWS:
-        per_program = 2 if case.gated else 1
-        for block_n, warps in ((2, 4), (4, 4), (8, 4), (16, 4), (4, 8), (8, 8), (16, 8), (4, 2), (8, 2)):
-            kept = block_n * case.depth * 2 * per_program // (warps * 32 * 4)  # registers of weights in a thread
-            if 8 <= kept <= 128 and not case.columns % block_n:
-                yield Tile(block_n, 256, warps, 1, vector=True)
-    if rows == 1:
+    """Tiles worth trying, each with and without dependent launch."""
+    for tile in (*_vector_tiles(case, rows), *_split_tiles(case, rows), *_pipelined_tiles(case, rows)):
+        yield tile
+        yield replace(tile, pdl=False)
+
+
+def _vector_tiles(case: Case, rows: int) -> Iterator[Tile]:
+    if rows > MAX_VECTOR_ROWS:
+        return
+    for block_n, warps in ((4, 8), (8, 8), (4, 4), (2, 4)):
+        if 8 <= case.registers(block_n, warps) <= 96:
+            yield Tile(Form.VECTOR, block_n, 256, warps)
+
+
+def _split_tiles(case: Case, rows: int) -> Iterator[Tile]:
+    block_m = max(16, rows)
+    if not 2 < rows <= 32:
+        return
+    for block_n, warps in ((16, 4), (16, 8), (32, 8), (8, 8), (16, 16)):
+        depth = case.depth // warps
+        block_k = min(depth & -depth, 4096 // block_m)
+        if case.registers(block_n, warps) <= 96:
+            yield Tile(Form.SPLIT, block_n, block_k, warps)
+
+
+def _pipelined_tiles(case: Case, rows: int) -> Iterator[Tile]:
+    if rows <= 2:
         return
     for block_n, block_k, warps, stages in (
-        (16, 128, 2, 6), (16, 256, 2, 4), (16, 128, 4, 6), (16, 256, 4, 4), (32, 64, 4, 6), (32, 128, 4, 4),
-        (32, 128, 4, 6), (32, 256, 4, 3), (64, 64, 4, 6), (64, 128, 4, 3), (64, 128, 8, 4), (128, 64, 8, 4),
+        (16, 256, 2, 4), (16, 256, 4, 4), (16, 128, 4, 6), (32, 128, 4, 6), (32, 128, 4, 4), (64, 64, 4, 6)
     ):  # fmt: skip
-        x_rows, matrices = max(16, rows), 2 if case.gated else 1
-        shared = stages * block_k * 2 * (x_rows + block_n * matrices)
-        if shared <= 227_000 and not case.columns % block_n and not case.depth % block_k:
-            yield Tile(block_n, block_k, warps, stages)
+        shared = stages * block_k * 2 * (max(16, rows) + block_n * (2 if case.gated else 1))
+        if shared <= _SHARED_MEMORY and (block_n < 64 or case.gated):
+            yield Tile(Form.PIPELINED, block_n, block_k, warps, stages)
 
 
 def time_graph(body: Callable[[], None], *, calls: int) -> float:
@@ -133,15 +165,15 @@ class Chain:
         self.residual = torch.randn((rows, case.columns), dtype=torch.bfloat16, device="cuda")
         self.out = like_rows(rows, case.columns, self.weights[0])
 
-    def run(self, tile: Tile, *, pdl: bool, limit: int | None = None) -> None:
+    def run(self, tile: Tile, *, limit: int | None = None) -> None:
         """One product with each of the weights."""
-        product = Product(eps=None if self.case.residual else 1e-6, gated=self.case.gated, pdl=pdl)
+        product = Product(eps=None if self.case.residual else 1e-6, gated=self.case.gated, pdl=True)
         for weight in self.weights[:limit]:
             matmul(self.x, weight, self.out, tile, product, residual=self.residual if self.case.residual else None)
 
-    def time(self, tile: Tile, *, pdl: bool) -> float:
+    def time(self, tile: Tile) -> float:
         """Microseconds of one product."""
-        return time_graph(lambda: self.run(tile, pdl=pdl), calls=len(self.weights))
+        return time_graph(lambda: self.run(tile), calls=len(self.weights))
 
     def time_cublas(self) -> float:
         """Microseconds of the bare product by cuBLAS."""
@@ -161,8 +193,7 @@ def _compile(job: tuple[Case, int, list[Tile]]) -> list[Tile]:
     fitting = []
     for tile in wanted:
         try:
-            for pdl in (False, True):
-                chain.run(tile, pdl=pdl, limit=1)
+            chain.run(tile, limit=1)
             torch.cuda.synchronize()
         except Exception as error:  # whatever a configuration fails with, it is out
             print(f"  {case.name} rows {rows} {tile}: {type(error).__name__} {str(error)[:90]}")
@@ -172,35 +203,49 @@ def _compile(job: tuple[Case, int, list[Tile]]) -> list[Tile]:
 
 
 def sweep(cases: list[Case], all_rows: list[int]) -> list[dict[str, object]]:
-    """Time every candidate; the fastest go into `tiles.TILES`."""
+    """Time every candidate; the fastest replace what `MEASURED` holds for these numbers of rows."""
     jobs = [(case, rows, list(candidates(case, rows))) for case in cases for rows in all_rows]
     workers = min(len(jobs), os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         fitting = list(pool.map(_compile, jobs))
-    results: list[dict[str, object]] = []
-    for (case, rows, _), fits in zip(jobs, fitting, strict=True):
-        chain = Chain(case, rows)
-        timed = sorted((chain.time(tile, pdl=True), chain.time(tile, pdl=False), repr(tile), tile) for tile in fits)
-        cublas = chain.time_cublas()
-        best, without, _, tile = timed[0]
-        floor = 1e6 * case.num_bytes / BANDWIDTH
-        plain = min(entry[1] for entry in timed)
-        print(
-            f"{case.name:14s} {case.columns:5d}x{case.depth:<5d} rows {rows:2d}: {best:6.2f} us, plain launch"
-            f" {without:6.2f} (best {plain:6.2f}), floor {floor:5.2f}, {case.num_bytes / best / 1e6:4.2f} TB/s,"
-            f" cuBLAS {cublas:6.2f}; {_short(tile)}; second {timed[1][0]:.2f} {_short(timed[1][3])}",
-            flush=True,
-        )
-        tiles.TILES.setdefault((case.columns, case.depth, case.gated), []).append((rows, tile))
-        results.append(
-            {"case": asdict(case), "rows": rows, "cublas_us": cublas, "floor_us": floor,
-             "timed": [(fast, slow, asdict(one)) for fast, slow, _, one in timed]}
-        )  # fmt: skip
-    return results
+    return [_time_case(case, rows, fits) for (case, rows, _), fits in zip(jobs, fitting, strict=True)]
+
+
+def _time_case(case: Case, rows: int, tiles: list[Tile]) -> dict[str, object]:
+    chain = Chain(case, rows)
+    timed = sorted(((chain.time(tile), tile) for tile in tiles), key=lambda entry: entry[0])
+    cublas, floor = chain.time_cublas(), 1e6 * case.num_bytes / BANDWIDTH
+    best, tile = timed[0]
+    bests: dict[str, float] = {}
+    for time, each in timed:
+        bests.setdefault(f"{each.form} {'early' if each.pdl else 'plain'}", time)
+    MEASURED.setdefault((case.columns, case.depth, case.gated), {})[rows] = (
+        str(tile.form), tile.block_n, tile.block_k, tile.warps, tile.stages, tile.pdl
+    )  # fmt: skip
+    print(
+        f"{case.name:14s} {case.columns:5d}x{case.depth:<5d} rows {rows:2d}: {best:6.2f} us {_short(tile):34s}"
+        f" floor {floor:5.2f} cuBLAS {cublas:5.2f} |",
+        ", ".join(f"{name} {time:.2f}" for name, time in bests.items()),
+        flush=True,
+    )
+    all_timed = [(time, asdict(each)) for time, each in timed]
+    return {"case": asdict(case), "rows": rows, "cublas_us": cublas, "floor_us": floor, "timed": all_timed}
 
 
 def _short(tile: Tile) -> str:
-    return f"n{tile.block_n} k{tile.block_k} w{tile.warps} s{tile.stages}{' vector' if tile.vector else ''}"
+    launch = "early" if tile.pdl else "plain"
+    return f"{tile.form} n{tile.block_n} k{tile.block_k} w{tile.warps} s{tile.stages} {launch}"
+
+
+def save_measured(file: Path) -> None:
+    """Write `MEASURED` as the module it came from."""
+    lines = [f'"""{measured_tiles.__doc__}"""', "", "MEASURED: " + _TABLE_TYPE + " = {"]
+    for shape, by_rows in MEASURED.items():
+        lines.append(f"    {shape}: {{")
+        for rows, (form, *numbers) in sorted(by_rows.items()):
+            lines.append(f'        {rows}: ("{form}", {", ".join(map(str, numbers))}),')
+        lines.append("    },")
+    file.write_text("\n".join([*lines, "}"]) + "\n", encoding="utf-8")
 
 
 def random_talker(model: str) -> Talker:
@@ -306,16 +351,20 @@ def main() -> None:
     """Parse options, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="1.7B-CustomVoice", choices=SHAPES)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 64], help="rows of the sweep")
     parser.add_argument("--length", type=int, default=300, help="context of every row, in positions")
     parser.add_argument("--sweep", action="store_true", help="search tiles first")
+    parser.add_argument("--save", type=Path, help="write the table of the tiles found to this file: measured_tiles.py")
+    parser.add_argument("--steps", type=int, nargs="+", default=[1, 8, 32, 64], help="rows of the whole steps")
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
     options = parser.parse_args()
     talker = random_talker(options.model)
     report: dict[str, object] = {"device": torch.cuda.get_device_name(), "model": options.model}
     if options.sweep:
         report["sweep"] = sweep(cases_of(talker.config), options.rows)
-    report["steps"] = time_steps(talker, options.rows, length=options.length)
+        if options.save:
+            save_measured(options.save)
+    report["steps"] = time_steps(talker, options.steps, length=options.length)
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

@@ -1,7 +1,8 @@
 """Programmatic dependent launch: a kernel starts while its predecessor still runs, and fetches its weights meanwhile.
 
-Whatever an earlier kernel of the chain wrote may be read only behind `wait_for_predecessor`. What is read before it
-must have been written before the chain began: weights, seeds and frame numbers.
+A kernel lets its successor start once its own predecessor has finished. When a kernel starts, all kernels before its
+predecessor have therefore finished: what they wrote may be read before `wait_for_predecessor`, past the first-level
+cache, which may be stale (`cache_modifier=".cg"`). What the predecessor wrote may be read behind it only.
 """
 
 import triton
@@ -11,10 +12,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def wait_for_predecessor(pdl: tl.constexpr):
-    """Let the next kernel start, then wait until the previous one has finished and its writes are visible."""
+    """Wait until the previous kernel has finished and its writes are visible, then let the next one start."""
     if pdl:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit

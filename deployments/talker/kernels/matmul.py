@@ -6,6 +6,7 @@ come from whoever wrote the row: each program of the writing kernel leaves the s
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 import triton
@@ -19,15 +20,27 @@ from deployments.talker.kernels.launch import prefetch_to_l2, wait_for_predecess
 MAX_VECTOR_ROWS = 4
 
 
+class Form(StrEnum):
+    """How a program multiplies its columns."""
+
+    VECTOR = "vector"  # multiply-adds, for at most MAX_VECTOR_ROWS rows; the weights wait in registers
+    SPLIT = "split"  # tensor cores, each warp a part of the depth; the weights wait in registers
+    PIPELINED = "pipelined"  # tensor cores, weights and rows streamed through shared memory
+
+
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut up. `block_k` has to divide the depth, `block_n` the number of columns."""
+    """How a product is cut up: a program owns `block_n` columns and takes `block_k` of the depth at a time.
 
+    `block_n` has to divide the columns, `block_k` the depth; where it is split, a warp's part of the depth.
+    """
+
+    form: Form
     block_n: int
     block_k: int
     warps: int
-    stages: int
-    vector: bool = False  # multiply-adds in place of tensor cores, for at most MAX_VECTOR_ROWS rows
+    stages: int = 1  # of a pipeline
+    pdl: bool = True  # start early, where the stack uses dependent launch at all
 
 
 @dataclass(slots=True)
@@ -52,12 +65,14 @@ def _silu(x):
 
 
 @triton.jit
-def _finish(acc, out, residual, squares_out, m, n, rows, rows_stride, n_size: tl.constexpr, residual_add: tl.constexpr):
-    """Store [block_m, block_n]; with a residual also the sums of squares of what was stored."""
-    inside = m[:, None] < rows
-    place = m[:, None] * n_size + n[None, :]
-    if residual_add:
-        acc += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+def _early_residual(residual, place, inside):
+    """Rows that were complete before the predecessor began: see launch.py."""
+    return tl.load(residual + place, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+
+
+@triton.jit
+def _store(acc, out, squares_out, place, inside, m, rows_stride):
+    """Store [block_m, block_n] and, where asked for, the sums of squares of what was stored."""
     stored = acc.to(out.dtype.element_ty)
     tl.store(out + place, stored, mask=inside)
     if squares_out is not None:
@@ -66,63 +81,114 @@ def _finish(acc, out, residual, squares_out, m, n, rows, rows_stride, n_size: tl
 
 
 @triton.jit
-def tensor_core_matmul(
+def pipelined_matmul(
     x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps,
-    n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr,
-    gated: tl.constexpr, residual_add: tl.constexpr, pdl: tl.constexpr,
+    n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
-    """out = finish(x @ weight.T): see `matmul`. One program owns `block_n` columns."""
+    """See `matmul` and `Form`."""
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
     m = tl.arange(0, block_m)
     k = tl.arange(0, block_k)
-    if pdl:
-        slab: tl.constexpr = block_n * k_size * weight.dtype.element_ty.primitive_bitwidth // 8
-        first = weight + tl.program_id(0).to(tl.int64) * block_n * k_size
-        prefetch_to_l2(first, slab)
-        if gated:
-            prefetch_to_l2(first + n_size * k_size, slab)
+    inside = m[:, None] < rows
+    place = m[:, None] * n_size + n[None, :]
+    if residual is not None:
+        added = _early_residual(residual, place, inside)
     wait_for_predecessor(pdl)
+    if squares is not None:
+        scale = _inverse_rms(squares, rows_stride, m, parts, k_size, eps)[:, None]
     x_tile = x + m[:, None] * k_size + k[None, :]
     w_tile = weight + n[None, :] * k_size + k[:, None]
     acc = tl.zeros([block_m, block_n], tl.float32)
     up = tl.zeros([block_m, block_n], tl.float32)
     for start in tl.range(0, k_size, block_k, num_stages=stages):
-        values = tl.load(x_tile + start, mask=m[:, None] < rows, other=0.0)
+        values = tl.load(x_tile + start, mask=inside, other=0.0)
         acc = tl.dot(values, tl.load(w_tile + start), acc, input_precision="ieee")
         if gated:
             up = tl.dot(values, tl.load(w_tile + (start + n_size * k_size)), up, input_precision="ieee")
     if squares is not None:
-        scale = _inverse_rms(squares, rows_stride, m, parts, k_size, eps)[:, None]
         acc *= scale
         up *= scale
     if gated:
         acc = _silu(acc) * up
     if bias is not None:
         acc += tl.load(bias + n)[None, :].to(tl.float32)
-    _finish(acc, out, residual, squares_out, m, n, rows, rows_stride, n_size, residual_add)
+    if residual is not None:
+        acc += added
+    _store(acc, out, squares_out, place, inside, m, rows_stride)
 
 
 @triton.jit
-def _weighted(x, weights, chunks: tl.constexpr, first: tl.constexpr, stride: tl.constexpr, block_k: tl.constexpr):
-    """Sums over k of one row times the chunks `first`, `first + stride`, ... of `weights`: [block_n] float32.
+def split_matmul(
+    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps,
+    n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
+):  # fmt: skip
+    """See `matmul` and `Form`. `stages` is the number of warps: the batch of a batched product is one for each."""
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    m = tl.arange(0, block_m)
+    k = tl.arange(0, block_k)
+    depth: tl.constexpr = k_size // stages
+    first = (tl.arange(0, stages) * depth)[:, None, None]
+    chunks: tl.constexpr = depth // block_k
+    matrices: tl.constexpr = 2 if gated else 1
+    inside = m[:, None] < rows
+    place = m[:, None] * n_size + n[None, :]
+    w_tile = weight + first + n[None, :, None] * k_size + k[None, None, :]
+    if pdl and chunks > 1:  # one chunk is waited for before the next is asked for
+        slab: tl.constexpr = block_n * k_size * weight.dtype.element_ty.primitive_bitwidth // 8
+        start = weight + tl.program_id(0).to(tl.int64) * block_n * k_size
+        prefetch_to_l2(start, slab)
+        if gated:
+            prefetch_to_l2(start + n_size * k_size, slab)
+    weights = ()
+    for chunk in tl.static_range(chunks):
+        weights = weights + (tl.load(w_tile + chunk * block_k),)
+        if gated:
+            weights = weights + (tl.load(w_tile + (chunk * block_k + n_size * k_size)),)
+    if residual is not None:
+        added = _early_residual(residual, place, inside)
+    wait_for_predecessor(pdl)
+    x_tile = x + first + m[None, :, None] * k_size + k[None, None, :]
+    acc = tl.zeros([stages, block_m, block_n], tl.float32)
+    up = tl.zeros([stages, block_m, block_n], tl.float32)
+    for chunk in tl.static_range(chunks):
+        values = tl.load(x_tile + chunk * block_k, mask=inside[None], other=0.0)
+        acc = tl.dot(values, tl.permute(weights[chunk * matrices], (0, 2, 1)), acc, input_precision="ieee")
+        if gated:
+            up = tl.dot(values, tl.permute(weights[chunk * matrices + 1], (0, 2, 1)), up, input_precision="ieee")
+    total = tl.sum(acc, axis=0)
+    if squares is not None:
+        scale = _inverse_rms(squares, rows_stride, m, parts, k_size, eps)[:, None]
+        total *= scale
+    if gated:
+        second = tl.sum(up, axis=0)
+        if squares is not None:
+            second *= scale
+        total = _silu(total) * second
+    if bias is not None:
+        total += tl.load(bias + n)[None, :].to(tl.float32)
+    if residual is not None:
+        total += added
+    _store(total, out, squares_out, place, inside, m, rows_stride)
 
-    `x` points to [block_n, block_k], the row repeated: loaded in the weights' own layout it needs no exchange.
-    """
-    acc = tl.load(x).to(tl.float32) * weights[first].to(tl.float32)
+
+@triton.jit
+def _weighted(inputs, weights, chunks: tl.constexpr, first: tl.constexpr, stride: tl.constexpr):
+    """Sums over k of one row times the chunks `first`, `first + stride`, ... of `weights`: [block_n] float32."""
+    acc = inputs[0].to(tl.float32) * weights[first].to(tl.float32)
     for chunk in tl.static_range(1, chunks):
-        acc += tl.load(x + chunk * block_k).to(tl.float32) * weights[first + chunk * stride].to(tl.float32)
+        acc += inputs[chunk].to(tl.float32) * weights[first + chunk * stride].to(tl.float32)
     return tl.sum(acc, axis=1)
 
 
 @triton.jit
 def vector_matmul(
     x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps,
-    n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr,
-    gated: tl.constexpr, residual_add: tl.constexpr, pdl: tl.constexpr,
+    n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
-    """As `tensor_core_matmul`, for `block_m` <= MAX_VECTOR_ROWS rows; all weights are under way before the wait."""
+    """See `matmul` and `Form`; `block_m` is the number of rows."""
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
     k = tl.arange(0, block_k)
     chunks: tl.constexpr = k_size // block_k
@@ -133,16 +199,25 @@ def vector_matmul(
         weights = weights + (tl.load(w_tile + chunk * block_k),)
         if gated:
             weights = weights + (tl.load(w_tile + (chunk * block_k + n_size * k_size)),)
+    added = ()
+    if residual is not None:
+        for row in tl.static_range(block_m):
+            added = added + (_early_residual(residual, row * n_size + n, n < n_size),)
     wait_for_predecessor(pdl)
     part = tl.arange(0, triton.next_power_of_2(parts))
     for row in tl.static_range(block_m):
-        repeated = x + row * k_size + n[:, None] * 0 + k[None, :]
-        total = _weighted(repeated, weights, chunks, 0, matrices, block_k)
-        if gated:
-            up = _weighted(repeated, weights, chunks, 1, matrices, block_k)
         if squares is not None:
-            sum_of_squares = tl.sum(tl.load(squares + part * rows_stride + row, mask=part < parts, other=0.0))
-            scale = tl.rsqrt(sum_of_squares / k_size + eps)
+            partial = tl.load(squares + part * rows_stride + row, mask=part < parts, other=0.0)
+        # The row is repeated for every column: loaded in the weights' own layout it needs no exchange.
+        repeated = x + row * k_size + n[:, None] * 0 + k[None, :]
+        inputs = ()
+        for chunk in tl.static_range(chunks):
+            inputs = inputs + (tl.load(repeated + chunk * block_k),)
+        total = _weighted(inputs, weights, chunks, 0, matrices)
+        if gated:
+            up = _weighted(inputs, weights, chunks, 1, matrices)
+        if squares is not None:
+            scale = tl.rsqrt(tl.sum(partial) / k_size + eps)
             total *= scale
             if gated:
                 up *= scale
@@ -150,13 +225,16 @@ def vector_matmul(
             total = _silu(total) * up
         if bias is not None:
             total += tl.load(bias + n).to(tl.float32)
-        if residual_add:
-            total += tl.load(residual + row * n_size + n).to(tl.float32)
+        if residual is not None:
+            total += added[row]
         stored = total.to(out.dtype.element_ty)
         tl.store(out + row * n_size + n, stored)
         if squares_out is not None:
             exact = stored.to(tl.float32)
             tl.store(squares_out + tl.program_id(0) * rows_stride + row, tl.sum(exact * exact))
+
+
+_KERNELS = {Form.VECTOR: vector_matmul, Form.SPLIT: split_matmul, Form.PIPELINED: pipelined_matmul}
 
 
 @triton.jit
@@ -192,18 +270,19 @@ def matmul(x: Rows, weight: Tensor, out: Rows, tile: Tile, product: Product, *, 
            residual: Tensor | None = None) -> None:  # fmt: skip
     """Fill `out.values` [rows, n] and, where there is a residual, its sums of squares.
 
-    `weight` is [n, k] as in nn.Linear ([2n, k] where gated), `x` [rows, k]; sums are float32.
+    `weight` is [n, k] as in nn.Linear ([2n, k] where gated), `x` [rows, k]; sums are float32. With `product.pdl` the
+    kernel launched just before this one must not be the one that wrote `residual`.
     """
     rows, k_size = x.values.shape
     n_size = weight.shape[0] // (2 if product.gated else 1)
-    block_m = rows if tile.vector else max(16, triton.next_power_of_2(rows))
-    kernel = vector_matmul if tile.vector else tensor_core_matmul
-    kernel[(n_size // tile.block_n,)](
+    pdl = product.pdl and tile.pdl
+    block_m = rows if tile.form is Form.VECTOR else max(16, triton.next_power_of_2(rows))
+    _KERNELS[tile.form][(n_size // tile.block_n,)](
         x.values, weight, bias, x.squares if product.eps is not None else None, residual, out.values,
         out.squares if residual is not None else None, rows, x.squares.stride(0), product.eps or 0.0,
-        n_size=n_size, k_size=k_size, parts=x.parts, gated=product.gated, residual_add=residual is not None,
-        pdl=product.pdl, block_m=block_m, block_n=tile.block_n, block_k=tile.block_k, stages=tile.stages,
-        num_warps=tile.warps, launch_pdl=product.pdl,
+        n_size=n_size, k_size=k_size, parts=x.parts, gated=product.gated, pdl=pdl,
+        block_m=block_m, block_n=tile.block_n, block_k=tile.block_k,
+        stages=tile.warps if tile.form is Form.SPLIT else tile.stages, num_warps=tile.warps, launch_pdl=pdl,
     )  # fmt: skip
     out.parts = n_size // tile.block_n
 

@@ -1,29 +1,29 @@
-"""How each product is cut up, found by `python -m deployments.talker.kernels.bench --sweep` on one H200."""
+"""How each product is cut up: what measured best, and for shapes that nobody measured what fits."""
 
-from deployments.talker.kernels.matmul import MAX_VECTOR_ROWS, Tile
-
-# (columns, depth, gated) -> the rows up to which a tile is used, ascending.
-TILES: dict[tuple[int, int, bool], list[tuple[int, Tile]]] = {}
+from deployments.talker.kernels.matmul import MAX_VECTOR_ROWS, Form, Tile
+from deployments.talker.kernels.measured_tiles import MEASURED
 
 
 def tile_for(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:
-    """The measured tile of a shape; for shapes that nobody measured one that fits."""
-    for most_rows, tile in TILES.get((columns, depth, gated), ()):
-        if rows <= most_rows:
-            return tile
-    return default_tile(columns, depth, gated=gated, rows=rows)
+    """The tile measured for the least number of rows that is not below `rows`, else one that divides the shape."""
+    measured = MEASURED.get((columns, depth, gated), {})
+    fitting = [most_rows for most_rows in measured if rows <= most_rows]
+    if not fitting:
+        return default_tile(columns, depth, gated=gated, rows=rows)
+    form, block_n, block_k, warps, stages, pdl = measured[min(fitting)]
+    return Tile(Form(form), block_n, block_k, warps, stages, pdl)
 
 
 def default_tile(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:
     """A tile that divides the shape."""
-    if rows <= 2:
-        return Tile(_divisor(columns, 8 if gated else 4), _divisor(depth, 256), 4, 1, vector=True)
-    return Tile(_divisor(columns, 16 if rows <= 32 else 32), _divisor(depth, 128), 4, 4)
+    if rows <= MAX_VECTOR_ROWS:
+        return Tile(Form.VECTOR, _divisor(columns, 4), _divisor(depth, 256), 4)
+    if rows <= 32:
+        return Tile(Form.PIPELINED, _divisor(columns, 16), _divisor(depth, 128), 4, 6)
+    stages = 2 if gated else 3
+    return Tile(Form.PIPELINED, _divisor(columns, 32), _divisor(depth, 128), 4, stages)
 
 
 def _divisor(size: int, largest: int) -> int:
     """The largest power of two up to `largest` that divides `size`."""
     return min(size & -size, largest)
-
-
-assert all(tile.vector <= (rows <= MAX_VECTOR_ROWS) for tiles in TILES.values() for rows, tile in tiles)

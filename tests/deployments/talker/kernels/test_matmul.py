@@ -4,6 +4,7 @@ import torch
 pytest.importorskip("triton")
 
 from deployments.talker.kernels.matmul import (
+    Form,
     Product,
     Rows,
     Tile,
@@ -16,8 +17,9 @@ from deployments.talker.kernels.matmul import (
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 WIDE, DEPTH = 64, 96
-VECTOR, DOT = Tile(8, 32, 4, 1, vector=True), Tile(16, 32, 4, 3)
-CASES = [(1, VECTOR), (3, VECTOR), (1, DOT), (5, DOT), (20, DOT)]
+VECTOR, DOT = Tile(Form.VECTOR, 8, 32, 4), Tile(Form.PIPELINED, 16, 32, 4, 3)
+SPLIT = Tile(Form.SPLIT, 16, 16, 2)
+CASES = [(1, VECTOR), (3, VECTOR), (1, DOT), (5, DOT), (20, DOT), (1, SPLIT), (5, SPLIT), (20, SPLIT)]
 
 
 def given(rows: int, dtype: torch.dtype, device: torch.device) -> tuple[Rows, torch.Tensor]:
