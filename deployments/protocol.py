@@ -88,7 +88,8 @@ class GenerateRequest:
     synthesis: SynthesisRequest
     reference_codes: Codes | None = None  # [frames, num_code_groups] of the reference, None without in-context cloning
     prefix: Codes | None = None  # frames of this utterance that exist already: generation goes on behind them
-    gpu_frames: int = 0  # the talker brings the audio of the first so many frames behind the prefix; ALL_FRAMES: of all
+    heard: int | None = None  # frames of the prefix whose audio exists; None: of all
+    gpu_frames: int = 0  # the talker brings the audio of so many frames behind those; ALL_FRAMES: of all
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,12 @@ def bench_engine(context: typer.Context) -> None:
     _run_module("deployments.talker.bench", context)
 
 
+@bench.command("codec", context_settings=_PASS_ON, help="Decoder calls by streams and frames, on a CPU or a GPU.")
+def bench_codec(context: typer.Context) -> None:
+    """`python -m deployments.codec.bench`."""
+    _run_module("deployments.codec.bench", context)
+
+
 def main() -> None:
     """Run the command line; what goes wrong on purpose is a message, not a traceback."""
     try:

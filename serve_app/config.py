@@ -43,7 +43,7 @@ def one_gpu() -> AppConfig:
     """Defaults for one machine whose GPU talker and codec share; `cluster/serve/one-gpu.yaml` says the same."""
     return AppConfig(
         talker=TalkerConfig(max_num_seqs=32, kv_cache_bytes=8 << 30),
-        codec=CodecConfig(device="cuda", dtype="float16"),
+        codec=CodecConfig(device="cuda", precision="float16"),
         talker_pool=PoolConfig(num_gpus=0.75),
         codec_pool=PoolConfig(num_gpus=0.25),
     )

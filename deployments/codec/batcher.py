@@ -1,6 +1,7 @@
 """Where streams wait for a decoder worker, and the batched call they enter together."""
 
 import asyncio
+import time
 from bisect import insort
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 from deployments.protocol import Codes
 
+_SMOOTHING = 0.1  # weight of the newest batch
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeJob:
@@ -23,21 +26,27 @@ class DecodeJob:
     codes: Codes  # [frames, num_code_groups]
     state: DecoderState
     deadline_s: float  # when its listener needs them, on any clock common to all jobs
+    silent: bool = False  # only the state is wanted, somebody else made the audio
+
+    @property
+    def shape(self) -> tuple[int, bool]:
+        """What the jobs of one call have in common."""
+        return len(self.codes), self.silent
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """Audio of a job and the state of its stream behind it."""
 
-    pcm: NDArray[np.int16]  # [frames * frame_samples]
+    pcm: NDArray[np.int16]  # [frames * frame_samples]; nothing, for a silent job
     state: DecoderState
 
 
 def decode_batch(decoder: CodecDecoder, jobs: Sequence[DecodeJob]) -> list[Decoded | Exception]:
-    """Outcome of each job, in their order: one call for each number of frames, and a bad job spoils only its own."""
+    """Outcome of each job, in their order: one call for each shape, and a bad job spoils only its own."""
     outcomes: dict[int, Decoded | Exception] = {}
-    for num_frames in sorted({len(job.codes) for job in jobs}):
-        rows = [row for row, job in enumerate(jobs) if len(job.codes) == num_frames]
+    for shape in sorted({job.shape for job in jobs}):
+        rows = [row for row, job in enumerate(jobs) if job.shape == shape]
         outcomes |= zip(rows, _decode_group(decoder, [jobs[row] for row in rows]), strict=True)
     return [outcomes[row] for row in range(len(jobs))]
 
@@ -53,7 +62,11 @@ def _decode_group(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decoded 
 
 def _decode_stacked(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decoded]:
     codes = torch.from_numpy(np.stack([job.codes for job in jobs]).astype(np.int64))
-    audio, states = decoder.decode(codes, [job.state for job in jobs])
+    states = [job.state for job in jobs]
+    if jobs[0].silent:
+        nothing = np.zeros(0, np.int16)
+        return [Decoded(nothing, state) for state in decoder.advance(codes, states)]
+    audio, states = decoder.decode(codes, states)
     return [Decoded(pcm, state) for pcm, state in zip(to_pcm16(audio), states, strict=True)]
 
 
@@ -82,20 +95,35 @@ class DecodeGate:
     wait gathers them. A batch holds its worker until its last job is done. All methods belong to one event loop.
     """
 
-    def __init__(self, decode: Callable[[DecodeJob], Awaitable[Decoded]], *, workers: int, max_batch_size: int) -> None:
+    def __init__(
+        self,
+        decode: Callable[[DecodeJob], Awaitable[Decoded]],
+        *,
+        workers: int,
+        max_batch_size: int,
+        max_batch_frames: int,
+    ) -> None:
+        """A batch has at most `max_batch_size` jobs and `max_batch_frames` frames in all: the next one waits for it."""
         self._decode = decode
-        self._max_batch_size = max_batch_size
+        self._max_batch_size, self._max_batch_frames = max_batch_size, max_batch_frames
+        self._workers = workers
         self._idle_workers = workers
         self._waiting: list[_Waiter] = []  # by deadline
         self._numbers = count()
         self._running: set[asyncio.Future[list[Decoded | BaseException]]] = set()
         self.batches = 0  # let through so far
         self.jobs = 0  # in those batches
+        self.seconds_per_frame = 0.0  # of a worker, smoothed; 0 before the first batch
 
     @property
     def num_waiting(self) -> int:
         """Jobs that no worker has taken yet."""
         return len(self._waiting)
+
+    @property
+    def load(self) -> int:
+        """How many times over the waiting jobs would fill the workers; 0 while each job finds one at once."""
+        return len(self._waiting) // self._workers
 
     async def submit(self, job: DecodeJob) -> Decoded:
         """Wait for a worker and decode. Cancelling takes a waiting job back; a running one ends without its caller."""
@@ -114,9 +142,9 @@ class DecodeGate:
             self._start(self._next_batch())
 
     def _next_batch(self) -> list[_Waiter]:
-        num_frames = len(self._waiting[0].job.codes)
-        fitting = [waiter for waiter in self._waiting if len(waiter.job.codes) == num_frames]
-        batch = fitting[: self._max_batch_size]
+        shape = self._waiting[0].job.shape
+        fitting = [waiter for waiter in self._waiting if waiter.job.shape == shape]
+        batch = fitting[: min(self._max_batch_size, max(1, self._max_batch_frames // shape[0]))]
         self._waiting = [waiter for waiter in self._waiting if waiter not in batch]
         return batch
 
@@ -129,9 +157,12 @@ class DecodeGate:
             task.add_done_callback(waiter.settle)
         running = asyncio.gather(*tasks, return_exceptions=True)
         self._running.add(running)
-        running.add_done_callback(self._finish)
+        frames, started_s = sum(len(waiter.job.codes) for waiter in batch), time.monotonic()
+        running.add_done_callback(lambda done: self._finish(done, frames, time.monotonic() - started_s))
 
-    def _finish(self, running: asyncio.Future[list[Decoded | BaseException]]) -> None:
+    def _finish(self, running: asyncio.Future[list[Decoded | BaseException]], frames: int, seconds: float) -> None:
         self._running.discard(running)
+        weight = _SMOOTHING if self.seconds_per_frame else 1.0
+        self.seconds_per_frame += weight * (seconds / frames - self.seconds_per_frame)
         self._idle_workers += 1
         asyncio.get_running_loop().call_soon(self._dispatch)  # streams that were just served may ask again first

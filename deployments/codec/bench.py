@@ -1,4 +1,6 @@
-"""Time of the codec decoder, by streams and frames in a call: `talkray bench codec` or `python -m deployments.codec.bench`.
+"""Time of the codec decoder, by streams and frames in a call.
+
+    talkray bench codec --device cuda
 
 Without a checkpoint it takes random weights of the released shape, which cost what trained ones cost. CPU numbers are
 CPU seconds of one thread; GPU numbers are CUDA events around replays of captured calls.
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from deployments.checkpoint import load_strict
 from deployments.codec.config import SpeechTokenizerConfig
-from deployments.codec.decoder import CodecDecoder, DecoderNetwork, to_pcm16
+from deployments.codec.decoder import CodecDecoder, DecoderNetwork, snr_db, to_pcm16
 from deployments.codec.random_init import randomize_decoder
 from deployments.codec.slots import FRAME_SIZES, GpuSlots
 from deployments.released import SHAPES
@@ -49,12 +51,12 @@ def _bench_cpu(options: argparse.Namespace) -> list[Row]:
         decoder = CodecDecoder(network, dtype=getattr(torch, precision))
         audio = _ramp(decoder, codes)
         exact = audio if exact is None else exact
-        snr_db = None if audio is exact else _snr_db(exact, audio)
-        print(f"\n{precision}" + ("" if snr_db is None else f", SNR {snr_db:.1f} dB"))
+        noise_db = None if audio is exact else snr_db(exact, audio)
+        print(f"\n{precision}" + ("" if noise_db is None else f", SNR {noise_db:.1f} dB"))
         print(f"{'streams':>8}{'frames':>8}{'CPU ms':>10}{'cores per stream':>18}")
         for streams in options.streams:
             for frames in options.frames:
-                rows.append(_cpu_row(decoder, options, precision, streams, frames) | {"snr_db": snr_db})
+                rows.append(_cpu_row(decoder, options, precision, streams, frames) | {"snr_db": noise_db})
                 row = rows[-1]
                 print(f"{streams:>8}{frames:>8}{row['cpu_ms']:>10.1f}{row['cores_per_stream']:>18.3f}", flush=True)
         for workers in options.workers:
@@ -116,10 +118,12 @@ def _bench_gpu(options: argparse.Namespace) -> list[Row]:
         slots = GpuSlots(network, num_slots=max(options.streams), device=device, dtype=getattr(torch, precision))
         slots.capture()
         capture_s = time.perf_counter() - start
-        snr_db = _gpu_snr_db(slots, exact, _codes(exact, options, _SNR_FRAMES))
+        noise_db = _gpu_snr_db(slots, exact, _codes(exact, options, _SNR_FRAMES))
         first_ms = _first_frame_ms(slots, options)
         memory = torch.cuda.memory_allocated() / 1e9
-        print(f"{_device_name('cuda')}, {precision}: SNR {snr_db:.1f} dB, codes to PCM on the host {first_ms:.2f} ms,")
+        print(
+            f"{_device_name('cuda')}, {precision}: SNR {noise_db:.1f} dB, codes to PCM on the host {first_ms:.2f} ms,"
+        )
         print(f"captured in {capture_s:.1f} s, {memory:.2f} GB allocated")
         print(f"{'streams':>8}{'frames':>8}{'ms':>10}{'us a frame':>12}")
         for frames in FRAME_SIZES:
@@ -127,7 +131,7 @@ def _bench_gpu(options: argparse.Namespace) -> list[Row]:
                 if streams <= slots.largest_batch(frames):
                     ms = _gpu_ms(slots, streams, frames, options.repeats)
                     print(f"{streams:>8}{frames:>8}{ms:>10.3f}{ms / streams / frames * 1e3:>12.1f}", flush=True)
-                    row = {"precision": precision, "streams": streams, "frames": frames, "ms": ms, "snr_db": snr_db}
+                    row = {"precision": precision, "streams": streams, "frames": frames, "ms": ms, "snr_db": noise_db}
                     rows.append(row | {"first_frame_ms": first_ms, "capture_s": capture_s})
     return rows
 
@@ -139,7 +143,7 @@ def _gpu_snr_db(slots: GpuSlots, exact: CodecDecoder, codes: Tensor) -> float:
     frames = codes.shape[1]
     slots.write([0] * frames, range(frames), codes[0].to(torch.int16))
     parts = [torch.from_numpy(slots.decode([0], size).land()[0]) for size in FRAME_SIZES]
-    return _snr_db(wanted, torch.cat(parts).double())
+    return snr_db(wanted, torch.cat(parts).double())
 
 
 def _first_frame_ms(slots: GpuSlots, options: argparse.Namespace) -> float:
@@ -162,16 +166,15 @@ def _gpu_ms(slots: GpuSlots, streams: int, frames: int, repeats: int) -> float:
     for slot in range(streams):
         slots.begin(slot)
     flights = [call() for _ in range(3)]
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     slots.stream.synchronize()
     start.record(slots.stream)
-    for _ in range(repeats):
-        flights.append(call())
+    flights += [call() for _ in range(repeats)]
     end.record(slots.stream)
     end.synchronize()
     for flight in flights:
         flight.land()  # type: ignore[attr-defined]
-    return start.elapsed_time(end) / repeats
+    return float(start.elapsed_time(end)) / repeats
 
 
 def _network(options: argparse.Namespace) -> DecoderNetwork:
@@ -205,11 +208,6 @@ def _ramp(decoder: CodecDecoder, codes: Tensor) -> Tensor:
         parts.append(audio)
         start += size
     return torch.cat(parts, dim=1)
-
-
-def _snr_db(exact: Tensor, other: Tensor) -> float:
-    error = (other - exact).square().sum()
-    return float(10 * torch.log10(exact.square().sum() / error))
 
 
 def _device_name(device: str) -> str:

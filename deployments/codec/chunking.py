@@ -17,13 +17,15 @@ class ChunkPlan:
         self._min_lead_s = min_lead_s
         self._num_chunks = 0
 
-    def next_size(self, available: int, *, ended: bool, lead_s: float) -> int:
+    def next_size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
         """Frames to decode now, out of those available; 0 means wait for more. A size above 0 counts as decoded.
 
         `lead_s` is the audio delivered minus the time since its first delivery. It does not matter to the first chunk.
+        Under load, a number of steps, a stream that plays already takes wider chunks, which cost less a frame.
         """
-        size = min(available, self._wanted)
-        if size < self._wanted and not ended and not self._must_hurry(lead_s):
+        wanted = self._wanted(load)
+        size = min(available, wanted)
+        if size < wanted and not ended and not self._must_hurry(lead_s):
             return 0
         self._num_chunks += size > 0
         return size
@@ -32,9 +34,20 @@ class ChunkPlan:
         """How long to wait for a frame before asking again; None before the first chunk, when nothing plays yet."""
         return max(0.0, lead_s - self._min_lead_s) if self._num_chunks else None
 
-    @property
-    def _wanted(self) -> int:
-        return self._ramp[min(self._num_chunks, len(self._ramp) - 1)]
+    def restart(self) -> None:
+        """Begin the ramp again: nothing that was decoded is heard."""
+        self._num_chunks = 0
+
+    def skip(self, frames: int) -> None:
+        """Go on where the ramp would be behind `frames` frames: somebody else has decoded them."""
+        decoded = 0
+        while self._num_chunks < len(self._ramp) and decoded + self._ramp[self._num_chunks] <= frames:
+            decoded += self._ramp[self._num_chunks]
+            self._num_chunks += 1
+
+    def _wanted(self, load: int) -> int:
+        step = self._num_chunks + load if self._num_chunks else 0
+        return self._ramp[min(step, len(self._ramp) - 1)]
 
     def _must_hurry(self, lead_s: float) -> bool:
         return self._num_chunks > 0 and lead_s <= self._min_lead_s

@@ -3,13 +3,16 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from deployments.errors import CheckpointError
 
 T = TypeVar("T")
+
+CONTEXT = 6  # rows that the kernels of 7 look back
+RESIDUAL_DILATIONS = (1, 3, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,20 @@ class DecoderConfig:
     def frame_samples(self) -> int:
         """Samples that one frame becomes."""
         return prod(self.upsampling_ratios) * prod(self.upsample_rates)
+
+    @property
+    def convolved_frames(self) -> int:
+        """Frames that reach into a sample through the convolutions behind the transformer, its own included."""
+        rows, reach = 1, 0.0  # rows that a frame has become, and frames
+        for ratio in self.upsampling_ratios:
+            rows *= ratio
+            reach += CONTEXT / rows
+        reach += CONTEXT / rows
+        for rate in self.upsample_rates:
+            reach += 1 / rows
+            rows *= rate
+            reach += CONTEXT * sum(RESIDUAL_DILATIONS) / rows
+        return ceil(reach + CONTEXT / rows) + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,6 @@ from deployments.codec.transformer import rotary_tables, rotate, window_mask
 _LAYER_NORM_EPS = 1e-6
 _TYPICAL_ROWS = 128
 _MANY_CHANNELS = 512
-# Frames that reach into a sample through the convolutions behind the transformer: 9.4, with one to spare.
-CONVOLVED_FRAMES = 11
 _BLOCK = 1 << 16  # values that the steps of a snake take together: they stay in the second-level cache
 
 
@@ -32,7 +30,7 @@ class Product:
         self._dilation, self._context, self._dtype = dilation, (self._taps - 1) * dilation, dtype
         self._bias = None if bias is None else bias.to(dtype)
         self._is_matrix = channels >= _MANY_CHANNELS
-        self._packs = torch.backends.mkldnn.is_available()
+        self._packs = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         self._weight = self._pack(weight.to(dtype))
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -49,9 +47,10 @@ class Product:
             return kernel
         size = [1, kernel.shape[1], 1, _TYPICAL_ROWS + self._context]
         stride, padding = [1, 1], [0, 0]
-        return torch._C._nn.mkldnn_reorder_conv2d_weight(
+        packed: Tensor = torch._C._nn.mkldnn_reorder_conv2d_weight(  # type: ignore[call-arg]
             kernel.to_mkldnn(), padding, stride, [1, self._dilation], 1, size
         )
+        return packed
 
     def _multiply(self, rows: Tensor) -> Tensor:
         rows = self._unfolded(rows) if self._taps > 1 else rows
@@ -118,11 +117,14 @@ class CpuNetwork:
         self.config, self.dtype = folded.config, dtype
         self._folded = folded
         self._initial: list[Tensor] = []
-        self._pre_conv = self._convolution(folded.pre_conv)
-        self._input_proj = self._linear(folded.input_proj)
+        # The whole signal goes through these projections: rounding is heard most there, and exactness costs least.
+        self._pre_conv = self._convolution(folded.pre_conv, torch.float32)
+        self._input_proj = self._linear(folded.input_proj, torch.float32)
         self._layers = [_TransformerLayer(self, layer) for layer in folded.layers]
-        self._output_proj = self._linear(folded.output_proj)
-        self._stages = [(self._convolution(up), _ConvNeXtLayer(self, block)) for up, block in folded.stages]
+        self._output_proj = self._linear(folded.output_proj, torch.float32)
+        self._stages = [
+            (self._convolution(up, torch.float32), _ConvNeXtLayer(self, block)) for up, block in folded.stages
+        ]
         self._first = self._convolution(folded.first_conv)
         self._blocks = [
             (
@@ -135,7 +137,7 @@ class CpuNetwork:
             )
             for block in folded.blocks
         ]
-        self._last = self._convolution(folded.last_conv, dtype=torch.float32)
+        self._last = self._convolution(folded.last_conv, torch.float32)
 
     def initial_state(self) -> DecoderState:
         """State of a stream before its first frame."""
@@ -147,7 +149,7 @@ class CpuNetwork:
 
     def recall(self, codes: Tensor, state: BatchState) -> None:
         """As DecoderNetwork.recall."""
-        self._waveform(self._latents(codes, state)[:, -CONVOLVED_FRAMES:], state)
+        self._waveform(self._latents(codes, state)[:, -self.config.convolved_frames :], state)
 
     def _latents(self, codes: Tensor, state: BatchState) -> Tensor:
         """[B, frames, latent_dim]."""
@@ -183,8 +185,8 @@ class CpuNetwork:
         silence = conv.silence.to(dtype).repeat(conv.context, 1)
         return _Convolution(conv, self.remember(silence) if conv.context else -1, dtype)
 
-    def _linear(self, linear: Linear) -> Product:
-        return Product(linear.weight[None], linear.bias, 1, self.dtype)
+    def _linear(self, linear: Linear, dtype: torch.dtype | None = None) -> Product:
+        return Product(linear.weight[None], linear.bias, 1, dtype or self.dtype)
 
 
 class _TransformerLayer:
@@ -200,8 +202,9 @@ class _TransformerLayer:
     def __call__(self, x: Tensor, state: BatchState, *, mask: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         config, eps = self.config, self.config.rms_norm_eps
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        qkv = self.qkv(_normed(x, eps)).float().unflatten(2, (-1, config.head_dim)).transpose(1, 2)
-        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        qkv = self.qkv(_normed(x, eps)).float()
+        qkv = qkv.view(*qkv.shape[:2], -1, config.head_dim).transpose(1, 2)
+        q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         q, new = rotate(q, rotary), torch.stack((rotate(k, rotary), v), dim=1)
         known = torch.cat((state.tensors[self.index], new), dim=3)  # [B, 2, heads, history + frames, size]
         state.tensors[self.index] = known[:, :, :, -self.history :]

@@ -1,6 +1,7 @@
 """The codec decoder: frames of codes become samples, any number of frames at a time, many streams in one call."""
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Self
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from deployments.checkpoint import load_strict
 from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
-from deployments.codec.cpu_decoder import CONVOLVED_FRAMES, CpuNetwork
+from deployments.codec.cpu_decoder import CpuNetwork
 from deployments.codec.folding import fold
 from deployments.codec.layers import CausalConv1d, CausalConvTranspose1d, ConvNeXtBlock, Snake, UpsamplingBlock
 from deployments.codec.quantizer import SplitQuantizer
@@ -21,6 +22,8 @@ from deployments.errors import EngineError
 
 # Frames that reach into a latent besides the transformer's windows, through the convolution before it.
 _PRE_CONV_FRAMES = 2
+# What a faster precision may cost: its error this far below the signal is not heard.
+MIN_SNR_DB = 35.0
 PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official package's users write their files
 
 
@@ -55,7 +58,7 @@ class DecoderNetwork(nn.Module):
     def recall(self, codes: Tensor, state: BatchState) -> None:
         """Bring `state` to where decoding `codes` would bring it; only the last frames are made audio of."""
         x = self._latents(self.quantizer(codes), state)
-        self._waveform(x[:, :, -CONVOLVED_FRAMES:], state)
+        self._waveform(x[:, :, -self.config.convolved_frames :], state)
 
     def _latents(self, x: Tensor, state: BatchState) -> Tensor:  # [B, frames, codebook_dim] -> [B, latent_dim, frames]
         x = self.pre_conv(x.transpose(1, 2), state)
@@ -135,21 +138,28 @@ class CodecDecoder:
         audio = self._network(codes.to(self.device), batch)
         return audio.float(), split(batch, [state.position + codes.shape[1] for state in states])
 
-    @torch.inference_mode()
     def recall(self, codes: Tensor) -> DecoderState:
         """State of a stream behind its frames so far, `codes` [frames, num_code_groups] int64, without their audio.
 
         Costs what the frames within reach of the next sample cost in the transformer, and a dozen in the convolutions.
         """
-        reach = self.config.num_hidden_layers * (self.config.sliding_window - 1) + _PRE_CONV_FRAMES + CONVOLVED_FRAMES
+        reach = (
+            self.config.num_hidden_layers * (self.config.sliding_window - 1)
+            + _PRE_CONV_FRAMES
+            + self.config.convolved_frames
+        )
         if not len(codes):
             return self._initial_state
-        codes = codes[-reach:][None]
-        self._check(codes, 1)
-        batch = stack([self._initial_state])
-        self._network.recall(codes.to(self.device), batch)
-        (state,) = split(batch, [codes.shape[1]])
+        (state,) = self.advance(codes[-reach:][None], [self._initial_state])
         return state
+
+    @torch.inference_mode()
+    def advance(self, codes: Tensor, states: Sequence[DecoderState]) -> list[DecoderState]:
+        """The states that `decode` would return, for less: only the last frames are made audio of."""
+        self._check(codes, len(states))
+        batch = stack(states)
+        self._network.recall(codes.to(self.device), batch)
+        return split(batch, [state.position + codes.shape[1] for state in states])
 
     def _check(self, codes: Tensor, num_streams: int) -> None:
         assert codes.dim() == 3, codes.shape
@@ -166,3 +176,10 @@ def to_pcm16(audio: Tensor) -> NDArray[np.int16]:
     """Samples within [-1, 1] as int16, rounded to nearest and clipped at full scale."""
     scaled = (audio.float() * PCM_SCALE).round().clamp(-PCM_SCALE - 1, PCM_SCALE)
     return scaled.to(torch.int16).cpu().numpy()
+
+
+def snr_db(exact: Tensor, other: Tensor) -> float:
+    """Power of the signal over that of the error; minus infinity where `other` is not finite."""
+    error = (other.double() - exact.double()).square().sum()
+    ratio = 10 * torch.log10(exact.double().square().sum() / error)
+    return float(ratio) if bool(torch.isfinite(error)) else -inf

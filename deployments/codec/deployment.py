@@ -26,11 +26,14 @@ class CodecDecoder:
         self._talker = talker
         self._service = CodecService(model, config, decode=self._decode)
         self._decode.set_max_batch_size(config.max_batch_size)
+        self._knows_talker = False
         self._no_codes: Codes = np.zeros((0, 0), np.int16)
 
     async def describe(self) -> ModelInfo:
         """The talker's checkpoint."""
         info: ModelInfo = await call(self._talker, "describe", lost=TalkerLost)
+        self._service.placement.talker_on_gpu = info.talker_on_gpu
+        self._knows_talker = True
         return info
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncIterator[PcmChunk]:
@@ -39,6 +42,8 @@ class CodecDecoder:
         A talker that dies is followed by another one. Raises InvalidRequest and Overloaded before the first audio,
         TalkerLost when no other talker goes on. Chunks that hold nothing are signs of life.
         """
+        if not self._knows_talker:
+            await self.describe()
         chunks = with_beats(self._service.synthesize(request, self._generate), self._beat)
         async with aclosing(chunks):
             async for chunk in chunks:

@@ -1,16 +1,17 @@
 """The decoder's weights in the form that serving multiplies with: rows of channels, one product for each layer.
 
 Time runs along rows ([B, time, channels]), so that a convolution is a matrix product whose inner dimension is (tap,
-channel), and a transposed convolution one whose outputs are (sample of the step, channel). Everything that is constant is folded in:
-norm weights, layer scales and codebook projections, and half of every snake: with h = amplitude / 2,
+channel), and a transposed convolution one whose outputs are (sample of the step, channel). Everything that is constant
+is folded in: norm weights, layer scales and codebook projections, and half of every snake: with h = amplitude / 2,
 
     x + amplitude * sin(f x)^2  =  h + [x - h cos(2 f x)]
 
 so the next layer takes the bracket and has h in its bias. What a stream heard before it began, zero, is then -h.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -128,19 +129,19 @@ def fold(network: "DecoderNetwork") -> FoldedDecoder:
         input_proj=_linear(transformer.input_proj),
         layers=tuple(_layer(layer) for layer in transformer.layers),
         output_proj=_linear(transformer.output_proj, inner=transformer.norm.weight),
-        stages=tuple((_transposed(stage[0]), _convnext(stage[1])) for stage in network.upsample),
+        stages=tuple((_transposed(up), _convnext(block)) for up, block in map(_children, network.upsample)),
         first_conv=_conv(network.decoder[0]),
-        blocks=tuple(_block(layer.block) for layer in network.decoder[1:-2]),
+        blocks=tuple(_block(*_children(layer.block)) for layer in network.decoder[1:-2]),
         last_wave=_wave(network.decoder[-2]),
         last_conv=_conv(network.decoder[-1], behind=network.decoder[-2]),
     )
     return map_tensors(folded, lambda tensor: tensor.float().contiguous() if tensor.is_floating_point() else tensor)
 
 
-def map_tensors(value: T, change: Any) -> T:
+def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
     """A copy of a nest of the dataclasses above with every tensor changed."""
     if isinstance(value, Tensor):
-        return change(value)
+        return change(value)  # type: ignore[return-value]
     if isinstance(value, tuple):
         return tuple(map_tensors(item, change) for item in value)  # type: ignore[return-value]
     if is_dataclass(value) and not isinstance(value, DecoderConfig):
@@ -168,14 +169,12 @@ def _transposed(layer: CausalConvTranspose1d | nn.Module, *, behind: Snake | nn.
     assert isinstance(layer, CausalConvTranspose1d)
     assert layer.conv.bias is not None
     weight, stride = layer.conv.weight.double(), layer.stride  # [in, out, kernel]
-    taps = weight.unflatten(2, (-1, stride)).permute(2, 0, 3, 1).flatten(2).flip(0)  # [taps, in, stride * out]
+    taps = weight.view(*weight.shape[:2], -1, stride).permute(2, 0, 3, 1).flatten(2).flip(0)  # [taps, in, stride * out]
     bias = layer.conv.bias.double().repeat(stride)
     return _shifted(taps, bias, 1, upsampling=stride, behind=behind)
 
 
-def _shifted(
-    weight: Tensor, bias: Tensor, dilation: int, *, upsampling: int, behind: Snake | nn.Module | None
-) -> Conv:
+def _shifted(weight: Tensor, bias: Tensor, dilation: int, *, upsampling: int, behind: Snake | nn.Module | None) -> Conv:
     half = weight.new_zeros(weight.shape[1]) if behind is None else _wave(behind).half
     return Conv(weight, bias + (half @ weight).sum(0), dilation, upsampling, silence=-half)
 
@@ -218,10 +217,13 @@ def _convnext(block: ConvNeXtBlock | nn.Module) -> ConvNeXt:
     return ConvNeXt(conv.weight.double()[:, 0].T, conv.bias.double(), up, _linear(block.pwconv2, outer=block.gamma))
 
 
-def _block(layers: nn.ModuleList | nn.Module) -> Block:
-    assert isinstance(layers, nn.ModuleList)
-    snake, upsample, *units = layers
+def _block(snake: nn.Module, upsample: nn.Module, *units: nn.Module) -> Block:
     return Block(_wave(snake), _transposed(upsample, behind=snake), tuple(_unit(unit) for unit in units))
+
+
+def _children(stage: object) -> list[nn.Module]:
+    assert isinstance(stage, nn.ModuleList)
+    return list(stage)
 
 
 def _unit(unit: ResidualUnit | nn.Module) -> Unit:

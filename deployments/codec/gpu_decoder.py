@@ -7,7 +7,6 @@ number of times, to fill a batch up.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,8 @@ from deployments.codec.folding import Conv, ConvNeXt, FoldedDecoder, Layer, Line
 
 MAX_FRAMES = 12  # of one stream in one call
 _MIN_DOT = 16
+_TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
+_ENOUGH_BLOCKS = 100  # of an H200's 132 multiprocessors
 _LAYER_NORM_EPS = 1e-6
 
 
@@ -35,7 +36,10 @@ class GpuDecoder:
     def __init__(
         self, network: DecoderNetwork, *, num_slots: int, code_ring: int, device: torch.device | str, dtype: torch.dtype
     ) -> None:
-        """`code_ring` is how many frames' codes a slot holds. `dtype` is that of products and activations; sums are float32. Float32 products use TF32."""
+        """`code_ring` is how many frames' codes a slot holds.
+
+        `dtype` is that of products and activations; sums are float32. Float32 products use TF32.
+        """
         self.device, self.dtype = torch.device(device), dtype
         self.folded = _place(fold(network), self.device, dtype)
         self.config = config = network.config
@@ -82,7 +86,7 @@ class GpuDecoder:
         self._flat = self._silence.repeat(num_slots, 1)
         views, start = {}, 0
         for (key, context, silence), flat, pad in zip(wanted, silences, padded, strict=True):
-            view = self._flat[:, start : start + len(flat)].unflatten(1, (context, -1))
+            view = self._flat[:, start : start + len(flat)].view(num_slots, context, -1)
             views[key] = _Remembered(view, silence)
             start += len(pad)
         return views
@@ -116,7 +120,9 @@ class _Call:
             time *= block.upsample.upsampling
             for unit, following in zip(block.units, waves[1:], strict=True):
                 _, inner = self._conv(wave, unit.dilated, time, wave=unit.second, plain=False)
-                x, wave = self._conv(inner, unit.pointwise, time, wave=following, residual=x, plain=following is not after)
+                x, wave = self._conv(
+                    inner, unit.pointwise, time, wave=following, residual=x, plain=following is not after
+                )
         assert time == frames * config.frame_samples, (time, frames)
         return self._waveform(wave, folded.last_conv, time)
 
@@ -164,7 +170,8 @@ class _Call:
         pcm = torch.empty(len(x), device=x.device, dtype=torch.int16)
         rows, channels = 32, x.shape[1]
         kernels.waveform_kernel[(-(-len(x) // rows),)](
-            x, memory, self.slots, conv.weight, conv.bias, pcm, len(x), time, channels, memory.stride(0), float(PCM_SCALE),
+            x, memory, self.slots, conv.weight, conv.bias, pcm, len(x), time, channels, memory.stride(0),
+            float(PCM_SCALE),
             TAPS=len(conv.weight), ROWS=rows, BLOCK=_power(channels),
         )  # fmt: skip
         self._remember(x, memory, time)
@@ -178,65 +185,114 @@ class _Call:
         )
 
     def _linear(
-        self, x: Tensor, linear: Linear, *, norm: bool = False, gate: Linear | None = None, gelu: bool = False,
+        self,
+        x: Tensor,
+        linear: Linear,
+        *,
+        norm: bool = False,
+        gate: Linear | None = None,
+        gelu: bool = False,
         residual: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        y = self._empty(len(x), linear.weight.shape[1])
-        self._multiply(
-            x, linear.weight, linear.bias, y=y, time=len(x), residual=residual,
-            gate=None if gate is None else gate.weight, NORM=norm, GELU=gelu,
-        )  # fmt: skip
-        return y
+    ) -> Tensor:
+        gates = None if gate is None else gate.weight
+        step = _Step(linear.weight[None], linear.bias, gates, residual=residual, norm=norm, gelu=gelu)
+        return self._multiply(x, step, time=len(x))[0]
 
     def _conv(
-        self, x: Tensor, conv: Conv, time: int, *, wave: Wave | None = None, residual: Tensor | None = None, plain: bool = True
+        self,
+        x: Tensor,
+        conv: Conv,
+        time: int,
+        *,
+        wave: Wave | None = None,
+        residual: Tensor | None = None,
+        plain: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Plain output and output behind `wave`, each [B * time * upsampling, channels]; what was not asked for is x."""
-        rows, outs = len(x), conv.weight.shape[2]
-        y = self._empty(rows, outs) if plain else x
-        waved = x if wave is None else self._empty(rows, outs)
+        """Plain output and output behind `wave`, [B * time * upsampling, channels]; one not asked for is x."""
         memory = self.decoder._remembered[id(conv)].rows if conv.context else None
-        self._multiply(
-            x, conv.weight, conv.bias, y=y, time=time, residual=residual, plain=plain, waved=waved,
-            wave=wave, memory=memory, dilation=conv.dilation,
-        )  # fmt: skip
+        step = _Step(
+            conv.weight, conv.bias, residual=residual, wave=wave, memory=memory, dilation=conv.dilation, plain=plain
+        )
+        y, waved = self._multiply(x, step, time=time)
         if memory is not None:
             self._remember(x, memory, time)
-        channels = outs // conv.upsampling
+        channels = conv.weight.shape[2] // conv.upsampling
         return y.view(-1, channels) if plain else y, waved if wave is None else waved.view(-1, channels)
 
-    def _multiply(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, *, y: Tensor, time: int, residual: Tensor | None = None,
-        plain: bool = True, gate: Tensor | None = None, waved: Tensor | None = None, wave: Wave | None = None,
-        memory: Tensor | None = None, dilation: int = 1, NORM: bool = False, GELU: bool = False,
-    ) -> None:  # fmt: skip
-        taps, num_in, num_out = (1, *weight.shape) if weight.dim() == 2 else weight.shape
-        flags: dict[str, Any] = {
-            "TAPS": taps, "NORM": NORM, "GATED": gate is not None, "BIAS": bias is not None, "GELU": GELU,
-            "RESIDUAL": residual is not None, "PLAIN": plain, "WAVE": wave is not None,
-        }  # fmt: skip
-        tiles = choose_tiles(len(x), num_in, num_out)
-        grid = (-(-len(x) // tiles["BLOCK_M"]), -(-num_out // tiles["BLOCK_N"]))
-        kernels.conv_kernel[grid](
-            x, x if memory is None else memory, self.slots, weight, weight if gate is None else gate,
-            weight if bias is None else bias, x if residual is None else residual, y, x if waved is None else waved,
-            weight if wave is None else wave.double, weight if wave is None else wave.half,
-            len(x), time, num_in, num_out, num_out if wave is None else len(wave.half), dilation, 0 if memory is None else memory.stride(0), self.config.rms_norm_eps,
-            **flags, **tiles,
-        )  # fmt: skip
+    def _multiply(self, x: Tensor, step: "_Step", *, time: int) -> tuple[Tensor, Tensor]:
+        """Plain output and output behind the wave, each [rows, outs]; one not asked for is x."""
+        taps, num_in, num_out = step.weight.shape
+        y = self._empty(len(x), num_out) if step.plain else x
+        waved = x if step.wave is None else self._empty(len(x), num_out)
+        tiles = choose_tiles(len(x), num_in, num_out, value_bytes=x.element_size())
+        unused = step.weight
+        kernels.conv_kernel[(-(-len(x) // tiles["BLOCK_M"]), -(-num_out // tiles["BLOCK_N"]))](
+            x,
+            x if step.memory is None else step.memory,
+            self.slots,
+            step.weight,
+            unused if step.gate is None else step.gate,
+            unused if step.bias is None else step.bias,
+            x if step.residual is None else step.residual,
+            y,
+            waved,
+            unused if step.wave is None else step.wave.double,
+            unused if step.wave is None else step.wave.half,
+            len(x),
+            time,
+            num_in,
+            num_out,
+            num_out if step.wave is None else len(step.wave.half),
+            step.dilation,
+            0 if step.memory is None else step.memory.stride(0),
+            self.config.rms_norm_eps,
+            TAPS=taps,
+            NORM=step.norm,
+            GATED=step.gate is not None,
+            BIAS=step.bias is not None,
+            GELU=step.gelu,
+            RESIDUAL=step.residual is not None,
+            PLAIN=step.plain,
+            WAVE=step.wave is not None,
+            **tiles,
+        )
+        return y, waved
 
 
-def choose_tiles(num_rows: int, num_in: int, num_out: int) -> dict[str, int]:
-    """Tile sizes and launch options of a product [num_rows, taps * num_in] x [.., num_out]."""
-    block_m = min(128, max(_MIN_DOT, _power(num_rows)))
-    block_n = 32 if num_rows <= 512 else 64 if num_out % 128 else 128
-    block_k = next(size for size in (64, 32, 16) if num_in % size == 0)
-    warps = 8 if block_m * block_n > 64 * 64 else 4
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one launch computes, as `conv_kernel` describes it."""
+
+    weight: Tensor  # [taps, in, out]
+    bias: Tensor | None
+    gate: Tensor | None = None  # as weight
+    residual: Tensor | None = None
+    wave: Wave | None = None
+    memory: Tensor | None = None
+    dilation: int = 1
+    norm: bool = False
+    gelu: bool = False
+    plain: bool = True
+
+
+def choose_tiles(num_rows: int, num_in: int, num_out: int, *, value_bytes: int) -> dict[str, int]:
+    """Tile sizes and launch options of a product [num_rows, taps * num_in] x [.., num_out].
+
+    The largest tile that still occupies the GPU; where none does, small ones with long steps, bound by latency. Few
+    kinds of tiles, since each is compiled for each kind of layer.
+    """
+    fitting = [
+        (block_m, block_n)
+        for block_m, block_n in _TILES
+        if block_m <= num_rows and -(-num_rows // block_m) * -(-num_out // block_n) >= _ENOUGH_BLOCKS
+    ]
+    block_m, block_n = fitting[0] if fitting else (_MIN_DOT, 32) if num_rows <= _MIN_DOT else (32, 32)
+    longest = (128 if block_m <= 32 else 64) * 2 // value_bytes
     return {
         "BLOCK_M": block_m,
-        "BLOCK_N": min(block_n, max(_MIN_DOT, _power(num_out))),
-        "BLOCK_K": block_k,
-        "num_warps": warps,
+        "BLOCK_N": block_n,
+        "BLOCK_K": next(size for size in (128, 64, 32, 16) if size <= longest and num_in % size == 0),
+        "num_warps": 8 if block_m * block_n > 128 * 64 else 4,
         "num_stages": 4,
     }
 

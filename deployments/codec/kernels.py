@@ -1,14 +1,15 @@
 """Triton kernels of the decoder on a GPU: few and large, since a frame is bound by launches.
 
-Rows are [B * time, channels]; what a stream remembers is found through its slot, so gathering and scattering state costs
-no copies. `gpu_decoder.py` launches them; `cpu_decoder.py` computes the same with torch and is what the tests compare with.
+Rows are [B * time, channels]; what a stream remembers is found through its slot, so that gathering and scattering state
+costs no copies. `gpu_decoder.py` launches them; `cpu_decoder.py` computes the same with torch and is what the tests
+compare with.
 """
 
 import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_rows", "time", "dilation"))
 def conv_kernel(
     x_ptr, state_ptr, slots_ptr, weight_ptr, gate_ptr, bias_ptr, residual_ptr, y_ptr, wave_ptr, double_ptr, half_ptr,
     num_rows, time, num_in, num_out, num_wave, dilation, state_stride, eps,
@@ -79,7 +80,7 @@ def conv_kernel(
         tl.store(wave_ptr + places, wave.to(wave_ptr.dtype.element_ty), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("time",))
 def remember_kernel(
     x_ptr, state_ptr, slots_ptr, time, context, channels, state_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -96,12 +97,15 @@ def remember_kernel(
     tl.store(state + rows[:, None] * channels + c[None, :], values, mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("frames",))
 def embed_kernel(
     ring_ptr, slots_ptr, positions_ptr, tables_ptr, y_ptr, frames, ring, codebook_size, channels,
     GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Latents [B * frames, channels]: sums of codebook rows. A stream's frame p stands at p % ring in ring [slots, ring, GROUPS]."""
+    """Latents [B * frames, channels]: sums of codebook rows.
+
+    A stream's frame p stands at p % ring in ring [slots, ring, GROUPS].
+    """
     row = tl.program_id(0)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots_ptr + row // frames)
@@ -115,16 +119,17 @@ def embed_kernel(
     tl.store(y_ptr + row * channels + c, total.to(y_ptr.dtype.element_ty), mask=c < channels)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("frames",))
 def attention_kernel(
     qkv_ptr, cache_ptr, slots_ptr, positions_ptr, y_ptr, frames, log_theta,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr, RING: tl.constexpr,
     FRAMES: tl.constexpr,
 ):  # fmt: skip
-    """Sliding-window attention of one stream and head; new keys and values go to cache [slots, 2, KV_HEADS, RING, SIZE].
+    """Sliding-window attention of one stream and head.
 
-    qkv is [B * frames, (HEADS + 2 KV_HEADS) * SIZE] before rotation, y [B * frames, HEADS * SIZE]. The key of frame p
-    stands at p % RING, and RING >= WINDOW - 1 + frames, so that what is overwritten has left every window of this call.
+    New keys and values go to cache [slots, 2, KV_HEADS, RING, SIZE]. qkv is [B * frames, (HEADS + 2 KV_HEADS) * SIZE]
+    before rotation, y [B * frames, HEADS * SIZE]. The key of frame p stands at p % RING, and
+    RING >= WINDOW - 1 + frames, so that what is overwritten has left every window of this call.
     """
     stream, head = tl.program_id(0), tl.program_id(1)
     kv_head = head // (HEADS // KV_HEADS)
@@ -138,9 +143,15 @@ def attention_kernel(
     cosine, sine = tl.cos(angle), tl.sin(angle)
     rows = qkv_ptr + (stream * frames + f)[:, None] * WIDTH + d[None, :]
     query, key, value = rows + head * SIZE, rows + (HEADS + kv_head) * SIZE, rows + (HEADS + KV_HEADS + kv_head) * SIZE
-    first, second = tl.load(query, mask=ok, other=0.0).to(tl.float32), tl.load(query + HALF, mask=ok, other=0.0).to(tl.float32)
+    first, second = (
+        tl.load(query, mask=ok, other=0.0).to(tl.float32),
+        tl.load(query + HALF, mask=ok, other=0.0).to(tl.float32),
+    )
     q1, q2 = first * cosine - second * sine, second * cosine + first * sine
-    first, second = tl.load(key, mask=ok, other=0.0).to(tl.float32), tl.load(key + HALF, mask=ok, other=0.0).to(tl.float32)
+    first, second = (
+        tl.load(key, mask=ok, other=0.0).to(tl.float32),
+        tl.load(key + HALF, mask=ok, other=0.0).to(tl.float32),
+    )
     kind = cache_ptr.dtype.element_ty
     k1, k2 = (first * cosine - second * sine).to(kind), (second * cosine + first * sine).to(kind)
     v1, v2 = tl.load(value, mask=ok, other=0.0).to(kind), tl.load(value + HALF, mask=ok, other=0.0).to(kind)
@@ -182,7 +193,7 @@ def attention_kernel(
         tl.store(values + HALF + target, v2, mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("time",))
 def depthwise_norm_kernel(
     x_ptr, state_ptr, slots_ptr, weight_ptr, bias_ptr, y_ptr, time, channels, state_stride, eps,
     TAPS: tl.constexpr, BLOCK: tl.constexpr,
@@ -207,7 +218,7 @@ def depthwise_norm_kernel(
     tl.store(y_ptr + m * channels + c, (centred / tl.sqrt(variance + eps)).to(y_ptr.dtype.element_ty), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_rows", "time"))
 def waveform_kernel(
     x_ptr, state_ptr, slots_ptr, weight_ptr, bias_ptr, pcm_ptr, num_rows, time, channels, state_stride, full_scale,
     TAPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from deployments.codec.config import CONTEXT, RESIDUAL_DILATIONS
 from deployments.codec.state import BatchState, StateLayout
 
-_RESIDUAL_DILATIONS = (1, 3, 9)
-_KERNEL_SIZE = 7
+_KERNEL_SIZE = CONTEXT + 1
 _EXPANSION = 4
 
 
@@ -138,7 +138,7 @@ class UpsamplingBlock(nn.Module):
             [
                 Snake(in_channels),
                 CausalConvTranspose1d(layout, in_channels, out_channels, kernel_size=2 * stride, stride=stride),
-                *(ResidualUnit(layout, out_channels, dilation=dilation) for dilation in _RESIDUAL_DILATIONS),
+                *(ResidualUnit(layout, out_channels, dilation=dilation) for dilation in RESIDUAL_DILATIONS),
             ]
         )
 

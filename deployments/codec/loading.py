@@ -1,6 +1,8 @@
 """Loading what a codec replica runs: the decoder, and the encoder where the checkpoint clones."""
 
 import json
+import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,13 +11,18 @@ import torch
 from numpy.typing import NDArray
 
 from deployments.codec.config import SpeechTokenizerConfig
-from deployments.codec.decoder import CodecDecoder
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest
 from deployments.model_store import locate
 from deployments.protocol import Codes, ModelKind
+
+logger = logging.getLogger(__name__)
+
+_PROBE_FRAMES = 4
+_PROBE_CALLS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +49,65 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     checkpoint = locate(model)
     directory = checkpoint / "speech_tokenizer"
     device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
-    dtype: torch.dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
-    decoder = CodecDecoder.load(directory, device=device, dtype=dtype)
+    decoder = _load_decoder(directory, config, device)
     encoder = CodecEncoder.load(directory) if _clones(checkpoint) else None
     _warm_up(decoder, config)
     return Codec(decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate)
+
+
+def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDecoder:
+    if config.precision != "auto":
+        return CodecDecoder.load(directory, device=device, dtype=getattr(torch, config.precision))
+    if device != "cpu":
+        return CodecDecoder.load(directory, device=device, dtype=torch.float16)
+    exact = CodecDecoder.load(directory)
+    if not _has_fast_bfloat16():
+        return exact
+    rounded = CodecDecoder.load(directory, dtype=torch.bfloat16)
+    choice = choose_precision(exact, rounded)
+    logger.info("the codec decoder multiplies in %s: %s", "bfloat16" if choice.rounds else "float32", choice)
+    return rounded if choice.rounds else exact
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What the start-up probe found: time of one call in both precisions, and signal over error."""
+
+    float32_ms: float
+    bfloat16_ms: float
+    snr_db: float
+
+    @property
+    def rounds(self) -> bool:
+        """Whether bfloat16 is worth it and exact enough."""
+        return self.bfloat16_ms < self.float32_ms and self.snr_db >= MIN_SNR_DB
+
+
+def choose_precision(exact: CodecDecoder, rounded: CodecDecoder) -> Trial:
+    """Decode the same codes with both, more than once: the first call of a shape compiles it."""
+    config = exact.config
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(config.codebook_size, (1, _PROBE_FRAMES, config.num_quantizers), generator=generator)
+    times_ms, audio = [], []
+    for decoder in (exact, rounded):
+        durations = []
+        for _ in range(_PROBE_CALLS):
+            start = time.thread_time()
+            samples, _ = decoder.decode(codes, [decoder.initial_state()])
+            durations.append((time.thread_time() - start) * 1e3)
+        times_ms.append(min(durations))
+        audio.append(samples)
+    return Trial(times_ms[0], times_ms[1], snr_db(audio[0], audio[1]))
+
+
+def _has_fast_bfloat16() -> bool:
+    return not {"amx_bf16", "avx512_bf16"}.isdisjoint(_cpu_flags())
+
+
+def _cpu_flags() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return next((line.split() for line in lines if line.startswith("flags")), [])
 
 
 def _warm_up(decoder: CodecDecoder, config: CodecConfig) -> None:

@@ -12,9 +12,10 @@ import torch
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob, decode_batch
 from deployments.codec.chunking import ChunkPlan
 from deployments.codec.loading import load_codec
+from deployments.codec.placement import Placement
 from deployments.codec.silence import LeadingSilence
 from deployments.codec.state import DecoderState
-from deployments.codec.stream import Decode, Start, StreamDecoder
+from deployments.codec.stream import Decode, Opening, Start, StreamDecoder
 from deployments.config import CodecConfig
 from deployments.errors import TalkerLost
 from deployments.failover import persist
@@ -31,7 +32,13 @@ class CodecService:
         self._codec = load_codec(model, config)
         self._ramp = config.chunk_frames
         self._threads = ThreadPoolExecutor(config.workers, thread_name_prefix="codec")
-        self.gate = DecodeGate(decode, workers=config.workers, max_batch_size=config.max_batch_size)
+        self.gate = DecodeGate(
+            decode,
+            workers=config.workers,
+            max_batch_size=config.max_batch_size,
+            max_batch_frames=config.max_batch_frames,
+        )
+        self.placement = Placement(config, frame_s=self._codec.decoder.frame_samples / self._codec.sample_rate)
 
     async def synthesize(self, request: SynthesisRequest, generate: Generate) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance whose frames come from `generate`; raises what `generate` raises."""
@@ -40,11 +47,22 @@ class CodecService:
         trims = not request.leading_silence and not start.position + start.skipped
         silence = LeadingSilence(self._codec.sample_rate) if trims else None
         plan = ChunkPlan(self._ramp)
-        decoder = StreamDecoder(self.gate.submit, plan, silence, sample_rate=self._codec.sample_rate)
-        frames = all_frames(generate, _generate_request(request, reference_codes))
-        async with aclosing(decoder.run(frames, start)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        decoder = StreamDecoder(
+            self.gate.submit, plan, silence, sample_rate=self._codec.sample_rate, load=lambda: self.gate.load
+        )
+        with self.placement.admit(self.gate.seconds_per_frame) as gpu_frames:
+            opening = self._opening(gpu_frames, start)
+            asked = replace(_generate_request(request, reference_codes), gpu_frames=opening.frames if opening else 0)
+            frames = all_frames(generate, asked, frame_bytes=2 * self._codec.decoder.frame_samples)
+            async with aclosing(decoder.run(frames, start, opening)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    def _opening(self, gpu_frames: int, start: Start) -> Opening | None:
+        """What the talker decodes; nothing, where audio is missing that it will not bring."""
+        if not gpu_frames or (start.undelivered is not None and len(start.undelivered)):
+            return None
+        return Opening(gpu_frames, 2 * self._codec.decoder.frame_samples)
 
     async def decode_batch(self, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
         """Decode chunks of several streams on a worker thread; a job that fails gets its own exception."""
@@ -78,16 +96,23 @@ def _generate_request(request: SynthesisRequest, reference_codes: Codes | None) 
     return GenerateRequest(replace(request, resume=None), reference_codes, request.resume.codes)
 
 
-async def all_frames(generate: Generate, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+async def all_frames(
+    generate: Generate, request: GenerateRequest, *, frame_bytes: int
+) -> AsyncGenerator[FrameChunk, None]:
     """Frames of an utterance behind `request.prefix`, to its end: a talker that is lost is followed by another one."""
     frames = [] if request.prefix is None else [request.prefix]
+    num_known = 0 if request.prefix is None else len(request.prefix)
+    num_heard = 0  # frames behind those whose audio a talker brought
 
     def ask() -> AsyncGenerator[FrameChunk, None]:
         prefix = np.concatenate(frames) if frames else None
-        return generate(replace(request, prefix=prefix))
+        wanted = max(0, request.gpu_frames - num_heard)
+        heard = num_known + num_heard if wanted and prefix is not None else None
+        return generate(replace(request, prefix=prefix, heard=heard, gpu_frames=wanted))
 
     async with aclosing(persist(ask, request_id=request.synthesis.request_id, lost=TalkerLost)) as chunks:
         async for chunk in chunks:
             if len(chunk.codes):
                 frames.append(chunk.codes)
+            num_heard += len(chunk.pcm) // frame_bytes
             yield chunk

@@ -9,13 +9,15 @@ Pcm = NDArray[np.int16]  # [samples]
 
 _WINDOW_S = 0.01
 _FULL_SCALE = 32768
+_THRESHOLD_DB = -50.0
+QUIET = round(_FULL_SCALE * 10 ** (_THRESHOLD_DB / 20))  # what stays below this amplitude is dropped for certain
 
 
 class LeadingSilence:
     """Trims one stream, chunk by chunk. Positions elsewhere stay on the codec's untrimmed timeline."""
 
     def __init__(
-        self, sample_rate: int, *, threshold_db: float = -50.0, keep_s: float = 0.02, max_trim_s: float = 1.0
+        self, sample_rate: int, *, threshold_db: float = _THRESHOLD_DB, keep_s: float = 0.02, max_trim_s: float = 1.0
     ) -> None:
         self._window = max(1, round(_WINDOW_S * sample_rate))
         self._keep = ceil(keep_s * sample_rate / self._window) * self._window

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -168,7 +168,7 @@ class GpuSlots:
 class _Captured:
     """One call shape: its graph, where its slots are read and where its samples are left."""
 
-    def __init__(self, decoder: object, batch: int, frames: int, pool: object) -> None:
+    def __init__(self, decoder: object, batch: int, frames: int, pool: Any) -> None:
         from deployments.codec.gpu_decoder import GpuDecoder
 
         assert isinstance(decoder, GpuDecoder)
@@ -188,7 +188,7 @@ class _GpuFlight:
         samples = MAX_BATCH_FRAMES * owner.decoder.frame_samples
         self._pcm = torch.empty(samples, dtype=torch.int16, pin_memory=True)
         self._slots = torch.empty(owner.batches[-1], dtype=torch.int32, pin_memory=True)
-        self._landed = torch.cuda.Event()
+        self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._shape = (0, 0)
 
     def start(self, captured: _Captured, slots: list[int], count: int) -> None:
@@ -204,7 +204,7 @@ class _GpuFlight:
     @property
     def done(self) -> bool:
         """As in Flight."""
-        return bool(self._landed.query())
+        return bool(self._landed.query())  # type: ignore[no-untyped-call]
 
     def land(self) -> list[Pcm]:
         """As in Flight."""
@@ -223,7 +223,8 @@ class _Staging:
 
     def __init__(self, rows: int, columns: int, *, count: int = 16) -> None:
         self._tables = [
-            (torch.empty((rows, columns), dtype=torch.int64, pin_memory=True), torch.cuda.Event()) for _ in range(count)
+            (torch.empty((rows, columns), dtype=torch.int64, pin_memory=True), torch.cuda.Event())  # type: ignore[no-untyped-call]
+            for _ in range(count)
         ]
         self._next = 0
 

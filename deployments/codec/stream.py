@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -29,6 +30,7 @@ class FrameBuffer:
         self._chunks = chunks
         self._frames: list[Codes] = [] if first is None else list(first)
         self._num_code_groups = 0
+        self._pcm = bytearray()
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -65,6 +67,15 @@ class FrameBuffer:
         taken, self._frames = self._frames[:count], self._frames[count:]
         return np.stack(taken) if taken else np.zeros((0, self._num_code_groups), dtype=np.int16)
 
+    def take_audio(self) -> bytes:
+        """What the talker decoded since the last time, s16le."""
+        pcm, self._pcm = bytes(self._pcm), bytearray()
+        return pcm
+
+    def peek(self, count: int) -> list[Codes]:
+        """The next `count` frames at most, each [num_code_groups]; they stay."""
+        return self._frames[:count]
+
     async def wait(self, timeout_s: float | None) -> None:
         """Return when something has arrived, or after `timeout_s`."""
         with contextlib.suppress(TimeoutError):
@@ -75,6 +86,7 @@ class FrameBuffer:
         try:
             async for chunk in self._chunks:
                 self._frames.extend(chunk.codes)
+                self._pcm += chunk.pcm
                 self._num_code_groups = chunk.codes.shape[1]
                 self.num_text_tokens = max(self.num_text_tokens, chunk.num_text_tokens)
                 self.finish_reason = chunk.finish_reason
@@ -96,17 +108,46 @@ class Start:
     skipped: int = 0  # samples from there on that were delivered
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The first frames of a stream, whose audio the talker brings."""
+
+    frames: int
+    frame_bytes: int
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a stream has come, and the state that decoding goes on from."""
+
+    state: DecoderState
+    position: int
+    reason: FinishReason | None = None
+
+
 class StreamDecoder:
     """Decodes one stream. The decoder's state is a local variable of `run`: leaving it leaves nothing behind."""
 
-    def __init__(self, decode: Decode, plan: ChunkPlan, silence: LeadingSilence | None, *, sample_rate: int) -> None:
-        self._decode, self._plan, self._silence = decode, plan, silence
+    def __init__(
+        self,
+        decode: Decode,
+        plan: ChunkPlan,
+        silence: LeadingSilence | None,
+        *,
+        sample_rate: int,
+        load: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`load` says by how many steps chunks should be wider than the plan has them."""
+        self._decode, self._plan, self._silence, self._load = decode, plan, silence, load
         self._sample_rate = sample_rate
         self._clock = PlaybackClock()
 
-    async def run(self, chunks: AsyncGenerator[FrameChunk, None], start: Start) -> AsyncGenerator[PcmChunk, None]:
+    async def run(
+        self, chunks: AsyncGenerator[FrameChunk, None], start: Start, opening: Opening | None = None
+    ) -> AsyncGenerator[PcmChunk, None]:
         """Audio of the frames that `chunks` brings, decoded from `start` on. The last chunk has the finish reason.
 
+        The audio of the `opening` is taken from `chunks`, while the decoder's state is brought behind it.
         Raises what `chunks` raises, after the audio of the frames before it.
         """
         state, position, skipped = start.state, start.position, start.skipped
@@ -114,6 +155,12 @@ class StreamDecoder:
         delivered = position + skipped
         async with FrameBuffer(chunks, start.undelivered) as buffer:
             reason = None
+            if opening is not None:
+                progress = _Progress(state, position)
+                async with aclosing(self._forward(buffer, opening, progress)) as forwarded:
+                    async for chunk in forwarded:
+                        yield chunk
+                state, position, reason = progress.state, progress.position, progress.reason
             while reason is None:
                 count = await self._next_count(buffer)
                 codes = buffer.take(count)
@@ -131,13 +178,58 @@ class StreamDecoder:
                 if len(pcm):
                     self._clock.deliver(len(pcm) / self._sample_rate, now_s=time.monotonic())
                     delivered = position
+                elif self._clock.started_s is None:
+                    self._plan.restart()  # quiet so far: the first sound shall not wait for a wider chunk
                 yield PcmChunk(pcm.tobytes(), new_codes, buffer.num_text_tokens, reason, delivered)
+
+    async def _forward(
+        self, buffer: FrameBuffer, opening: Opening, progress: _Progress
+    ) -> AsyncGenerator[PcmChunk, None]:
+        """The talker's audio as it comes. Once all codes of the opening are there, their replay begins beside it."""
+        heard: list[Codes] = []  # frames whose audio has come
+        replay: asyncio.Task[Decoded] | None = None
+        delivered = progress.position
+        try:
+            while (missing := opening.frames - len(heard)) and progress.reason is None:
+                if replay is None and buffer.available >= missing:
+                    ahead_s = missing * opening.frame_bytes / 2 / self._sample_rate
+                    codes = np.stack([*heard, *buffer.peek(missing)])
+                    replay = asyncio.create_task(self._replay(codes, progress.state, ahead_s))
+                pcm = np.frombuffer(buffer.take_audio(), np.int16)
+                codes = buffer.take(2 * len(pcm) // opening.frame_bytes)
+                heard.extend(codes)
+                over = buffer.finish_reason is not None and buffer.available == 0
+                if not len(codes) and not over:
+                    if buffer.ended:
+                        break  # no audio will come for the frames that are left
+                    await buffer.wait(None)
+                    continue
+                progress.position += len(pcm)
+                progress.reason = buffer.finish_reason if over else None
+                pcm = pcm if self._silence is None else self._silence.trim(pcm)
+                if len(pcm):
+                    self._clock.deliver(len(pcm) / self._sample_rate, now_s=time.monotonic())
+                    delivered = progress.position
+                yield PcmChunk(pcm.tobytes(), codes, buffer.num_text_tokens, progress.reason, delivered)
+            if progress.reason is None and heard:
+                replay = replay or asyncio.create_task(self._replay(np.stack(heard), progress.state, 0.0))
+                progress.state = (await replay).state
+                self._plan.skip(len(heard))
+        finally:
+            if replay is not None:
+                replay.cancel()
+                await asyncio.gather(replay, return_exceptions=True)
+
+    async def _replay(self, codes: Codes, state: DecoderState, ahead_s: float) -> Decoded:
+        """Bring the state behind `codes`; the last `ahead_s` of their audio is still to be delivered."""
+        deadline_s = self._clock.deadline_s(time.monotonic()) + ahead_s
+        return await self._decode(DecodeJob(codes=codes, state=state, deadline_s=deadline_s, silent=True))
 
     async def _next_count(self, buffer: FrameBuffer) -> int:
         """How many frames to decode next, waiting for them; 0 only behind the last frame."""
         while True:
             ended, lead_s = buffer.ended, self._clock.lead_s(time.monotonic())
-            count = self._plan.next_size(buffer.available, ended=ended, lead_s=lead_s)
+            count = self._plan.next_size(buffer.available, ended=ended, lead_s=lead_s, load=self._load())
             if count or ended:
                 return count
             await buffer.wait(self._plan.patience_s(lead_s) if buffer.available else None)

@@ -7,15 +7,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.codec.chunking import MIN_LEAD_S
 from deployments.codec.playback import PlaybackClock
+from deployments.codec.silence import QUIET
 from deployments.codec.slots import CODE_RING, FRAME_SIZES, Flight, SlotDecoder
 from deployments.protocol import Codes
 
-REPLAY_FRAMES = 576  # the decoder hears no frame further back: 8 layers of 71 frames, and the convolutions
+REPLAY_FRAMES = (
+    588  # the decoder hears no frame further back: 8 layers of 71 frames, the convolutions, and a few to spare
+)
+_MIN_LEAD_S = 0.06  # covers a decode and a frame of the talker
 _MAX_FLIGHTS = 2  # one runs, one waits behind it: what comes meanwhile makes the next batch larger
 _FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
 _MAX_WAITING = CODE_RING - max(FRAME_SIZES)
@@ -84,21 +88,23 @@ class Bootstrap:
         """Whether `take` would bring something."""
         return bool(self._pcm) or bool(self._calls and self._calls[0].flight.done)
 
-    def open(self, stream_id: int, prefix: Codes | None, *, frames: int) -> None:
-        """Decode the first `frames` frames of a stream behind `prefix` [frames, groups], whose state is replayed."""
+    def open(self, stream_id: int, prefix: Codes | None, *, heard: int | None = None, frames: int) -> None:
+        """Decode `frames` frames of a stream behind the first `heard` of `prefix` [frames, groups], by default all.
+
+        What was heard is replayed without audio.
+        """
         if frames <= 0:
             return
         while not self._free:
             self._land(self._calls.pop(0))
         slot = self._free.pop()
         self._decoder.begin(slot)
-        heard = [] if prefix is None else list(prefix[-REPLAY_FRAMES:])
-        stream = _Stream(stream_id, slot, len(heard), len(heard) + frames, self._now_s())
-        self._streams[stream_id] = stream
-        if heard:
-            codes = torch.from_numpy(prefix[-REPLAY_FRAMES:])  # type: ignore[index]
-            self._decoder.write([slot] * len(heard), range(len(heard)), codes)
-            stream.written = len(heard)
+        known = np.zeros((0, 0), np.int16) if prefix is None else prefix
+        heard = len(known) if heard is None else heard
+        known = known[max(0, heard - REPLAY_FRAMES) :]
+        replay = min(heard, REPLAY_FRAMES)
+        stream = self._streams[stream_id] = _Stream(stream_id, slot, replay, replay + frames, self._now_s())
+        self._write(stream, known[: stream.limit])
         self._dispatch()
 
     def push(self, stream_ids: Sequence[int], codes: Tensor) -> None:
@@ -133,7 +139,9 @@ class Bootstrap:
     def is_pending(self, stream_id: int) -> bool:
         """Whether audio of frames that were pushed is still to be taken."""
         stream = self._streams.get(stream_id)
-        return stream is not None and stream.landed < stream.written or any(number == stream_id for number, _ in self._pcm)
+        return (stream is not None and stream.landed < stream.written) or any(
+            number == stream_id for number, _ in self._pcm
+        )
 
     def take(self) -> list[tuple[int, bytes]]:
         """What is ready: s16le samples by stream, each stream's in order and without gaps."""
@@ -142,6 +150,16 @@ class Bootstrap:
         self._dispatch()
         ready, self._pcm = self._pcm, []
         return ready
+
+    def _write(self, stream: _Stream, codes: Codes) -> None:
+        """Frames that exist when a stream opens; there may be more than a slot holds."""
+        for start in range(0, len(codes), REPLAY_FRAMES):
+            part = codes[start : start + REPLAY_FRAMES]
+            while stream.waiting + len(part) > _MAX_WAITING:
+                self._dispatch()
+                self._land(self._calls.pop(0))
+            self._decoder.write([stream.slot] * len(part), range(start, start + len(part)), torch.from_numpy(part))
+            stream.written += len(part)
 
     def _wants(self, stream_id: int) -> bool:
         stream = self._streams.get(stream_id)
@@ -178,7 +196,7 @@ class Bootstrap:
         return _fitting(min(stream.waiting, wanted))
 
     def _step(self, stream: _Stream) -> int:
-        """Position in the ramp. Under load a stream skips steps behind its first chunk: wide calls cost less a frame."""
+        """Position in the ramp. Under load a stream skips steps behind its first chunk: wide calls cost less."""
         widening = max(0, len(self._streams).bit_length() - _FEW_STREAMS.bit_length()) if stream.chunks else 0
         return min(stream.chunks + widening, len(self._ramp) - 1)
 
@@ -186,7 +204,7 @@ class Bootstrap:
         if not stream.chunks:
             return False
         under_way_s = (stream.called - stream.landed) * self._frame_s
-        return stream.clock.lead_s(now_s) + under_way_s <= MIN_LEAD_S
+        return stream.clock.lead_s(now_s) + under_way_s <= _MIN_LEAD_S
 
     def _land(self, call: _Call) -> None:
         for stream, audible, pcm in zip(call.streams, call.audible, call.flight.land(), strict=True):
@@ -194,7 +212,10 @@ class Bootstrap:
             if self._streams.get(stream.id) is not stream:
                 continue  # closed meanwhile
             if audible:
-                stream.clock.deliver(call.frames * self._frame_s, now_s=self._now_s())
+                if stream.clock.started_s is None and np.abs(pcm).max() < QUIET:
+                    stream.chunks = 0  # the codec will drop it: the ramp begins with the first sound
+                else:
+                    stream.clock.deliver(call.frames * self._frame_s, now_s=self._now_s())
                 self._pcm.append((stream.id, pcm.tobytes()))
             self._forget_if_over(stream)
 

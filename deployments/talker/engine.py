@@ -230,7 +230,7 @@ class Engine:
         if request.gpu_frames > 0 and self._bootstrap is None:
             self._bootstrap = self._load_bootstrap()  # nobody asks a talker on a CPU for audio but to try it
         if self._bootstrap is not None:
-            self._bootstrap.open(sequence_id, request.prefix, frames=request.gpu_frames)
+            self._bootstrap.open(sequence_id, request.prefix, heard=request.heard, frames=request.gpu_frames)
 
     def _with_audio(self, outputs: list[Output]) -> list[Output]:
         """`outputs` and the audio that is ready; a last chunk waits until its stream's audio is complete."""

@@ -6,10 +6,12 @@ The process ends when its socket does, so it never outlives its replica, and it 
 
 import gc
 import logging
+import os
 import select
 import socket
 import sys
 
+from deployments.embedded import cache_directory
 from deployments.errors import EngineError, TalkerLost, TalkrayError
 from deployments.model_store import locate
 from deployments.protocol import ModelInfo
@@ -122,6 +124,7 @@ class EngineProcess:
 
 def main(descriptor: int) -> None:
     """Serve on an inherited socket."""
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))  # compiled kernels outlive the process
     with socket.socket(fileno=descriptor) as connection:
         try:
             EngineProcess(connection).run()

@@ -72,7 +72,7 @@ class Flight:
     @property
     def has_codes(self) -> bool:
         """Whether `land` returns at once."""
-        return self._made is None or self._made.query()
+        return self._made is None or bool(self._made.query())  # type: ignore[no-untyped-call]
 
     def land(self) -> Codes:
         """Frames [sequences, groups]. One that starts with the end of speech, or with SPOILT, is no frame.
@@ -86,7 +86,7 @@ class Flight:
 
     def talker_ns(self) -> int:
         """How long the talker's half took, 0 while that is not known."""
-        if self._made is None or self._over is None or not self._over.query():
+        if self._made is None or self._over is None or not self._over.query():  # type: ignore[no-untyped-call]
             return 0
         return int(self._made.elapsed_time(self._over) * 1e6)
 
@@ -229,7 +229,7 @@ class ModelRunner:
     def _record(self) -> torch.cuda.Event | None:
         if self._on_cpu:
             return None
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -245,7 +245,7 @@ def _build_step(tables: InputTables, state: BatchState, cache: KVCache, shape: R
 
 def batch_buckets(largest: int) -> list[int]:
     """1, 2, 4, 8, then steps of half a power of two, and `largest` itself."""
-    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
+    sizes = [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256]
     return [size for size in sizes if size < largest] + [largest]
 
 

@@ -1,7 +1,7 @@
 """Who runs in the next step: admission by free rows and KV blocks, preemption when blocks run out.
 
-Everybody who has a row runs, with one exception: while some are waiting for a row, for their first frame, or for a frame
-that is nearly due, those far ahead of their listeners sit a step out, which makes it shorter.
+Everybody who has a row runs, with one exception: while some are waiting for a row, for their first frame, or for a
+frame that is nearly due, those far ahead of their listeners sit a step out, which makes it shorter.
 """
 
 import heapq
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from deployments.errors import Overloaded
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.sequence import Sequence
-
 
 # A sequence whose listener has less than this left to hear is nearly due.
 _NEARLY_DUE_S = 0.25

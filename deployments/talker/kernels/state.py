@@ -124,8 +124,9 @@ class StateKernels:
         _gather[(count,)](
             rows, state.packed, state.hidden, self._seeds, self._frames, self._penalty,
             self._ignore_eos.view(torch.int8), self._greedy.view(torch.int8), self._talker, self._predictor,
-            self._hidden, self._sound.view(torch.int8), state.packed.stride(0), self._talker.shape[1], talker_column=Columns.TALKER,
-            predictor_column=Columns.PREDICTOR, width=width, block=triton.next_power_of_2(width),
+            self._hidden, self._sound.view(torch.int8), state.packed.stride(0), self._talker.shape[1],
+            talker_column=Columns.TALKER, predictor_column=Columns.PREDICTOR, width=width,
+            block=triton.next_power_of_2(width),
         )  # fmt: skip
         return Gathered(
             self._hidden[:count],

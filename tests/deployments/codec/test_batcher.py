@@ -64,8 +64,10 @@ def fake() -> FakeDecoder:
     return FakeDecoder()
 
 
-def gate_of(fake: FakeDecoder, *, workers: int = 1, max_batch_size: int = 16) -> DecodeGate:
-    return DecodeGate(fake, workers=workers, max_batch_size=max_batch_size)
+def gate_of(
+    fake: FakeDecoder, *, workers: int = 1, max_batch_size: int = 16, max_batch_frames: int = 1000
+) -> DecodeGate:
+    return DecodeGate(fake, workers=workers, max_batch_size=max_batch_size, max_batch_frames=max_batch_frames)
 
 
 @pytest.mark.anyio
@@ -183,7 +185,7 @@ async def test_sixteen_streams_share_batches() -> None:
         await asyncio.sleep(0)
         return Decoded(np.zeros(1, np.int16), NOWHERE)
 
-    gate = DecodeGate(decode, workers=1, max_batch_size=16)
+    gate = DecodeGate(decode, workers=1, max_batch_size=16, max_batch_frames=1000)
 
     async def run(number: int) -> None:
         for chunk in range(10):
@@ -236,3 +238,15 @@ def test_a_bad_job_spoils_only_its_own_outcome(
     for outcome in (first, last):
         assert isinstance(outcome, Decoded)
         assert np.array_equal(outcome.pcm, decode_alone(decoder, codes[0, :2]))
+
+
+@pytest.mark.anyio
+async def test_a_batch_is_bounded_by_its_frames(fake: FakeDecoder) -> None:
+    gate = gate_of(fake, max_batch_frames=8)
+    tasks = [asyncio.create_task(gate.submit(job(float(number), frames=4))) for number in range(3)]
+    await until(lambda: len(fake.running) == 2)
+    fake.finish(0.0, 1.0)
+    await until(lambda: 2.0 in fake.running)
+    fake.finish(2.0)
+    await asyncio.gather(*tasks)
+    assert fake.calls == [[0.0, 1.0], [2.0]]

@@ -318,6 +318,22 @@ def test_abort_frees_what_a_sequence_holds_and_leaves_the_others_alone(engine: E
     assert engine.scheduler.blocks.num_free == free
 
 
+def test_a_spoilt_state_is_reported_and_leaves_the_others_alone(engine: Engine, alone: list[Spoken]) -> None:
+    for number in (0, 1):
+        engine.add(number, MIX[number])
+    first = [output for output in engine.step() if output.sequence_id == 1]
+    broken = engine.scheduler.running[0].row
+    engine.runner.state.hidden[broken, 3] = torch.nan
+    second = engine.step()
+    assert [output.sequence_id for output in second] == [1]
+    assert engine.take_spoilt() == [0]
+    assert engine.take_spoilt() == []
+    engine.abort(0)
+    rest = drain(engine)
+    codes = [*(output.chunk.codes for output in first + second), rest[1].codes]
+    assert np.array_equal(np.concatenate(codes), alone[1].codes)
+
+
 def test_aborting_everything_leaves_an_idle_engine(engine: Engine) -> None:
     free = engine.scheduler.blocks.num_free
     for number in range(6):

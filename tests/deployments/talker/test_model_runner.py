@@ -80,4 +80,4 @@ def test_prompts_are_packed_in_their_order() -> None:
 def test_buckets_end_with_the_largest_batch() -> None:
     assert batch_buckets(1) == [1]
     assert batch_buckets(6) == [1, 2, 4, 6]
-    assert batch_buckets(64) == [1, 2, 4, 8, 16, 24, 32, 48, 64]
+    assert batch_buckets(64) == [1, 2, 4, 8, 16, 32, 48, 64]

@@ -219,3 +219,50 @@ def test_a_batch_without_finished_sequences_retires_nobody() -> None:
     assert batch is not None
     line.retire(Batch([], batch.decode))
     assert list(line.running) == [1]
+
+
+def running_at(now_s: list[float], *, frames: int) -> Scheduler:
+    """Two that have run for `frames` frames in no time, the listener of the second one began later."""
+    blocks = BlockManager(num_blocks=200, block_size=BLOCK_SIZE)
+    line = Scheduler(blocks, max_num_seqs=3, max_num_waiting=2, max_lead_s=1.0, now_s=lambda: now_s[0])
+    for number in (1, 2):
+        line.add(sequence(number, frames=99))
+    for _ in range(frames):
+        step(line)
+    return line
+
+
+def test_those_far_ahead_sit_out_while_another_has_no_frame_yet() -> None:
+    line = running_at([5.0], frames=13)
+    assert step(line) == ([], [1, 2])  # 1.04 s ahead, but nobody waits
+    line.add(sequence(3, frames=99))
+    assert step(line) == ([3], [3])
+    assert step(line) == ([], [3])  # 80 ms are nearly due
+    for _ in range(2):
+        step(line)
+    assert step(line) == ([], [1, 2, 3])
+
+
+def test_those_far_ahead_run_again_when_their_listeners_have_caught_up() -> None:
+    now_s = [5.0]
+    line = running_at(now_s, frames=14)
+    line.add(sequence(3, frames=99))
+    assert step(line) == ([3], [3])
+    now_s[0] = 5.2
+    assert step(line) == ([], [1, 2, 3])
+
+
+def test_where_all_are_far_ahead_all_run() -> None:
+    line = running_at([5.0], frames=14)
+    line.add(sequence(3, rows=9999))  # never fits
+    assert step(line) == ([], [1, 2])
+
+
+def test_a_resumed_sequence_is_not_ahead_by_what_was_heard_elsewhere() -> None:
+    blocks = BlockManager(num_blocks=200, block_size=BLOCK_SIZE)
+    line = Scheduler(blocks, max_num_seqs=3, max_num_waiting=2, max_lead_s=1.0, now_s=lambda: 5.0)
+    resumed = sequence(1, frames=99)
+    resumed.frames = [FRAME] * 40
+    for each in (resumed, sequence(2, frames=99)):
+        line.add(each)
+    assert [step(line) for _ in range(3)] == [([1, 2], [1, 2]), ([], [1, 2]), ([], [1, 2])]
