@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit e2e parity clean
+.PHONY: help install run test lint unit kernels e2e parity clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -25,6 +25,10 @@ lint: $(VENV)/.installed-dev ## Format, lint, types and the folder rule
 
 unit: $(VENV)/.installed-dev ## Tests without Ray
 	$(BIN)/python -m pytest -q -m "not e2e and not gpu"
+
+kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU (installs Triton)
+	$(PIP) "triton>=3.6"
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/deployments/talker/kernels
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m e2e

@@ -100,7 +100,7 @@ def candidates(case: Case, rows: int) -> Iterator[Tile]:
 def _vector_tiles(case: Case, rows: int) -> Iterator[Tile]:
     if rows > MAX_VECTOR_ROWS:
         return
-    for block_n, warps in ((4, 8), (8, 8), (4, 4), (2, 4)):
+    for block_n, warps in ((4, 8), (8, 8), (16, 8), (4, 4), (2, 4)):
         if 8 <= case.registers(block_n, warps) <= 96:
             yield Tile(Form.VECTOR, block_n, 256, warps)
 

@@ -62,12 +62,12 @@ class FusedPredictor:
         rows = len(hidden)
         both = Rows(self._first.values[: 2 * rows], self._first.squares, 1)
         self._project(hidden, both)
-        begin_frame(code0, self.tables[0], both, outputs, pdl=self.pdl)
+        begin_frame(code0, self.tables[0], both, outputs)
         done = self.stack.start(both, self.cache)
         return Rows(done.values[rows:], done.squares[:, rows:], done.parts)
 
     def _project(self, hidden: Tensor, out: Rows) -> None:
-        """The talker's hidden states become the first rows of `out`."""
+        """The talker's hidden states become the first rows of `out`. Launched plainly: nobody knows what ran before."""
         if isinstance(self._projection, torch.nn.Identity):
             out.values[: len(hidden)].copy_(hidden)
             return
@@ -76,7 +76,7 @@ class FusedPredictor:
         assert isinstance(bias, Tensor)
         tile = tile_for(*weight.shape, gated=False, rows=len(hidden))
         source = Rows(hidden, self._first.squares, 1)
-        matmul(source, weight, Rows(out.values[: len(hidden)], out.squares, 1), tile, Product(pdl=self.pdl), bias=bias)
+        matmul(source, weight, Rows(out.values[: len(hidden)], out.squares, 1), tile, Product(), bias=bias)
 
     def _head(self, state: Rows, group: int) -> Tensor:
         weight = self.heads[group - 1]
