@@ -84,7 +84,9 @@ def _sample_code(
     row = tl.program_id(0).to(tl.int64)
     code_ids = tl.arange(0, block)
     inside = code_ids < vocab
-    noise = _noise(tl.load(seeds + row), tl.load(frames + row), codebook, code_ids)
+    noise = _noise(
+        tl.load(seeds + row, cache_modifier=".cg"), tl.load(frames + row, cache_modifier=".cg"), codebook, code_ids
+    )
     wait_for_predecessor(pdl)
     values = tl.load(logits + row * vocab + code_ids, mask=inside, other=float("-inf")).to(tl.float32)
     code = _choose(
@@ -131,8 +133,8 @@ def _sample_first_code(
     row = tl.program_id(0).to(tl.int64)
     code_ids = tl.arange(0, block)
     inside = code_ids < vocab
-    frame = tl.load(frames + row)
-    noise = _noise(tl.load(seeds + row), frame, tl.full([], 0, tl.int32), code_ids)
+    frame = tl.load(frames + row, cache_modifier=".cg")
+    noise = _noise(tl.load(seeds + row, cache_modifier=".cg"), frame, tl.full([], 0, tl.int32), code_ids)
     wait_for_predecessor(pdl)
     state_row = tl.load(state_rows + row)
     values = tl.load(logits + row * vocab + code_ids, mask=inside, other=float("-inf")).to(tl.float32)

@@ -17,7 +17,7 @@ def tile_for(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:
 def default_tile(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:
     """A tile that divides the shape."""
     if rows <= MAX_VECTOR_ROWS:
-        return Tile(Form.VECTOR, _divisor(columns, 4), _divisor(depth, 256), 4)
+        return Tile(Form.VECTOR, _divisor(columns, 16 if depth <= 1024 and not gated else 4), _divisor(depth, 256), 4)
     if rows <= 32:
         return Tile(Form.PIPELINED, _divisor(columns, 16), _divisor(depth, 128), 4, 6)
     stages = 2 if gated else 3
