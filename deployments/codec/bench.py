@@ -115,7 +115,8 @@ def _bench_gpu(options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     for precision in options.precision:
         start = time.perf_counter()
-        slots = GpuSlots(network, num_slots=max(options.streams), device=device, dtype=getattr(torch, precision))
+        dtype = getattr(torch, precision)
+        slots = GpuSlots(network, num_slots=max(options.streams), device=device, dtype=dtype, batches=options.streams)
         slots.capture()
         capture_s = time.perf_counter() - start
         noise_db = _gpu_snr_db(slots, exact, _codes(exact, options, _SNR_FRAMES))

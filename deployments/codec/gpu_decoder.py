@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import log
 
 import torch
+import triton
 from torch import Tensor
 
 from deployments.codec import kernels
@@ -44,6 +45,7 @@ class GpuDecoder:
         self.folded = _place(fold(network), self.device, dtype)
         self.config = config = network.config
         self.frame_samples = config.frame_samples
+        self.shared_bytes = _shared_bytes(self.device)  # of a multiprocessor, for one block
         self.scratch_slot = num_slots
         self._ring = 1 << (config.sliding_window - 1 + MAX_FRAMES - 1).bit_length()
         self._remembered = self._allocate(num_slots + 1)
@@ -224,7 +226,14 @@ class _Call:
         taps, num_in, num_out = step.weight.shape
         y = self._empty(len(x), num_out) if step.plain else x
         waved = x if step.wave is None else self._empty(len(x), num_out)
-        tiles = choose_tiles(len(x), num_in, num_out, value_bytes=x.element_size())
+        tiles = choose_tiles(
+            len(x),
+            num_in,
+            num_out,
+            value_bytes=x.element_size(),
+            weights=1 if step.gate is None else 2,
+            shared_bytes=self.decoder.shared_bytes,
+        )
         unused = step.weight
         kernels.conv_kernel[(-(-len(x) // tiles["BLOCK_M"]), -(-num_out // tiles["BLOCK_N"]))](
             x,
@@ -275,11 +284,13 @@ class _Step:
     plain: bool = True
 
 
-def choose_tiles(num_rows: int, num_in: int, num_out: int, *, value_bytes: int) -> dict[str, int]:
+def choose_tiles(
+    num_rows: int, num_in: int, num_out: int, *, value_bytes: int, weights: int, shared_bytes: int
+) -> dict[str, int]:
     """Tile sizes and launch options of a product [num_rows, taps * num_in] x [.., num_out].
 
     The largest tile that still occupies the GPU; where none does, small ones with long steps, bound by latency. Few
-    kinds of tiles, since each is compiled for each kind of layer.
+    kinds of tiles, since each is compiled for each kind of layer. `weights` matrices share the rows.
     """
     fitting = [
         (block_m, block_n)
@@ -288,13 +299,22 @@ def choose_tiles(num_rows: int, num_in: int, num_out: int, *, value_bytes: int) 
     ]
     block_m, block_n = fitting[0] if fitting else (_MIN_DOT, 32) if num_rows <= _MIN_DOT else (32, 32)
     longest = (128 if block_m <= 32 else 64) * 2 // value_bytes
+    block_k = next(size for size in (128, 64, 32, 16) if size <= longest and num_in % size == 0)
+    stage_bytes = (block_m + weights * block_n) * block_k * value_bytes
     return {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
-        "BLOCK_K": next(size for size in (128, 64, 32, 16) if size <= longest and num_in % size == 0),
+        "BLOCK_K": block_k,
         "num_warps": 8 if block_m * block_n > 128 * 64 else 4,
-        "num_stages": 4,
+        "num_stages": min(4, max(2, shared_bytes // stage_bytes)),
     }
+
+
+def _shared_bytes(device: torch.device) -> int:
+    if device.type == "cpu":  # interpreted
+        return 0
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 def _remembering(folded: FoldedDecoder) -> Sequence[Conv | ConvNeXt]:

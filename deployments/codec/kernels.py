@@ -114,6 +114,7 @@ def embed_kernel(
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for group in range(GROUPS):
         code = tl.load(codes + group).to(tl.int64)
+        code = tl.minimum(tl.maximum(code, 0), codebook_size - 1)  # a spoilt sequence may hold anything
         entry = tables_ptr + (group * codebook_size + code) * channels
         total += tl.load(entry + c, mask=c < channels, other=0.0).to(tl.float32)
     tl.store(y_ptr + row * channels + c, total.to(y_ptr.dtype.element_ty), mask=c < channels)

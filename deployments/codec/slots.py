@@ -1,5 +1,6 @@
 """Streams of a decoder by slot, and calls that are under way: the same on a GPU, in captured graphs, and on a CPU."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,12 +12,16 @@ from torch import Tensor
 
 from deployments.checkpoint import load_strict
 from deployments.codec.config import SpeechTokenizerConfig
-from deployments.codec.decoder import CodecDecoder, DecoderNetwork, to_pcm16
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, DecoderNetwork, snr_db, to_pcm16
 from deployments.codec.state import DecoderState
+from deployments.errors import EngineError
 from deployments.protocol import Codes
+
+logger = logging.getLogger(__name__)
 
 FRAME_SIZES = (1, 2, 4, 8, 12)  # frames that one call decodes of each stream
 MAX_BATCH_FRAMES = 384  # of all streams of a call: bounds memory, and how long the next stream waits
+_TRIAL_FRAMES = 8
 CODE_RING = 1024  # frames whose codes a slot holds
 Pcm = NDArray[np.int16]
 
@@ -106,12 +111,21 @@ class GpuSlots:
     moment its codes exist.
     """
 
-    def __init__(self, network: DecoderNetwork, *, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        network: DecoderNetwork,
+        *,
+        num_slots: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        batches: Sequence[int] | None = None,
+    ) -> None:
+        """`batches` are the sizes that calls are captured for."""
         from deployments.codec.gpu_decoder import GpuDecoder  # Triton is there only with a GPU
 
         self.decoder = GpuDecoder(network, num_slots=num_slots, code_ring=CODE_RING, device=device, dtype=dtype)
         self.num_slots = num_slots
-        self.batches = batch_buckets(num_slots)
+        self.batches = sorted(batches) if batches is not None else batch_buckets(num_slots)
         self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._graphs: dict[tuple[int, int], _Captured] = {}
         self._free: list[_GpuFlight] = []
@@ -121,6 +135,7 @@ class GpuSlots:
     def capture(self) -> None:
         """Record every call there is: batch buckets times FRAME_SIZES."""
         pool = None
+        torch.cuda.synchronize()  # weights and slots were filled on another stream
         with torch.cuda.stream(self.stream):
             for frames in reversed(FRAME_SIZES):
                 for batch in reversed([size for size in self.batches if size <= self.largest_batch(frames)]):
@@ -128,6 +143,22 @@ class GpuSlots:
                     pool = captured.graph.pool()
                     self._graphs[batch, frames] = captured
         self.stream.synchronize()
+
+    @torch.inference_mode()
+    def snr_db(self, exact: CodecDecoder) -> float:
+        """Signal over error of some frames, not captured, against a decoder in float32."""
+        config = exact.config
+        generator = torch.Generator().manual_seed(0)
+        codes = torch.randint(
+            config.codebook_size, (1, _TRIAL_FRAMES, config.num_quantizers), generator=generator, dtype=torch.int16
+        )
+        self.begin(0)
+        self.write([0] * _TRIAL_FRAMES, range(_TRIAL_FRAMES), codes[0])
+        with torch.cuda.stream(self.stream):
+            slots = torch.zeros(1, device=self.decoder.device, dtype=torch.int32)
+            pcm = self.decoder.decode(slots, _TRIAL_FRAMES).cpu()
+        audio, _ = exact.decode(codes.long(), [exact.initial_state()])
+        return snr_db(torch.from_numpy(to_pcm16(audio)), pcm)
 
     def largest_batch(self, frames: int) -> int:
         """As in SlotDecoder."""
@@ -143,6 +174,8 @@ class GpuSlots:
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
         """As in SlotDecoder; `codes` may be what the current stream is about to compute."""
         self.stream.wait_stream(torch.cuda.current_stream())
+        if codes.is_cuda:
+            codes.record_stream(self.stream)
         with torch.cuda.stream(self.stream):
             places = self._staging.send(slots, [position % CODE_RING for position in positions], codes)
             if codes.is_cuda:
@@ -250,14 +283,21 @@ def batch_buckets(largest: int) -> list[int]:
 
 
 def load_slots(directory: Path, *, num_slots: int, device: torch.device) -> SlotDecoder:
-    """A slot decoder from a checkpoint's `speech_tokenizer` folder: float16 on a GPU, float32 on a CPU."""
+    """A slot decoder from a checkpoint's `speech_tokenizer` folder: float32 on a CPU, on a GPU float16 or TF32.
+
+    Raises CheckpointError, and EngineError where neither precision is close enough to float32.
+    """
     if device.type == "cpu":
         return CpuSlots(CodecDecoder.load(directory), num_slots=num_slots)
     config = SpeechTokenizerConfig.load(directory)
     with torch.device("meta"):
         network = DecoderNetwork(config.decoder)
     load_strict(network, directory, prefix="decoder.", dtype=torch.float32, device=device)
-    network.prepare()
-    slots = GpuSlots(network, num_slots=num_slots, device=device, dtype=torch.float16)
-    slots.capture()
-    return slots
+    exact = CodecDecoder(network, device=device)
+    for dtype in (torch.float16, torch.float32):  # float16 has more digits than bfloat16, but can overflow
+        slots = GpuSlots(network, num_slots=num_slots, device=device, dtype=dtype)
+        if (noise_db := slots.snr_db(exact)) >= MIN_SNR_DB:
+            logger.info("the first frames are decoded in %s, %.1f dB above its error", dtype, noise_db)
+            slots.capture()
+            return slots
+    raise EngineError(f"the codec decoder on the GPU is {noise_db:.1f} dB above its error, not {MIN_SNR_DB:.0f}")

@@ -88,18 +88,25 @@ class EngineBench:
             engine.add(number, self._request(number, frames=self.steps * 3 + 2 * _WARM_UP_STEPS))
         self._steps(_WARM_UP_STEPS)
         waited, start = engine.waited_ns, time.perf_counter_ns()
-        self._steps(self.steps)
+        lingered = self._steps(self.steps)
         loop = (time.perf_counter_ns() - start) / self.steps / 1e6
-        host = loop - (engine.waited_ns - waited) / self.steps / 1e6
+        host = loop - (engine.waited_ns - waited + lingered) / self.steps / 1e6
         device = self._device_time() if torch.cuda.is_available() else loop
         floor = self._floor(batch)
         for number in range(batch):
             engine.abort(number)
         return StepTime(batch, device, loop, host, floor)
 
-    def _steps(self, count: int) -> None:
+    def _steps(self, count: int) -> int:
+        """Returns for how many nanoseconds the engine would have waited for requests between them."""
+        lingered = 0
         while count:
+            start = time.perf_counter_ns()
+            while self.engine.patience_s:
+                pass
+            lingered += time.perf_counter_ns() - start
             count -= bool(self.engine.step())
+        return lingered
 
     def prefill_time(self, prompts: int) -> PrefillTime:
         """From requests to first codes."""

@@ -1,0 +1,29 @@
+"""Attention among packed prompts against plain PyTorch."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from deployments.talker.kernels.attention import Context, Heads
+from deployments.talker.kernels.prompt import attend_prompt, reference_attend_prompt
+
+HEADS = Heads(4, 2, 16)
+SIZES = [5, 1, 9, 3]  # rows of each prompt
+
+
+@pytest.mark.parametrize("padding", [0, 14])
+def test_rows_see_their_own_sequence_up_to_themselves(device: torch.device, dtype: torch.dtype, padding: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = sum(SIZES) + padding
+    owners = torch.cat([torch.full((size,), number) for number, size in enumerate(SIZES)] + [torch.full((padding,), 9)])
+    positions = torch.cat([torch.arange(size) for size in SIZES] + [torch.zeros(padding, dtype=torch.long)])
+    slots = torch.cat((torch.randperm(60, generator=generator)[: rows - padding] + 1, torch.zeros(padding).long()))
+    caches = tuple(torch.randn(64, 2, 16, generator=generator).to(device, dtype) for _ in range(2))
+    queries = torch.randn(rows, 4, 16, generator=generator).to(device, dtype)
+    context = Context(positions.int().to(device), slots.to(device), torch.zeros(rows, 1).int().to(device),
+                      positions.int().to(device) + 1)  # fmt: skip
+    out = torch.full((rows, 64), torch.nan, device=device, dtype=dtype)
+    attend_prompt(queries, (caches[0], caches[1]), context, owners.to(device), HEADS, out)
+    expected = reference_attend_prompt(queries, (caches[0], caches[1]), context, owners.to(device))
+    torch.testing.assert_close(out, expected)
