@@ -15,6 +15,7 @@ from deployments.talker.attention import attend_rows
 from deployments.talker.kernels.launch import wait_for_predecessor
 from deployments.talker.model.layers import rotate
 
+MIN_BLOCK = 16  # positions: the tensor cores' smallest product
 _MAX_TILE = 64  # positions of a paged context that one iteration covers
 
 
@@ -368,7 +369,8 @@ def attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tens
                  stages: int = 2, tile: int = _MAX_TILE) -> None:  # fmt: skip
     """Attention over paged contexts; the new keys and values are written to their slots.
 
-    `caches`: keys and values [slots, kv_heads, head_dim] of one layer; `out` [rows, heads * head_dim].
+    `caches`: keys and values [slots, kv_heads, head_dim] of one layer; `out` [rows, heads * head_dim]. A block holds a
+    multiple of MIN_BLOCK positions.
     """
     keys, values = caches
     rows = qkv.shape[0]
@@ -377,7 +379,8 @@ def attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tens
         context.block_tables, context.lengths, scratch.parts, scratch.statistics, scratch.arrived, out,
         context.block_tables.stride(0), norms.eps,
         heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, block_size=block_size,
-        tile=min(tile, block_size), splits=scratch.splits, stages=stages, pdl=pdl, num_warps=warps, launch_pdl=pdl,
+        tile=min(tile, block_size & -block_size), splits=scratch.splits, stages=stages, pdl=pdl,
+        num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from deployments.talker.kernels.attention import (
+    MIN_BLOCK,
     Context,
     HeadNorms,
     Heads,
@@ -80,8 +81,10 @@ class FlashAttention:
 def choose_backend(wanted: str, heads: Heads, *, block_size: int, dtype: torch.dtype, pdl: bool = True) -> PagedBackend:
     """`wanted`: "triton", "flash_attn" or "auto", which takes flash-attn where it is installed and can be used.
 
-    Raises ValueError where flash-attn is demanded and cannot be used, with the reason.
+    Raises ValueError, with the reason, where flash-attn is demanded and cannot be used, or no kernel takes the blocks.
     """
+    if block_size % MIN_BLOCK:
+        raise ValueError(f"KV blocks hold a multiple of {MIN_BLOCK} positions on a GPU, not {block_size}")
     missing = _why_not_flash(block_size, dtype)
     if wanted == "flash_attn" and missing is not None:
         raise ValueError(f"attention backend flash_attn: {missing}")

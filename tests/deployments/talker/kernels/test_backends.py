@@ -1,0 +1,49 @@
+import importlib.util
+import logging
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from deployments.talker.kernels.attention import Heads
+from deployments.talker.kernels.backends import choose_backend
+
+HEADS = Heads(4, 2, 32)
+
+
+@pytest.fixture
+def no_flash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+
+@pytest.mark.usefixtures("no_flash")
+def test_the_built_in_kernel_serves_where_flash_attn_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        backend = choose_backend("auto", HEADS, block_size=256, dtype=torch.bfloat16)
+    assert backend.name == "triton"
+    assert caplog.messages == ["attention backend: triton (flash-attn is not installed)"]
+
+
+@pytest.mark.usefixtures("no_flash")
+def test_demanding_flash_attn_says_why_not() -> None:
+    with pytest.raises(ValueError, match="flash-attn is not installed"):
+        choose_backend("flash_attn", HEADS, block_size=256, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "dtype", "reason"),
+    [(64, torch.bfloat16, "multiple of 256 positions, they have 64"), (256, torch.float32, "half precision")],
+)
+def test_what_flash_attn_cannot_do(
+    block_size: int, dtype: torch.dtype, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(ValueError, match=reason):
+        choose_backend("flash_attn", HEADS, block_size=block_size, dtype=dtype)
+    assert choose_backend("auto", HEADS, block_size=block_size, dtype=dtype).name == "triton"
+
+
+def test_blocks_that_no_kernel_takes() -> None:
+    with pytest.raises(ValueError, match="multiple of 16 positions on a GPU, not 8"):
+        choose_backend("auto", HEADS, block_size=8, dtype=torch.bfloat16)
