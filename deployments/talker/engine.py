@@ -34,6 +34,9 @@ from deployments.talker.tokenizer import TextTokenizer
 
 # What the host needs from the decision who takes part in a step to the device's start of it.
 _LAUNCH_NS = 800_000
+# Frames that are sent together, once what a listener has lasts so much longer.
+_MAX_HELD = 8
+_CALM_S = 0.4
 # How often to look for audio while no step is under way.
 _AUDIO_POLL_S = 0.0002
 
@@ -79,6 +82,8 @@ class Engine:
         self._batch: Batch | None = None
         self._num_pushed = 0  # sequences at the batch's end whose frames are being decoded already
         self._spoilt: list[int] = []
+        self._no_codes = np.zeros((0, self.model.num_code_groups), dtype=np.int16)
+        self._max_held = 1 if device.type == "cpu" else _MAX_HELD
         self._due_ns = 0  # when the next step has to be launched so that the device does not wait
         self.waited_ns = 0  # how long the host has waited for codes
         self._endings: dict[int, Output] = {}  # last chunks that wait for audio of theirs
@@ -194,7 +199,8 @@ class Engine:
             self._due_ns = now_ns + self._last_flight.talker_ns() - _LAUNCH_NS
         self._flight, self._last_flight = None, flight
         self._push_others(batch, frames)
-        outputs = [self._append(sequence, frame) for sequence, frame in zip(batch.decode, frames, strict=True)]
+        now_s = time.monotonic()
+        outputs = [self._append(sequence, frame, now_s) for sequence, frame in zip(batch.decode, frames, strict=True)]
         self.scheduler.retire(batch)
         return [output for output in outputs if output is not None]
 
@@ -205,8 +211,8 @@ class Engine:
         rows = [row for row in others if frames[row, 0] not in (SPOILT, self.model.codes.eos)]
         self._bootstrap.push([batch.decode[row].id for row in rows], torch.from_numpy(frames[rows]))
 
-    def _append(self, sequence: Sequence, frame: Codes) -> Output | None:
-        """A frame, or the end of speech in place of one; None where nobody waits for it or it is none."""
+    def _append(self, sequence: Sequence, frame: Codes, now_s: float) -> Output | None:
+        """What there is to say of a frame, or of the end of speech in place of one."""
         if self.scheduler.running.get(sequence.id) is not sequence:
             return None
         if frame[0] == SPOILT:
@@ -214,9 +220,20 @@ class Engine:
             return None
         if frame[0] == self.model.codes.eos:
             sequence.finish_reason = FinishReason.STOP
-            return Output(sequence.id, self._chunk(sequence, [], FinishReason.STOP))
-        sequence.append(frame)
-        return Output(sequence.id, self._chunk(sequence, [frame], sequence.finish_reason))
+        else:
+            sequence.append(frame)
+        return None if self._can_wait(sequence, now_s) else Output(sequence.id, self._unsent(sequence))
+
+    def _can_wait(self, sequence: Sequence, now_s: float) -> bool:
+        """Whether more frames may be sent with these: every message costs each stage behind the engine its time."""
+        held = sequence.num_frames - sequence.num_sent
+        is_calm = sequence.playback.lead_s(now_s, sequence.num_sent) > _CALM_S
+        return sequence.finish_reason is None and held < self._max_held and is_calm
+
+    def _unsent(self, sequence: Sequence, pcm: bytes = b"") -> FrameChunk:
+        """All that a sequence's reader does not have yet."""
+        frames, sequence.num_sent = sequence.frames[sequence.num_sent :], sequence.num_frames
+        return replace(self._chunk(sequence, frames, sequence.finish_reason), pcm=pcm)
 
     def _load_bootstrap(self) -> Bootstrap:
         """The decoder of first frames, which shares the talker's device."""
@@ -237,18 +254,26 @@ class Engine:
         bootstrap = self._bootstrap
         if bootstrap is None:
             return outputs
+        sent = []
         for output in outputs:
-            if output.chunk.finish_reason is not None:
+            chunk = output.chunk
+            if chunk.finish_reason is not None:
                 bootstrap.finish(output.sequence_id)
-                self._endings[output.sequence_id] = output
-        sent = [output for output in outputs if output.chunk.finish_reason is None]
-        nothing = np.zeros((0, self.model.num_code_groups), dtype=np.int16)
-        sent += [Output(number, FrameChunk(nothing, 0, None, pcm)) for number, pcm in bootstrap.take()]
+                ending = replace(chunk, codes=self._no_codes)
+                self._endings[output.sequence_id] = Output(output.sequence_id, ending)
+            if len(chunk.codes):
+                sent.append(Output(output.sequence_id, replace(chunk, finish_reason=None)))
+        sent += [Output(number, self._audio(number, pcm)) for number, pcm in bootstrap.take()]
         over = [number for number in self._endings if not bootstrap.is_pending(number)]
         return sent + [self._endings.pop(number) for number in over]
 
+    def _audio(self, number: int, pcm: bytes) -> FrameChunk:
+        """Audio with the codes that were still to be sent: it never comes before them."""
+        sequence = self.scheduler.running.get(number)
+        return FrameChunk(self._no_codes, 0, None, pcm) if sequence is None else self._unsent(sequence, pcm)
+
     def _chunk(self, sequence: Sequence, frames: list[np.ndarray], reason: FinishReason | None) -> FrameChunk:
-        codes = np.stack(frames) if frames else np.zeros((0, self.model.num_code_groups), dtype=np.int16)
+        codes = np.stack(frames) if frames else self._no_codes
         return FrameChunk(codes, sequence.num_text_tokens, reason)
 
     def _frame_limit(

@@ -49,6 +49,10 @@ class Sequence:
     row: int | None = None
     finish_reason: FinishReason | None = None
     playback: Playback = field(default_factory=Playback)
+    num_sent: int = field(init=False)  # frames that the stream's reader has
+
+    def __post_init__(self) -> None:
+        self.num_sent = len(self.frames)
 
     @property
     def num_frames(self) -> int:

@@ -334,6 +334,22 @@ def test_a_spoilt_state_is_reported_and_leaves_the_others_alone(engine: Engine, 
     assert np.array_equal(np.concatenate(codes), alone[1].codes)
 
 
+def test_frames_a_listener_does_not_need_yet_are_sent_together(
+    checkpoint: Path, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(checkpoint, CONFIG)
+    monkeypatch.setattr(engine, "_max_held", 4)
+    monkeypatch.setattr("deployments.talker.engine.time.monotonic", lambda: 9.0)
+    monkeypatch.setattr(engine.scheduler, "_now_s", lambda: 9.0)
+    engine.add(0, MIX[0])
+    chunks = []
+    while not engine.is_idle:
+        chunks += [output.chunk for output in engine.step()]
+    sizes = [len(chunk.codes) for chunk in chunks]
+    assert sizes[:8] == [1, 1, 1, 1, 1, 1, 4, 4][: len(sizes)]  # 6 frames last for more than 0.4 s
+    assert same(Spoken.join(chunks), alone[0])
+
+
 def test_aborting_everything_leaves_an_idle_engine(engine: Engine) -> None:
     free = engine.scheduler.blocks.num_free
     for number in range(6):
