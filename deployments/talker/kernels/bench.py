@@ -208,7 +208,7 @@ def sweep(cases: list[Case], all_rows: list[int]) -> list[dict[str, object]]:
     workers = min(len(jobs), os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         fitting = list(pool.map(_compile, jobs))
-    return [_time_case(case, rows, fits) for (case, rows, _), fits in zip(jobs, fitting, strict=True)]
+    return [_time_case(case, rows, fits) for (case, rows, _), fits in zip(jobs, fitting, strict=True) if fits]
 
 
 def _time_case(case: Case, rows: int, tiles: list[Tile]) -> dict[str, object]:
