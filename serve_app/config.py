@@ -40,12 +40,12 @@ class AppConfig(Strict):
 
 
 def one_gpu() -> AppConfig:
-    """Defaults for one machine whose GPU talker and codec share; `cluster/serve/one-gpu.yaml` says the same."""
+    """Defaults for one machine whose GPU makes codes and audio; `cluster/serve/one-gpu.yaml` says the same."""
     return AppConfig(
-        talker=TalkerConfig(max_num_seqs=32, kv_cache_bytes=8 << 30),
-        codec=CodecConfig(device="cuda", precision="float16"),
-        talker_pool=PoolConfig(num_gpus=0.75),
-        codec_pool=PoolConfig(num_gpus=0.25),
+        talker=TalkerConfig(max_num_seqs=64, max_num_waiting=64, kv_cache_bytes=8 << 30),
+        codec=CodecConfig(placement="inline"),
+        talker_pool=PoolConfig(num_gpus=1.0, max_ongoing_requests=160, max_queued_requests=64),
+        codec_pool=PoolConfig(max_ongoing_requests=160, max_queued_requests=64),
     )
 
 
