@@ -44,6 +44,13 @@ class DecoderConfig:
         return prod(self.upsampling_ratios) * prod(self.upsample_rates)
 
     @property
+    def suits_matrix_units(self) -> bool:
+        """Whether every product is of whole blocks of 16 values, as in the released shape."""
+        channels = [self.decoder_dim >> step for step in range(len(self.upsample_rates) + 1)]
+        sizes = (self.codebook_dim, self.latent_dim, self.hidden_size, self.intermediate_size, self.head_dim // 2)
+        return all(size % 16 == 0 for size in (*channels, *sizes))
+
+    @property
     def convolved_frames(self) -> int:
         """Frames that reach into a sample through the convolutions behind the transformer, its own included."""
         rows, reach = 1, 0.0  # rows that a frame has become, and frames

@@ -61,8 +61,8 @@ class SlotDecoder(Protocol):
         ...
 
 
-class CpuSlots:
-    """Slots over the plain decoder."""
+class PlainSlots:
+    """Slots over the plain decoder, for CPUs and for shapes that the kernels do not know."""
 
     def __init__(self, decoder: CodecDecoder, *, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -288,8 +288,10 @@ def load_slots(directory: Path, *, num_slots: int, device: torch.device) -> Slot
     Raises CheckpointError, and EngineError where neither precision is close enough to float32.
     """
     if device.type == "cpu":
-        return CpuSlots(CodecDecoder.load(directory), num_slots=num_slots)
+        return PlainSlots(CodecDecoder.load(directory), num_slots=num_slots)
     config = SpeechTokenizerConfig.load(directory)
+    if not config.decoder.suits_matrix_units:
+        return PlainSlots(CodecDecoder.load(directory, device=device), num_slots=num_slots)
     with torch.device("meta"):
         network = DecoderNetwork(config.decoder)
     load_strict(network, directory, prefix="decoder.", dtype=torch.float32, device=device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deployments.codec.decoder import CodecDecoder, to_pcm16
-from deployments.codec.slots import CODE_RING, CpuSlots, Pcm
+from deployments.codec.slots import CODE_RING, PlainSlots, Pcm
 from deployments.protocol import ALL_FRAMES, Codes
 from deployments.talker.bootstrap import Bootstrap
 from deployments.talker.engine import Engine
@@ -24,7 +24,7 @@ def decoder(tiny_checkpoint: Callable[[str], Path]) -> CodecDecoder:
 
 @pytest.fixture
 def bootstrap(decoder: CodecDecoder) -> Bootstrap:
-    return Bootstrap(CpuSlots(decoder, num_slots=4), frame_s=FRAME_S)
+    return Bootstrap(PlainSlots(decoder, num_slots=4), frame_s=FRAME_S)
 
 
 def random_codes(frames: int, *, seed: int = 0) -> Codes:
