@@ -8,9 +8,11 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
+from rich.progress import Progress as RichProgress
 
 from loadtest.arrivals import Phase
 from loadtest.measure import NothingPlannedError, Result, UnreachableError, measure
+from loadtest.metrics import Limits
 from loadtest.options import positive, with_settings
 from loadtest.runner import Settings, WarmupFailedError
 from loadtest.sweep import Plan, Sweep, sweep
@@ -125,6 +127,40 @@ def sweep_command(
     """Rising rates until most requests miss a limit; the highest rate that was held is the capacity."""
     plan = Plan(first_rate, max_rate, factor, duration, settle, held, collapsed, refine)
     carry_out(sweep_rates(settings, plan, RunFolder(out)))
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(exists=True, file_okay=False, help="Folders of runs and sweeps.")],
+    out: Annotated[Path | None, typer.Option(file_okay=False, help="Default: `report` in the first folder.")] = None,
+    max_ttfb: Annotated[float | None, typer.Option(callback=positive, help="Judge by another limit, ms.")] = None,
+    max_stall: Annotated[float | None, typer.Option(min=0, help="Judge by another limit, ms.")] = None,
+) -> None:
+    """One page of results, to read or to send: report.html with everything in it, and a PNG of each chart."""
+    try:
+        from loadtest.report import read_report, write_report
+    except ImportError as error:
+        fail(f"the report draws with matplotlib ({error}): pip install 'talkray[loadtest]'", exit_code=1)
+    try:
+        with Console(stderr=True).status("reading traces"):
+            report = read_report(folders, limits=other_limits(max_ttfb, max_stall))
+    except NoRunError as error:
+        fail(f"{error}\nGive the --out folder of a run or of a sweep.", exit_code=1)
+    with RichProgress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("drawing", total=len(report.charts()))
+        page = write_report(report, out or folders[0] / "report", drawn=lambda: progress.advance(task))
+    typer.echo(f"{page}")
+
+
+def other_limits(max_ttfb: float | None, max_stall: float | None) -> Limits | None:
+    """The limits of the options, None if neither is given: then those of each run."""
+    if max_ttfb is None and max_stall is None:
+        return None
+    default = Limits()
+    return Limits(
+        default.ttfb_s if max_ttfb is None else max_ttfb / 1000,
+        default.stall_s if max_stall is None else max_stall / 1000,
+    )
 
 
 async def run_once(settings: Settings, folder: RunFolder) -> Result:
