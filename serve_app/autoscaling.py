@@ -36,7 +36,7 @@ class CodecRecord:
     streams: float = 0.0  # open, those that still wait for the talker included
     starting: float = 0.0  # of these, streams whose first frame the talker has not made yet
     backlog_s: float = 0.0  # seconds of audio that are codes and not yet PCM
-    busy_cores: float = 0.0  # decoder workers at work, as a mean since the last record
+    busy_cores: float = 0.0  # decoder workers at work, as a moving mean
     cores: float = 1.0  # decoder workers
 
 
