@@ -1,5 +1,6 @@
 """Calling another deployment: the one place that knows what Ray raises and that a left stream must be cancelled."""
 
+import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -8,9 +9,10 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.errors import NotReady, Overloaded, ReplicaLost
+from deployments.rate import Rate
 
-# What a caller may wait before a full queue is likely to have room again.
-_RETRY_AFTER_S = 1.0
+# Streams that this process has seen end: each deployment calls one other.
+_finished = Rate()
 
 
 async def stream(
@@ -24,6 +26,7 @@ async def stream(
     try:
         async for item in response:
             yield item
+        _finished.count(time.monotonic())
     except Exception as error:
         raise translate(error, lost) from error
     finally:
@@ -41,7 +44,9 @@ async def call(handle: DeploymentHandle, method: str, *, lost: type[ReplicaLost]
 def translate(error: Exception, lost: type[ReplicaLost]) -> Exception:
     """Ray's exception as one of ours; an exception that the method raised is returned as it was raised there."""
     if isinstance(error, BackPressureError):
-        return Overloaded("every replica of the next stage is full", _RETRY_AFTER_S)
+        queued = error.args[0]  # calls of this process that wait for a replica with room
+        after_s = _finished.retry_after_s(queued, time.monotonic())
+        return Overloaded(f"every replica of the next stage is full and {queued} requests wait", after_s)
     if isinstance(error, RayActorError):
         return lost(f"the replica serving this stream is gone: {type(error).__name__}")
     if isinstance(error, DeploymentUnavailableError):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.codec.load import CodecLoad
 from deployments.config import CodecConfig
 from deployments.errors import TalkerLost
 from deployments.handles import call, stream
@@ -24,6 +25,7 @@ class CodecDecoder:
 
         self._talker = talker
         self._service = CodecService(model, config, decode=self._decode)
+        self._load = CodecLoad(config.workers)
         self._decode.set_max_batch_size(config.max_batch_size)
 
     async def describe(self) -> ModelInfo:
@@ -36,9 +38,13 @@ class CodecDecoder:
 
         Raises InvalidRequest and Overloaded before the first chunk, TalkerLost when the talker dies.
         """
-        async with aclosing(self._service.synthesize(request, self._generate)) as chunks:
+        async with aclosing(self._load.stream(self._service.synthesize, request, self._generate)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """The fields of `serve_app.autoscaling.CodecRecord`, for Serve's controller."""
+        return self._load.record()
 
     async def batch_counts(self) -> tuple[int, int]:
         """Decode calls so far, and chunks decoded in them: their ratio is the mean batch."""
@@ -50,4 +56,5 @@ class CodecDecoder:
     @serve.batch(max_batch_size=16, batch_wait_timeout_s=0)  # type: ignore[untyped-decorator]
     async def _decode(self, jobs: "list[DecodeJob]") -> "list[Decoded | Exception]":
         """Chunks of several streams at once. The service's gate decides which come together."""
-        return await self._service.decode_batch(jobs)
+        decoding = self._service.decode_batch(jobs)
+        return await self._load.call(decoding, len(jobs), waiting=self._service.gate.num_waiting)

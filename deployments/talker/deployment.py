@@ -29,6 +29,15 @@ class Talker:
         """Sequences that run, and sequences that wait."""
         return self._engine.num_running, self._engine.num_waiting
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """The fields of `serve_app.autoscaling.TalkerRecord`, for Serve's controller."""
+        engine = self._engine
+        return {
+            "running": float(engine.num_running),
+            "waiting": float(engine.num_waiting),
+            "kv_used_ratio": engine.kv_used_ratio,
+        }
+
     def check_health(self) -> None:
         """Serve replaces the replica when this raises: a dead engine cannot be revived in place."""
         if not self._engine.is_alive:

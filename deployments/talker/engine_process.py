@@ -8,6 +8,7 @@ import logging
 import select
 import socket
 import sys
+import time
 
 from deployments.errors import EngineError, TalkrayError
 from deployments.model_store import locate
@@ -59,9 +60,13 @@ class EngineProcess:
     def _serve_once(self, engine: Engine) -> None:
         for command in self._receive(timeout_s=_HEARTBEAT_S if engine.is_idle else 0.0):
             self._obey(engine, command)
+        began_s = time.perf_counter()
         chunks = [(output.sequence_id, output.chunk) for output in engine.step()]
+        step_s = time.perf_counter() - began_s if chunks else 0.0
         scheduler = engine.scheduler
-        self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting)))
+        self._send(
+            Produced(chunks, len(scheduler.running), len(scheduler.waiting), step_s, scheduler.blocks.used_ratio)
+        )
 
     def _obey(self, engine: Engine, command: Command) -> None:
         if isinstance(command, Abort):
