@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -10,13 +10,26 @@ import typer
 from rich.console import Console
 from rich.progress import Progress as RichProgress
 
+from loadtest import check, scenario
 from loadtest.arrivals import Phase
+from loadtest.lengths import SpeechLengths
 from loadtest.measure import NothingPlannedError, Result, UnreachableError, measure
 from loadtest.metrics import Limits
 from loadtest.options import positive, with_settings
 from loadtest.runner import Settings, WarmupFailedError
-from loadtest.sweep import Plan, Sweep, sweep
-from loadtest.terminal import Screen, show_result, show_sweep, sweep_table
+from loadtest.scenario import DAY_S, HOUR_S, Shape
+from loadtest.simulate import Simulated, Simulation
+from loadtest.sweep import Plan, Sweep, read_sweep, sweep
+from loadtest.terminal import (
+    Screen,
+    comparison_table,
+    output_console,
+    show_result,
+    show_sweep,
+    simulation_record,
+    simulation_table,
+    sweep_table,
+)
 from loadtest.traces import NoRunError, RunExistsError, RunFolder
 
 T = TypeVar("T")
@@ -152,6 +165,80 @@ def report_command(
     typer.echo(f"{page}")
 
 
+@app.command("simulate")
+def simulate_command(
+    learn_from: Annotated[Path, typer.Option(exists=True, file_okay=False, help="A sweep of one talker replica.")],
+    rate: Rate,
+    gpus: Annotated[int, typer.Option(min=1, help="Talker replicas at most, a GPU each.")] = 100,
+    warm: Annotated[int, typer.Option(min=0, help="Talker replicas at the start.")] = 1,
+    shape: Annotated[Shape, typer.Option(help="day: from a fifth of --rate at night to --rate.")] = Shape.STEADY,
+    duration: Annotated[float | None, typer.Option(callback=positive, help="Seconds; else an hour or a day.")] = None,
+    speech_s: Annotated[float, typer.Option(callback=positive, help="Median length of the answers.")] = 5.7,
+    speech_sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the logarithm of it.")] = 0.35,
+    settings: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="YAML: policies, nodes, prices, losses.")
+    ] = None,
+    max_ttfb: Annotated[float, typer.Option(callback=positive, help="Good requests: TTFB, ms.")] = 500.0,
+    seed: Annotated[int, typer.Option(min=0, help="Settles traffic, lengths and losses.")] = 0,
+    out: Annotated[Path | None, typer.Option(file_okay=False, help="New folder for numbers and a picture.")] = None,
+) -> None:
+    """What p95 and what cost would the production policies give on a cluster? Learned from a measured sweep."""
+    traffic_s = duration or (DAY_S if shape is Shape.DAY else HOUR_S)
+    try:
+        model = scenario.learn_from(read_sweep(RunFolder(learn_from)))
+        cluster = scenario.read_cluster(model, settings, gpus=gpus)
+    except (NoRunError, scenario.SettingsError) as error:
+        fail(str(error), exit_code=1)
+    lengths = SpeechLengths(speech_s, speech_sigma)
+    traffic = scenario.draw_traffic(shape, rate, duration_s=traffic_s, lengths=lengths, seed=seed)
+    step_s = scenario.usual_step_s(model, traffic)
+    simulation = Simulation(cluster, traffic, seed=seed, warm=min(warm, gpus), step_s=step_s)
+    with RichProgress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"simulating {len(traffic.frames)} requests", total=traffic_s)
+        done = simulation.run(lambda now_s: progress.update(task, completed=now_s))
+    output_console().print(simulation_table(done, Limits(ttfb_s=max_ttfb / 1000)))
+    if out is not None:
+        write_simulation(done, RunFolder(out))
+
+
+def write_simulation(done: Simulated, folder: RunFolder) -> None:
+    """The numbers and the picture of a simulation."""
+    from loadtest.charts import simulation_chart
+
+    try:
+        folder.write_json("simulation.json", simulation_record(done))
+    except FileExistsError:
+        fail(f"{folder.path} already holds a simulation: choose another --out, or move the folder away.", exit_code=2)
+    (folder.path / "simulation.png").write_bytes(simulation_chart(done).png())
+    typer.echo(f"Results are in {folder.path}")
+
+
+@app.command("check-simulation")
+@with_settings
+def check_simulation_command(
+    settings: Settings,
+    rate: Annotated[float, typer.Option(callback=positive, help="The server's capacity, requests per second.")],
+    out: Out,
+    slots: Annotated[int, typer.Option(min=1, help="Sequences that its talker batches.")] = 8,
+    requests: Annotated[int, typer.Option(min=5, help="Of each turn.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Of all turns.")] = 3,
+) -> None:
+    """Is the simulator right? A server of one talker replica is measured and simulated at 30, 60 and 90 % of capacity.
+
+    Exit code: 0 if every predicted p95 is within 20 % of the measured one, else 1.
+    """
+    phases = check.check_phases(rate, requests=requests, rounds=rounds)
+    result = carry_out(run_once(replace(settings, phases=phases), RunFolder(out)))
+    try:
+        with Console(stderr=True).status("simulating the same arrivals"):
+            compared = check.compare(result, slots=slots)
+    except NoRunError as error:
+        fail(str(error), exit_code=1)
+    RunFolder(out).write_json("comparison.json", {"rows": [asdict(row) | {"error": row.error} for row in compared]})
+    output_console().print(comparison_table(compared))
+    raise typer.Exit(0 if all(row.holds for row in compared) else 1)
+
+
 def other_limits(max_ttfb: float | None, max_stall: float | None) -> Limits | None:
     """The limits of the options, None if neither is given: then those of each run."""
     if max_ttfb is None and max_stall is None:
@@ -168,7 +255,7 @@ async def run_once(settings: Settings, folder: RunFolder) -> Result:
     screen = Screen(Console(stderr=True))
     async with screen.shown():
         result, whole = await measure(settings, folder, show=screen.run(folder.path.name))
-    show_result(result, Console(), whole=whole)
+    show_result(result, output_console(), whole=whole)
     say_where(folder)
     return result
 
@@ -183,7 +270,7 @@ async def sweep_rates(settings: Settings, plan: Plan, folder: RunFolder) -> Swee
             folder=folder,
             show=lambda steps, rate: screen.run(f"{rate:.2f} requests/s", sweep_table(steps) if steps else None),
         )
-    show_sweep(done, Console())
+    show_sweep(done, output_console())
     say_where(folder)
     return done
 
