@@ -5,10 +5,10 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit e2e parity clean
+.PHONY: help install run test lint unit e2e parity simulate-check clean
 
 help: ## Show this list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 install: $(VENV)/.installed ## Create .venv with what serving needs
 
@@ -31,6 +31,9 @@ e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
 	$(BIN)/python -m tests.parity.run
+
+simulate-check: $(VENV)/.installed-dev ## The load test's simulator against a server on this machine (ten minutes)
+	$(BIN)/python -m tests.loadtest.simulate_check simulate-check-$$(date +%Y%m%d-%H%M%S)
 
 clean: ## Remove environments, caches and build output
 	rm -rf $(VENV) .parity build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

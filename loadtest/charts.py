@@ -3,7 +3,7 @@
 import io
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from loadtest.metrics import Distribution, Summary
 from loadtest.simulate import Simulated
 from loadtest.sweep import Step, Sweep
 from loadtest.timeline import Timeline, timeline
+from loadtest.traces import Trace
 
 MS = 1000.0
 PERCENT = 100.0
@@ -300,13 +301,13 @@ def run_charts(result: Result) -> list[Chart]:
     """What happened over the time of one run."""
     windows = timeline(result.traces, end_s=result.end_s, width_s=window_s(result), limits=result.limits)
     panels = 3 if result.samples else 2
-    replicas = " Below: replicas that run (solid) and are wanted (dashed)." if result.samples else ""
+    replicas = " Last: replicas that run (solid) and are wanted (dashed)." if result.samples else ""
     return [
         Chart(
             f"{result.title}-over-time",
             f"Load and answers over time: {result.title}",
             f"Requests per second by the time they were due, in windows of {windows.width_s:g} s: good, late (spoken, "
-            f"but beyond a limit), refused, failed. Middle: TTFB of every answer, and the 95th percentile of each "
+            f"but beyond a limit), refused, failed. Under it: TTFB of every answer, and the 95th percentile of each "
             f"window.{replicas}",
             lambda figure, palette: draw_over_time(figure, palette, result, windows),
             height_in=1.75 * panels,
@@ -317,6 +318,18 @@ def run_charts(result: Result) -> list[Chart]:
             "Share of the answers that began within a time, for each phase of the run.",
             lambda figure, palette: draw_distribution(figure, palette, result),
         ),
+    ]
+
+
+def comparison_charts(results: Sequence[Result]) -> list[Chart]:
+    """Runs side by side."""
+    return [
+        Chart(
+            "ttfb-compared",
+            "Time to first byte, compared",
+            "Share of the answers of each run that began within a time.",
+            lambda figure, palette: draw_compared(figure, palette, results),
+        )
     ]
 
 
@@ -383,7 +396,7 @@ def draw_latencies(axis: Axes, palette: Palette, result: Result, windows: Timeli
     """TTFB of every answer."""
     spoken = [t for t in result.traces if t.failure is None and t.first_byte_s is not None]
     ttfb_ms = [((t.first_byte_s or 0.0) - t.planned_s) * MS for t in spoken]
-    axis.scatter([t.planned_s for t in spoken], ttfb_ms, s=4, color=palette.series[0], alpha=0.35, linewidths=0)
+    axis.scatter([t.planned_s for t in spoken], ttfb_ms, s=6, color=palette.series[0], alpha=0.5, linewidths=0)
     middles = windows.starts_s + windows.width_s / 2
     axis.plot(middles, windows.ttfb_p95_s * MS, color=palette.series[1], linewidth=1.2, label="p95")
     plain_log(axis, "y")
@@ -411,16 +424,27 @@ def draw_replicas(axis: Axes, palette: Palette, result: Result) -> None:
 
 def draw_distribution(figure: Figure, palette: Palette, result: Result) -> None:
     """See `run_charts`."""
-    axis: Axes = figure.add_subplot()
     measured = [placed for placed in result.phases if placed.phase.measured]
-    for placed, colour in zip(measured, palette.series, strict=False):
-        ttfb_ms = sorted(
-            (trace.first_byte_s - trace.planned_s) * MS
-            for trace in result.traces
-            if trace.failure is None and trace.first_byte_s is not None and placed.holds(trace.planned_s)
-        )
+    draw_shares(
+        figure,
+        palette,
+        {placed.phase.name: [trace for trace in result.traces if placed.holds(trace.planned_s)] for placed in measured},
+    )
+
+
+def draw_compared(figure: Figure, palette: Palette, results: Sequence[Result]) -> None:
+    """See `comparison_charts`."""
+    draw_shares(figure, palette, {result.title: result.measured for result in results})
+
+
+def draw_shares(figure: Figure, palette: Palette, groups: Mapping[str, Sequence[Trace]]) -> None:
+    """Share of the spoken answers of each group that began within a time."""
+    axis: Axes = figure.add_subplot()
+    for (name, traces), colour in zip(groups.items(), palette.series, strict=False):
+        spoken = [trace for trace in traces if trace.failure is None]
+        ttfb_ms = sorted((t.first_byte_s - t.planned_s) * MS for t in spoken if t.first_byte_s is not None)
         shares = (np.arange(len(ttfb_ms)) + 1) / max(1, len(ttfb_ms)) * PERCENT
-        axis.step(ttfb_ms, shares, where="post", color=colour, label=placed.phase.name)
+        axis.step(ttfb_ms, shares, where="post", color=colour, label=name)
     plain_log(axis, "x")
     axis.set_xlabel("TTFB from planned arrival, ms")
     axis.set_ylabel("answers, %")

@@ -23,7 +23,8 @@ from loadtest.runner import Progress, Runner, Settings
 from loadtest.timeline import time_to_recover
 from loadtest.traces import NoRunError, RunFolder, ScheduledRequest, Trace
 
-RECOVERY_WINDOW_S = 5.0
+RECOVERY_WINDOW_S = 5.0  # at least
+RECOVERY_REQUESTS = 20  # in a window: with fewer a single late one would make it bad
 HIDDEN = "..."
 
 Show = Callable[[Progress], None]
@@ -43,7 +44,7 @@ class PhaseResult:
 
     placed: PlacedPhase
     summary: Summary
-    recovered_after_s: float | None  # None: the phase ended before its windows were good again
+    recovered_after_s: float | None  # until its windows were good; None: they still were not at its end
 
     @property
     def name(self) -> str:
@@ -89,9 +90,8 @@ class Result:
     def _phase_result(self, placed: PlacedPhase) -> PhaseResult:
         inside = [trace for trace in self.traces if placed.holds(trace.planned_s)]
         summary = summarize(inside, planned=len(inside), duration_s=placed.phase.duration_s, limits=self.limits)
-        recovered = time_to_recover(
-            inside, placed.start_s, end_s=placed.end_s, window_s=RECOVERY_WINDOW_S, limits=self.limits
-        )
+        window_s = max(RECOVERY_WINDOW_S, RECOVERY_REQUESTS / placed.phase.rate)
+        recovered = time_to_recover(inside, placed.start_s, end_s=placed.end_s, window_s=window_s, limits=self.limits)
         return PhaseResult(placed, summary, recovered)
 
 

@@ -1,12 +1,12 @@
 """One page of one or more runs and sweeps: self-contained HTML, and a PNG of each chart beside it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from loadtest.charts import DARK, LIGHT, Chart, named_colours, percentile, run_charts, sweep_charts
+from loadtest.charts import DARK, LIGHT, Chart, comparison_charts, named_colours, percentile, run_charts, sweep_charts
 from loadtest.measure import PhaseResult, Result, read_result
 from loadtest.metrics import MAX_CLIENT_LAG_S, Limits, Summary
 from loadtest.sweep import Sweep, read_sweep
@@ -43,7 +43,7 @@ WORDS = {
     "late": "spoken, but beyond a limit.",
     "in time": "share of answers all of whose chunks arrived before a player without a buffer ran dry.",
     "RTF": "time from send to the end of the audio over its duration; below 1 it comes faster than it plays.",
-    "recovered": "from the beginning of the phase until windows of 5 s had 95 % good requests, to its end.",
+    "recovered": "from the beginning of the phase until windows (5 s, or 20 requests) had 95 % good ones, to its end.",
     "lag": "how much later than planned the client itself sent, 99th percentile.",
 }
 
@@ -63,6 +63,7 @@ class Report:
     def charts(self) -> list[Chart]:
         """All charts of the page."""
         drawn = sweep_charts(self.sweeps) if self.sweeps else []
+        drawn += comparison_charts(self.runs) if len(self.runs) > 1 else []
         return drawn + [chart for run in self.runs for chart in run_charts(run)]
 
 
@@ -118,9 +119,11 @@ def html(report: Report, figures: dict[str, str]) -> str:
     title = " and ".join(titles)
     sections = [warnings(report), *(sweep_section(sweep) for sweep in report.sweeps)]
     if report.sweeps:
-        sections.append(charts_section([figures[chart.name] for chart in sweep_charts(report.sweeps)]))
+        sections.append(charts_of(sweep_charts(report.sweeps), figures))
+    if len(report.runs) > 1:
+        sections += [comparison_section(report.runs), charts_of(comparison_charts(report.runs), figures)]
     for run in report.runs:
-        sections += [run_section(run), charts_section([figures[chart.name] for chart in run_charts(run)])]
+        sections += [run_section(run), charts_of(run_charts(run), figures)]
     sections += [f"<h2>Words</h2>{words()}", f"<h2>How it was measured</h2>{provenance(report)}"]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Load test: {escape(title)}</title>'
@@ -140,9 +143,9 @@ def colours() -> str:
     )
 
 
-def charts_section(figures: Sequence[str]) -> str:
+def charts_of(charts: Sequence[Chart], figures: Mapping[str, str]) -> str:
     """Charts side by side, or one below the other on a phone."""
-    return f'<div class="charts">{"".join(figures)}</div>'
+    return f'<div class="charts">{"".join(figures[chart.name] for chart in charts)}</div>'
 
 
 def warnings(report: Report) -> str:
@@ -180,6 +183,11 @@ def sweep_section(sweep: Sweep) -> str:
     return heading + table(["offered/s", *OUTCOMES], rows)
 
 
+def comparison_section(runs: Sequence[Result]) -> str:
+    """One line a run."""
+    return f"<h2>Compared</h2>{table(['run', *OUTCOMES], [[run.title, *outcomes(run.summary)] for run in runs])}"
+
+
 def run_section(run: Result) -> str:
     """Phases and percentiles of one run."""
     summary = run.summary
@@ -192,17 +200,31 @@ def run_section(run: Result) -> str:
     }
     if summary.refused:
         facts["of the refusals said when to retry"] = percent(summary.refused_with_advice / summary.refused)
-    rows = [phase_row(phase) for phase in run.phase_results]
+    phases = run.phase_results
+    rows = [phase_row(phase, phases[0]) for phase in phases]
     heading = (
         f"<h2>Over time: {escape(run.title)}</h2>{cards(facts)}<p class='muted'>Good: {escape(str(run.limits))}.</p>"
     )
-    return heading + table(["phase", "offered/s", *OUTCOMES, "recovered"], rows)
+    return heading + table(["phase", "offered/s", *AGAINST_FIRST, *OUTCOMES], rows)
 
 
-def phase_row(phase: PhaseResult) -> list[str]:
-    """One line of the table of phases."""
+AGAINST_FIRST = ("recovered", "goodput to first phase", "TTFB p95 to first")
+
+
+def phase_row(phase: PhaseResult, first: PhaseResult) -> list[str]:
+    """One line of the table of phases; `first` is what the others are held against."""
+    name, rate = phase.name, f"{phase.placed.phase.rate:.2f}"
+    if phase.placed == first.placed:
+        return [name, rate, "-", "-", "-", *outcomes(phase.summary)]
     recovered = "no" if phase.recovered_after_s is None else f"after {phase.recovered_after_s:.0f} s"
-    return [phase.name, f"{phase.placed.phase.rate:.2f}", *outcomes(phase.summary), recovered]
+    goodput = ratio(phase.summary.good_per_s, first.summary.good_per_s)
+    ttfb = [percentile(each.summary.from_planned.ttfb_s, "p95") for each in (phase, first)]
+    return [name, rate, recovered, goodput, ratio(*ttfb), *outcomes(phase.summary)]
+
+
+def ratio(value: float | None, reference: float | None) -> str:
+    """How many times the reference, or a dash."""
+    return "-" if value is None or not reference else f"{value / reference:.2f} x"
 
 
 OUTCOMES = (

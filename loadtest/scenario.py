@@ -76,7 +76,7 @@ class SettingsError(Exception):
 
 
 def read_cluster(model: ServiceModel, file: Path | None, *, gpus: int) -> Cluster:
-    """The cluster that a YAML file describes: the fields of `Cluster`, the policies' under the names that they have in `AppConfig`.
+    """The cluster that a YAML file describes: the fields of `Cluster`, the policies' as `AppConfig` names them.
 
     `gpus` bounds the talker pool. Raises SettingsError that names the wrong keys and the right ones.
     """

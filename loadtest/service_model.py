@@ -14,6 +14,7 @@ from loadtest.traces import NoRunError, Trace
 MIN_SAMPLES = 40  # of TTFB at one number of streams; neighbours are pooled until there are as many
 MIN_FRAMES = 4  # of a stream whose speed counts: shorter ones are one or two chunks
 KNOTS = 6
+QUANTILES = 256  # that stand for the samples of one level: one is drawn faster than a sample
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -30,7 +31,7 @@ class Observed:
     frame_s: float | None  # between first byte and end; None: too short to tell
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ServiceModel:
     """One replica. Streams in flight share it: the more there are, the longer each frame takes.
 
@@ -38,9 +39,9 @@ class ServiceModel:
     factor out of `frame_factors`. The first byte is drawn from what was measured at the same number of other streams.
     """
 
-    knots: tuple[tuple[float, float], ...]
-    frame_factors: tuple[float, ...]
-    ttfb_s: tuple[tuple[float, ...], ...]  # ascending samples by number of other streams in flight
+    knots: Floats  # [K, 2]
+    frame_factors: Floats
+    ttfb_s: Floats  # [levels, Q] quantiles by number of other streams in flight
 
     @classmethod
     def learn(cls, observed: Sequence[Observed]) -> Self:
@@ -55,7 +56,7 @@ class ServiceModel:
         frame_s = np.array([one.frame_s for one in timed], dtype=np.float64)
         knots = rising_knots(streams, frame_s)
         factors = frame_s / interpolate(knots, streams)
-        return cls(knots, tuple(np.sort(factors).tolist()), pooled_ttfb(observed))
+        return cls(knots, factors, pooled_ttfb(observed))
 
     def frame_s(self, streams: Floats) -> Floats:
         """Seconds between two frames of each stream of a replica that has `streams` of them."""
@@ -70,13 +71,13 @@ class ServiceModel:
 
         Beyond what was measured the last samples count, longer in proportion to the frames.
         """
-        last = len(self.ttfb_s) - 1
-        chosen = np.minimum(others, last)
-        drawn = np.empty(len(others))
-        for level in np.unique(chosen):
-            mask = chosen == level
-            drawn[mask] = generator.choice(self.ttfb_s[level], size=int(mask.sum()))
-        return drawn * self.frame_s((others + 1).astype(np.float64)) / self.frame_s((chosen + 1).astype(np.float64))
+        levels, quantiles = self.ttfb_s.shape
+        measured = np.minimum(others, levels - 1)
+        drawn: Floats = self.ttfb_s[measured, generator.integers(0, quantiles, size=len(others))]
+        if not (others > measured).any():
+            return drawn
+        drawn *= self.frame_s((others + 1).astype(np.float64)) / self.frame_s((measured + 1).astype(np.float64))
+        return drawn
 
 
 def observe(traces: Sequence[Trace]) -> list[Observed]:
@@ -105,31 +106,31 @@ def observe(traces: Sequence[Trace]) -> list[Observed]:
     return observed
 
 
-def rising_knots(streams: Floats, frame_s: Floats) -> tuple[tuple[float, float], ...]:
+def rising_knots(streams: Floats, frame_s: Floats) -> Floats:
     """Means of equally many observations, in the order of their streams, that never fall."""
     order = np.argsort(streams)
     groups = [group for group in np.array_split(order, KNOTS) if len(group)]
     centres = np.array([streams[group].mean() for group in groups])
     heights = np.maximum.accumulate(np.array([frame_s[group].mean() for group in groups]))
     keep = np.concatenate([[True], np.diff(centres) > 1e-6])
-    return tuple(zip(centres[keep].tolist(), heights[keep].tolist(), strict=True))
+    return np.stack([centres[keep], heights[keep]], axis=1)
 
 
-def interpolate(knots: tuple[tuple[float, float], ...], streams: Floats) -> Floats:
+def interpolate(knots: Floats, streams: Floats) -> Floats:
     """The height over `streams`: flat before the first knot, on in the overall direction behind the last."""
-    centres, heights = np.array(knots).T
+    centres, heights = knots.T
     slope = (heights[-1] - heights[0]) / (centres[-1] - centres[0]) if len(knots) > 1 else 0.0
     beyond = np.maximum(0.0, streams - centres[-1])
     return np.asarray(np.interp(streams, centres, heights) + beyond * slope, dtype=np.float64)
 
 
-def pooled_ttfb(observed: Sequence[Observed]) -> tuple[tuple[float, ...], ...]:
-    """Samples by number of other streams; each has those of its neighbours until there are MIN_SAMPLES."""
+def pooled_ttfb(observed: Sequence[Observed]) -> Floats:
+    """Quantiles by number of other streams; a level has the samples of its neighbours until there are MIN_SAMPLES."""
     others = np.array([one.others_at_start for one in observed])
     ttfb_s = np.array([one.ttfb_s for one in observed])
     levels = []
     for level in range(int(others.max()) + 1):
         distance = np.abs(others - level)
         reach = np.sort(distance)[min(MIN_SAMPLES, len(distance)) - 1]
-        levels.append(tuple(np.sort(ttfb_s[distance <= reach]).tolist()))
-    return tuple(levels)
+        levels.append(np.quantile(ttfb_s[distance <= reach], (np.arange(QUANTILES) + 0.5) / QUANTILES))
+    return np.array(levels)

@@ -216,6 +216,7 @@ class Simulation:
             traffic.arrival_s, np.full(len(traffic.frames), np.nan), np.full(len(traffic.frames), np.nan)
         )
         self._slots = int(cluster.talker_scaling.sequences_per_replica)
+        self._frame_s = cluster.model.frame_s(np.arange(self._slots + 1, dtype=np.float64))  # by streams of a replica
         self._states = {"talker": State(), "codec": State()}
         self._next_request = 0
         self._now_s = 0.0
@@ -242,7 +243,7 @@ class Simulation:
     def _progress(self) -> None:
         """Move every stream through the step that begins now; those that end make room."""
         streams = self.streams
-        frame_s = self.cluster.model.frame_s(self.load.astype(np.float64))[streams.replica]
+        frame_s = self._frame_s[self.load][streams.replica]
         end_s = self._now_s + self.step_s
         elapsed_s = np.maximum(end_s - streams.flows_from_s, 0.0)
         left = streams.work - elapsed_s / frame_s
@@ -304,7 +305,7 @@ class Simulation:
         """Core seconds a second that the talkers' frames ask for."""
         if self.cluster.codec_scaling is None:
             return 0.0
-        frames_per_s = float((self.load / self.cluster.model.frame_s(self.load.astype(np.float64))).sum())
+        frames_per_s = float((self.load / self._frame_s[self.load]).sum())
         return frames_per_s * FRAME_S * self.cluster.codec_cores_per_stream
 
     def _codec_cores(self) -> float:
