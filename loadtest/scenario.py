@@ -25,7 +25,7 @@ SECTIONS: dict[str, type[Any]] = {
     "codec_nodes": NodeKind,
 }
 CLUSTER_KEYS = {field.name for field in fields(Cluster)} - {"model"}
-STEPS_PER_STREAM = 8
+STEPS_PER_STREAM = 4
 MIN_STEP_S, MAX_STEP_S = 0.005, 0.5
 HOUR_S, DAY_S = 3600.0, 86400.0
 QUIETEST_S = 4 * 3600.0  # four in the morning

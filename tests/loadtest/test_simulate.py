@@ -157,7 +157,7 @@ def test_traffic_is_settled_by_the_seed_and_has_its_rate() -> None:
 
 def test_steps_are_short_beside_the_streams() -> None:
     traffic = Traffic(np.zeros(3), np.array([50, 50, 50]))
-    assert usual_step_s(MODEL, traffic) == pytest.approx(0.125)
+    assert usual_step_s(MODEL, traffic) == pytest.approx(0.25)
 
 
 def test_a_settings_file_names_policies_as_production_does(tmp_path: Path) -> None:
