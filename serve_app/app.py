@@ -6,7 +6,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig
 
 from deployments.codec.deployment import CodecDecoder
 from deployments.talker.deployment import Talker
@@ -37,7 +37,8 @@ def build_app(config: AppConfig) -> Application:
     talker = serve.deployment(name="Talker", **talker_options)(Talker).bind(model, config.talker)
     codec = serve.deployment(name="CodecDecoder", **codec_options)(CodecDecoder)
     decoder = codec.bind(model, config.codec, talker)
-    ingress = serve.deployment(name="Ingress", **options(config.ingress_pool))(serve.ingress()(Ingress))
+    refusal = {"backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1)}
+    ingress = serve.deployment(name="Ingress", **options(config.ingress_pool), **refusal)(serve.ingress()(Ingress))
     return ingress.bind(config.api, decoder)
 
 
