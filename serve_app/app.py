@@ -1,6 +1,5 @@
 """The composition: three plain classes become three deployments that hold each other's handles."""
 
-import warnings
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -72,16 +71,13 @@ def options(
 
 def _scaled(pool: PoolConfig, policy: type[Any] | None, scaling: Bounds) -> AutoscalingConfig:
     """Serve adds no delay and no factor of its own: the policy is the one that waits."""
-    with warnings.catch_warnings():
-        # The environment variables that are to replace `metrics_interval_s` do nothing in Ray 2.60.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return AutoscalingConfig(
-            min_replicas=scaling.min_replicas,
-            initial_replicas=min(max(pool.replicas, scaling.min_replicas), scaling.max_replicas),
-            max_replicas=scaling.max_replicas,
-            metrics_interval_s=_REPORT_S,
-            look_back_period_s=_LOOK_BACK_S,
-            upscale_delay_s=0,
-            downscale_delay_s=0,
-            policy=AutoscalingPolicy(policy_function=policy, policy_kwargs=asdict(scaling)),
-        )
+    return AutoscalingConfig(
+        min_replicas=scaling.min_replicas,
+        initial_replicas=min(max(pool.replicas, scaling.min_replicas), scaling.max_replicas),
+        max_replicas=scaling.max_replicas,
+        metrics_interval_s=_REPORT_S,
+        look_back_period_s=_LOOK_BACK_S,
+        upscale_delay_s=0,
+        downscale_delay_s=0,
+        policy=AutoscalingPolicy(policy_function=policy, policy_kwargs=asdict(scaling)),
+    )
