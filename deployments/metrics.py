@@ -83,6 +83,11 @@ def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting
     QUEUE.set(waiting, TALKER)
 
 
+def codec_lag(lag_s: float) -> None:
+    """Record how much audio waits to be decoded."""
+    CODEC_LAG.set(lag_s)
+
+
 def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) -> None:
     """Record one decode call, and what waits behind it."""
     STEP.observe(call_s, CODEC)

@@ -8,12 +8,16 @@ from starlette.exceptions import HTTPException
 
 from deployments.errors import PayloadTooLarge, TalkrayError
 from deployments.protocol import ModelInfo
+from serve_app.admission import Admission, always
 from serve_app.api_settings import ApiSettings
 from serve_app.boundary import RequestBoundary
 from serve_app.catalogue import catalogue_routes
+from serve_app.client_limits import ClientLimits
 from serve_app.delivery import Delivery, negotiate
 from serve_app.errors import INTERNAL, translate
 from serve_app.long_text import LongText
+from serve_app.metering import FirstByteMeter, MeteredSynthesizer
+from serve_app.node import Node, metrics_routes
 from serve_app.rendering import Rendering
 from serve_app.schemas import SpeechBody, parse_object, parse_speech
 from serve_app.speech_request import build_request
@@ -32,17 +36,25 @@ SPEECH_DOCS = {
 }
 
 
-def create_api(synthesizer: Synthesizer, settings: ApiSettings, *, echo_request_id: bool = True) -> FastAPI:
-    """The whole surface, for texts of any length that `settings` allow.
+def create_api(
+    synthesizer: Synthesizer, settings: ApiSettings, *, echo_request_id: bool = True, node: Node | None = None
+) -> FastAPI:
+    """The whole surface, for texts of any length that `settings` allow. Without a `node` it has no metrics to show.
 
     `echo_request_id` is False where the server in front adds `x-request-id` to responses itself, as Ray Serve does.
     """
-    synthesizer = LongText(synthesizer)
+    is_running = node.is_running if node else always
+    admission = Admission(LongText(synthesizer), settings.admission, is_running=is_running)
+    synthesizer = MeteredSynthesizer(admission)
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # the documentation pages load scripts from a CDN
+    api.add_middleware(FirstByteMeter)
+    api.add_middleware(ClientLimits, settings=settings.admission)
     api.add_middleware(RequestBoundary, echo_request_id=echo_request_id)
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
     api.include_router(status_routes(synthesizer))
+    if node is not None:
+        api.include_router(metrics_routes(node))
     api.include_router(catalogue_routes(synthesizer, settings))
     api.include_router(speech_routes(synthesizer, settings))
     api.include_router(websocket_routes(synthesizer, settings))

@@ -1,12 +1,11 @@
 """The composition: three plain classes become three deployments that hold each other's handles."""
 
-import warnings
 from dataclasses import asdict, replace
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig
 
 from deployments.codec.deployment import CodecDecoder
 from deployments.talker.deployment import Talker
@@ -37,7 +36,8 @@ def build_app(config: AppConfig) -> Application:
     talker = serve.deployment(name="Talker", **talker_options)(Talker).bind(model, config.talker)
     codec = serve.deployment(name="CodecDecoder", **codec_options)(CodecDecoder)
     decoder = codec.bind(model, config.codec, talker)
-    ingress = serve.deployment(name="Ingress", **options(config.ingress_pool))(serve.ingress()(Ingress))
+    refusal = {"backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1)}
+    ingress = serve.deployment(name="Ingress", **options(config.ingress_pool), **refusal)(serve.ingress()(Ingress))
     return ingress.bind(config.api, decoder)
 
 
@@ -71,16 +71,13 @@ def options(
 
 def _scaled(pool: PoolConfig, policy: type[Any] | None, scaling: Bounds) -> AutoscalingConfig:
     """Serve adds no delay and no factor of its own: the policy is the one that waits."""
-    with warnings.catch_warnings():
-        # The environment variables that are to replace `metrics_interval_s` do nothing in Ray 2.60.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return AutoscalingConfig(
-            min_replicas=scaling.min_replicas,
-            initial_replicas=min(max(pool.replicas, scaling.min_replicas), scaling.max_replicas),
-            max_replicas=scaling.max_replicas,
-            metrics_interval_s=_REPORT_S,
-            look_back_period_s=_LOOK_BACK_S,
-            upscale_delay_s=0,
-            downscale_delay_s=0,
-            policy=AutoscalingPolicy(policy_function=policy, policy_kwargs=asdict(scaling)),
-        )
+    return AutoscalingConfig(
+        min_replicas=scaling.min_replicas,
+        initial_replicas=min(max(pool.replicas, scaling.min_replicas), scaling.max_replicas),
+        max_replicas=scaling.max_replicas,
+        metrics_interval_s=_REPORT_S,
+        look_back_period_s=_LOOK_BACK_S,
+        upscale_delay_s=0,
+        downscale_delay_s=0,
+        policy=AutoscalingPolicy(policy_function=policy, policy_kwargs=asdict(scaling)),
+    )

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import FastAPI
+from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.errors import CodecLost, NotReady
@@ -12,6 +13,8 @@ from deployments.handles import call, stream
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api import create_api
 from serve_app.api_settings import ApiSettings
+from serve_app.node import Node
+from serve_app.pool_watch import PoolWatch, scrape
 
 # A handle call waits for a replica however long that takes; a client that asks whether we are ready does not.
 _DESCRIBE_TIMEOUT_S = 2.0
@@ -46,7 +49,9 @@ class Ingress:
     """One replica of the HTTP surface. Imports no torch."""
 
     def __init__(self, settings: ApiSettings, codec: DeploymentHandle) -> None:
-        self._api = create_api(HandleSynthesizer(codec), settings, echo_request_id=False)
+        watch = PoolWatch(serve.get_replica_context().app_name)
+        node = Node(is_running=watch.has_talker, scrape=scrape)
+        self._api = create_api(HandleSynthesizer(codec), settings, echo_request_id=False, node=node)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._api

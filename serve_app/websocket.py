@@ -7,9 +7,10 @@ from contextlib import aclosing
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from deployments.errors import InvalidRequest, PayloadTooLarge
+from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge
 from serve_app.api_settings import ApiSettings
 from serve_app.audio import AudioFormat
+from serve_app.client_limits import TRY_AGAIN_LATER, close_reason
 from serve_app.delivery import Delivery
 from serve_app.errors import INTERNAL, translate
 from serve_app.rendering import Rendering
@@ -86,6 +87,8 @@ class Utterance:
             logger.error("request %s failed", self.request_id, exc_info=error)
         try:
             await self._send("error", **reply.envelope())
+            if isinstance(error, Overloaded):  # the proxy in front may know a server that has room
+                await self._socket.close(TRY_AGAIN_LATER, close_reason(error))
         except (WebSocketDisconnect, RuntimeError):
             logger.info("request %s: the client left before its error", self.request_id)
 

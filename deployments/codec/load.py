@@ -25,12 +25,17 @@ class _Stream:
     arrived: int = 0  # frames
     decoded: int = 0
 
+    @property
+    def waiting(self) -> int:
+        return self.arrived - self.decoded
+
 
 class CodecLoad:
     """Counts what passes through. All methods belong to one event loop."""
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
+    def __init__(self, workers: int, *, chunk_frames: int) -> None:
+        """A stream holds up to `chunk_frames` back on purpose: only frames beyond them wait for a worker."""
+        self._workers, self._chunk_frames = workers, chunk_frames
         self._streams: set[_Stream] = set()
         self._calls = 0  # that decode now
         self._busy_s = 0.0  # of all workers, since the last record
@@ -40,7 +45,12 @@ class CodecLoad:
     @property
     def lag_s(self) -> float:
         """Audio that has arrived as codes and is not decoded, over all streams."""
-        return FRAME_S * sum(stream.arrived - stream.decoded for stream in self._streams)
+        return FRAME_S * sum(stream.waiting for stream in self._streams)
+
+    @property
+    def backlog_s(self) -> float:
+        """Audio of the frames that would be decoded if there were a worker."""
+        return FRAME_S * sum(max(0, stream.waiting - self._chunk_frames) for stream in self._streams)
 
     async def stream(
         self, synthesize: Synthesize, request: SynthesisRequest, generate: Generate
@@ -62,6 +72,7 @@ class CodecLoad:
                     yield chunk
         finally:
             self._streams.discard(counts)
+            metrics.codec_lag(self.lag_s)
 
     async def call(self, decoding: Awaitable[T], batch_size: int, *, waiting: int) -> T:
         """The outcome of one decode call of `batch_size` chunks, while `waiting` others wait for a worker."""
@@ -83,7 +94,7 @@ class CodecLoad:
         return {
             "streams": float(len(self._streams)),
             "starting": float(sum(not stream.arrived for stream in self._streams)),
-            "backlog_s": self.lag_s,
+            "backlog_s": self.backlog_s,
             "busy_cores": self._busy_cores,
             "cores": float(self._workers),
         }

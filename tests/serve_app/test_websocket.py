@@ -238,7 +238,7 @@ async def test_a_binary_message_is_an_error_and_the_socket_stays() -> None:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(Overloaded("full"), "rate_limit_exceeded"), (NotReady(), "not_ready"), (ValueError("secret"), "internal_error")],
+    [(NotReady(), "not_ready"), (ValueError("secret"), "internal_error")],
 )
 @pytest.mark.parametrize("spoken", [[], [chunk(FRAME)]])
 async def test_a_failure_is_an_error_and_the_socket_stays(error: Exception, code: str, spoken: list[Step]) -> None:
@@ -256,6 +256,16 @@ async def test_a_failure_is_an_error_and_the_socket_stays(error: Exception, code
         synthesizer.script = utterance()
         socket.send(SPEAK)
         assert (await socket.utterance())[1]["type"] == "done"
+
+
+async def test_an_overloaded_server_says_so_and_closes_the_socket() -> None:
+    async with speech_socket(FakeSynthesizer(script=[Overloaded("full", 3.2)])) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        assert code_of(await socket.event()) == ("rate_limit_exceeded", None)
+        closed = await connection.next()
+        assert (closed["type"], closed["code"]) == ("websocket.close", 1013)
+        assert closed["reason"] == "overloaded, retry after 4 s"
 
 
 async def test_only_reference_audio_may_make_a_message_large() -> None:
