@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit e2e scale metrics parity simulate-check clean
+.PHONY: help install run test lint unit e2e scale metrics parity step-load overload simulate-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -37,6 +37,12 @@ metrics: $(VENV)/.installed-dev ## A real Prometheus (fetched with apt-get) scra
 
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
 	$(BIN)/python -m tests.parity.run
+
+step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (four minutes)
+	$(BIN)/python -m tests.loadtest.experiments step step-load-$$(date +%Y%m%d-%H%M%S) 0.5
+
+overload: $(VENV)/.installed-dev ## Twice the capacity for a minute, and its report (four minutes; options: make overload RATE=1.5)
+	$(BIN)/python -m tests.loadtest.experiments overload overload-$$(date +%Y%m%d-%H%M%S) $(or $(RATE),1.5)
 
 simulate-check: $(VENV)/.installed-dev ## The load test's simulator against a server on this machine (ten minutes)
 	$(BIN)/python -m tests.loadtest.simulate_check simulate-check-$$(date +%Y%m%d-%H%M%S)

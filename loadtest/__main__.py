@@ -10,26 +10,14 @@ import typer
 from rich.console import Console
 from rich.progress import Progress as RichProgress
 
-from loadtest import check, scenario
-from loadtest.arrivals import Phase
+from loadtest.arrivals import Phase, Shape
 from loadtest.lengths import SpeechLengths
 from loadtest.measure import NothingPlannedError, Result, UnreachableError, measure
 from loadtest.metrics import Limits
 from loadtest.options import positive, with_settings
 from loadtest.runner import Settings, WarmupFailedError
-from loadtest.scenario import DAY_S, HOUR_S, Shape
-from loadtest.simulate import Simulated, Simulation
 from loadtest.sweep import Plan, Sweep, read_sweep, sweep
-from loadtest.terminal import (
-    Screen,
-    comparison_table,
-    output_console,
-    show_result,
-    show_sweep,
-    simulation_record,
-    simulation_table,
-    sweep_table,
-)
+from loadtest.terminal import Screen, output_console, show_result, show_sweep, sweep_table
 from loadtest.traces import NoRunError, RunExistsError, RunFolder
 
 T = TypeVar("T")
@@ -183,7 +171,12 @@ def simulate_command(
     out: Annotated[Path | None, typer.Option(file_okay=False, help="New folder for numbers and a picture.")] = None,
 ) -> None:
     """What p95 and what cost would the production policies give on a cluster? Learned from a measured sweep."""
-    traffic_s = duration or (DAY_S if shape is Shape.DAY else HOUR_S)
+    # Here, since a load test by itself needs nothing of the server's code, and the simulator needs its policies.
+    from loadtest import scenario
+    from loadtest.simulate import Simulation
+    from loadtest.simulation_view import simulation_record, simulation_table
+
+    traffic_s = duration or (scenario.DAY_S if shape is Shape.DAY else scenario.HOUR_S)
     try:
         model = scenario.learn_from(read_sweep(RunFolder(learn_from)))
         cluster = scenario.read_cluster(model, settings, gpus=gpus)
@@ -198,19 +191,19 @@ def simulate_command(
         done = simulation.run(lambda now_s: progress.update(task, completed=now_s))
     output_console().print(simulation_table(done, Limits(ttfb_s=max_ttfb / 1000)))
     if out is not None:
-        write_simulation(done, RunFolder(out))
+        from loadtest.simulation_chart import simulation_chart  # matplotlib
+
+        write_new(out, "simulation.json", simulation_record(done))
+        (out / "simulation.png").write_bytes(simulation_chart(done).png())
+        typer.echo(f"Results are in {out}")
 
 
-def write_simulation(done: Simulated, folder: RunFolder) -> None:
-    """The numbers and the picture of a simulation."""
-    from loadtest.charts import simulation_chart
-
+def write_new(folder: Path, name: str, record: dict[str, object]) -> None:
+    """Write a JSON file that is not there yet."""
     try:
-        folder.write_json("simulation.json", simulation_record(done))
+        RunFolder(folder).write_json(name, record)
     except FileExistsError:
-        fail(f"{folder.path} already holds a simulation: choose another --out, or move the folder away.", exit_code=2)
-    (folder.path / "simulation.png").write_bytes(simulation_chart(done).png())
-    typer.echo(f"Results are in {folder.path}")
+        fail(f"{folder} already holds a {name}: choose another --out, or move the folder away.", exit_code=2)
 
 
 @app.command("check-simulation")
@@ -227,6 +220,9 @@ def check_simulation_command(
 
     Exit code: 0 if every predicted p95 is within 20 % of the measured one, else 1.
     """
+    from loadtest import check  # see simulate
+    from loadtest.simulation_view import comparison_table
+
     phases = check.check_phases(rate, requests=requests, rounds=rounds)
     result = carry_out(run_once(replace(settings, phases=phases), RunFolder(out)))
     try:

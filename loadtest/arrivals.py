@@ -11,12 +11,21 @@ from loadtest import corpus
 from loadtest.lengths import SpeechLengths
 from loadtest.traces import ScheduledRequest
 
+NIGHT_SHARE = 0.2  # of the peak rate, at the quietest time of a day
+
 
 class Arrivals(StrEnum):
     """How the gaps between requests are distributed."""
 
     POISSON = "poisson"  # independent callers: exponential gaps
     CONSTANT = "constant"  # equal gaps
+
+
+class Shape(StrEnum):
+    """How the offered rate changes."""
+
+    STEADY = "steady"
+    DAY = "day"  # a sine from NIGHT_SHARE at four in the morning to the full rate twelve hours later
 
 
 @dataclass(frozen=True, slots=True)

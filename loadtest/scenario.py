@@ -1,13 +1,13 @@
 """Traffic to simulate: steady, a day, or the very plan of a measured run."""
 
 from dataclasses import fields, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import yaml
 
+from loadtest.arrivals import NIGHT_SHARE, Shape
 from loadtest.lengths import FRAMES_PER_S, SpeechLengths
 from loadtest.measure import Result
 from loadtest.service_model import Floats, Ints, ServiceModel, observe
@@ -29,15 +29,7 @@ STEPS_PER_STREAM = 4
 MIN_STEP_S, MAX_STEP_S = 0.005, 0.5
 HOUR_S, DAY_S = 3600.0, 86400.0
 QUIETEST_S = 4 * 3600.0  # four in the morning
-NIGHT_SHARE = 0.2  # of the peak rate, at the quietest time
 RATE_STEP_S = 60.0
-
-
-class Shape(StrEnum):
-    """How the offered rate changes."""
-
-    STEADY = "steady"
-    DAY = "day"  # a sine from NIGHT_SHARE at four in the morning to the full rate twelve hours later
 
 
 def rate_at(shape: Shape, peak_rate: float, times_s: Floats) -> Floats:

@@ -4,11 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loadtest.arrivals import Shape
 from loadtest.lengths import SpeechLengths
 from loadtest.scenario import (
     DAY_S,
     SettingsError,
-    Shape,
     draw_traffic,
     rate_at,
     read_cluster,
