@@ -19,7 +19,8 @@ class SpeechLengths:
         """Frames of `count` answers, each between MIN_S and MAX_S."""
         generator = np.random.default_rng((seed, 1))
         drawn_s = generator.lognormal(np.log(self.median_s), self.sigma, size=count)
-        return [round(float(length_s) * FRAMES_PER_S) for length_s in np.clip(drawn_s, MIN_S, MAX_S)]
+        frames: list[int] = np.rint(np.clip(drawn_s, MIN_S, MAX_S) * FRAMES_PER_S).astype(int).tolist()
+        return frames
 
 
 def length_fields(frames: int | None) -> dict[str, object]:

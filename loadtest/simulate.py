@@ -297,7 +297,7 @@ class Simulation:
         room = shared if shared.sum() >= count else room
         levels = self.load[usable] + self.generator.random(len(usable))  # ties fall anywhere
         seats = np.repeat(usable, room)
-        nth = np.concatenate([np.arange(places) for places in room]) if len(room) else np.zeros(0)
+        nth = np.arange(len(seats)) - np.repeat(np.cumsum(room) - room, room)  # seat of its replica
         order = np.argsort(np.repeat(levels, room) + nth, kind="stable")
         return np.asarray(seats[order[:count]], dtype=np.int64)
 
