@@ -92,7 +92,7 @@ async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
 async def test_busy_cores_are_a_moving_mean(clock: Clock) -> None:
     load = CodecLoad(2, chunk_frames=12)
     gates = [asyncio.Event(), asyncio.Event()]
-    calls = [asyncio.create_task(load.call(gate.wait(), 3, waiting=0)) for gate in gates]
+    calls = [asyncio.create_task(load.call(gate.wait(), [1, 1, 4], waiting=0)) for gate in gates]
     await asyncio.sleep(0)
     for _ in range(40):
         clock.now_s += 0.5
@@ -114,7 +114,7 @@ async def test_a_call_that_fails_is_over_and_its_error_passes() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await load.call(fail(), 1, waiting=0)
+        await load.call(fail(), [1], waiting=0)
     assert load.record()["busy_cores"] < 0.1
 
 
