@@ -25,7 +25,7 @@ class CodecDecoder:
 
         self._talker = talker
         self._service = CodecService(model, config, decode=self._decode)
-        self._load = CodecLoad(config.workers, chunk_frames=config.chunk_frames[-1])
+        self._load = CodecLoad(config)
         self._decode.set_max_batch_size(config.max_batch_size)
 
     async def describe(self) -> ModelInfo:

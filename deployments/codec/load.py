@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from deployments import metrics
 from deployments.codec.places import Places
+from deployments.config import CodecConfig
 from deployments.protocol import FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
 
 # Of a codec frame, whatever the checkpoint.
@@ -34,10 +35,10 @@ class _Stream:
 class CodecLoad:
     """Counts what passes through. All methods belong to one event loop."""
 
-    def __init__(self, workers: int, *, chunk_frames: int) -> None:
-        """A stream holds up to `chunk_frames` back on purpose: only frames beyond them wait for a worker."""
-        self._workers, self._chunk_frames = workers, chunk_frames
-        self._places = Places(workers)
+    def __init__(self, config: CodecConfig) -> None:
+        self._workers = config.workers
+        self._chunk_frames = config.chunk_frames[-1]  # a stream holds these back on purpose: others wait for a worker
+        self._places = Places(config.workers, max_use=config.max_use)
         self._streams: set[_Stream] = set()
         self._calls = 0  # that decode now
         self._busy_s = 0.0  # of all workers, since the last record

@@ -5,8 +5,6 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-# Above this share of what it can do, one slow call makes a stream run dry.
-_TARGET_USE = 0.9
 # The cost of decoding is a mean over about so much audio.
 _MEMORY_S = 30.0
 # Before so much audio is decoded nothing is known.
@@ -16,8 +14,9 @@ _FIRST_S = 2.0
 class Places:
     """Streams enter in order while there is a place. All methods belong to one event loop."""
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
+    def __init__(self, workers: int, *, max_use: float) -> None:
+        """`max_use`: share of the workers that the streams may need. Near 1 one slow call makes a stream run dry."""
+        self._workers, self._max_use = workers, max_use
         self._busy_s = 0.0  # of workers, for
         self._audio_s = 0.0  # so much audio: both fade together
         self._taken = 0
@@ -34,7 +33,7 @@ class Places:
         if self._audio_s < _FIRST_S:
             return None
         cost = self._busy_s / self._audio_s  # workers for one stream
-        return max(1, int(_TARGET_USE * self._workers / cost))
+        return max(1, int(self._max_use * self._workers / cost))
 
     @asynccontextmanager
     async def take(self, *, at_once: bool) -> AsyncIterator[None]:

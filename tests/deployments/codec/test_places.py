@@ -17,7 +17,7 @@ def anyio_backend() -> str:
 
 def places(*, workers: int = 1, cost: float = 0.25) -> Places:
     """Places of a replica that has learned that a stream takes `cost` of a worker."""
-    made = Places(workers)
+    made = Places(workers, max_use=0.9)
     for _ in range(50):
         made.decoded(cost, 1.0)
     return made
@@ -56,7 +56,7 @@ def test_capacity_follows_what_decoding_costs(workers: int, cost: float, capacit
 
 
 def test_nothing_is_known_before_some_audio() -> None:
-    fresh = Places(1)
+    fresh = Places(1, max_use=0.9)
     assert fresh.capacity is None
     fresh.decoded(5.0, 0.5)
     assert fresh.capacity is None
@@ -83,7 +83,7 @@ async def test_streams_enter_in_order_while_there_is_a_place() -> None:
 
 
 async def test_everybody_enters_while_nothing_is_known() -> None:
-    line = Places(1)
+    line = Places(1, max_use=0.9)
     async with AsyncExitStack() as opened:
         for _ in range(100):
             await opened.enter_async_context(line.take(at_once=False))
