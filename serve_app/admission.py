@@ -6,6 +6,7 @@ ingress replica, from their arrival to their first audio, and so knows how long 
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -16,9 +17,10 @@ from deployments.rate import Rate
 from serve_app.api_settings import AdmissionSettings
 from serve_app.synthesizer import Synthesizer
 
-# The eldest request of the line has waited this share of the longest wait: who joins now would wait about twice as long
-# as it will have, since the line has grown behind it.
-_FULL_AT = 0.5
+# What a first audio takes without a line: the least of so many latest ones.
+_LATEST = 50
+# While none is known.
+_USUAL_S = 1.0
 
 
 def always() -> bool:
@@ -41,6 +43,7 @@ class Admission:
         self._num_streams = 0
         self._waiting: dict[object, float] = {}  # since when, the eldest first
         self._begun = Rate()
+        self._waits_s: deque[float] = deque(maxlen=_LATEST)
 
     async def describe(self) -> ModelInfo:
         """What is loaded."""
@@ -63,8 +66,8 @@ class Admission:
         """The chunks up to the first one with audio, within the time that is allowed for it."""
         starting = not self._is_running()
         allowed_s = self._settings.start_wait_s if starting else self._settings.max_wait_s
-        ticket = object()
-        self._waiting[ticket] = time.monotonic()
+        ticket, joined_s = object(), time.monotonic()
+        self._waiting[ticket] = joined_s
         try:
             async with asyncio.timeout(allowed_s):
                 begun = await _until_audio(chunks)
@@ -72,7 +75,9 @@ class Admission:
             raise self._refusal("starting" if starting else "late") from None
         finally:
             del self._waiting[ticket]
-        self._begun.count(time.monotonic())
+        if not starting:
+            self._begun.count(time.monotonic())
+            self._waits_s.append(time.monotonic() - joined_s)
         return begun
 
     def _check_room(self) -> None:
@@ -81,7 +86,7 @@ class Admission:
         eldest_s = next(iter(self._waiting.values()), None)
         if eldest_s is None or not self._is_running():
             return
-        if time.monotonic() - eldest_s > self._settings.max_wait_s * _FULL_AT:
+        if time.monotonic() - eldest_s > min(self._waits_s, default=_USUAL_S) + self._settings.max_line_s:
             raise self._refusal("line")
 
     def _refusal(self, reason: str) -> Exception:

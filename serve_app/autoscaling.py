@@ -195,9 +195,10 @@ def _settle(
     is_first = state.busy_s == -math.inf  # what is there then was needed, as far as we know
     peak = Sample(now_s, max(needed, counts.wanted) if is_first else needed)
     state = replace(state, peaks=_peaks(state.peaks, peak, window_s=settings.scale_down_window_s))
-    if demand or is_first:
+    if demand or is_first or counts.running < counts.wanted:  # a replica that starts was wanted by somebody
         state = replace(state, busy_s=now_s)
-    lowest = _lowest(settings, idle_s=now_s - state.busy_s)
+    may_be_none = counts.wanted == 0 or now_s - state.busy_s >= settings.scale_to_zero_after_s
+    lowest = max(settings.min_replicas, 0 if may_be_none else 1)  # the last replica stays for a while
     needed = min(max(needed, lowest), settings.max_replicas)
     if needed > counts.wanted:
         return Decision(needed, state, reason)
@@ -206,11 +207,6 @@ def _settle(
         return Decision(_within(counts.wanted, settings), state, "hold")
     step = max(1, int(counts.wanted * settings.scale_down_step))
     return Decision(_within(max(floor, counts.wanted - step), settings), replace(state, removed_s=now_s), "not needed")
-
-
-def _lowest(settings: Bounds, *, idle_s: float) -> int:
-    """The last replica of a pool that may go away stays for a while."""
-    return max(settings.min_replicas, 0 if idle_s >= settings.scale_to_zero_after_s else 1)
 
 
 def _within(replicas: int, settings: Bounds) -> int:

@@ -25,7 +25,7 @@ class CodecDecoder:
 
         self._talker = talker
         self._service = CodecService(model, config, decode=self._decode)
-        self._load = CodecLoad(config.workers, chunk_frames=config.chunk_frames[-1])
+        self._load = CodecLoad(config)
         self._decode.set_max_batch_size(config.max_batch_size)
 
     async def describe(self) -> ModelInfo:
@@ -57,4 +57,4 @@ class CodecDecoder:
     async def _decode(self, jobs: "list[DecodeJob]") -> "list[Decoded | Exception]":
         """Chunks of several streams at once. The service's gate decides which come together."""
         decoding = self._service.decode_batch(jobs)
-        return await self._load.call(decoding, len(jobs), waiting=self._service.gate.num_waiting)
+        return await self._load.call(decoding, [len(job.codes) for job in jobs], waiting=self._service.gate.num_waiting)

@@ -2,12 +2,14 @@
 
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
 from deployments import metrics
+from deployments.codec.places import Places
+from deployments.config import CodecConfig
 from deployments.protocol import FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
 
 # Of a codec frame, whatever the checkpoint.
@@ -33,9 +35,10 @@ class _Stream:
 class CodecLoad:
     """Counts what passes through. All methods belong to one event loop."""
 
-    def __init__(self, workers: int, *, chunk_frames: int) -> None:
-        """A stream holds up to `chunk_frames` back on purpose: only frames beyond them wait for a worker."""
-        self._workers, self._chunk_frames = workers, chunk_frames
+    def __init__(self, config: CodecConfig) -> None:
+        self._workers = config.workers
+        self._chunk_frames = config.chunk_frames[-1]  # a stream holds these back on purpose: others wait for a worker
+        self._places = Places(config.workers, max_use=config.max_use)
         self._streams: set[_Stream] = set()
         self._calls = 0  # that decode now
         self._busy_s = 0.0  # of all workers, since the last record
@@ -55,7 +58,10 @@ class CodecLoad:
     async def stream(
         self, synthesize: Synthesize, request: SynthesisRequest, generate: Generate
     ) -> AsyncGenerator[PcmChunk, None]:
-        """What `synthesize(request, generate)` yields, counted on its way in and out."""
+        """What `synthesize(request, generate)` yields, counted on its way in and out.
+
+        A stream that nobody hears yet begins when there is a place for it.
+        """
         counts = _Stream()
 
         async def arriving(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
@@ -66,7 +72,10 @@ class CodecLoad:
 
         self._streams.add(counts)
         try:
-            async with aclosing(synthesize(request, arriving)) as chunks:
+            async with (
+                self._places.take(at_once=request.continues),
+                aclosing(synthesize(request, arriving)) as chunks,
+            ):
                 async for chunk in chunks:
                     counts.decoded += len(chunk.codes)
                     yield chunk
@@ -74,15 +83,17 @@ class CodecLoad:
             self._streams.discard(counts)
             metrics.codec_lag(self.lag_s)
 
-    async def call(self, decoding: Awaitable[T], batch_size: int, *, waiting: int) -> T:
-        """The outcome of one decode call of `batch_size` chunks, while `waiting` others wait for a worker."""
+    async def call(self, decoding: Awaitable[T], frames: Sequence[int], *, waiting: int) -> T:
+        """The outcome of one decode call of chunks with so many `frames`, while `waiting` others wait for a worker."""
         began_s = time.monotonic()
         self._change_calls(+1)
         try:
             return await decoding
         finally:
             self._change_calls(-1)
-            metrics.codec_call(time.monotonic() - began_s, batch_size, waiting=waiting, lag_s=self.lag_s)
+            busy_s = time.monotonic() - began_s
+            self._places.decoded(busy_s, sum(frames) * FRAME_S)
+            metrics.codec_call(busy_s, len(frames), waiting=waiting, lag_s=self.lag_s)
 
     def record(self) -> dict[str, float]:
         """The fields of `serve_app.autoscaling.CodecRecord`; `busy_cores` is a moving mean."""

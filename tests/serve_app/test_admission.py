@@ -15,7 +15,7 @@ from tests.serve_app.fake import FakeSynthesizer, chunk, pcm_of, utterance
 pytestmark = pytest.mark.anyio
 
 REQUEST = SynthesisRequest("id", "Hello.")
-PROMPT = AdmissionSettings(max_streams=8, max_wait_s=1000)
+PROMPT = AdmissionSettings(max_streams=8, max_line_s=1000, max_wait_s=1000)
 
 
 class Clock:
@@ -70,7 +70,7 @@ async def test_what_is_admitted_is_passed_on_whole() -> None:
 
 
 async def test_no_more_streams_than_there_is_room_for() -> None:
-    line = Line(AdmissionSettings(max_streams=2, max_wait_s=1000))
+    line = Line(AdmissionSettings(max_streams=2, max_line_s=1000, max_wait_s=1000))
     await line.join()
     await line.join()
     with pytest.raises(Overloaded):
@@ -80,19 +80,34 @@ async def test_no_more_streams_than_there_is_room_for() -> None:
 
 
 async def test_a_line_that_moves_too_slowly_takes_nobody(clock: Clock) -> None:
-    line = Line(AdmissionSettings(max_streams=8, max_wait_s=10))
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
     await line.join()
-    clock.now_s += 4
-    await line.join()
-    clock.now_s += 4  # the eldest has waited for 8 of 10 seconds: who joins now would wait longer
+    clock.now_s += 3
+    await line.join()  # a first audio may take a second as long as none is known
+    clock.now_s += 1.5
     with pytest.raises(Overloaded, match="2 requests wait"):
         await line.speak()
     await line.finish()
     assert await line.speak()
 
 
+async def test_what_a_first_audio_takes_anyway_is_no_line(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    await line.join()
+    clock.now_s += 20  # a slow machine, which nobody but this one uses
+    await line.finish()
+    line.gate.clear()
+    await line.join()
+    clock.now_s += 20
+    await line.join()
+    clock.now_s += 4
+    with pytest.raises(Overloaded):
+        await line.speak()
+    await line.finish()
+
+
 async def test_retry_after_is_the_line_over_its_speed(clock: Clock) -> None:
-    line = Line(AdmissionSettings(max_streams=8, max_wait_s=10))
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
     line.gate.set()
     for _ in range(10):  # two a second
         await line.speak()
@@ -136,7 +151,7 @@ async def test_while_no_talker_runs_a_request_waits_longer_and_then_learns_that_
 
 
 async def test_leaving_frees_the_place() -> None:
-    line = Line(AdmissionSettings(max_streams=1, max_wait_s=1000))
+    line = Line(AdmissionSettings(max_streams=1))
     await line.join()
     (speaking,) = line.speaking
     speaking.cancel()

@@ -165,8 +165,22 @@ def test_the_last_replica_goes_only_where_zero_is_allowed_and_nobody_speaks() ->
     assert pool.tick(queued=1).replicas == 1
 
 
+def test_a_replica_that_somebody_woke_is_waited_for_though_nobody_waits_any_more() -> None:
+    settings = replace(TALKER, min_replicas=0, scale_to_zero_after_s=5, scale_down_window_s=5)
+    pool = talkers(settings, wanted=0)
+    pool.tick(queued=1)
+    starting = Counts(running=0, wanted=1)
+    for _ in range(300):
+        pool.now_s += TICK_S
+        decision = decide_talker([], starting, settings=settings, state=pool.state, now_s=pool.now_s)
+        pool.state = decision.state
+        assert decision.replicas == 1
+    assert pool.run(4)[-1] == 1  # it runs now
+    assert pool.run(4)[-1] == 0
+
+
 def test_a_pool_that_starts_empty_stays_empty_until_somebody_speaks() -> None:
-    pool = talkers(replace(TALKER, min_replicas=0, scale_to_zero_after_s=0), wanted=0)
+    pool = talkers(replace(TALKER, min_replicas=0), wanted=0)
     assert set(pool.run(5)) == {0}
     assert pool.tick(queued=30).replicas == 5
 

@@ -10,6 +10,7 @@ import pytest
 
 from deployments.codec import load as module
 from deployments.codec.load import FRAME_S, CodecLoad
+from deployments.config import CodecConfig
 from deployments.protocol import FinishReason, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
 from serve_app.autoscaling import CodecRecord
 
@@ -60,7 +61,7 @@ class Stream:
 
 
 async def test_frames_wait_from_their_arrival_until_they_are_decoded() -> None:
-    load, stream = CodecLoad(1, chunk_frames=4), Stream()
+    load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 4))), Stream()
     assert load.record()["streams"] == 0
     async with aclosing(load.stream(stream.synthesize, REQUEST, stream.generate)) as chunks:
         first = asyncio.create_task(anext(chunks))
@@ -80,7 +81,7 @@ async def test_frames_wait_from_their_arrival_until_they_are_decoded() -> None:
 
 
 async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
-    load, stream = CodecLoad(1, chunk_frames=1), Stream()
+    load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 1))), Stream()
     stream.frames.put_nowait(50)
     stream.decode.put_nowait(1)
     async with aclosing(load.stream(stream.synthesize, REQUEST, stream.generate)) as chunks:
@@ -90,9 +91,9 @@ async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
 
 
 async def test_busy_cores_are_a_moving_mean(clock: Clock) -> None:
-    load = CodecLoad(2, chunk_frames=12)
+    load = CodecLoad(CodecConfig(workers=2, chunk_frames=(1, 12)))
     gates = [asyncio.Event(), asyncio.Event()]
-    calls = [asyncio.create_task(load.call(gate.wait(), 3, waiting=0)) for gate in gates]
+    calls = [asyncio.create_task(load.call(gate.wait(), [1, 1, 4], waiting=0)) for gate in gates]
     await asyncio.sleep(0)
     for _ in range(40):
         clock.now_s += 0.5
@@ -108,18 +109,18 @@ async def test_busy_cores_are_a_moving_mean(clock: Clock) -> None:
 
 
 async def test_a_call_that_fails_is_over_and_its_error_passes() -> None:
-    load = CodecLoad(1, chunk_frames=12)
+    load = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 12)))
 
     async def fail() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await load.call(fail(), 1, waiting=0)
+        await load.call(fail(), [1], waiting=0)
     assert load.record()["busy_cores"] < 0.1
 
 
 async def test_the_record_is_what_the_policy_reads() -> None:
-    record = CodecLoad(3, chunk_frames=12).record()
+    record = CodecLoad(CodecConfig(workers=3, chunk_frames=(1, 12))).record()
     assert record.keys() == {field.name for field in fields(CodecRecord)}
     assert all(type(value) is float for value in record.values())
     assert CodecRecord(**record).cores == 3
