@@ -1,6 +1,7 @@
 """How many replicas a server runs, read from Ray Serve's REST status while the load is on. Optional."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -60,13 +61,11 @@ def parse_status(document: Any) -> dict[str, ReplicaCount]:
 
 
 class ReplicaWatch:
-    """Asks `url` for the replica counts, and writes them down; what cannot be read is counted, not raised."""
+    """Asks `url` for the replica counts, and writes them down. What cannot be read during the run is a gap in them."""
 
     def __init__(self, url: str, folder: RunFolder) -> None:
         self.url = url
         self.folder = folder
-        self.missed = 0
-        self.latest: dict[str, ReplicaCount] = {}
 
     async def check(self) -> None:
         """Raises NotServeStatusError, aiohttp.ClientError or TimeoutError unless the counts can be read."""
@@ -77,11 +76,9 @@ class ReplicaWatch:
         """Sample until cancelled, in the time of `clock`."""
         async with aiohttp.ClientSession() as session:
             while True:
-                try:
-                    self.latest = await self._read(session)
-                    self.folder.append(FILE, asdict(Sample(clock.now_s(), self.latest)))
-                except (aiohttp.ClientError, TimeoutError, NotServeStatusError):
-                    self.missed += 1
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError, NotServeStatusError):
+                    counts = await self._read(session)
+                    self.folder.append(FILE, asdict(Sample(clock.now_s(), counts)))
                 await asyncio.sleep(PERIOD_S)
 
     async def _read(self, session: aiohttp.ClientSession) -> dict[str, ReplicaCount]:

@@ -5,7 +5,7 @@ Streams are rows of arrays, so that a step costs about the same for ten streams 
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,6 @@ from serve_app.autoscaling import (
     CodecRecord,
     CodecScaling,
     Counts,
-    Decision,
     State,
     TalkerRecord,
     TalkerScaling,
@@ -25,7 +24,6 @@ from serve_app.autoscaling import (
 )
 
 FRAME_S = 0.08
-Decide = Callable[[Sequence["PoolView"], Counts, State, float], Decision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +60,6 @@ class Traffic:
 
     arrival_s: Floats
     frames: Ints
-
-    @property
-    def end_s(self) -> float:
-        """When the last one arrives."""
-        return float(self.arrival_s[-1]) if len(self.arrival_s) else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PoolView:
-    """What one replica would record."""
-
-    running: float
-    waiting: float
-    backlog_s: float = 0.0
-    busy_cores: float = 0.0
-    cores: float = 1.0
 
 
 @dataclass(slots=True)
