@@ -213,8 +213,8 @@ def check_simulation_command(
     rate: Annotated[float, typer.Option(callback=positive, help="The server's capacity, requests per second.")],
     out: Out,
     slots: Annotated[int, typer.Option(min=1, help="Sequences that its talker batches.")] = 8,
-    requests: Annotated[int, typer.Option(min=5, help="Of each turn.")] = 20,
-    rounds: Annotated[int, typer.Option(min=1, help="Of all turns.")] = 3,
+    requests: Annotated[int, typer.Option(min=5, help="Of each turn.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Of all turns.")] = 6,
 ) -> None:
     """Is the simulator right? A server of one talker replica is measured and simulated at 30, 60 and 90 % of capacity.
 

@@ -28,7 +28,7 @@ class Observed:
     mean_streams: float  # in flight while its audio came, itself included
     ttfb_s: float
     frames: int
-    frame_s: float | None  # between first byte and end; None: too short to tell
+    frame_s: float | None  # between first byte and end, of the frames after the first; None: too short to tell
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +100,7 @@ def observe(traces: Sequence[Trace]) -> list[Observed]:
                 mean_streams=mean_streams(trace.first_byte_s, trace.finished_s),
                 ttfb_s=trace.first_byte_s - trace.sent_s,
                 frames=frames,
-                frame_s=(trace.finished_s - trace.first_byte_s) / frames if frames >= MIN_FRAMES else None,
+                frame_s=(trace.finished_s - trace.first_byte_s) / (frames - 1) if frames >= MIN_FRAMES else None,
             )
         )
     return observed
@@ -125,12 +125,26 @@ def interpolate(knots: Floats, streams: Floats) -> Floats:
 
 
 def pooled_ttfb(observed: Sequence[Observed]) -> Floats:
-    """Quantiles by number of other streams; a level has the samples of its neighbours until there are MIN_SAMPLES."""
-    others = np.array([one.others_at_start for one in observed])
+    """Quantiles by number of other streams.
+
+    A level has the samples of its neighbours, too, until there are MIN_SAMPLES, each in proportion to the line through
+    all samples: without that they would pull it to where most samples are.
+    """
+    others = np.array([one.others_at_start for one in observed], dtype=np.float64)
     ttfb_s = np.array([one.ttfb_s for one in observed])
+    slope, start = line_through(others, ttfb_s)
+    ratios = ttfb_s / (start + slope * others)
     levels = []
     for level in range(int(others.max()) + 1):
         distance = np.abs(others - level)
         reach = np.sort(distance)[min(MIN_SAMPLES, len(distance)) - 1]
-        levels.append(np.quantile(ttfb_s[distance <= reach], (np.arange(QUANTILES) + 0.5) / QUANTILES))
+        pooled = ratios[distance <= reach] * (start + slope * level)
+        levels.append(np.quantile(pooled, (np.arange(QUANTILES) + 0.5) / QUANTILES))
     return np.array(levels)
+
+
+def line_through(x: Floats, y: Floats) -> tuple[float, float]:
+    """Slope, not below 0, and height at 0, of least squares."""
+    spread = float(np.var(x))
+    slope = max(0.0, float(np.mean((x - x.mean()) * (y - y.mean()))) / spread) if spread else 0.0
+    return slope, float(y.mean()) - slope * float(x.mean())
