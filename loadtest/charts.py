@@ -101,6 +101,7 @@ class Chart:
     def png(self) -> bytes:
         """The picture on white paper."""
         figure = self._figure(LIGHT)
+        figure.suptitle(self.title, fontsize=10, color=LIGHT.ink)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=PNG_DPI)
         return buffer.getvalue()
@@ -149,6 +150,7 @@ def styled(palette: Palette) -> Iterator[None]:
         "grid.linewidth": 0.6,
         "xtick.color": palette.muted,
         "ytick.color": palette.muted,
+        "legend.handlelength": 3.2,  # enough to tell dashes from dots
         "legend.facecolor": palette.paper,
         "legend.edgecolor": "none",
         "legend.fontsize": 8,
@@ -160,12 +162,12 @@ def styled(palette: Palette) -> Iterator[None]:
 
 
 def plain_log(axis: Axes, which: str) -> None:
-    """A logarithmic axis with plain numbers at 1, 2 and 5."""
+    """A logarithmic axis with plain numbers at 1, 2, 3 and 5."""
     if which == "y":
-        axis.set_yscale("log", subs=(2, 5))
+        axis.set_yscale("log", subs=(2, 3, 5))
         ticks: Axis = axis.yaxis
     else:
-        axis.set_xscale("log", subs=(2, 5))
+        axis.set_xscale("log", subs=(2, 3, 5))
         ticks = axis.xaxis
     for formatter in (ticks.set_major_formatter, ticks.set_minor_formatter):
         formatter(FuncFormatter(lambda value, _: f"{value:g}"))
