@@ -39,7 +39,7 @@ parity: $(VENV)/.installed-dev ## Compare with the official package, in an envir
 	$(BIN)/python -m tests.parity.run
 
 step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (four minutes)
-	$(BIN)/python -m tests.loadtest.experiments step step-load-$$(date +%Y%m%d-%H%M%S) 0.5
+	$(BIN)/python -m tests.loadtest.experiments step step-load-$$(date +%Y%m%d-%H%M%S) 0.4
 
 overload: $(VENV)/.installed-dev ## Twice the capacity for a minute, and its report (four minutes; options: make overload RATE=1.5)
 	$(BIN)/python -m tests.loadtest.experiments overload overload-$$(date +%Y%m%d-%H%M%S) $(or $(RATE),1.5)

@@ -16,6 +16,7 @@ from pathlib import Path
 from ray import serve
 
 from deployments.config import TalkerConfig
+from serve_app.api_settings import AdmissionSettings, ApiSettings
 from serve_app.autoscaling import CodecScaling, TalkerScaling
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.local_server import Address, running
@@ -26,7 +27,8 @@ POOL = PoolConfig(num_cpus=0.2, max_ongoing_requests=16)
 SCALING = {"max_replicas": 3, "scale_down_window_s": 15, "scale_down_interval_s": 3}
 GROWING = AppConfig(
     model="embedded",
-    talker=TalkerConfig(max_num_seqs=2),
+    api=ApiSettings(admission=AdmissionSettings(max_wait_s=30)),  # wait for the replicas that start, rather than refuse
+    talker=TalkerConfig(max_num_seqs=4),
     talker_pool=POOL,
     codec_pool=POOL,
     talker_scaling=TalkerScaling(sequences_per_replica=2, **SCALING),
@@ -43,10 +45,11 @@ class Status(BaseHTTPRequestHandler):
         """The part of Serve's status that the load test reads."""
         applications = {name: {"deployments": deployments(app)} for name, app in serve.status().applications.items()}
         body = json.dumps({"applications": applications}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        with contextlib.suppress(BrokenPipeError):  # the load test is over
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Nothing: the load test is on the screen."""
