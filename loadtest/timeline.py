@@ -1,5 +1,6 @@
 """A run second by second: what came in, what became of it, and when the server was itself again. Pure functions."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,14 +62,16 @@ def time_to_recover(
 ) -> float | None:
     """Seconds from `start_s` until windows are good and stay so until `end_s`; None if the last one is not.
 
-    A window is good if RECOVERED_SHARE of its requests met the limits; one without requests is.
+    Windows are equally wide, at least `window_s`. One is good if RECOVERED_SHARE of its requests met the limits; one
+    without requests is.
     """
-    last_bad_s = start_s
-    for window in np.arange(start_s, end_s, window_s):
-        inside = [trace for trace in traces if window <= trace.planned_s < min(window + window_s, end_s)]
+    edges = np.linspace(start_s, end_s, max(1, int((end_s - start_s) / window_s)) + 1)
+    recovered_s = start_s
+    for begin_s, stop_s in itertools.pairwise(edges.tolist()):
+        inside = [trace for trace in traces if begin_s <= trace.planned_s < stop_s]
         if sum(limits.met_by(trace) for trace in inside) < RECOVERED_SHARE * len(inside):
-            last_bad_s = float(min(window + window_s, end_s))
-    return None if last_bad_s >= end_s else last_bad_s - start_s
+            recovered_s = stop_s
+    return None if recovered_s == edges[-1] else recovered_s - start_s
 
 
 def in_flight(traces: Sequence[Trace]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
