@@ -409,10 +409,11 @@ def draw_replicas(axis: Axes, palette: Palette, result: Result) -> None:
     """Replicas of each deployment whose number is not always the same, or of all if none changed."""
     names = sorted({name for sample in result.samples for name in sample.deployments})
     times = [sample.time_s for sample in result.samples]
-    for name, colour in zip(names, palette.series, strict=False):
+    for index, (name, colour) in enumerate(zip(names, palette.series, strict=False)):
+        apart = 0.06 * (index - (len(names) - 1) / 2)  # equal counts would hide each other
         counts = [sample.deployments.get(name) for sample in result.samples]
-        running = [count.running if count else 0 for count in counts]
-        wanted = [np.nan if count is None or count.target is None else count.target for count in counts]
+        running = [(count.running if count else 0) + apart for count in counts]
+        wanted = [np.nan if count is None or count.target is None else count.target + apart for count in counts]
         axis.step(times, running, where="post", color=colour, label=name)
         axis.step(times, wanted, where="post", color=colour, linestyle="--", linewidth=1)
     axis.set_ylabel("replicas")
