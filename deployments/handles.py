@@ -61,13 +61,20 @@ async def call(handle: DeploymentHandle, method: str, *, lost: type[ReplicaLost]
         raise translate(error, lost) from error
 
 
-async def with_beats(items: AsyncGenerator[T, None], beat: Callable[[], T]) -> AsyncGenerator[T, None]:
-    """`items` as `stream` wants them: a beat at once, and another whenever nothing comes for BEAT_S."""
+async def with_beats(
+    items: AsyncGenerator[T, None], beat: Callable[[], T], check: Callable[[], None]
+) -> AsyncGenerator[T, None]:
+    """`items` as `stream` wants them: a beat at once, and another whenever nothing comes for BEAT_S.
+
+    `check` is called at least as often; it raises where the stream has to leave this replica.
+    """
     coming: asyncio.Task[T] | None = None
     async with aclosing(items):
         try:
+            check()
             yield beat()
             while True:
+                check()
                 coming = coming or asyncio.ensure_future(anext(items))
                 await asyncio.wait((coming,), timeout=BEAT_S)
                 if not coming.done():
