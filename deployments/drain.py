@@ -41,7 +41,7 @@ class Departure:
             return
         while not replica._shutting_down:  # noqa: ASYNC110, Serve has no event for it
             await asyncio.sleep(_POLL_S)
-        while not await asyncio.to_thread(_others_run):
+        while not await asyncio.to_thread(_others_run):  # noqa: ASYNC110, nor for this
             await asyncio.sleep(_POLL_S)  # the only one speaks on, as long as Serve lets it
         logger.warning("this replica is stopped: its streams go on elsewhere")
         self._is_due = True

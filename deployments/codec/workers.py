@@ -55,9 +55,10 @@ class _Watched:
             self._clock = None
 
     def hangs(self, *, on_gpu: bool) -> bool:
-        if self._clock is None:
+        clock = self._clock
+        if clock is None:
             return False
-        now_s, worked_s = time.monotonic(), time.clock_gettime(self._clock)
+        now_s, worked_s = time.monotonic(), time.clock_gettime(clock)
         if worked_s != self._worked_s:
             self._worked_s, self._seen_working_s = worked_s, now_s
         if on_gpu:

@@ -4,6 +4,7 @@ A busy Python thread beside the replica's event loop triples the time to the fir
 The process ends when its socket does, so it never outlives its replica, and it starts no session of its own.
 """
 
+import contextlib
 import logging
 import select
 import socket
@@ -58,7 +59,7 @@ class EngineProcess:
             self._send(Failed(None, error))
             raise
         self._send(Ready(info))
-        watchdog = Watchdog(engine.runner.device.type, lambda: self._send(Alive()))
+        watchdog = Watchdog(engine.runner.device.type, self._say_alive)
         with watchdog.running():
             while True:
                 self._serve_once(engine, watchdog)
@@ -69,13 +70,13 @@ class EngineProcess:
             for command in commands:
                 self._obey(engine, command)
             chunks = [(output.sequence_id, output.chunk) for output in engine.step()]
-            self._drop_spoilt(engine)
+            spoilt = spoilt_sequences(engine)
         scheduler = engine.scheduler
         self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting)))
+        self._send_away(engine, spoilt)
 
-    def _drop_spoilt(self, engine: Engine) -> None:
-        """Send sequences whose state is no number to another talker; raises where that is more than one's own fault."""
-        spoilt = spoilt_sequences(engine)
+    def _send_away(self, engine: Engine, spoilt: list[int]) -> None:
+        """Other talkers may go on with sequences whose state is no number; raises once that has struck two of them."""
         self.spoilt |= set(spoilt)
         if len(self.spoilt) > 1:
             raise EngineError(f"sequences {sorted(self.spoilt)} came to NaN or infinity")
@@ -127,6 +128,10 @@ class EngineProcess:
         if not data:
             raise PipeClosedError
         return [command for command in self.unpacker.feed(data) if isinstance(command, Start | Submit | Abort)]
+
+    def _say_alive(self) -> None:
+        with contextlib.suppress(PipeClosedError):  # the engine's thread notices by itself
+            self._send(Alive())
 
     def _send(self, report: Report) -> None:
         try:
