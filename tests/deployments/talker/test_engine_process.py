@@ -247,7 +247,7 @@ def test_a_second_one_ends_the_process(start: Start, monkeypatch: pytest.MonkeyP
         replica.load(start)
         replica.send(*(Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
         reports = list(replica.reports)
-    assert [len(chunks_of(reports, number)) for number in (1, 2)] == [5, 2]
+    assert [len(chunks_of(reports, number)) for number in (1, 2)] == [5, 3]
 
 
 def test_an_error_of_the_device_ends_the_process(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
