@@ -10,29 +10,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import ray
-
-from deployments.protocol import Sampling, SynthesisRequest
-from tests.faults.listener import Heard, Listener, difference, gaps_after
+from deployments.protocol import SynthesisRequest
+from tests.faults.listener import Heard, difference, gaps_after
 from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, serving, tiny_model
+from tests.faults.speaking import Speaking, requests
 
-TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind."
 VICTIMS = (TALKER, CODEC, ENGINE)  # in turn
 NOTICED_S = 3.0  # Serve has noticed by then that a replica is dead
-
-
-def requests(count: int, *, frames: int) -> list[SynthesisRequest]:
-    """Different utterances of about the same length."""
-    options = Sampling(max_new_tokens=frames + 1)
-    return [
-        SynthesisRequest(f"r{seed}", TEXT, voice="ryan", sampling=options, seed=seed, ignore_eos=True)
-        for seed in range(count)
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +52,9 @@ class Killer:
                 return
 
 
-class Speaking:
-    """Streams, a fixed number at once."""
-
-    def __init__(self, listener: Any, streams: list[SynthesisRequest], *, at_once: int) -> None:
-        self._listener, self._at_once = listener, at_once
-        self._left = deque(streams)
-        self._going: list[Any] = []
-        self.heard: list[Heard] = []
-
-    @property
-    def done(self) -> bool:
-        """Whether every stream has ended."""
-        return not self._left and not self._going
-
-    def go_on(self, *, may_begin: bool) -> None:
-        """Begin what may begin, and wait a moment for streams that end."""
-        while may_begin and self._left and len(self._going) < self._at_once:
-            self._going.append(self._listener.listen.remote(self._left.popleft()))
-        ended, self._going = ray.wait(self._going, timeout=0.05) if self._going else ([], [])
-        self.heard += ray.get(ended)
-
-
 def speak(service: Service, streams: list[SynthesisRequest], *, at_once: int, kills: int) -> tuple[Speaking, Killer]:
     """Speak all streams with that many kills spread over them."""
-    speaking = Speaking(Listener.remote(), streams, at_once=at_once)
+    speaking = Speaking(streams, at_once=at_once)
     killer = Killer(service)
     while not speaking.done:
         due = kills * (len(speaking.heard) + at_once // 2) // len(streams)

@@ -1,5 +1,6 @@
 """Somebody who listens: the ingress's own synthesizer in an actor, which keeps codes, samples and times."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -34,6 +35,13 @@ class Listener:
     def __init__(self) -> None:
         codec = serve.get_deployment_handle("CodecDecoder", APP_NAME)
         self._synthesizer = LongText(HandleSynthesizer(codec))
+        self._num_sounding = 0  # streams that have brought audio
+        self._more_sound = asyncio.Condition()
+
+    async def all_sound(self, count: int) -> None:
+        """Return once so many streams have brought audio."""
+        async with self._more_sound:
+            await self._more_sound.wait_for(lambda: self._num_sounding >= count)
 
     async def listen(self, request: SynthesisRequest) -> Heard:
         codes, pcm, arrivals_s, reason = [np.zeros((0, 16), np.int16)], [], [], None
@@ -45,10 +53,19 @@ class Listener:
                     pcm.append(chunk.pcm)
                     if chunk.pcm:
                         arrivals_s.append(time.time())
+                        if len(arrivals_s) == 1:
+                            await self._count()
                     reason = chunk.finish_reason
         except Exception as problem:
             error = repr(problem)
+        if not arrivals_s:
+            await self._count()  # it never will
         return Heard(request.request_id, np.concatenate(codes), b"".join(pcm), tuple(arrivals_s), reason, error)
+
+    async def _count(self) -> None:
+        async with self._more_sound:
+            self._num_sounding += 1
+            self._more_sound.notify_all()
 
 
 def difference(one: Heard, other: Heard) -> str | None:

@@ -15,6 +15,7 @@ from ray import serve
 from deployments.config import CodecConfig, TalkerConfig
 from deployments.random_checkpoint import Options, write_checkpoint
 from deployments.released import SHAPES
+from serve_app.app import build_app
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.local_server import Address, running
 from serve_app.ports import free_port
@@ -52,10 +53,14 @@ class Service:
 
     url: str
     mark: str
+    app: AppConfig
 
     def processes(self, name: str) -> list[int]:
         """Processes of a deployment's replicas, or engine processes; those that are starting as well."""
-        title = name if name == ENGINE else f"ServeReplica:{APP_NAME}:{name}"
+        return self.processes_titled(name if name == ENGINE else f"ServeReplica:{APP_NAME}:{name}")
+
+    def processes_titled(self, title: str) -> list[int]:
+        """Processes with this in their command line."""
         return [process for process, command in marked(self.mark).items() if title in command]
 
     def num_running(self, name: str) -> int:
@@ -76,6 +81,12 @@ class Service:
         os.kill(process, number)
 
 
+def redeploy(app: AppConfig, *, wait: bool) -> None:
+    """Deploy `app` in place of the one that runs; what it changes is rolled out under whatever load there is."""
+    target = serve.RunTarget(build_app(app), name=APP_NAME, route_prefix="/")
+    serve.run_many([target], wait_for_applications_running=wait)
+
+
 @contextlib.contextmanager
 def serving(app: AppConfig) -> Iterator[Service]:
     """The application on a free port; no process of it is left behind."""
@@ -83,6 +94,6 @@ def serving(app: AppConfig) -> Iterator[Service]:
     os.environ[MARK] = mark
     try:
         with running(app, Address("127.0.0.1", free_port()), lambda line: None) as url:
-            yield Service(url, mark)
+            yield Service(url, mark, app)
     finally:
         del os.environ[MARK]
