@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+import torch
+
 from deployments.errors import CodecLost
 
 _CHECK_S = 0.25
@@ -35,7 +37,16 @@ class Workers:
                 self.hang = True
                 raise CodecLost("a decoder thread of this codec replica hangs")
             await asyncio.wait((running,), timeout=_CHECK_S)
-        return running.result()
+        try:
+            return running.result()
+        except (MemoryError, RuntimeError) as error:
+            raise out_of_memory(error) or error from error
+
+
+def out_of_memory(error: Exception) -> CodecLost | None:
+    """The error of streams for which this replica has no memory: another one may have. None for other errors."""
+    is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return CodecLost("this codec replica is out of memory") if is_memory else None
 
 
 class _Watched:

@@ -2,8 +2,9 @@ import asyncio
 import threading
 
 import pytest
+import torch
 
-from deployments.codec.workers import Workers
+from deployments.codec.workers import Workers, out_of_memory
 from deployments.errors import CodecLost
 
 pytestmark = pytest.mark.anyio
@@ -42,3 +43,26 @@ async def test_a_call_that_works_may_take_its_time(monkeypatch: pytest.MonkeyPat
         await asyncio.wait((working,), timeout=0.05)
         checks += 1
     await working
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 24 bytes"), True),
+        (RuntimeError("shapes do not fit"), False),
+    ],
+)
+async def test_without_memory_another_replica_may_have_some(error: Exception, is_memory: bool) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(CodecLost if is_memory else RuntimeError):
+        await Workers(1, on_gpu=False).run(fail)
+
+
+def test_memory_can_really_run_out() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.zeros(1 << 60)
+    assert isinstance(out_of_memory(caught.value), CodecLost)
