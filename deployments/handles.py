@@ -14,12 +14,14 @@ from deployments.errors import NotReady, Overloaded, ReplicaLost
 
 # What a caller may wait before a full queue is likely to have room again.
 _RETRY_AFTER_S = 1.0
-# How long a call may wait for a replica that takes it.
-_ACCEPT_S = 30.0
+# A call that no replica has taken by then is made again: it may wait for one that hangs. All are full at times.
+_ACCEPT_S = 4.0
 # A stream brings at least a sign of life this often, and is lost when it has been silent for so long: a replica that
 # hangs, or a host that is cut off, closes no connection.
 BEAT_S = 0.5
 _SILENCE_S = 3.0
+# What has arrived is read within this time, even by a process that could not run for a while.
+_CATCH_UP_S = 0.25
 
 T = TypeVar("T")
 
@@ -35,22 +37,33 @@ async def stream(
     response = handle.options(method_name=method, stream=True).remote(request)
     items = aiter(response)
     within_s = _ACCEPT_S
-    silence: Exception = NotReady(f"no replica has taken the call within {_ACCEPT_S:.0f} s")
+    coming: asyncio.Future[Any] | None = None
     try:
         while True:
+            coming = asyncio.ensure_future(anext(items))
+            if not await _settles(coming, within_s):
+                raise lost(f"the replica has been silent for {within_s:.0f} s")
             try:
-                async with asyncio.timeout(within_s):
-                    item = await anext(items)
-            except TimeoutError:
-                raise silence from None
+                item = coming.result()
             except StopAsyncIteration:
                 return
-            within_s, silence = _SILENCE_S, lost(f"the replica has been silent for {_SILENCE_S:.0f} s")
+            within_s = _SILENCE_S
             yield item
     except Exception as error:
         raise translate(error, lost) from error
     finally:
         response.cancel()
+        if coming is not None and not coming.done():
+            coming.cancel()
+            await asyncio.wait((coming,))
+
+
+async def _settles(coming: asyncio.Future[Any], within_s: float) -> bool:
+    for timeout_s in (within_s, _CATCH_UP_S):
+        await asyncio.wait((coming,), timeout=timeout_s)
+        if coming.done():
+            return True
+    return False
 
 
 async def call(handle: DeploymentHandle, method: str, *, lost: type[ReplicaLost]) -> Any:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
 
 from deployments.config import CodecConfig, TalkerConfig
 from deployments.random_checkpoint import Options, write_checkpoint
 from deployments.released import SHAPES
-from serve_app.app import build_app
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.local_server import Address, running
 from serve_app.ports import free_port
@@ -81,10 +82,16 @@ class Service:
         os.kill(process, number)
 
 
-def redeploy(app: AppConfig, *, wait: bool) -> None:
-    """Deploy `app` in place of the one that runs; what it changes is rolled out under whatever load there is."""
-    target = serve.RunTarget(build_app(app), name=APP_NAME, route_prefix="/")
-    serve.run_many([target], wait_for_applications_running=wait)
+def redeploy(app: AppConfig, replicas: dict[str, int]) -> None:
+    """Deploy as a config file does: another `app` is rolled out under whatever load there is, the pools are scaled."""
+    application = {
+        "name": APP_NAME,
+        "route_prefix": "/",
+        "import_path": "serve_app.app:build_app",
+        "args": app.model_dump(mode="json"),
+        "deployments": [{"name": name, "num_replicas": count} for name, count in replicas.items()],
+    }
+    _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ def test_kills_of_every_kind(service: Service, undisturbed: list[Heard]) -> None
 
 @pytest.mark.parametrize("what", [ENGINE, TALKER, CODEC])
 def test_a_process_that_stands_still(service: Service, undisturbed: list[Heard], what: str) -> None:
-    [victim, _] = service.processes(what)
+    victim = service.processes(what)[0]
     heard = disturb(lambda: service.kill(victim, signal.SIGSTOP))
     if victim in service.processes(what):
         service.kill(victim)
@@ -40,7 +40,7 @@ def test_a_process_that_stands_still(service: Service, undisturbed: list[Heard],
 
 
 def test_a_codec_replica_out_of_memory(service: Service, undisturbed: list[Heard]) -> None:
-    [victim, _] = service.processes(CODEC)
+    victim = service.processes(CODEC)[0]
 
     def starve() -> None:
         with open(f"/proc/{victim}/statm") as statm:
@@ -55,44 +55,38 @@ def test_a_codec_replica_out_of_memory(service: Service, undisturbed: list[Heard
 
 def test_the_controller_dies_and_then_a_replica(service: Service, undisturbed: list[Heard]) -> None:
     def fault() -> None:
-        [controller] = service.processes_titled(CONTROLLER)
-        service.kill(controller)
+        service.kill(service.processes_titled(CONTROLLER)[0])
         service.kill(service.processes(TALKER)[0])
 
     assert wrong(disturb(fault), undisturbed) == []
 
 
 def test_a_rolling_redeploy(service: Service, undisturbed: list[Heard]) -> None:
-    app = service.app
-    changed = app.model_copy(
-        update={
-            "talker": app.talker.model_copy(update={"max_num_waiting": 65}),
-            "codec": app.codec.model_copy(update={"max_batch_size": 15}),
-        }
-    )
     before = {*service.processes(TALKER), *service.processes(CODEC)}
-    speaking = Speaking(STREAMS * 3, at_once=AT_ONCE)
+    talker = service.app.talker.model_copy(update={"max_num_waiting": 65})
+    speaking = Speaking(STREAMS * 6, at_once=AT_ONCE)
     speaking.go_on(may_begin=True)
     speaking.begun()
-    redeploy(changed, wait=False)
+    redeploy(service.app.model_copy(update={"talker": talker}), {TALKER: 2, CODEC: 2})
     while before & {*service.processes(TALKER), *service.processes(CODEC)}:
         speaking.go_on(may_begin=True)
     assert wrong(speaking.finish(), undisturbed) == []
 
 
 def test_scaling_down_waits_for_nobody(service: Service) -> None:
-    """Streams that would go on for minutes leave the replicas that are to go."""
-    minutes = requests(6, frames=700)
-    expected = Speaking(minutes, at_once=6).finish()
-    speaking = Speaking(minutes, at_once=6)
+    """Streams that would go on for a long time leave the replicas that are to go."""
+    redeploy(service.app, {TALKER: 2, CODEC: 2})
+    for pool in (TALKER, CODEC):
+        service.wait_for(pool, 2)
+    lasting = requests(6, frames=700)
+    expected = Speaking(lasting, at_once=6).finish()
+    speaking = Speaking(lasting, at_once=6)
     speaking.go_on(may_begin=True)
     speaking.begun()
-    pools = {"talker_pool": 1, "codec_pool": 1}
-    smaller = {name: getattr(service.app, name).model_copy(update={"replicas": count}) for name, count in pools.items()}
-    redeploy(service.app.model_copy(update=smaller), wait=False)
+    redeploy(service.app, {TALKER: 1, CODEC: 1})
     while len(service.processes(TALKER)) + len(service.processes(CODEC)) > 2:
         assert not speaking.done, "the streams ended before the replicas did"
         speaking.go_on(may_begin=True)
     heard = speaking.finish()
-    redeploy(service.app, wait=True)
+    redeploy(service.app, {TALKER: 2, CODEC: 2})
     assert wrong(heard, expected) == []
