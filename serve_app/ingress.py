@@ -3,14 +3,17 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
+import numpy as np
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.errors import CodecLost, NotReady
+from deployments.failover import persist
 from deployments.handles import call, stream
-from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import Codes, ModelInfo, PcmChunk, Resume, SynthesisRequest
 from serve_app.api import create_api
 from serve_app.api_settings import ApiSettings
 from serve_app.node import Node
@@ -39,9 +42,24 @@ class HandleSynthesizer:
         return info
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of one utterance; leaving the generator frees everything behind it, down to the talker's KV blocks."""
-        async with aclosing(stream(self._codec, "synthesize", request, lost=CodecLost)) as chunks:
+        """Audio of one utterance; leaving the generator frees everything behind it, down to the talker's KV blocks.
+
+        A codec replica that is lost is followed by another one, which goes on at the very next sample.
+        """
+        codes: list[Codes] = []
+        position = 0
+
+        def ask() -> AsyncGenerator[PcmChunk, None]:
+            resume = Resume(np.concatenate(codes), position) if codes else None
+            return stream(self._codec, "synthesize", replace(request, resume=resume), lost=CodecLost)
+
+        async with aclosing(persist(ask, request_id=request.request_id, lost=CodecLost)) as chunks:
             async for chunk in chunks:
+                if len(chunk.codes):
+                    codes.append(chunk.codes)
+                elif not chunk.pcm and chunk.finish_reason is None:
+                    continue  # a sign of life
+                position = chunk.position
                 yield chunk
 
 

@@ -13,6 +13,9 @@ from serve_app.schemas import SpeechBody
 from serve_app.spoken import spoken_english
 from serve_app.text import clean
 
+# A client may send the seed back: as many bits as every reader of JSON keeps.
+_SEED_BITS = 53
+
 
 async def build_request(
     body: SpeechBody, info: ModelInfo, settings: ApiSettings, *, request_id: str
@@ -27,7 +30,7 @@ async def build_request(
         instructions=_instructions(body, info, settings),
         reference=await _reference(body, info, settings),
         sampling=Sampling(**{option.name: getattr(body, option.name) for option in fields(Sampling)}),
-        seed=secrets.randbits(64) if body.seed is None else body.seed,
+        seed=secrets.randbits(_SEED_BITS) if body.seed is None else body.seed,
         non_streaming_mode=body.non_streaming_mode,
         ignore_eos=body.ignore_eos,
         leading_silence=body.leading_silence,

@@ -14,6 +14,7 @@ from serve_app.client_limits import TRY_AGAIN_LATER, close_reason
 from serve_app.delivery import Delivery
 from serve_app.errors import INTERNAL, translate
 from serve_app.rendering import Rendering
+from serve_app.resumption import behind, parse_resumption
 from serve_app.schemas import SpeechBody, parse_object, parse_speech
 from serve_app.speech_request import build_request
 from serve_app.speech_stream import Usage, audio_body
@@ -48,19 +49,21 @@ class Utterance:
     async def run(self, fields: dict[str, object], synthesizer: Synthesizer, settings: ApiSettings) -> None:
         """Speaks, or tells the client why not: nothing but cancellation leaves this."""
         try:
-            await self._speak(_speech_body(fields), synthesizer, settings)
+            await self._speak(fields, synthesizer, settings)
         except WebSocketDisconnect:
             logger.info("request %s: the client left", self.request_id)
         except Exception as error:
             await self._report(error)
 
-    async def _speak(self, body: SpeechBody, synthesizer: Synthesizer, settings: ApiSettings) -> None:
+    async def _speak(self, fields: dict[str, object], synthesizer: Synthesizer, settings: ApiSettings) -> None:
+        body, resumption = _speech_body(fields), parse_resumption(fields)
         info = await synthesizer.describe()
         request = await build_request(body, info, settings, request_id=self.request_id)
         rendering = Rendering(Delivery(AudioFormat.PCM, speed=body.speed), info.sample_rate, info.frame_samples)
-        async with aclosing(audio_body(synthesizer.synthesize(request), rendering, self.usage)) as audio:
+        had = resumption.from_frame * info.frame_samples * SAMPLE_BYTES
+        async with aclosing(behind(audio_body(synthesizer.synthesize(request), rendering, self.usage), had)) as audio:
             first = await anext(audio, b"")
-            await self._send("started", sample_rate=info.sample_rate, channels=1, format="pcm_s16le")
+            await self._send("started", sample_rate=info.sample_rate, channels=1, format="pcm_s16le", seed=request.seed)
             await self._send_pcm(first)
             async for pcm in audio:
                 await self._send_pcm(pcm)
@@ -142,7 +145,8 @@ class SpeechSocket:
         if self._speaking is not None and not self._speaking.done():
             raise InvalidRequest("An utterance is being spoken; cancel it or wait for it to end.", "type", "busy")
         self._num_utterances += 1
-        self._utterance = Utterance(f"{self._socket.state.request_id}-{self._num_utterances}", self._socket)
+        own_id = f"{self._socket.state.request_id}-{self._num_utterances}"
+        self._utterance = Utterance(parse_resumption(fields).request_id or own_id, self._socket)
         self._speaking = asyncio.create_task(self._utterance.run(fields, self._synthesizer, self._settings))
 
     async def _cancel(self) -> None:

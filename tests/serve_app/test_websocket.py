@@ -108,14 +108,59 @@ async def test_utterances_follow_each_other_on_one_socket() -> None:
 async def test_started_says_what_the_frames_are() -> None:
     async with speech_socket(speaking()) as connection:
         socket = await accepted(connection)
-        socket.send(SPEAK)
+        socket.send({**SPEAK, "seed": 7})
         assert await socket.event() == {
             "type": "started",
             "request_id": "conn-1",
             "sample_rate": CUSTOM_VOICE.sample_rate,
             "channels": 1,
             "format": "pcm_s16le",
+            "seed": 7,
         }
+
+
+async def test_an_utterance_goes_on_behind_the_frames_the_client_has() -> None:
+    synthesizer = speaking()
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        socket.send({**SPEAK, "request_id": "earlier-1", "seed": 7, "from_frame": 3})
+        frames, done = await socket.utterance()
+    assert b"".join(frames) == pcm_of(utterance())[3 * CUSTOM_VOICE.frame_samples * 2 :]
+    assert (done["request_id"], done["frames"], done["samples"]) == ("earlier-1", 4, CUSTOM_VOICE.frame_samples)
+    (request,) = synthesizer.requests
+    assert (request.request_id, request.seed) == ("earlier-1", 7)
+
+
+async def test_behind_the_last_frame_nothing_is_left() -> None:
+    async with speech_socket(speaking()) as connection:
+        socket = await accepted(connection)
+        socket.send({**SPEAK, "seed": 7, "from_frame": 4})
+        frames, done = await socket.utterance()
+    assert (b"".join(frames), done["type"]) == (b"", "done")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"from_frame": 3}, "seed"), ({"from_frame": -1, "seed": 1}, "from_frame"), ({"request_id": "a b"}, "request_id")],
+)
+async def test_what_cannot_be_gone_on_with_is_refused(fields: dict[str, object], param: str) -> None:
+    synthesizer = speaking()
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        socket.send({**SPEAK, **fields})
+        error = (await socket.event())["error"]
+    assert isinstance(error, dict)
+    assert error["param"] == param
+    assert synthesizer.requests == []
+
+
+async def test_the_seed_that_was_drawn_survives_every_reader_of_json() -> None:
+    async with speech_socket(speaking()) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        seed = (await socket.event())["seed"]
+    assert isinstance(seed, int)
+    assert int(float(seed)) == seed
 
 
 async def test_binary_frames_are_small_and_of_whole_samples() -> None:
