@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import FastAPI
+from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
 from deployments.errors import CodecLost, NotReady
@@ -12,6 +13,7 @@ from deployments.handles import call, stream
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api import create_api
 from serve_app.api_settings import ApiSettings
+from serve_app.exposure import for_host
 
 # A handle call waits for a replica however long that takes; a client that asks whether we are ready does not.
 _DESCRIBE_TIMEOUT_S = 2.0
@@ -43,10 +45,17 @@ class HandleSynthesizer:
 
 
 class Ingress:
-    """One replica of the HTTP surface. Imports no torch."""
+    """One replica of the HTTP surface. Imports no torch. Raises StartError where anybody could use it without a key."""
 
     def __init__(self, settings: ApiSettings, codec: DeploymentHandle) -> None:
+        settings = for_host(settings, _bind_host())
         self._api = create_api(HandleSynthesizer(codec), settings, echo_request_id=False)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._api
+
+
+def _bind_host() -> str | None:
+    """Where Serve's proxies listen. Ray has no public way to ask."""
+    host: str | None = _get_global_client().http_config.host
+    return host
