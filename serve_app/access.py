@@ -97,7 +97,7 @@ def _is_key(protocol: str) -> bool:
 
 
 def _may_speak(scope: Scope) -> bool:
-    return scope["type"] == "websocket" or scope["method"] == "POST"
+    return bool(scope["type"] == "websocket" or scope["method"] == "POST")
 
 
 def _check_size(scope: Scope, max_bytes: int) -> None:

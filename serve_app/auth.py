@@ -1,7 +1,7 @@
 """API keys: who may speak, how often and how much at once.
 
-A key is `talkray-ID-SECRET`. Its 256 random bits cannot be guessed, so a plain SHA-256 of it is safe to keep; a slow hash
-would only cost time on every request. The key file is JSON:
+A key is `talkray-ID-SECRET`. Its 256 random bits cannot be guessed, so a plain SHA-256 of it is safe to keep; a slow
+hash would only cost time on every request. The key file is JSON:
 
     {"version": 1, "keys": [{"id": "1f0c9a3e", "name": "ada", "sha256": "...", "created": "2026-11-21T12:00:00+00:00",
                              "requests_per_minute": 600, "max_streams": 8, "revoked": null}]}

@@ -145,7 +145,7 @@ def _asking_for_keys(settings: AppConfig, keys_file: Path | None) -> AppConfig:
 
 
 def _curl(url: str, *, with_key: bool) -> str:
-    key = " -H \"Authorization: Bearer $TALKRAY_API_KEY\"" if with_key else ""
+    key = ' -H "Authorization: Bearer $TALKRAY_API_KEY"' if with_key else ""
     body = '{"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "wav"}'
     return f"curl {url}/v1/audio/speech -H 'Content-Type: application/json'{key} -d '{body}' -o hello.wav"
 
