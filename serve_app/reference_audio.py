@@ -88,10 +88,19 @@ def _decode(data: bytes, settings: ApiSettings) -> tuple[NDArray[np.float32], in
                     raise _bad(f"longer than {max_seconds:g} seconds")
                 if time.monotonic() > deadline_s:
                     raise _bad(f"decoding it takes longer than {settings.reference_timeout_s:g} seconds")
-                parts += [part.to_ndarray().mean(axis=0) for part in to_float.resample(frame)]
+                parts += [_mono(part.to_ndarray()) for part in to_float.resample(frame)]
     except (av.FFmpegError, ValueError, IndexError) as error:
         raise _bad("it is no audio file of a known format") from error
-    return np.concatenate(parts) if parts else np.zeros(0, np.float32), rate
+    if not parts:
+        raise _bad("it holds no audio")
+    return np.concatenate(parts), rate
+
+
+def _mono(channels: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The mean; infinities of both signs make it no number, which is refused later."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean: NDArray[np.float32] = channels.mean(axis=0)
+    return mean
 
 
 def _check_frame(num_channels: int, rate: int, rate_before: int) -> None:

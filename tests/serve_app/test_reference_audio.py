@@ -211,6 +211,13 @@ def test_an_upload_that_takes_too_long_to_decode() -> None:
         decode(data_url(recording()), ApiSettings(reference_timeout_s=1e-9))
 
 
+def test_a_file_without_a_single_sample() -> None:
+    """Its sample rate is unknown as well: no multiple of it is a length."""
+    header = recording(0)
+    with pytest.raises(InvalidRequest, match="ref_audio cannot be used"):
+        decode(data_url(header))
+
+
 def test_sample_rates() -> None:
     assert decode(data_url(recording(rate=8000))).size == RATE
     with pytest.raises(InvalidRequest, match="4000 to 192000 Hz"):
