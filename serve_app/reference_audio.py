@@ -6,6 +6,7 @@ import binascii
 import time
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import soxr
@@ -96,8 +97,8 @@ def _decode(data: bytes, settings: ApiSettings) -> tuple[NDArray[np.float32], in
     return np.concatenate(parts), rate
 
 
-def _mono(channels: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The mean; infinities of both signs make it no number, which is refused later."""
+def _mono(channels: NDArray[Any]) -> NDArray[np.float32]:
+    """The mean of float32 [channels, samples]; infinities of both signs make it no number, which is refused later."""
     with np.errstate(invalid="ignore", over="ignore"):
         mean: NDArray[np.float32] = channels.mean(axis=0)
     return mean

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from deployments.errors import NotReady, Overloaded, ReplicaLost
+from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api import create_api
 from serve_app.api_settings import ApiSettings
@@ -25,7 +25,7 @@ from tests.serve_app.fake import CUSTOM_VOICE, chunk, tone, utterance
 
 SETTINGS = ApiSettings(max_message_bytes=4096, max_body_bytes=8192)
 PATH = "/v1/audio/speech/ws"
-FAILURES = (Overloaded("full"), NotReady(), ReplicaLost(), ValueError("secret"), MemoryError())
+FAILURES = (NotReady(), ReplicaLost(), ValueError("secret"), MemoryError())
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),

@@ -187,16 +187,16 @@ async def test_a_websocket_without_a_key(file: Path, key: str) -> None:
 
 
 async def test_what_is_asked_over_a_websocket_counts(file: Path) -> None:
-    key = create_key(file, "ada", requests_per_minute=2, max_streams=1)
+    key = create_key(file, "ada", requests_per_minute=3, max_streams=1)
     api = surface(keys_file=file)
     async with socket(api, xi_api_key=key) as connection:
         client = await accepted(connection)
+        assert (await ask(api, xi_api_key=key)).status_code == 429  # the socket is the one stream
         for _ in range(2):
             client.send(SPEAK)
             assert (await client.utterance())[1]["type"] == "done"
         client.send(SPEAK)
         assert code_of(await client.event()) == ("rate_limit_exceeded", None)
-        assert (await ask(api, xi_api_key=key)).status_code == 429  # the socket is the one stream
     async with socket(api, xi_api_key=key) as connection:
         await accepted(connection)
 
