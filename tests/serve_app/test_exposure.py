@@ -2,8 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from serve_app import ingress
 from serve_app.api_settings import AccessSettings, ApiSettings
 from serve_app.exposure import check_exposure, for_host, is_loopback
+from serve_app.ingress import Ingress
 from serve_app.start_error import StartError
 
 LOOPBACK = ["127.0.0.1", "localhost", "::1", "[::1]", "127.8.9.10"]
@@ -35,3 +37,15 @@ def test_without_keys_only_loopback_names_are_answered_to() -> None:
 def test_what_is_configured_stays(access: AccessSettings) -> None:
     settings = ApiSettings(access=access)
     assert for_host(settings, "127.0.0.1") == settings
+
+
+@pytest.mark.parametrize(("host", "starts"), [("127.0.0.1", True), ("0.0.0.0", False), (None, False)])
+def test_an_ingress_replica_asks_where_serve_listens(
+    monkeypatch: pytest.MonkeyPatch, host: str | None, starts: bool
+) -> None:
+    monkeypatch.setattr(ingress, "_bind_host", lambda: host)
+    if starts:
+        Ingress(ApiSettings(), codec=None)
+        return
+    with pytest.raises(StartError):
+        Ingress(ApiSettings(), codec=None)
