@@ -39,13 +39,8 @@ def test_what_is_configured_stays(access: AccessSettings) -> None:
     assert for_host(settings, "127.0.0.1") == settings
 
 
-@pytest.mark.parametrize(("host", "starts"), [("127.0.0.1", True), ("0.0.0.0", False), (None, False)])
-def test_an_ingress_replica_asks_where_serve_listens(
-    monkeypatch: pytest.MonkeyPatch, host: str | None, starts: bool
-) -> None:
+@pytest.mark.parametrize("host", ["0.0.0.0", None])
+def test_an_ingress_replica_asks_where_serve_listens(monkeypatch: pytest.MonkeyPatch, host: str | None) -> None:
     monkeypatch.setattr(ingress, "_bind_host", lambda: host)
-    if starts:
-        Ingress(ApiSettings(), codec=None)
-        return
     with pytest.raises(StartError):
         Ingress(ApiSettings(), codec=None)
