@@ -23,11 +23,13 @@ TUNED = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
-# On one machine: nothing but the proxy can be reached from others, and a stop does not wait half a minute for clients.
+# On one machine: a stop does not wait half a minute for clients.
 LOCAL = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's name for "listen on the loopback address", on Linux too
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
 }
+
+# Ray listens on the loopback address where this is 0, on Linux too.
+_OTHER_ADDRESSES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 # Ports that Serve would take whether or not somebody has them: two servers on one machine need different ones.
 _PORTS = (
@@ -45,11 +47,15 @@ _TOKEN_BYTES = 32
 _FILES_PER_CONNECTION = 3
 
 
-def apply_local() -> None:
-    """Put the settings for one machine into this process's environment; what the user has set already stays."""
+def apply_local(*, several_nodes: bool = False) -> None:
+    """Put the settings for one machine into this process's environment; what the user has set already stays.
+
+    `several_nodes` is for simulated clusters, whose nodes cannot meet on a loopback address.
+    """
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     connections = min(int(TUNED["RAY_SERVE_HAPROXY_MAXCONN"]), hard_limit // _FILES_PER_CONNECTION)
     chosen = {name: str(free_port()) for name in _PORTS} | {"RAY_SERVE_HAPROXY_MAXCONN": str(connections)}
+    chosen |= {_OTHER_ADDRESSES: "1" if several_nodes else "0"}
     for name, value in {**TUNED, **LOCAL, **chosen, **_token(), **_guard()}.items():
         os.environ.setdefault(name, value)
 

@@ -1,26 +1,42 @@
 """What of a running server can be reached from where; docs/security.md has the same table."""
 
-import os
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import grpc
 import pytest
 
-from tests.e2e.processes import marked
+from serve_app.ports import free_port
+from tests.e2e.processes import MARK, marked
 from tests.e2e.sockets import Listener, listeners
+from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start
 
 # Serve 2.60 binds the port on which a replica takes calls from other deployments to every address.
 REPLICA = "ray::ServeReplica"
 CALL = "/ray.serve.ASGIService/HandleRequest"
 
 
-@pytest.fixture(scope="session")
-def processes(server: str, run_id: str) -> dict[int, str]:
-    return {**marked(run_id), os.getpid(): "driver"}
+@pytest.fixture(scope="module")
+def port() -> int:
+    return free_port()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def processes(port: int) -> Iterator[dict[int, str]]:
+    """Of `talkray serve`, each with its command line."""
+    mark = uuid.uuid4().hex
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(MARK, mark)
+        with start("serve", "--model", "embedded", "--port", str(port)) as process:
+            assert process.stdout is not None
+            read_until(process.stdout, "Ctrl-C stops.")
+            yield marked(mark)
+            interrupt(process)
+            process.communicate(timeout=BOUND_S)
+
+
+@pytest.fixture(scope="module")
 def found(processes: dict[int, str]) -> list[Listener]:
     return listeners(processes)
 
@@ -52,9 +68,9 @@ def test_the_ports_between_replicas_take_no_call_without_the_token(found: list[L
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_the_proxy_listens_where_it_was_told(server: str, processes: dict[int, str], found: list[Listener]) -> None:
+def test_the_proxy_listens_where_it_was_told(port: int, processes: dict[int, str], found: list[Listener]) -> None:
     ports = {listener.port for listener in found if "bin/haproxy" in processes[listener.pid]}
-    assert urlsplit(server).port in ports
+    assert port in ports
     assert len(ports) == 3, "clients, statistics, metrics"
 
 
