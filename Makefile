@@ -32,9 +32,9 @@ e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 fuzz: $(VENV)/.installed-dev ## At least 10,000 hostile requests of each kind (TALKRAY_FUZZ_SEED=1 for others)
 	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s tests/fuzz
 
-audit: $(VENV)/.installed-dev ## Known vulnerabilities of what is installed; needs the network (pypi.org)
+audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the network (pypi.org)
 	$(PIP) pip-audit
-	$(BIN)/pip-audit --skip-editable --progress-spinner off
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
 	$(BIN)/python -m tests.parity.run
