@@ -382,3 +382,22 @@ async def test_a_server_that_cancels_the_handler() -> None:
         with pytest.raises(asyncio.CancelledError):
             await connection.task
         assert synthesizer.closed.is_set()
+
+
+async def test_an_idle_socket_is_closed() -> None:
+    async with speech_socket(speaking(), ApiSettings(idle_timeout_s=0.01)) as connection:
+        await accepted(connection)
+        assert await connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}
+        await connection.task
+
+
+async def test_a_socket_that_speaks_is_not_idle() -> None:
+    more = asyncio.Event()
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
+    async with speech_socket(synthesizer, ApiSettings(idle_timeout_s=0.01)) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        asyncio.get_running_loop().call_later(0.1, more.set)
+        frames, done = await socket.utterance()
+        assert (frames, done["type"]) == ([FRAME, FRAME], "done")
+        assert await connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}
