@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit e2e scale metrics parity step-load overload simulate-check clean
+.PHONY: help install run test lint unit e2e scale metrics faults fuzz audit parity step-load overload simulate-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -24,7 +24,7 @@ lint: $(VENV)/.installed-dev ## Format, lint, types and the folder rule
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed-dev ## Tests without Ray
-	$(BIN)/python -m pytest -q -m "not e2e and not gpu and not scale and not prometheus"
+	$(BIN)/python -m pytest -q -m "not e2e and not gpu and not scale and not prometheus and not faults and not fuzz"
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m e2e
@@ -34,6 +34,16 @@ scale: $(VENV)/.installed-dev ## Pools that grow and shrink under load, with rea
 
 metrics: $(VENV)/.installed-dev ## A real Prometheus (fetched with apt-get) scrapes the metrics
 	$(BIN)/python -m pytest -q -m prometheus
+
+faults: $(VENV)/.installed-dev ## Kill replicas and hosts under load: no listener may notice (15 minutes)
+	$(BIN)/python -m pytest -q -m faults
+
+fuzz: $(VENV)/.installed-dev ## At least 10,000 hostile requests of each kind (TALKRAY_FUZZ_SEED=1 for others)
+	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s tests/fuzz
+
+audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the network (pypi.org)
+	$(PIP) pip-audit
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
 	$(BIN)/python -m tests.parity.run

@@ -60,6 +60,10 @@ class CodecLost(ReplicaLost):
     """The codec replica died."""
 
 
+class Moved(ReplicaLost):
+    """The replica is being taken away and hands its streams over: nothing is wrong with them."""
+
+
 class EngineError(TalkrayError):
     """The engine failed on this request for a reason of its own."""
 

@@ -1,9 +1,12 @@
 """Calling another deployment: the one place that knows what Ray raises and that a left stream must be cancelled."""
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
 
+from grpc import RpcError
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
@@ -13,6 +16,16 @@ from deployments.rate import Rate
 
 # Streams that this process has seen end: each deployment calls one other.
 _finished = Rate()
+# A call that no replica has taken by then is made again: it may wait for one that hangs. All are full at times.
+_ACCEPT_S = 4.0
+# A stream brings at least a sign of life this often, and is lost when it has been silent for so long: a replica that
+# hangs, or a host that is cut off, closes no connection.
+BEAT_S = 0.5
+_SILENCE_S = 3.0
+# What has arrived is read within this time, even by a process that could not run for a while.
+_CATCH_UP_S = 0.25
+
+T = TypeVar("T")
 
 
 async def stream(
@@ -20,17 +33,40 @@ async def stream(
 ) -> AsyncGenerator[Any, None]:
     """The items of a streaming method. Leaving the generator, for whatever reason, cancels the call behind it.
 
-    Raises what the method raised, Overloaded where no replica takes the call, `lost` where the replica died.
+    Raises what the method raised, Overloaded and NotReady where no replica takes the call, `lost` where the replica
+    died or fell silent: the method brings its first item at once, and further ones every BEAT_S at least.
     """
     response = handle.options(method_name=method, stream=True).remote(request)
+    items = aiter(response)
+    within_s = _ACCEPT_S
+    coming: asyncio.Future[Any] | None = None
     try:
-        async for item in response:
+        while True:
+            coming = asyncio.ensure_future(anext(items))
+            if not await _settles(coming, within_s):
+                raise lost(f"the replica has been silent for {within_s:.0f} s")
+            try:
+                item = coming.result()
+            except StopAsyncIteration:
+                _finished.count(time.monotonic())
+                return
+            within_s = _SILENCE_S
             yield item
-        _finished.count(time.monotonic())
     except Exception as error:
         raise translate(error, lost) from error
     finally:
         response.cancel()
+        if coming is not None and not coming.done():
+            coming.cancel()
+            await asyncio.wait((coming,))
+
+
+async def _settles(coming: asyncio.Future[Any], within_s: float) -> bool:
+    for timeout_s in (within_s, _CATCH_UP_S):
+        await asyncio.wait((coming,), timeout=timeout_s)
+        if coming.done():
+            return True
+    return False
 
 
 async def call(handle: DeploymentHandle, method: str, *, lost: type[ReplicaLost]) -> Any:
@@ -41,13 +77,44 @@ async def call(handle: DeploymentHandle, method: str, *, lost: type[ReplicaLost]
         raise translate(error, lost) from error
 
 
+async def with_beats(
+    items: AsyncGenerator[T, None], beat: Callable[[], T], check: Callable[[], None]
+) -> AsyncGenerator[T, None]:
+    """`items` as `stream` wants them: a beat at once, and another whenever nothing comes for BEAT_S.
+
+    `check` is called at least as often; it raises where the stream has to leave this replica.
+    """
+    coming: asyncio.Task[T] | None = None
+    async with aclosing(items):
+        try:
+            check()
+            yield beat()
+            while True:
+                check()
+                coming = coming or asyncio.ensure_future(anext(items))
+                await asyncio.wait((coming,), timeout=BEAT_S)
+                if not coming.done():
+                    yield beat()
+                    continue
+                done, coming = coming, None
+                try:
+                    item = done.result()
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            if coming is not None:
+                coming.cancel()
+                await asyncio.wait((coming,))
+
+
 def translate(error: Exception, lost: type[ReplicaLost]) -> Exception:
     """Ray's exception as one of ours; an exception that the method raised is returned as it was raised there."""
     if isinstance(error, BackPressureError):
         queued = error.args[0]  # calls of this process that wait for a replica with room
         after_s = _finished.retry_after_s(queued, time.monotonic())
         return Overloaded(f"every replica of the next stage is full and {queued} requests wait", after_s)
-    if isinstance(error, RayActorError):
+    if isinstance(error, RayActorError | RpcError):
         return lost(f"the replica serving this stream is gone: {type(error).__name__}")
     if isinstance(error, DeploymentUnavailableError):
         return NotReady("the next stage has no replica yet")

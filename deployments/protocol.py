@@ -54,6 +54,14 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """How far an utterance has come at whoever asks another replica to go on with it."""
+
+    codes: Codes  # every frame since its beginning
+    position: int  # samples that lie behind, on the codec's timeline before trimming; 0: nothing was delivered
+
+
+@dataclass(frozen=True, slots=True)
 class SynthesisRequest:
     """One utterance, as the ingress asks a codec replica for it."""
 
@@ -69,6 +77,7 @@ class SynthesisRequest:
     ignore_eos: bool = False
     leading_silence: bool = False  # True keeps quiet leading frames
     continues: bool = False  # a later segment of a text that is being heard: it is not refused and goes first
+    resume: Resume | None = None  # set where a stream goes on that another replica began
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,10 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class FrameChunk:
-    """Consecutive frames of one stream. The last chunk of a stream has a `finish_reason` and may hold no frames."""
+    """Consecutive frames of one stream. The last chunk of a stream has a `finish_reason` and may hold no frames.
+
+    Any other chunk without frames is a sign of life.
+    """
 
     codes: Codes
     num_text_tokens: int
@@ -96,12 +108,16 @@ class FrameChunk:
 
 @dataclass(frozen=True, slots=True)
 class PcmChunk:
-    """Audio of one stream with the codes it was decoded from. Trimming may leave less audio than the codes give."""
+    """Audio of one stream with the codes it was decoded from. Trimming may leave less audio than the codes give.
+
+    A chunk without codes, audio and reason is a sign of life.
+    """
 
     pcm: bytes  # s16le, mono, at ModelInfo.sample_rate
-    codes: Codes
+    codes: Codes  # frames that are new to the receiver
     num_text_tokens: int
     finish_reason: FinishReason | None = None
+    position: int = 0  # behind this chunk, as in `Resume`
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,11 @@ class Admission:
         try:
             async with asyncio.timeout(allowed_s):
                 begun = await _until_audio(chunks)
+        except Overloaded:
+            metrics.refused("stage")
+            raise
         except TimeoutError:
-            raise self._refusal("starting" if starting else "late") from None
+            raise self._refusal("late" if self._is_running() else "starting") from None
         finally:
             del self._waiting[ticket]
         if not starting:

@@ -20,6 +20,8 @@ _DRAIN_S = 120.0
 _DRAIN_POLL_S = 0.5
 # Three failures replace a replica: one whose engine has died refuses requests for about six seconds.
 _HEALTH_CHECK_S = 2.0
+# One that answers no health check hangs; its streams have left it long before.
+_HEALTH_CHECK_TIMEOUT_S = 5.0
 
 
 # How often replicas and handles report: the controller looks at the reports every 0.1 s.
@@ -65,6 +67,7 @@ def options(
         "graceful_shutdown_timeout_s": _DRAIN_S,
         "graceful_shutdown_wait_loop_s": _DRAIN_POLL_S,
         "health_check_period_s": _HEALTH_CHECK_S,
+        "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_S,
         "ray_actor_options": {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus},
     }
 

@@ -9,10 +9,13 @@ Replicas are added at once, by as many as are needed. They are removed slowly: o
 a step at a time, and never below what the streams in flight occupy (Serve lets a removed replica finish its streams).
 """
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
+
+_logger = logging.getLogger("ray.serve")  # the controller's own log
 
 # Below this much time a slope is noise.
 _MIN_TREND_S = 0.4
@@ -256,38 +259,50 @@ class Context(Protocol):
         ...
 
 
-class TalkerPolicy:
+class _Policy:
+    """Holds the state between two decisions, and logs those that change something."""
+
+    def __init__(self) -> None:
+        self._state = State()
+
+    def _take(self, decision: Decision, context: Context) -> tuple[int, dict[str, Any]]:
+        self._state = decision.state
+        if decision.replicas != context.target_num_replicas:
+            _logger.info(
+                "%s: %d -> %d replicas (%s)",
+                *(type(self).__name__, context.target_num_replicas, decision.replicas, decision.reason),
+            )
+        return decision.replicas, {}
+
+
+class TalkerPolicy(_Policy):
     """`decide_talker` as a deployment's autoscaling policy; the arguments are those of TalkerScaling."""
 
     def __init__(self, **settings: Any) -> None:
+        super().__init__()
         self._settings = TalkerScaling(**settings)
-        self._state = State()
 
     def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
         """Replicas wanted. The state is kept here."""
         records = [TalkerRecord(**values) for values in recorded(context.raw_metrics, _names(TalkerRecord))]
-        decision = decide_talker(
-            records, _counts(context), settings=self._settings, state=self._state, now_s=context.current_time or 0.0
-        )
-        self._state = decision.state
-        return decision.replicas, {}
+        now_s = context.current_time or 0.0
+        decision = decide_talker(records, _counts(context), settings=self._settings, state=self._state, now_s=now_s)
+        return self._take(decision, context)
 
 
-class CodecPolicy:
+class CodecPolicy(_Policy):
     """`decide_codec` as a deployment's autoscaling policy; the arguments are those of CodecScaling."""
 
     def __init__(self, **settings: Any) -> None:
+        super().__init__()
         self._settings = CodecScaling(**settings)
-        self._state = State()
 
     def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
         """Replicas wanted. The state is kept here."""
         records = [CodecRecord(**values) for values in recorded(context.raw_metrics, _names(CodecRecord))]
-        decision = decide_codec(
-            records, _counts(context), settings=self._settings, state=self._state, now_s=context.current_time or 0.0
-        )
-        self._state = decision.state
-        return decision.replicas, {}
+        now_s = context.current_time or 0.0
+        decision = decide_codec(records, _counts(context), settings=self._settings, state=self._state, now_s=now_s)
+        return self._take(decision, context)
 
 
 def recorded(metrics: Mapping[str, Mapping[Any, Sequence[Any]]] | None, names: Iterable[str]) -> list[dict[str, float]]:

@@ -3,16 +3,21 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
+import numpy as np
 from fastapi import FastAPI
 from ray import serve
+from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
 from deployments.errors import CodecLost, NotReady
+from deployments.failover import persist
 from deployments.handles import call, stream
-from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import Codes, ModelInfo, PcmChunk, Resume, SynthesisRequest
 from serve_app.api import create_api
 from serve_app.api_settings import ApiSettings
+from serve_app.exposure import for_host
 from serve_app.node import Node
 from serve_app.pool_watch import PoolWatch, scrape
 
@@ -39,19 +44,41 @@ class HandleSynthesizer:
         return info
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of one utterance; leaving the generator frees everything behind it, down to the talker's KV blocks."""
-        async with aclosing(stream(self._codec, "synthesize", request, lost=CodecLost)) as chunks:
+        """Audio of one utterance; leaving the generator frees everything behind it, down to the talker's KV blocks.
+
+        A codec replica that is lost is followed by another one, which goes on at the very next sample.
+        """
+        codes: list[Codes] = []
+        position = 0
+
+        def ask() -> AsyncGenerator[PcmChunk, None]:
+            resume = Resume(np.concatenate(codes), position) if codes else None
+            return stream(self._codec, "synthesize", replace(request, resume=resume), lost=CodecLost)
+
+        async with aclosing(persist(ask, request_id=request.request_id, lost=CodecLost)) as chunks:
             async for chunk in chunks:
+                if len(chunk.codes):
+                    codes.append(chunk.codes)
+                elif not chunk.pcm and chunk.finish_reason is None:
+                    continue  # a sign of life
+                position = chunk.position
                 yield chunk
 
 
 class Ingress:
-    """One replica of the HTTP surface. Imports no torch."""
+    """One replica of the HTTP surface. Imports no torch. Raises StartError where anybody could use it without a key."""
 
     def __init__(self, settings: ApiSettings, codec: DeploymentHandle) -> None:
+        settings = for_host(settings, _bind_host())
         watch = PoolWatch(serve.get_replica_context().app_name)
         node = Node(is_running=watch.has_talker, scrape=scrape)
         self._api = create_api(HandleSynthesizer(codec), settings, echo_request_id=False, node=node)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._api
+
+
+def _bind_host() -> str | None:
+    """Where Serve's proxies listen. Ray has no public way to ask."""
+    host: str | None = _get_global_client().http_config.host
+    return host

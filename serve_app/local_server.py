@@ -16,6 +16,7 @@ from typing import Any
 
 from serve_app import ray_settings
 from serve_app.config import AppConfig
+from serve_app.exposure import check_exposure
 from serve_app.ports import why_unusable
 from serve_app.start_error import StartError
 
@@ -46,6 +47,7 @@ def running(config: AppConfig, address: Address, report: Report) -> Iterator[str
 
     `report` gets a line whenever the start advances. Raises StartError.
     """
+    check_exposure(address.host, config.api.access)
     _check_port(address)
     ray_settings.apply_local()
     import ray  # behind the settings, which it reads at import

@@ -17,6 +17,10 @@ from deployments.codec.state import BatchState, DecoderState, StateLayout, split
 from deployments.codec.transformer import Transformer
 from deployments.errors import EngineError
 
+# Frames that reach into a sample through the convolutions behind the transformer: 9.4, with one to spare.
+_CONVOLVED_FRAMES = 11
+# Frames that reach into a latent besides the transformer's windows, through the convolution before it.
+_PRE_CONV_FRAMES = 2
 _PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official package's users write their files
 
 
@@ -46,8 +50,19 @@ class DecoderNetwork(nn.Module):
 
     def synthesize(self, x: Tensor, state: BatchState) -> Tensor:
         """Unbounded samples [B, frames * frame_samples] of quantized latents [B, frames, codebook_dim]."""
+        return self._waveform(self._latents(x, state), state)
+
+    def recall(self, codes: Tensor, state: BatchState) -> None:
+        """Bring `state` to where decoding `codes` would bring it; only the last frames are made audio of."""
+        x = self._latents(self.quantizer(codes), state)
+        self._waveform(x[:, :, -_CONVOLVED_FRAMES:], state)
+
+    def _latents(self, x: Tensor, state: BatchState) -> Tensor:  # [B, frames, codebook_dim] -> [B, latent_dim, frames]
         x = self.pre_conv(x.transpose(1, 2), state)
-        x = self.pre_transformer(x.transpose(1, 2), state).transpose(1, 2)
+        latents: Tensor = self.pre_transformer(x.transpose(1, 2), state).transpose(1, 2)
+        return latents
+
+    def _waveform(self, x: Tensor, state: BatchState) -> Tensor:
         for stage in self.upsample:
             for layer in stage.children():
                 x = layer(x, state)
@@ -111,6 +126,22 @@ class CodecDecoder:
         batch = stack(states)
         audio = self.network(codes.to(self.device), batch)
         return audio.float(), split(batch, [state.position + codes.shape[1] for state in states])
+
+    @torch.inference_mode()
+    def recall(self, codes: Tensor) -> DecoderState:
+        """State of a stream behind its frames so far, `codes` [frames, num_code_groups] int64, without their audio.
+
+        Costs what the frames within reach of the next sample cost in the transformer, and a dozen in the convolutions.
+        """
+        reach = self.config.num_hidden_layers * (self.config.sliding_window - 1) + _PRE_CONV_FRAMES + _CONVOLVED_FRAMES
+        if not len(codes):
+            return self._initial_state
+        codes = codes[-reach:][None]
+        self._check(codes, 1)
+        batch = stack([self._initial_state])
+        self.network.recall(codes.to(self.device), batch)
+        (state,) = split(batch, [codes.shape[1]])
+        return state
 
     def _check(self, codes: Tensor, num_streams: int) -> None:
         assert codes.dim() == 3, codes.shape

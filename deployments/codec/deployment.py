@@ -1,17 +1,20 @@
 """The codec decoder as a Ray Serve deployment: pulls frames from a talker, yields PCM."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+import numpy as np
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.codec.load import CodecLoad
 from deployments.config import CodecConfig
-from deployments.errors import TalkerLost
-from deployments.handles import call, stream
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.drain import Departure, end_process
+from deployments.errors import CodecLost, TalkerLost
+from deployments.handles import call, stream, with_beats
+from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
 
 if TYPE_CHECKING:  # torch stays out of processes that only compose the application
     from deployments.codec.batcher import Decoded, DecodeJob
@@ -27,6 +30,9 @@ class CodecDecoder:
         self._service = CodecService(model, config, decode=self._decode)
         self._load = CodecLoad(config)
         self._decode.set_max_batch_size(config.max_batch_size)
+        self._no_codes: Codes = np.zeros((0, 0), np.int16)
+        self._departure = Departure()
+        self._ending: asyncio.Task[None] | None = None
 
     async def describe(self) -> ModelInfo:
         """The talker's checkpoint."""
@@ -36,9 +42,12 @@ class CodecDecoder:
     async def synthesize(self, request: SynthesisRequest) -> AsyncIterator[PcmChunk]:
         """Audio of one utterance, chunk by chunk, each with its codes.
 
-        Raises InvalidRequest and Overloaded before the first chunk, TalkerLost when the talker dies.
+        A talker that dies is followed by another one. Raises InvalidRequest and Overloaded before the first audio,
+        TalkerLost when no other talker goes on, CodecLost and Moved where another codec replica should. Chunks that
+        hold nothing are signs of life.
         """
-        async with aclosing(self._load.stream(self._service.synthesize, request, self._generate)) as chunks:
+        audio = self._load.stream(self._service.synthesize, request, self._generate)
+        async with aclosing(with_beats(audio, self._beat, self._check)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -49,6 +58,23 @@ class CodecDecoder:
     async def batch_counts(self) -> tuple[int, int]:
         """Decode calls so far, and chunks decoded in them: their ratio is the mean batch."""
         return self._service.gate.batches, self._service.gate.jobs
+
+    async def check_health(self) -> None:
+        """Serve replaces the replica when this raises, or when it ends: a thread that hangs cannot be ended."""
+        self._check_workers()
+
+    def _check(self) -> None:
+        self._check_workers()
+        self._departure.check()
+
+    def _check_workers(self) -> None:
+        if not self._service.workers.hang:
+            return
+        self._ending = self._ending or asyncio.create_task(end_process("a decoder thread hangs"))
+        raise CodecLost("a decoder thread of this codec replica hangs")
+
+    def _beat(self) -> PcmChunk:
+        return PcmChunk(b"", self._no_codes, 0)
 
     def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         return stream(self._talker, "generate", request, lost=TalkerLost)

@@ -29,7 +29,7 @@ class _Stream:
 
     @property
     def waiting(self) -> int:
-        return self.arrived - self.decoded
+        return max(0, self.arrived - self.decoded)  # a stream that goes on here brings frames of its own
 
 
 class CodecLoad:
@@ -73,7 +73,7 @@ class CodecLoad:
         self._streams.add(counts)
         try:
             async with (
-                self._places.take(at_once=request.continues),
+                self._places.take(at_once=request.continues or request.resume is not None),
                 aclosing(synthesize(request, arriving)) as chunks,
             ):
                 async for chunk in chunks:

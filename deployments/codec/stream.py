@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -23,9 +24,10 @@ Decode = Callable[[DecodeJob], Awaitable[Decoded]]
 class FrameBuffer:
     """Frames of one stream, read ahead by a task of its own: codes are small, so the talker never waits for us."""
 
-    def __init__(self, chunks: AsyncGenerator[FrameChunk, None]) -> None:
+    def __init__(self, chunks: AsyncGenerator[FrameChunk, None], first: Codes | None = None) -> None:
+        """`first` are frames that exist already, before those that `chunks` brings."""
         self._chunks = chunks
-        self._frames: list[Codes] = []
+        self._frames: list[Codes] = [] if first is None else list(first)
         self._num_code_groups = 0
         self._changed = asyncio.Event()
         self._error: Exception | None = None
@@ -74,7 +76,7 @@ class FrameBuffer:
             async for chunk in self._chunks:
                 self._frames.extend(chunk.codes)
                 self._num_code_groups = chunk.codes.shape[1]
-                self.num_text_tokens = chunk.num_text_tokens
+                self.num_text_tokens = max(self.num_text_tokens, chunk.num_text_tokens)
                 self.finish_reason = chunk.finish_reason
                 self._changed.set()
             if self.finish_reason is None:
@@ -82,6 +84,16 @@ class FrameBuffer:
         except Exception as error:
             self._error = error
         self._changed.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where decoding begins: at a stream's first frame, or behind what its listener has."""
+
+    state: DecoderState
+    undelivered: Codes | None = None  # frames whose audio is missing though whoever asks has their codes
+    position: int = 0  # of the state, in samples
+    skipped: int = 0  # samples from there on that were delivered
 
 
 class StreamDecoder:
@@ -92,30 +104,34 @@ class StreamDecoder:
         self._sample_rate = sample_rate
         self._clock = PlaybackClock()
 
-    async def run(
-        self, chunks: AsyncGenerator[FrameChunk, None], state: DecoderState
-    ) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of the frames that `chunks` brings, decoded from `state` on. The last chunk has the finish reason.
+    async def run(self, chunks: AsyncGenerator[FrameChunk, None], start: Start) -> AsyncGenerator[PcmChunk, None]:
+        """Audio of the frames that `chunks` brings, decoded from `start` on. The last chunk has the finish reason.
 
         Raises what `chunks` raises, after the audio of the frames before it.
         """
-        async with FrameBuffer(chunks) as buffer:
+        state, position, skipped = start.state, start.position, start.skipped
+        num_known = 0 if start.undelivered is None else len(start.undelivered)
+        delivered = position + skipped
+        async with FrameBuffer(chunks, start.undelivered) as buffer:
             reason = None
             while reason is None:
                 count = await self._next_count(buffer)
                 codes = buffer.take(count)
                 reason = buffer.finish_reason if buffer.available == 0 else None
+                new_codes, num_known = codes[num_known:], max(0, num_known - count)
                 if not count:
-                    yield PcmChunk(b"", codes, buffer.num_text_tokens, reason)
+                    yield PcmChunk(b"", new_codes, buffer.num_text_tokens, reason, delivered)
                     continue
                 decoded = await self._decode(
                     DecodeJob(codes=codes, state=state, deadline_s=self._clock.deadline_s(time.monotonic()))
                 )
-                state = decoded.state
-                pcm = decoded.pcm if self._silence is None else self._silence.trim(decoded.pcm)
+                state, position = decoded.state, position + len(decoded.pcm)
+                pcm, skipped = decoded.pcm[skipped:], max(0, skipped - len(decoded.pcm))
+                pcm = pcm if self._silence is None else self._silence.trim(pcm)
                 if len(pcm):
                     self._clock.deliver(len(pcm) / self._sample_rate, now_s=time.monotonic())
-                yield PcmChunk(pcm.tobytes(), codes, buffer.num_text_tokens, reason)
+                    delivered = position
+                yield PcmChunk(pcm.tobytes(), new_codes, buffer.num_text_tokens, reason, delivered)
 
     async def _next_count(self, buffer: FrameBuffer) -> int:
         """How many frames to decode next, waiting for them; 0 only behind the last frame."""

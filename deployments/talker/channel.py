@@ -59,6 +59,11 @@ class Produced:
 
 
 @dataclass(frozen=True, slots=True)
+class Alive:
+    """The engine process has not stopped, whatever its step takes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """A request that will bring no more frames; without a number, the engine itself."""
 
@@ -67,7 +72,7 @@ class Failed:
 
 
 Command = Start | Submit | Abort
-Report = Loading | Ready | Produced | Failed
+Report = Loading | Ready | Produced | Alive | Failed
 
 
 def encode(message: Command | Report) -> bytes:

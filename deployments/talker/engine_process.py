@@ -4,17 +4,22 @@ A busy Python thread beside the replica's event loop triples the time to the fir
 The process ends when its socket does, so it never outlives its replica, and it starts no session of its own.
 """
 
+import contextlib
 import logging
 import select
 import socket
 import sys
+import threading
 import time
 
-from deployments.errors import EngineError, TalkrayError
+import torch
+
+from deployments.errors import EngineError, TalkerLost, TalkrayError
 from deployments.model_store import locate
 from deployments.protocol import ModelInfo
 from deployments.talker.channel import (
     Abort,
+    Alive,
     Command,
     Failed,
     Loading,
@@ -27,11 +32,10 @@ from deployments.talker.channel import (
     encode,
 )
 from deployments.talker.engine import Engine
+from deployments.talker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-# How often an idle engine says that it is alive.
-_HEARTBEAT_S = 0.5
 _RECEIVE_BYTES = 1 << 20
 
 
@@ -45,6 +49,8 @@ class EngineProcess:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.unpacker = Unpacker()
+        self.spoilt: set[int] = set()  # sequences that came to NaN, ever
+        self._sending = threading.Lock()  # the watchdog sends too
 
     def run(self) -> None:
         """Load what `Start` names, then serve until the socket closes."""
@@ -54,19 +60,33 @@ class EngineProcess:
             self._send(Failed(None, error))
             raise
         self._send(Ready(info))
-        while True:
-            self._serve_once(engine)
+        watchdog = Watchdog(engine.runner.device.type, self._say_alive)
+        with watchdog.running():
+            while True:
+                self._serve_once(engine, watchdog)
 
-    def _serve_once(self, engine: Engine) -> None:
-        for command in self._receive(timeout_s=_HEARTBEAT_S if engine.is_idle else 0.0):
-            self._obey(engine, command)
-        began_s = time.perf_counter()
-        chunks = [(output.sequence_id, output.chunk) for output in engine.step()]
-        step_s = time.perf_counter() - began_s if chunks else 0.0
+    def _serve_once(self, engine: Engine, watchdog: Watchdog) -> None:
+        commands = self._receive(timeout_s=None if engine.is_idle else 0.0)
+        with watchdog.step():
+            for command in commands:
+                self._obey(engine, command)
+            began_s = time.perf_counter()
+            chunks = [(output.sequence_id, output.chunk) for output in engine.step()]
+            step_s = time.perf_counter() - began_s if chunks else 0.0
+            spoilt = spoilt_sequences(engine)
         scheduler = engine.scheduler
-        self._send(
-            Produced(chunks, len(scheduler.running), len(scheduler.waiting), step_s, scheduler.blocks.used_ratio)
-        )
+        used_ratio = scheduler.blocks.used_ratio
+        self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting), step_s, used_ratio))
+        self._send_away(engine, spoilt)
+
+    def _send_away(self, engine: Engine, spoilt: list[int]) -> None:
+        """Other talkers may go on with sequences whose state is no number; raises once that has struck two of them."""
+        self.spoilt |= set(spoilt)
+        if len(self.spoilt) > 1:
+            raise EngineError(f"sequences {sorted(self.spoilt)} came to NaN or infinity")
+        for number in spoilt:
+            engine.abort(number)
+            self._send(Failed(number, TalkerLost("the stream came to NaN or infinity on this talker")))
 
     def _obey(self, engine: Engine, command: Command) -> None:
         if isinstance(command, Abort):
@@ -105,16 +125,34 @@ class EngineProcess:
         readable, _, _ = select.select([self.connection], [], [], timeout_s)
         if not readable:
             return []
-        data = self.connection.recv(_RECEIVE_BYTES)
+        try:
+            data = self.connection.recv(_RECEIVE_BYTES)
+        except ConnectionResetError:
+            data = b""
         if not data:
             raise PipeClosedError
         return [command for command in self.unpacker.feed(data) if isinstance(command, Start | Submit | Abort)]
 
+    def _say_alive(self) -> None:
+        with contextlib.suppress(PipeClosedError):  # the engine's thread notices by itself
+            self._send(Alive())
+
     def _send(self, report: Report) -> None:
         try:
-            self.connection.sendall(encode(report))
+            with self._sending:
+                self.connection.sendall(encode(report))
         except (BrokenPipeError, ConnectionResetError):
             raise PipeClosedError from None
+
+
+def spoilt_sequences(engine: Engine) -> list[int]:
+    """Running sequences whose last hidden state holds NaN or infinity: what they would sample is noise."""
+    running = [(sequence.row, sequence.id) for sequence in engine.scheduler.running.values()]
+    if not running:
+        return []
+    rows, ids = zip(*running, strict=True)
+    sound = torch.isfinite(engine.runner.hidden[list(rows)]).all(-1).tolist()
+    return [number for number, is_sound in zip(ids, sound, strict=True) if not is_sound]
 
 
 def main(descriptor: int) -> None:

@@ -68,4 +68,4 @@ def test_defaults_say_what_kind_of_request_error_it_is(error: InvalidRequest, pa
 
 
 def test_a_lost_replica_is_one_kind_of_loss() -> None:
-    assert {error.__name__ for error in tree(ReplicaLost)} == {"ReplicaLost", "TalkerLost", "CodecLost"}
+    assert {error.__name__ for error in tree(ReplicaLost)} == {"ReplicaLost", "TalkerLost", "CodecLost", "Moved"}

@@ -57,7 +57,7 @@ async def test_both_pools_grow_by_their_queues_and_shrink_again_and_no_request_f
 
 ZERO = AppConfig(
     model="embedded",
-    api=ApiSettings(admission=AdmissionSettings(start_wait_s=0.5)),
+    api=ApiSettings(admission=AdmissionSettings(start_wait_s=0.5, max_wait_s=2.5)),
     talker_scaling=TalkerScaling(
         min_replicas=0, scale_down_window_s=1, scale_down_interval_s=0, scale_to_zero_after_s=1
     ),
@@ -69,7 +69,6 @@ async def test_the_talker_pool_goes_to_zero_and_the_first_request_wakes_it() -> 
         async with client(url) as http:
             assert len(await fetch(http, body())) > 0
             await until(lambda sizes: sizes.talkers == (0, 0))
-            await asyncio.sleep(2.5)  # the ingress looks every two seconds
             async with http.post(PATH, json=body()) as refused:
                 assert refused.status == 503
                 assert int(refused.headers["Retry-After"]) >= 1

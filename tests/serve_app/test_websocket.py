@@ -108,14 +108,59 @@ async def test_utterances_follow_each_other_on_one_socket() -> None:
 async def test_started_says_what_the_frames_are() -> None:
     async with speech_socket(speaking()) as connection:
         socket = await accepted(connection)
-        socket.send(SPEAK)
+        socket.send({**SPEAK, "seed": 7})
         assert await socket.event() == {
             "type": "started",
             "request_id": "conn-1",
             "sample_rate": CUSTOM_VOICE.sample_rate,
             "channels": 1,
             "format": "pcm_s16le",
+            "seed": 7,
         }
+
+
+async def test_an_utterance_goes_on_behind_the_frames_the_client_has() -> None:
+    synthesizer = speaking()
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        socket.send({**SPEAK, "request_id": "earlier-1", "seed": 7, "from_frame": 3})
+        frames, done = await socket.utterance()
+    assert b"".join(frames) == pcm_of(utterance())[3 * CUSTOM_VOICE.frame_samples * 2 :]
+    assert (done["request_id"], done["frames"], done["samples"]) == ("earlier-1", 4, CUSTOM_VOICE.frame_samples)
+    (request,) = synthesizer.requests
+    assert (request.request_id, request.seed) == ("earlier-1", 7)
+
+
+async def test_behind_the_last_frame_nothing_is_left() -> None:
+    async with speech_socket(speaking()) as connection:
+        socket = await accepted(connection)
+        socket.send({**SPEAK, "seed": 7, "from_frame": 4})
+        frames, done = await socket.utterance()
+    assert (b"".join(frames), done["type"]) == (b"", "done")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"from_frame": 3}, "seed"), ({"from_frame": -1, "seed": 1}, "from_frame"), ({"request_id": "a b"}, "request_id")],
+)
+async def test_what_cannot_be_gone_on_with_is_refused(fields: dict[str, object], param: str) -> None:
+    synthesizer = speaking()
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        socket.send({**SPEAK, **fields})
+        error = (await socket.event())["error"]
+    assert isinstance(error, dict)
+    assert error["param"] == param
+    assert synthesizer.requests == []
+
+
+async def test_the_seed_that_was_drawn_survives_every_reader_of_json() -> None:
+    async with speech_socket(speaking()) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        seed = (await socket.event())["seed"]
+    assert isinstance(seed, int)
+    assert int(float(seed)) == seed
 
 
 async def test_binary_frames_are_small_and_of_whole_samples() -> None:
@@ -337,3 +382,22 @@ async def test_a_server_that_cancels_the_handler() -> None:
         with pytest.raises(asyncio.CancelledError):
             await connection.task
         assert synthesizer.closed.is_set()
+
+
+async def test_an_idle_socket_is_closed() -> None:
+    async with speech_socket(speaking(), ApiSettings(idle_timeout_s=0.01)) as connection:
+        await accepted(connection)
+        assert await connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}
+        await connection.task
+
+
+async def test_a_socket_that_speaks_is_not_idle() -> None:
+    more = asyncio.Event()
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
+    async with speech_socket(synthesizer, ApiSettings(idle_timeout_s=0.01)) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        asyncio.get_running_loop().call_later(0.1, more.set)
+        frames, done = await socket.utterance()
+        assert (frames, done["type"]) == ([FRAME, FRAME], "done")
+        assert await connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}

@@ -12,7 +12,7 @@ from deployments.codec.chunking import ChunkPlan
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.silence import LeadingSilence
 from deployments.codec.state import DecoderState
-from deployments.codec.stream import StreamDecoder
+from deployments.codec.stream import Start, StreamDecoder
 from deployments.errors import EngineError, TalkerLost
 from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk
 
@@ -22,7 +22,7 @@ GROUPS = 4
 FRAME_SAMPLES = 30
 SAMPLE_RATE = 300
 RAMP = (1, 2, 4, 8, 12)
-NOWHERE = DecoderState(0, ())
+NOWHERE = Start(DecoderState(0, ()))
 
 
 class Source:
@@ -270,7 +270,7 @@ async def test_audio_equals_the_one_shot_audio_however_frames_arrive(
             yield FrameChunk(whole[:0], 5, FinishReason.STOP)
 
     stream = StreamDecoder(decode, ChunkPlan(RAMP), None, sample_rate=SAMPLE_RATE)
-    chunks = await collect(stream.run(ragged(), decoder.initial_state()))
+    chunks = await collect(stream.run(ragged(), Start(decoder.initial_state())))
     audio, _ = decoder.decode(codes[:1], [decoder.initial_state()])
     difference = joined_pcm(chunks).astype(int) - to_pcm16(audio[0]).astype(int)
     assert np.abs(difference).max() <= 1

@@ -1,0 +1,136 @@
+"""Going on where a replica left off: the stream is its codes, so any other replica can continue it.
+
+Whoever reads a stream keeps its codes. When the replica behind it is lost, they are sent to another one with the same
+request; sampling is keyed by seed and frame, so what follows is what would have come.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from deployments import metrics
+from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
+from deployments.protocol import Codes, FinishReason
+
+logger = logging.getLogger(__name__)
+
+_FIRST_DELAY_S = 0.02
+_MAX_DELAY_S = 0.5
+
+
+class Chunk(Protocol):
+    """What a stream is made of: `FrameChunk` or `PcmChunk`."""
+
+    @property
+    def codes(self) -> Codes: ...  # noqa: D102
+
+    @property
+    def finish_reason(self) -> FinishReason | None: ...  # noqa: D102
+
+
+C = TypeVar("C", bound=Chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a stream is given up."""
+
+    patience_s: float = 30.0  # without anything new, from the loss on
+    max_losses: int = 12  # replicas that died under one stream; those it was moved away from do not count
+    max_futile: int = 3  # of them in a row that died before they brought a frame: it may be the request that kills
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A stream on its way from one replica to the next."""
+
+    reason: str
+    began_s: float  # of time.monotonic()
+
+
+def record(lost: type[ReplicaLost], request_id: str, handover: Handover) -> None:
+    """Tell of a stream that goes on elsewhere; `lost` says in which pool it has changed replicas."""
+    gap_s = time.monotonic() - handover.began_s
+    metrics.failed_over(lost.__name__, gap_s)
+    logger.warning("request %s goes on %.3f s after %s: %s", request_id, gap_s, lost.__name__, handover.reason)
+
+
+class Attempts:
+    """Decides after each loss whether a stream asks again, and when."""
+
+    def __init__(self, lost: type[ReplicaLost], limits: Limits) -> None:
+        self._lost, self._limits = lost, limits
+        self._losses = self._futile = 0
+        self._delay_s = _FIRST_DELAY_S
+        self._accepted = False  # by the replica asked last
+        self.handover: Handover | None = None  # while nothing new has come since a loss
+
+    def heard(self) -> None:
+        """The replica asked last has taken the stream up."""
+        self._accepted = True
+
+    def advanced(self) -> None:
+        """Something new has come."""
+        self._futile, self._delay_s, self.handover = 0, _FIRST_DELAY_S, None
+
+    def delay_s(self, error: TalkrayError) -> float:
+        """How long to wait before asking again; raises `error` where there is no point in it."""
+        now_s = time.monotonic()
+        died = isinstance(error, self._lost)
+        if self.handover is None:
+            if not died and not isinstance(error, Moved):
+                raise error  # refused from the start, or lost further behind
+            self.handover = Handover(f"{type(error).__name__}: {error}", now_s)
+        died = died and self._accepted
+        self._losses += died
+        self._futile += died
+        self._accepted = False
+        if self._is_spent(now_s - self.handover.began_s):
+            raise self._lost(
+                f"given up after {self._losses} losses, the first of now: {self.handover.reason}"
+            ) from error
+        delay_s, self._delay_s = self._delay_s, min(2 * self._delay_s, _MAX_DELAY_S)
+        return delay_s
+
+    def _is_spent(self, waited_s: float) -> bool:
+        limits = self._limits
+        return waited_s > limits.patience_s or self._losses > limits.max_losses or self._futile > limits.max_futile
+
+
+async def persist(
+    ask: Callable[[], AsyncGenerator[C, None]],
+    *,
+    request_id: str,
+    lost: type[ReplicaLost],
+    limits: Limits = DEFAULT_LIMITS,
+) -> AsyncGenerator[C, None]:
+    """The chunks of a stream up to its last one, from as many replicas as it takes.
+
+    `ask` is called for each attempt and must go on behind the chunks that have been taken; it raises `lost` or Moved
+    where that needs another replica. Raises whatever else `ask` raises, and `lost` once `limits` are reached: a stream
+    never just ends.
+    """
+    attempts = Attempts(lost, limits)
+    while True:
+        try:
+            async with aclosing(ask()) as chunks:
+                async for chunk in chunks:
+                    attempts.heard()
+                    if len(chunk.codes) or chunk.finish_reason is not None:
+                        if attempts.handover is not None:
+                            record(lost, request_id, attempts.handover)
+                        attempts.advanced()
+                    yield chunk
+                    if chunk.finish_reason is not None:
+                        return
+            raise lost("the stream ended without its last chunk")
+        except (ReplicaLost, NotReady, Overloaded) as error:
+            delay_s = attempts.delay_s(error)
+        await asyncio.sleep(delay_s)
