@@ -39,7 +39,7 @@ faults: $(VENV)/.installed-dev ## Kill replicas and hosts under load: no listene
 	$(BIN)/python -m pytest -q -m faults
 
 fuzz: $(VENV)/.installed-dev ## At least 10,000 hostile requests of each kind (TALKRAY_FUZZ_SEED=1 for others)
-	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s tests/fuzz
+	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/fuzz
 
 audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the network (pypi.org)
 	$(PIP) pip-audit
