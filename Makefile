@@ -41,7 +41,7 @@ faults: $(VENV)/.installed-dev ## Kill replicas and hosts under load: no listene
 fuzz: $(VENV)/.installed-dev ## At least 10,000 hostile requests of each kind (TALKRAY_FUZZ_SEED=1 for others)
 	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/fuzz
 
-audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the network (pypi.org)
+audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the network
 	$(PIP) pip-audit
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
