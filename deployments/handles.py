@@ -1,6 +1,7 @@
 """Calling another deployment: the one place that knows what Ray raises and that a left stream must be cancelled."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -11,15 +12,18 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.errors import NotReady, Overloaded, ReplicaLost
+from deployments.rate import Rate
 
-# What a caller may wait before a full queue is likely to have room again.
-_RETRY_AFTER_S = 1.0
-# How long a call may wait for a replica that takes it.
-_ACCEPT_S = 30.0
+# Streams that this process has seen end: each deployment calls one other.
+_finished = Rate()
+# A call that no replica has taken by then is made again: it may wait for one that hangs. All are full at times.
+_ACCEPT_S = 4.0
 # A stream brings at least a sign of life this often, and is lost when it has been silent for so long: a replica that
 # hangs, or a host that is cut off, closes no connection.
 BEAT_S = 0.5
 _SILENCE_S = 3.0
+# What has arrived is read within this time, even by a process that could not run for a while.
+_CATCH_UP_S = 0.25
 
 T = TypeVar("T")
 
@@ -35,22 +39,34 @@ async def stream(
     response = handle.options(method_name=method, stream=True).remote(request)
     items = aiter(response)
     within_s = _ACCEPT_S
-    silence: Exception = NotReady(f"no replica has taken the call within {_ACCEPT_S:.0f} s")
+    coming: asyncio.Future[Any] | None = None
     try:
         while True:
+            coming = asyncio.ensure_future(anext(items))
+            if not await _settles(coming, within_s):
+                raise lost(f"the replica has been silent for {within_s:.0f} s")
             try:
-                async with asyncio.timeout(within_s):
-                    item = await anext(items)
-            except TimeoutError:
-                raise silence from None
+                item = coming.result()
             except StopAsyncIteration:
+                _finished.count(time.monotonic())
                 return
-            within_s, silence = _SILENCE_S, lost(f"the replica has been silent for {_SILENCE_S:.0f} s")
+            within_s = _SILENCE_S
             yield item
     except Exception as error:
         raise translate(error, lost) from error
     finally:
         response.cancel()
+        if coming is not None and not coming.done():
+            coming.cancel()
+            await asyncio.wait((coming,))
+
+
+async def _settles(coming: asyncio.Future[Any], within_s: float) -> bool:
+    for timeout_s in (within_s, _CATCH_UP_S):
+        await asyncio.wait((coming,), timeout=timeout_s)
+        if coming.done():
+            return True
+    return False
 
 
 async def call(handle: DeploymentHandle, method: str, *, lost: type[ReplicaLost]) -> Any:
@@ -61,13 +77,20 @@ async def call(handle: DeploymentHandle, method: str, *, lost: type[ReplicaLost]
         raise translate(error, lost) from error
 
 
-async def with_beats(items: AsyncGenerator[T, None], beat: Callable[[], T]) -> AsyncGenerator[T, None]:
-    """`items` as `stream` wants them: a beat at once, and another whenever nothing comes for BEAT_S."""
+async def with_beats(
+    items: AsyncGenerator[T, None], beat: Callable[[], T], check: Callable[[], None]
+) -> AsyncGenerator[T, None]:
+    """`items` as `stream` wants them: a beat at once, and another whenever nothing comes for BEAT_S.
+
+    `check` is called at least as often; it raises where the stream has to leave this replica.
+    """
     coming: asyncio.Task[T] | None = None
     async with aclosing(items):
         try:
+            check()
             yield beat()
             while True:
+                check()
                 coming = coming or asyncio.ensure_future(anext(items))
                 await asyncio.wait((coming,), timeout=BEAT_S)
                 if not coming.done():
@@ -88,7 +111,9 @@ async def with_beats(items: AsyncGenerator[T, None], beat: Callable[[], T]) -> A
 def translate(error: Exception, lost: type[ReplicaLost]) -> Exception:
     """Ray's exception as one of ours; an exception that the method raised is returned as it was raised there."""
     if isinstance(error, BackPressureError):
-        return Overloaded("every replica of the next stage is full", _RETRY_AFTER_S)
+        queued = error.args[0]  # calls of this process that wait for a replica with room
+        after_s = _finished.retry_after_s(queued, time.monotonic())
+        return Overloaded(f"every replica of the next stage is full and {queued} requests wait", after_s)
     if isinstance(error, RayActorError | RpcError):
         return lost(f"the replica serving this stream is gone: {type(error).__name__}")
     if isinstance(error, DeploymentUnavailableError):

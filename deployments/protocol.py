@@ -78,6 +78,7 @@ class SynthesisRequest:
     non_streaming_mode: bool | None = None  # None: as the official package does for this kind of checkpoint
     ignore_eos: bool = False
     leading_silence: bool = False  # True keeps quiet leading frames
+    continues: bool = False  # a later segment of a text that is being heard: it is not refused and goes first
     resume: Resume | None = None  # set where a stream goes on that another replica began
 
 
@@ -90,6 +91,11 @@ class GenerateRequest:
     prefix: Codes | None = None  # frames of this utterance that exist already: generation goes on behind them
     heard: int | None = None  # frames of the prefix whose audio exists; None: of all
     gpu_frames: int = 0  # the talker brings the audio of so many frames behind those; ALL_FRAMES: of all
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody is listening already: a pause would be heard, and a refusal would end the speech."""
+        return self.synthesis.continues or self.prefix is not None
 
 
 @dataclass(frozen=True, slots=True)

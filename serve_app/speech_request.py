@@ -1,6 +1,5 @@
 """From what a client sent to what the replicas are asked, checked against the loaded model."""
 
-import asyncio
 import secrets
 from dataclasses import fields
 
@@ -8,10 +7,13 @@ from deployments.errors import InvalidRequest, ModelNotFound
 from deployments.protocol import ModelInfo, ModelKind, Reference, Sampling, SynthesisRequest
 from serve_app import voices
 from serve_app.api_settings import ApiSettings
-from serve_app.reference_audio import decode_reference
+from serve_app.reference_audio import decode_aside
 from serve_app.schemas import SpeechBody
 from serve_app.spoken import spoken_english
 from serve_app.text import clean
+
+# A client may send the seed back: as many bits as every reader of JSON keeps.
+_SEED_BITS = 53
 
 
 async def build_request(
@@ -27,7 +29,7 @@ async def build_request(
         instructions=_instructions(body, info, settings),
         reference=await _reference(body, info, settings),
         sampling=Sampling(**{option.name: getattr(body, option.name) for option in fields(Sampling)}),
-        seed=secrets.randbits(64) if body.seed is None else body.seed,
+        seed=secrets.randbits(_SEED_BITS) if body.seed is None else body.seed,
         non_streaming_mode=body.non_streaming_mode,
         ignore_eos=body.ignore_eos,
         leading_silence=body.leading_silence,
@@ -101,5 +103,5 @@ async def _reference(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -
     text = _cleaned("ref_text", body.ref_text, settings) or None
     if text is None and not body.x_vector_only_mode:
         raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")
-    audio = await asyncio.to_thread(decode_reference, body.ref_audio, info.sample_rate, settings=settings)
+    audio = await decode_aside(body.ref_audio, info.sample_rate, settings=settings)
     return Reference(audio, text, body.x_vector_only_mode)

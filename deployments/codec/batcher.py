@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.state import DecoderState
+from deployments.codec.workers import out_of_memory
 from deployments.errors import EngineError
 from deployments.protocol import Codes
 
@@ -54,10 +55,12 @@ def decode_batch(decoder: CodecDecoder, jobs: Sequence[DecodeJob]) -> list[Decod
 def _decode_group(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
     try:
         return list(_decode_stacked(decoder, jobs))
-    except (EngineError, RuntimeError, ValueError) as error:
+    except (EngineError, MemoryError, RuntimeError, ValueError) as error:
         if len(jobs) > 1:  # find the culprit
             return [outcome for job in jobs for outcome in _decode_group(decoder, [job])]
-        return [error if isinstance(error, EngineError) else EngineError(f"the codec decoder failed: {error}")]
+        if isinstance(error, EngineError):
+            return [error]
+        return [out_of_memory(error) or EngineError(f"the codec decoder failed: {error}")]
 
 
 def _decode_stacked(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decoded]:

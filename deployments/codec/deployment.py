@@ -1,5 +1,6 @@
 """The codec decoder as a Ray Serve deployment: pulls frames from a talker, yields PCM."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -8,8 +9,10 @@ import numpy as np
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.codec.load import CodecLoad
 from deployments.config import CodecConfig
-from deployments.errors import TalkerLost
+from deployments.drain import Departure, end_process
+from deployments.errors import CodecLost, TalkerLost
 from deployments.handles import call, stream, with_beats
 from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
 
@@ -25,9 +28,12 @@ class CodecDecoder:
 
         self._talker = talker
         self._service = CodecService(model, config, decode=self._decode)
+        self._load = CodecLoad(config)
         self._decode.set_max_batch_size(config.max_batch_size)
         self._knows_talker = False
         self._no_codes: Codes = np.zeros((0, 0), np.int16)
+        self._departure = Departure()
+        self._ending: asyncio.Task[None] | None = None
 
     async def describe(self) -> ModelInfo:
         """The talker's checkpoint."""
@@ -40,18 +46,37 @@ class CodecDecoder:
         """Audio of one utterance, chunk by chunk, each with its codes.
 
         A talker that dies is followed by another one. Raises InvalidRequest and Overloaded before the first audio,
-        TalkerLost when no other talker goes on. Chunks that hold nothing are signs of life.
+        TalkerLost when no other talker goes on, CodecLost and Moved where another codec replica should. Chunks that
+        hold nothing are signs of life.
         """
         if not self._knows_talker:
             await self.describe()
-        chunks = with_beats(self._service.synthesize(request, self._generate), self._beat)
-        async with aclosing(chunks):
+        audio = self._load.stream(self._service.synthesize, request, self._generate)
+        async with aclosing(with_beats(audio, self._beat, self._check)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """The fields of `serve_app.autoscaling.CodecRecord`, for Serve's controller."""
+        return self._load.record()
 
     async def batch_counts(self) -> tuple[int, int]:
         """Decode calls so far, and chunks decoded in them: their ratio is the mean batch."""
         return self._service.gate.batches, self._service.gate.jobs
+
+    async def check_health(self) -> None:
+        """Serve replaces the replica when this raises, or when it ends: a thread that hangs cannot be ended."""
+        self._check_workers()
+
+    def _check(self) -> None:
+        self._check_workers()
+        self._departure.check()
+
+    def _check_workers(self) -> None:
+        if not self._service.workers.hang:
+            return
+        self._ending = self._ending or asyncio.create_task(end_process("a decoder thread hangs"))
+        raise CodecLost("a decoder thread of this codec replica hangs")
 
     def _beat(self) -> PcmChunk:
         return PcmChunk(b"", self._no_codes, 0)
@@ -62,4 +87,5 @@ class CodecDecoder:
     @serve.batch(max_batch_size=16, batch_wait_timeout_s=0)  # type: ignore[untyped-decorator]
     async def _decode(self, jobs: "list[DecodeJob]") -> "list[Decoded | Exception]":
         """Chunks of several streams at once. The service's gate decides which come together."""
-        return await self._service.decode_batch(jobs)
+        decoding = self._service.decode_batch(jobs)
+        return await self._load.call(decoding, [len(job.codes) for job in jobs], waiting=self._service.gate.num_waiting)

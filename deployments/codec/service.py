@@ -1,8 +1,6 @@
 """What a codec replica does, without Ray: a request and a source of frames in, PCM out."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -16,6 +14,7 @@ from deployments.codec.placement import Placement
 from deployments.codec.silence import LeadingSilence
 from deployments.codec.state import DecoderState
 from deployments.codec.stream import Decode, Opening, Start, StreamDecoder
+from deployments.codec.workers import Workers
 from deployments.config import CodecConfig
 from deployments.errors import TalkerLost
 from deployments.failover import persist
@@ -31,7 +30,7 @@ class CodecService:
         """`decode` takes one job; it is called for all jobs of a batch at once and ends in `decode_batch`."""
         self._codec = load_codec(model, config)
         self._ramp = config.chunk_frames
-        self._threads = ThreadPoolExecutor(config.workers, thread_name_prefix="codec")
+        self.workers = Workers(config.workers, on_gpu=self._codec.decoder.device.type == "cuda")
         self.gate = DecodeGate(
             decode,
             workers=config.workers,
@@ -66,16 +65,14 @@ class CodecService:
 
     async def decode_batch(self, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
         """Decode chunks of several streams on a worker thread; a job that fails gets its own exception."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, decode_batch, self._codec.decoder, jobs)
+        return await self.workers.run(decode_batch, self._codec.decoder, jobs)
 
     async def _begin(self, request: SynthesisRequest) -> tuple[Codes | None, DecoderState]:
         """The reference's codes, and the state decoding begins in: speech goes on from where the recording ends."""
         reference = request.reference
         if reference is None or reference.x_vector_only:
             return None, self._codec.decoder.initial_state()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._codec.encode_reference, reference.audio)
+        return await self.workers.run(self._codec.encode_reference, reference.audio)
 
     async def _start(self, resume: Resume | None, reference_codes: Codes | None, state: DecoderState) -> Start:
         """Behind the reference, or where another replica stopped: its state is remade from the codes."""
@@ -86,7 +83,7 @@ class CodecService:
         if num_done:
             behind = [] if reference_codes is None else [reference_codes]
             codes = torch.from_numpy(np.concatenate([*behind, resume.codes[:num_done]]).astype(np.int64))
-            state = await asyncio.get_running_loop().run_in_executor(self._threads, decoder.recall, codes)
+            state = await self.workers.run(decoder.recall, codes)
         return Start(state, resume.codes[num_done:], num_done * decoder.frame_samples, skipped)
 
 

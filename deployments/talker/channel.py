@@ -54,6 +54,13 @@ class Produced:
     chunks: list[tuple[int, FrameChunk]]
     num_running: int
     num_waiting: int
+    step_s: float = 0.0  # what the step took; 0 where nothing was made
+    kv_used_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The engine process has not stopped, whatever its step takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,7 @@ class Failed:
 
 
 Command = Start | Submit | Abort
-Report = Loading | Ready | Produced | Failed
+Report = Loading | Ready | Produced | Alive | Failed
 
 
 def encode(message: Command | Report) -> bytes:

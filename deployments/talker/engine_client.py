@@ -7,10 +7,12 @@ import logging
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator
 
 import numpy as np
 
+from deployments import metrics
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
@@ -32,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 1 << 18
 _STOP_TIMEOUT_S = 5.0
+# The engine process says four times a second that it is alive.
+_SILENCE_S = 1.5
+_WATCH_S = 0.25
 
 Item = FrameChunk | Exception
 
@@ -50,7 +55,10 @@ class EngineClient:
         self._writer: asyncio.StreamWriter | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._heard_s = 0.0  # of time.monotonic(), the last report
         self.num_running = self.num_waiting = 0
+        self.kv_used_ratio = 0.0
         with contextlib.ExitStack() as failed:
             failed.callback(self.stop)
             self._socket.sendall(encode(Start(model, config)))
@@ -59,8 +67,8 @@ class EngineClient:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine process runs."""
-        return self._process.poll() is None
+        """Whether the engine process runs, and has been heard of."""
+        return self._process.poll() is None and (self._reading is None or not self._reading.done())
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         """Frames as the engine makes them, those that wait together in one chunk. Leaving it aborts the request.
@@ -120,12 +128,28 @@ class EngineClient:
     async def _connect(self) -> None:
         self._socket.setblocking(False)
         reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
+        self._heard_s = time.monotonic()
         self._reading = asyncio.create_task(self._read(reader, self._writer))
+        self._watching = asyncio.create_task(self._watch(self._reading))
+
+    async def _watch(self, reading: asyncio.Task[None]) -> None:
+        """End the reading, and all streams with it, when the engine process has fallen silent."""
+        while not reading.done():
+            slept_s = time.monotonic()
+            await asyncio.sleep(_WATCH_S)
+            now_s = time.monotonic()
+            if now_s - slept_s > 2 * _WATCH_S:
+                self._heard_s = now_s  # it was this process that stood still
+            if now_s - self._heard_s > _SILENCE_S:
+                logger.error("the engine process has been silent for %.1f s", now_s - self._heard_s)
+                self._process.kill()
+                reading.cancel()  # a process that hangs in a driver keeps its socket even when it is killed
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with contextlib.suppress(ConnectionError):
                 while data := await reader.read(_RECEIVE_BYTES):
+                    self._heard_s = time.monotonic()
                     for report in self._unpacker.feed(data):
                         self._deliver(report)
         finally:
@@ -136,6 +160,8 @@ class EngineClient:
     def _deliver(self, report: Command | Report) -> None:
         if isinstance(report, Produced):
             self.num_running, self.num_waiting = report.num_running, report.num_waiting
+            self.kv_used_ratio = report.kv_used_ratio
+            metrics.talker_step(report.step_s, len(report.chunks), report.kv_used_ratio, waiting=report.num_waiting)
             for number, chunk in report.chunks:
                 if number in self._streams:
                     self._streams[number].put_nowait(chunk)

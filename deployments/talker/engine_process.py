@@ -4,12 +4,15 @@ A busy Python thread beside the replica's event loop triples the time to the fir
 The process ends when its socket does, so it never outlives its replica, and it starts no session of its own.
 """
 
+import contextlib
 import gc
 import logging
 import os
 import select
 import socket
 import sys
+import threading
+import time
 
 from deployments.embedded import cache_directory
 from deployments.errors import EngineError, TalkerLost, TalkrayError
@@ -17,6 +20,7 @@ from deployments.model_store import locate
 from deployments.protocol import ModelInfo
 from deployments.talker.channel import (
     Abort,
+    Alive,
     Command,
     Failed,
     Loading,
@@ -29,11 +33,10 @@ from deployments.talker.channel import (
     encode,
 )
 from deployments.talker.engine import Engine
+from deployments.talker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-# How often an idle engine says that it is alive.
-_HEARTBEAT_S = 0.5
 _RECEIVE_BYTES = 1 << 20
 
 
@@ -47,6 +50,8 @@ class EngineProcess:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.unpacker = Unpacker()
+        self.spoilt: set[int] = set()  # sequences that came to NaN, ever
+        self._sending = threading.Lock()  # the watchdog sends too
 
     def run(self) -> None:
         """Load what `Start` names, then serve until the socket closes."""
@@ -56,18 +61,33 @@ class EngineProcess:
             self._send(Failed(None, error))
             raise
         self._send(Ready(info))
-        while True:
-            self._serve_once(engine)
+        watchdog = Watchdog(engine.runner.device.type, self._say_alive)
+        with watchdog.running():
+            while True:
+                self._serve_once(engine, watchdog)
 
-    def _serve_once(self, engine: Engine) -> None:
+    def _serve_once(self, engine: Engine, watchdog: Watchdog) -> None:
         was_idle = engine.is_idle
-        for command in self._receive(timeout_s=_HEARTBEAT_S if was_idle else engine.patience_s):
-            self._obey(engine, command)
-        chunks = [(output.sequence_id, output.chunk) for output in engine.step()]
+        commands = self._receive(timeout_s=None if was_idle else engine.patience_s)
+        with watchdog.step():
+            for command in commands:
+                self._obey(engine, command)
+            began_s = time.perf_counter()
+            chunks = [(output.sequence_id, output.chunk) for output in engine.step()]
+            step_s = time.perf_counter() - began_s if chunks else 0.0
+            spoilt = engine.take_spoilt()
         if chunks or was_idle:
             scheduler = engine.scheduler
-            self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting)))
-        for number in engine.take_spoilt():
+            used_ratio = scheduler.blocks.used_ratio
+            self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting), step_s, used_ratio))
+        self._send_away(engine, spoilt)
+
+    def _send_away(self, engine: Engine, spoilt: list[int]) -> None:
+        """Other talkers may go on with sequences whose state is no number; raises once that has struck two of them."""
+        self.spoilt |= set(spoilt)
+        if len(self.spoilt) > 1:
+            raise EngineError(f"sequences {sorted(self.spoilt)} came to NaN or infinity")
+        for number in spoilt:
             engine.abort(number)
             self._send(Failed(number, TalkerLost("the stream came to NaN or infinity on this talker")))
 
@@ -110,14 +130,22 @@ class EngineProcess:
         readable, _, _ = select.select([self.connection], [], [], timeout_s)
         if not readable:
             return []
-        data = self.connection.recv(_RECEIVE_BYTES)
+        try:
+            data = self.connection.recv(_RECEIVE_BYTES)
+        except ConnectionResetError:
+            data = b""
         if not data:
             raise PipeClosedError
         return [command for command in self.unpacker.feed(data) if isinstance(command, Start | Submit | Abort)]
 
+    def _say_alive(self) -> None:
+        with contextlib.suppress(PipeClosedError):  # the engine's thread notices by itself
+            self._send(Alive())
+
     def _send(self, report: Report) -> None:
         try:
-            self.connection.sendall(encode(report))
+            with self._sending:
+                self.connection.sendall(encode(report))
         except (BrokenPipeError, ConnectionResetError):
             raise PipeClosedError from None
 

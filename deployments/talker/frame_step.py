@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deployments.talker.batch_state import BatchState
-from deployments.talker.input_tables import InputTables
+from deployments.talker.input_tables import MAX_DENSE_ROWS, InputTables
 from deployments.talker.sampling import NARROW, WIDE, Breadth, Draw, NoiseSource, penalise_repetition, philox_noise
 from deployments.talker.stacks import Networks, Rows
 
@@ -37,6 +37,7 @@ class PrefillRows:
 class FrameStep:
     """The networks of one talker over the state of a batch."""
 
+    packed_rows = MAX_DENSE_ROWS  # rows of a pass up to which prompts are packed
     breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # those that are worth a recording of their own
 
     def __init__(self, tables: InputTables, state: BatchState, networks: Networks) -> None:

@@ -25,6 +25,7 @@ class FusedStep(FrameStep):
     """Everything of a step that decodes, and short prompts. Long prompts take plain PyTorch: they fill the GPU."""
 
     breadths = (WIDE,)
+    packed_rows = _MAX_FUSED_ROWS  # two short passes cost less than one that the fused kernels do not take
 
     def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, pdl: bool = True) -> None:
         super().__init__(tables, state, plain_networks(tables.talker, cache))

@@ -31,20 +31,20 @@ class Part:
 Pass = list[Part]
 
 
-def pack(sequences: Iterable[Sequence], *, num_rows: int, alone: bool) -> Iterator[Pass]:
-    """Passes of at most `num_rows` rows. A prompt longer than that has passes of its own, all have with `alone`."""
-    together: Pass = []
+def pack(sequences: Iterable[Sequence], *, num_rows: int, together: int) -> Iterator[Pass]:
+    """Passes of at most `num_rows` rows; prompts share one of up to `together`, longer ones have their own."""
+    packed: Pass = []
     for sequence in sequences:
         size = sequence.num_positions
-        if alone or size > num_rows:
+        if size > together:
             yield from ([Part(sequence, at, min(at + num_rows, size))] for at in range(0, size, num_rows))
             continue
-        if sum(part.stop for part in together) + size > num_rows:
-            yield together
-            together = []
-        together.append(Part(sequence, 0, size))
-    if together:
-        yield together
+        if sum(part.stop for part in packed) + size > together:
+            yield packed
+            packed = []
+        packed.append(Part(sequence, 0, size))
+    if packed:
+        yield packed
 
 
 class PrefillInputs:

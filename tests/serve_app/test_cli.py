@@ -55,14 +55,14 @@ def test_a_model_overrides_the_configs(tmp_path: Path, monkeypatch: pytest.Monke
     assert (config.model, config.codec.workers) == ("here", 2)
 
 
-def test_with_a_gpu_talker_and_codec_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_gpu_the_talker_makes_audio_too(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[AppConfig] = []
     monkeypatch.setattr(module, "count_gpus", lambda: 1)
     monkeypatch.setattr(module, "examine", lambda config, _: asked.append(config) or [])
     RUNNER.invoke(cli, ["doctor", "--model", "embedded"], catch_exceptions=False)
     assert asked[0] == one_gpu().model_copy(update={"model": "embedded"})
-    assert asked[0].talker_pool.num_gpus + asked[0].codec_pool.num_gpus == 1
-    assert asked[0].codec.device == "cuda"
+    assert (asked[0].talker_pool.num_gpus, asked[0].codec_pool.num_gpus) == (1, 0)
+    assert asked[0].codec.placement == "inline"
 
 
 def test_other_modules_get_their_arguments_untouched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,14 +108,59 @@ async def test_utterances_follow_each_other_on_one_socket() -> None:
 async def test_started_says_what_the_frames_are() -> None:
     async with speech_socket(speaking()) as connection:
         socket = await accepted(connection)
-        socket.send(SPEAK)
+        socket.send({**SPEAK, "seed": 7})
         assert await socket.event() == {
             "type": "started",
             "request_id": "conn-1",
             "sample_rate": CUSTOM_VOICE.sample_rate,
             "channels": 1,
             "format": "pcm_s16le",
+            "seed": 7,
         }
+
+
+async def test_an_utterance_goes_on_behind_the_frames_the_client_has() -> None:
+    synthesizer = speaking()
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        socket.send({**SPEAK, "request_id": "earlier-1", "seed": 7, "from_frame": 3})
+        frames, done = await socket.utterance()
+    assert b"".join(frames) == pcm_of(utterance())[3 * CUSTOM_VOICE.frame_samples * 2 :]
+    assert (done["request_id"], done["frames"], done["samples"]) == ("earlier-1", 4, CUSTOM_VOICE.frame_samples)
+    (request,) = synthesizer.requests
+    assert (request.request_id, request.seed) == ("earlier-1", 7)
+
+
+async def test_behind_the_last_frame_nothing_is_left() -> None:
+    async with speech_socket(speaking()) as connection:
+        socket = await accepted(connection)
+        socket.send({**SPEAK, "seed": 7, "from_frame": 4})
+        frames, done = await socket.utterance()
+    assert (b"".join(frames), done["type"]) == (b"", "done")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"from_frame": 3}, "seed"), ({"from_frame": -1, "seed": 1}, "from_frame"), ({"request_id": "a b"}, "request_id")],
+)
+async def test_what_cannot_be_gone_on_with_is_refused(fields: dict[str, object], param: str) -> None:
+    synthesizer = speaking()
+    async with speech_socket(synthesizer) as connection:
+        socket = await accepted(connection)
+        socket.send({**SPEAK, **fields})
+        error = (await socket.event())["error"]
+    assert isinstance(error, dict)
+    assert error["param"] == param
+    assert synthesizer.requests == []
+
+
+async def test_the_seed_that_was_drawn_survives_every_reader_of_json() -> None:
+    async with speech_socket(speaking()) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        seed = (await socket.event())["seed"]
+    assert isinstance(seed, int)
+    assert int(float(seed)) == seed
 
 
 async def test_binary_frames_are_small_and_of_whole_samples() -> None:
@@ -238,7 +283,7 @@ async def test_a_binary_message_is_an_error_and_the_socket_stays() -> None:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(Overloaded("full"), "rate_limit_exceeded"), (NotReady(), "not_ready"), (ValueError("secret"), "internal_error")],
+    [(NotReady(), "not_ready"), (ValueError("secret"), "internal_error")],
 )
 @pytest.mark.parametrize("spoken", [[], [chunk(FRAME)]])
 async def test_a_failure_is_an_error_and_the_socket_stays(error: Exception, code: str, spoken: list[Step]) -> None:
@@ -256,6 +301,16 @@ async def test_a_failure_is_an_error_and_the_socket_stays(error: Exception, code
         synthesizer.script = utterance()
         socket.send(SPEAK)
         assert (await socket.utterance())[1]["type"] == "done"
+
+
+async def test_an_overloaded_server_says_so_and_closes_the_socket() -> None:
+    async with speech_socket(FakeSynthesizer(script=[Overloaded("full", 3.2)])) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        assert code_of(await socket.event()) == ("rate_limit_exceeded", None)
+        closed = await connection.next()
+        assert (closed["type"], closed["code"]) == ("websocket.close", 1013)
+        assert closed["reason"] == "overloaded, retry after 4 s"
 
 
 async def test_only_reference_audio_may_make_a_message_large() -> None:
@@ -327,3 +382,22 @@ async def test_a_server_that_cancels_the_handler() -> None:
         with pytest.raises(asyncio.CancelledError):
             await connection.task
         assert synthesizer.closed.is_set()
+
+
+async def test_an_idle_socket_is_closed() -> None:
+    async with speech_socket(speaking(), ApiSettings(idle_timeout_s=0.01)) as connection:
+        await accepted(connection)
+        assert await connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}
+        await connection.task
+
+
+async def test_a_socket_that_speaks_is_not_idle() -> None:
+    more = asyncio.Event()
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
+    async with speech_socket(synthesizer, ApiSettings(idle_timeout_s=0.01)) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        asyncio.get_running_loop().call_later(0.1, more.set)
+        frames, done = await socket.utterance()
+        assert (frames, done["type"]) == ([FRAME, FRAME], "done")
+        assert await connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deployments.codec.decoder import CodecDecoder, to_pcm16
-from deployments.codec.slots import CODE_RING, PlainSlots, Pcm
+from deployments.codec.slots import CODE_RING, Pcm, PlainSlots
 from deployments.protocol import ALL_FRAMES, Codes
 from deployments.talker.bootstrap import Bootstrap
 from deployments.talker.engine import Engine

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -120,15 +121,16 @@ async def test_overload_arrives_before_the_first_frame(client: EngineClient) -> 
     assert client.num_running == 0
 
 
-async def test_a_killed_process_ends_every_stream(model: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_process_that_dies_or_stands_still_ends_every_stream(model: str, number: int) -> None:
     talker = Talker(model, SMALL)
     streams = [talker.generate(ENDLESS) for _ in range(3)]  # the third one waits for a row
-    await asyncio.gather(*(anext(stream) for stream in streams[:2]))  # type: ignore[call-overload]
-    third = asyncio.create_task(anext(streams[2]))  # type: ignore[arg-type]
+    await asyncio.gather(*(_first_frame(stream) for stream in streams[:2]))
+    third = asyncio.create_task(_first_frame(streams[2]))
     assert (await talker.describe()).name == model
     assert (await talker.load())[0] == 2
-    talker.check_health()
-    talker._engine._process.kill()
+    await talker.check_health()
+    talker._engine._process.send_signal(number)
     for stream in streams[:2]:
         with pytest.raises(TalkerLost):
             async for _ in stream:
@@ -137,9 +139,14 @@ async def test_a_killed_process_ends_every_stream(model: str) -> None:
         await third
     with pytest.raises(TalkerLost):
         await anext(talker.generate(ENDLESS))  # type: ignore[call-overload]
-    talker._engine._process.wait()
     with pytest.raises(TalkerLost):
-        talker.check_health()
+        await talker.check_health()
+    talker._engine._process.wait()
+
+
+async def _first_frame(stream: AsyncIterator[FrameChunk]) -> FrameChunk:
+    """The first chunk that is no sign of life."""
+    return await anext(chunk async for chunk in stream if len(chunk.codes))
 
 
 def test_a_checkpoint_that_does_not_load_fails_the_constructor(model: str, tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from threading import Thread
 
 import numpy as np
 import pytest
+import torch
 
-from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
+from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk
 from deployments.talker.channel import (
     Abort,
+    Alive,
     Command,
     Failed,
     Loading,
@@ -25,7 +27,7 @@ from deployments.talker.channel import (
     Unpacker,
     encode,
 )
-from deployments.talker.engine import Engine
+from deployments.talker.engine import Engine, Output
 from deployments.talker.engine_process import EngineProcess, PipeClosedError
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, speak
@@ -58,12 +60,12 @@ class Replica:
     def _read(self) -> Iterator[Report]:
         while data := self.connection.recv(1 << 16):
             for message in self.unpacker.feed(data):
-                assert isinstance(message, Loading | Ready | Produced | Failed)
+                assert isinstance(message, Report)
                 yield message
 
 
 @contextmanager
-def engine_process() -> Iterator[Replica]:
+def engine_process(ends_with: type[Exception] = PipeClosedError) -> Iterator[Replica]:
     """The replica's end of a process that runs in a thread; it ends with the socket."""
     ours, theirs = socket.socketpair()
     ended: list[BaseException] = []
@@ -72,7 +74,7 @@ def engine_process() -> Iterator[Replica]:
         with theirs:
             try:
                 EngineProcess(theirs).run()
-            except (PipeClosedError, CheckpointError) as error:
+            except (PipeClosedError, CheckpointError, ends_with) as error:
                 ended.append(error)
 
     thread = Thread(target=run)
@@ -141,7 +143,8 @@ def test_it_counts_who_runs_and_who_waits(start: Start) -> None:
 def test_an_idle_engine_still_reports(start: Start) -> None:
     with engine_process() as replica:
         replica.load(start)
-        assert replica.until(lambda report: isinstance(report, Produced))[-1] == Produced([], 0, 0)
+        for _ in range(2):
+            assert replica.until(lambda report: isinstance(report, Alive)) == [Alive()]
 
 
 def test_what_it_refuses_fails_alone(start: Start) -> None:
@@ -204,3 +207,55 @@ def test_a_request_that_trips_the_engine_fails_alone(start: Start) -> None:
     assert failed.id == 1
     assert isinstance(failed.error, EngineError)
     assert "klingon" in str(failed.error)
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, number: int, *, after: int) -> None:
+    """From its frame `after` on, the state of sequence `number` is no number."""
+    step = Engine.step
+
+    def spoiling_step(engine: Engine) -> list[Output]:
+        outputs = step(engine)
+        sequence = engine.scheduler.running.get(number)
+        if sequence is not None and sequence.num_frames >= after:
+            engine.runner.state.hidden[sequence.row] = torch.nan
+        return outputs
+
+    monkeypatch.setattr(Engine, "step", spoiling_step)
+
+
+def test_a_stream_that_comes_to_nan_is_sent_away_alone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch, 1, after=5)
+    config = start.config.model_copy(update={"max_num_seqs": 2})
+    with engine_process() as replica:
+        replica.load(Start(start.model, config))
+        replica.send(*(Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
+        reports = replica.until(is_last(2))
+    [failed] = [report for report in reports if isinstance(report, Failed)]
+    assert failed.id == 1
+    assert isinstance(failed.error, TalkerLost)
+    assert len(chunks_of(reports, 1)) == 5
+    assert len(chunks_of(reports, 2)) == 12
+    spoilt, sound = (np.concatenate([chunk.codes for chunk in chunks_of(reports, number)]) for number in (1, 2))
+    assert np.array_equal(spoilt, sound[:5])
+
+
+def test_a_second_one_ends_the_process(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stream may have itself to blame, two have the same GPU."""
+    spoil(monkeypatch, 1, after=5)
+    spoil(monkeypatch, 2, after=3)
+    with engine_process(ends_with=EngineError) as replica:
+        replica.load(start)
+        replica.send(*(Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
+        reports = list(replica.reports)
+    assert [len(chunks_of(reports, number)) for number in (1, 2)] == [5, 3]
+
+
+def test_an_error_of_the_device_ends_the_process(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken_step(engine: Engine) -> list[Output]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with engine_process(ends_with=RuntimeError) as replica:
+        replica.load(start)
+        monkeypatch.setattr(Engine, "step", broken_step)
+        replica.send(Submit(1, ask()))
+        assert not any(isinstance(report, Produced) for report in replica.reports)

@@ -67,17 +67,17 @@ def test_prompts_are_packed_in_their_order() -> None:
             self.num_positions = rows
 
     sizes = [10, 10, 40, 12, 150, 3]
-    passes = list(pack([Prompted(rows) for rows in sizes], num_rows=64, alone=False))  # type: ignore[misc]
+    passes = list(pack([Prompted(rows) for rows in sizes], num_rows=64, together=64))  # type: ignore[misc]
     cut = [[(part.sequence.num_positions, part.start, part.stop) for part in parts] for parts in passes]
     assert sorted(part for parts in cut for part in parts) == sorted(
         [(10, 0, 10), (10, 0, 10), (40, 0, 40), (12, 0, 12), (3, 0, 3), (150, 0, 64), (150, 64, 128), (150, 128, 150)]
     )
     assert all(sum(stop - start for _, start, stop in parts) <= 64 for parts in cut)
-    alone = list(pack([Prompted(rows) for rows in sizes], num_rows=64, alone=True))  # type: ignore[misc]
+    alone = list(pack([Prompted(rows) for rows in sizes], num_rows=64, together=0))  # type: ignore[misc]
     assert [len(parts) for parts in alone] == [1] * 8
 
 
 def test_buckets_end_with_the_largest_batch() -> None:
     assert batch_buckets(1) == [1]
-    assert batch_buckets(6) == [1, 2, 4, 6]
-    assert batch_buckets(64) == [1, 2, 4, 8, 16, 32, 48, 64]
+    assert batch_buckets(6) == [1, 2, 6]
+    assert batch_buckets(64) == [1, 2, 8, 16, 32, 48, 64]

@@ -1,0 +1,43 @@
+"""Two replicas of each pool on two cores, and what the streams are without faults."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.listener import Heard
+from tests.faults.pools import CODEC, TALKER, Service, config, serving, tiny_model
+from tests.faults.speaking import Speaking, long_requests, requests
+
+AT_ONCE = 20
+STREAMS = requests(17, frames=60) + long_requests(3, frames=25)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.faults)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with serving(config(tiny_model(tmp_path_factory.mktemp("model") / "tiny"))) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def undisturbed(service: Service) -> list[Heard]:
+    """Every stream as it is without a fault."""
+    heard = Speaking(STREAMS, at_once=AT_ONCE).finish()
+    assert [each.error for each in heard] == [None] * len(STREAMS)
+    return heard
+
+
+@pytest.fixture(autouse=True)
+def whole(request: pytest.FixtureRequest) -> None:
+    """Both pools are whole before a test."""
+    if "service" in request.fixturenames:
+        service = request.getfixturevalue("service")
+        for pool in (TALKER, CODEC):
+            service.wait_for(pool, 2)

@@ -1,0 +1,121 @@
+"""Streams among kills: `python -m tests.faults.kills --streams 500 --kills 50`.
+
+Every stream is compared with the same request as it was spoken when nothing was killed.
+"""
+
+import argparse
+import itertools
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.protocol import SynthesisRequest
+from tests.faults.listener import Heard, difference, gaps_after
+from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, serving, tiny_model
+from tests.faults.speaking import Speaking, requests
+
+VICTIMS = (TALKER, CODEC, ENGINE)  # in turn
+NOTICED_S = 3.0  # Serve has noticed by then that a replica is dead
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One process that was killed."""
+
+    what: str
+    at_s: float  # of time.time()
+
+
+class Killer:
+    """Takes replicas away in turn, never the last one of a pool."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._victims = itertools.cycle(VICTIMS)
+        self._last_s: dict[str, float] = {}
+        self.kills: list[Kill] = []
+
+    def try_one(self) -> None:
+        """Kill a process of the next victim whose pool can spare one."""
+        for _ in VICTIMS:
+            what = next(self._victims)
+            pool = TALKER if what is ENGINE else what
+            if time.monotonic() - self._last_s.get(pool, 0.0) > NOTICED_S and self._service.num_running(pool) > 1:
+                self._service.kill(random.choice(self._service.processes(what)))
+                self._last_s[pool] = time.monotonic()
+                self.kills.append(Kill(what, time.time()))
+                return
+
+
+def speak(service: Service, streams: list[SynthesisRequest], *, at_once: int, kills: int) -> tuple[Speaking, Killer]:
+    """Speak all streams with that many kills spread over them."""
+    speaking = Speaking(streams, at_once=at_once)
+    killer = Killer(service)
+    while not speaking.done:
+        due = kills * (len(speaking.heard) + at_once // 2) // len(streams)
+        if len(killer.kills) < min(due, kills):
+            killer.try_one()
+        speaking.go_on(may_begin=len(killer.kills) >= due - 1)
+    return speaking, killer
+
+
+def medians(heard: list[Heard]) -> float:
+    """Median time between two chunks of a stream."""
+    return statistics.median(
+        later - earlier for stream in heard for earlier, later in itertools.pairwise(stream.arrivals_s)
+    )
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value that `share` of all are not above."""
+    return sorted(values)[min(len(values) - 1, round(share * (len(values) - 1)))]
+
+
+def report(quiet: Speaking, speaking: Speaking, killer: Killer) -> int:
+    """Print what happened; the number of streams that were not as they should have been."""
+    expected = {heard.request_id.split(".")[0]: heard for heard in quiet.heard}
+    wrong = Counter(difference(expected[heard.request_id.split(".")[0]], heard) for heard in speaking.heard)
+    same = wrong.pop(None, 0)
+    usual_s = medians(quiet.heard)
+    print(f"streams: {len(speaking.heard)}, as without kills (codes equal, PCM within 1 LSB): {same}")
+    for problem, count in wrong.items():
+        print(f"  {count} x {problem}")
+    print(f"median time between chunks without kills: {usual_s:.3f} s")
+    print(f"{'killed':<16}{'times':>6}{'streams then':>14}{'gap p50, s':>12}{'p95':>8}{'longest':>9}")
+    names = {TALKER: "talker", CODEC: "codec", ENGINE: "engine process"}
+    for what in VICTIMS:
+        moments = [kill.at_s for kill in killer.kills if kill.what is what]
+        gaps = [max(0.0, gap - usual_s) for at_s in moments for gap in gaps_after(at_s, speaking.heard)] or [0.0]
+        columns = f"{statistics.median(gaps):>12.3f}{percentile(gaps, 0.95):>8.3f}{max(gaps):>9.3f}"
+        print(f"{names[what]:<16}{len(moments):>6}{len(gaps):>14}{columns}")
+    return len(speaking.heard) - same
+
+
+def main(arguments: list[str]) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.kills", description=__doc__.splitlines()[0])
+    parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--at-once", type=int, default=20)
+    parser.add_argument("--frames", type=int, default=60, help="of each stream, 80 ms each")
+    parser.add_argument("--replicas", type=int, default=3, help="of each pool")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as scratch:
+        model = tiny_model(Path(scratch) / "tiny")
+        with serving(config(model, talkers=options.replicas, codecs=options.replicas)) as service:
+            asked = requests(2 * options.at_once, frames=options.frames)
+            quiet, _ = speak(service, asked, at_once=options.at_once, kills=0)
+            repeated = list(itertools.islice(itertools.cycle(asked), options.streams))
+            began_s = time.monotonic()
+            speaking, killer = speak(service, repeated, at_once=options.at_once, kills=options.kills)
+            print(f"took {time.monotonic() - began_s:.0f} s, {options.replicas} replicas in each pool")
+            return min(1, report(quiet, speaking, killer))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""Somebody who listens: the ingress's own synthesizer in an actor, which keeps codes, samples and times."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+import ray
+from ray import serve
+
+from deployments.protocol import Codes, FinishReason, SynthesisRequest
+from serve_app.ingress import HandleSynthesizer
+from serve_app.long_text import LongText
+from serve_app.rollout import APP_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One stream as it was delivered."""
+
+    request_id: str
+    codes: Codes
+    pcm: bytes
+    arrivals_s: tuple[float, ...]  # of time.time(), chunks with audio
+    finish_reason: FinishReason | None
+    error: str | None = None
+
+
+@ray.remote(num_cpus=0, max_concurrency=1000)
+class Listener:
+    """Asks as an ingress replica does."""
+
+    def __init__(self) -> None:
+        codec = serve.get_deployment_handle("CodecDecoder", APP_NAME)
+        self._synthesizer = LongText(HandleSynthesizer(codec))
+        self._num_sounding = 0  # streams that have brought audio
+        self._more_sound = asyncio.Condition()
+
+    async def all_sound(self, count: int) -> None:
+        """Return once so many streams have brought audio."""
+        async with self._more_sound:
+            await self._more_sound.wait_for(lambda: self._num_sounding >= count)
+
+    async def listen(self, request: SynthesisRequest) -> Heard:
+        codes, pcm, arrivals_s, reason = [np.zeros((0, 16), np.int16)], [], [], None
+        error = None
+        try:
+            async with aclosing(self._synthesizer.synthesize(request)) as chunks:
+                async for chunk in chunks:
+                    codes.append(chunk.codes.reshape(-1, 16))
+                    pcm.append(chunk.pcm)
+                    if chunk.pcm:
+                        arrivals_s.append(time.time())
+                        if len(arrivals_s) == 1:
+                            await self._count()
+                    reason = chunk.finish_reason
+        except Exception as problem:
+            error = repr(problem)
+        if not arrivals_s:
+            await self._count()  # it never will
+        return Heard(request.request_id, np.concatenate(codes), b"".join(pcm), tuple(arrivals_s), reason, error)
+
+    async def _count(self) -> None:
+        async with self._more_sound:
+            self._num_sounding += 1
+            self._more_sound.notify_all()
+
+
+def difference(one: Heard, other: Heard) -> str | None:
+    """What is not the same about two deliveries of an utterance; PCM may differ by 1 LSB."""
+    if one.error or other.error:
+        return one.error or other.error
+    if one.finish_reason is not other.finish_reason:
+        return f"ended with {one.finish_reason}, not {other.finish_reason}"
+    if not np.array_equal(one.codes, other.codes):
+        return f"codes differ: {one.codes.shape}, {other.codes.shape}"
+    first, second = (np.frombuffer(heard.pcm, "<i2").astype(int) for heard in (one, other))
+    if len(first) != len(second):
+        return f"{len(first)} samples, not {len(second)}"
+    worst = int(np.abs(first - second).max(initial=0))
+    return f"samples differ by {worst}" if worst > 1 else None
+
+
+def gaps_after(moment_s: float, streams: Sequence[Heard]) -> list[float]:
+    """From a moment to the next audio, of each stream that was being delivered then."""
+    return [
+        min(at_s for at_s in heard.arrivals_s if at_s > moment_s) - moment_s
+        for heard in streams
+        if heard.arrivals_s and heard.arrivals_s[0] <= moment_s < heard.arrivals_s[-1]
+    ]

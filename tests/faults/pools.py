@@ -1,0 +1,106 @@
+"""The whole application with pools that can lose replicas, and the hands that take them away."""
+
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.config import CodecConfig, TalkerConfig
+from deployments.random_checkpoint import Options, write_checkpoint
+from deployments.released import SHAPES
+from serve_app.config import AppConfig, PoolConfig
+from serve_app.local_server import Address, running
+from serve_app.ports import free_port
+from serve_app.rollout import APP_NAME
+from tests.e2e.processes import MARK, marked
+
+TALKER, CODEC = "Talker", "CodecDecoder"
+ENGINE = "deployments.talker.engine_process"
+_READY_S = 120.0
+
+
+def tiny_model(directory: Path, kind: str = "CustomVoice") -> Path:
+    """A tiny random checkpoint, written where it is missing."""
+    if not (directory / "config.json").exists():
+        write_checkpoint(directory, SHAPES[f"tiny-{kind}"], Options(dtype=torch.float32))
+    return directory
+
+
+def config(model: Path, *, talkers: int = 2, codecs: int = 2) -> AppConfig:
+    """Pools on fractions of a core, so that two cores hold all of them."""
+    pool = PoolConfig(num_cpus=0.1, max_ongoing_requests=64, max_queued_requests=256)
+    return AppConfig(
+        model=str(model),
+        talker=TalkerConfig(max_num_seqs=16, max_num_waiting=64),
+        codec=CodecConfig(),
+        ingress_pool=PoolConfig(num_cpus=0.1, max_ongoing_requests=512, max_queued_requests=256),
+        codec_pool=pool.model_copy(update={"replicas": codecs}),
+        talker_pool=pool.model_copy(update={"replicas": talkers}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A running application."""
+
+    url: str
+    mark: str
+    app: AppConfig
+
+    def processes(self, name: str) -> list[int]:
+        """Processes of a deployment's replicas, or engine processes; those that are starting as well."""
+        return self.processes_titled(name if name == ENGINE else f"ServeReplica:{APP_NAME}:{name}")
+
+    def processes_titled(self, title: str) -> list[int]:
+        """Processes with this in their command line."""
+        return [process for process, command in marked(self.mark).items() if title in command]
+
+    def num_running(self, name: str) -> int:
+        """Replicas of a deployment that take requests."""
+        states = serve.status().applications[APP_NAME].deployments[name].replica_states
+        return states.get("RUNNING", 0)
+
+    def wait_for(self, name: str, replicas: int) -> None:
+        """Return once that many replicas run, and no process of a dead one is counted among them."""
+        deadline_s = time.monotonic() + _READY_S
+        while self.num_running(name) < replicas or len(self.processes(name)) < replicas:
+            assert time.monotonic() < deadline_s, f"{name} has {self.num_running(name)} replicas, not {replicas}"
+            time.sleep(0.1)
+
+    def kill(self, process: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to one of this application's processes."""
+        assert process in marked(self.mark)
+        os.kill(process, number)
+
+
+def redeploy(app: AppConfig, replicas: dict[str, int]) -> None:
+    """Deploy as a config file does: another `app` is rolled out under whatever load there is, the pools are scaled."""
+    application = {
+        "name": APP_NAME,
+        "route_prefix": "/",
+        "import_path": "serve_app.app:build_app",
+        "args": app.model_dump(mode="json"),
+        "deployments": [{"name": name, "num_replicas": count} for name, count in replicas.items()],
+    }
+    _get_global_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
+
+
+@contextlib.contextmanager
+def serving(app: AppConfig) -> Iterator[Service]:
+    """The application on a free port; no process of it is left behind."""
+    mark = uuid.uuid4().hex
+    os.environ[MARK] = mark
+    try:
+        with running(app, Address("127.0.0.1", free_port()), lambda line: None) as url:
+            yield Service(url, mark, app)
+    finally:
+        del os.environ[MARK]

@@ -1,0 +1,73 @@
+"""Streams that are listened to at the same time."""
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from deployments.protocol import Sampling, SynthesisRequest
+from tests.faults.listener import Heard, Listener, difference
+
+TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind."
+
+
+def requests(count: int, *, frames: int) -> list[SynthesisRequest]:
+    """Different utterances of about the same length."""
+    options = Sampling(max_new_tokens=frames + 1)
+    return [
+        SynthesisRequest(f"r{seed}", TEXT, voice="ryan", sampling=options, seed=seed, ignore_eos=True)
+        for seed in range(count)
+    ]
+
+
+def long_requests(count: int, *, frames: int) -> list[SynthesisRequest]:
+    """Texts that are spoken in several segments of so many frames each."""
+    return [
+        replace(request, request_id=f"long{request.seed}", text=" ".join([TEXT] * 30))
+        for request in requests(count, frames=frames)
+    ]
+
+
+class Speaking:
+    """Streams, a fixed number at once."""
+
+    def __init__(self, streams: list[SynthesisRequest], *, at_once: int) -> None:
+        self._listener = Listener.options(scheduling_strategy=_here()).remote()
+        self._at_once = at_once
+        self._left = deque(streams)
+        self._going: list[Any] = []
+        self.heard: list[Heard] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether every stream has ended."""
+        return not self._left and not self._going
+
+    def go_on(self, *, may_begin: bool) -> None:
+        """Begin what may begin, and wait a moment for streams that end."""
+        while may_begin and self._left and len(self._going) < self._at_once:
+            self._going.append(self._listener.listen.remote(self._left.popleft()))
+        ended, self._going = ray.wait(self._going, timeout=0.05) if self._going else ([], [])
+        self.heard += ray.get(ended)
+
+    def begun(self) -> None:
+        """Wait until every stream under way has brought audio."""
+        ray.get(self._listener.all_sound.remote(len(self._going)))
+
+    def finish(self) -> list[Heard]:
+        """Wait for all of them."""
+        while not self.done:
+            self.go_on(may_begin=True)
+        return self.heard
+
+
+def _here() -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def wrong(heard: list[Heard], expected: list[Heard]) -> list[str]:
+    """What is different about streams from those of the same request."""
+    by_id = {each.request_id: each for each in expected}
+    return [f"{each.request_id}: {problem}" for each in heard if (problem := difference(by_id[each.request_id], each))]

@@ -1,0 +1,92 @@
+"""Whatever happens to a replica, no listener can tell."""
+
+import resource
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.conftest import AT_ONCE, STREAMS
+from tests.faults.kills import speak
+from tests.faults.listener import Heard
+from tests.faults.pools import CODEC, ENGINE, TALKER, Service, redeploy
+from tests.faults.speaking import Speaking, requests, wrong
+
+CONTROLLER = "ServeController"
+
+
+def disturb(fault: Callable[[], None]) -> list[Heard]:
+    """All streams, with a fault once they have all begun."""
+    speaking = Speaking(STREAMS, at_once=AT_ONCE)
+    speaking.go_on(may_begin=True)
+    speaking.begun()
+    fault()
+    return speaking.finish()
+
+
+def test_kills_of_every_kind(service: Service, undisturbed: list[Heard]) -> None:
+    speaking, killer = speak(service, STREAMS * 3, at_once=AT_ONCE, kills=6)
+    assert wrong(speaking.heard, undisturbed) == []
+    assert {kill.what for kill in killer.kills} == {TALKER, CODEC, ENGINE}
+
+
+@pytest.mark.parametrize("what", [ENGINE, TALKER, CODEC])
+def test_a_process_that_stands_still(service: Service, undisturbed: list[Heard], what: str) -> None:
+    victim = service.processes(what)[0]
+    heard = disturb(lambda: service.kill(victim, signal.SIGSTOP))
+    if victim in service.processes(what):
+        service.kill(victim)
+    assert wrong(heard, undisturbed) == []
+
+
+def test_a_codec_replica_out_of_memory(service: Service, undisturbed: list[Heard]) -> None:
+    victim = service.processes(CODEC)[0]
+
+    def starve() -> None:
+        with open(f"/proc/{victim}/statm") as statm:
+            used = int(statm.read().split()[0]) * resource.getpagesize()
+        resource.prlimit(victim, resource.RLIMIT_AS, (used, used))
+
+    heard = disturb(starve)
+    if victim in service.processes(CODEC):
+        service.kill(victim)
+    assert wrong(heard, undisturbed) == []
+
+
+def test_the_controller_dies_and_then_a_replica(service: Service, undisturbed: list[Heard]) -> None:
+    def fault() -> None:
+        service.kill(service.processes_titled(CONTROLLER)[0])
+        service.kill(service.processes(TALKER)[0])
+
+    assert wrong(disturb(fault), undisturbed) == []
+
+
+def test_a_rolling_redeploy(service: Service, undisturbed: list[Heard]) -> None:
+    before = {*service.processes(TALKER), *service.processes(CODEC)}
+    talker = service.app.talker.model_copy(update={"max_num_waiting": 65})
+    speaking = Speaking(STREAMS * 6, at_once=AT_ONCE)
+    speaking.go_on(may_begin=True)
+    speaking.begun()
+    redeploy(service.app.model_copy(update={"talker": talker}), {TALKER: 2, CODEC: 2})
+    while before & {*service.processes(TALKER), *service.processes(CODEC)}:
+        speaking.go_on(may_begin=True)
+    assert wrong(speaking.finish(), undisturbed) == []
+
+
+def test_scaling_down_waits_for_nobody(service: Service) -> None:
+    """Streams that would go on for a long time leave the replicas that are to go."""
+    redeploy(service.app, {TALKER: 2, CODEC: 2})
+    for pool in (TALKER, CODEC):
+        service.wait_for(pool, 2)
+    lasting = requests(6, frames=700)
+    expected = Speaking(lasting, at_once=6).finish()
+    speaking = Speaking(lasting, at_once=6)
+    speaking.go_on(may_begin=True)
+    speaking.begun()
+    redeploy(service.app, {TALKER: 1, CODEC: 1})
+    while len(service.processes(TALKER)) + len(service.processes(CODEC)) > 2:
+        assert not speaking.done, "the streams ended before the replicas did"
+        speaking.go_on(may_begin=True)
+    heard = speaking.finish()
+    redeploy(service.app, {TALKER: 2, CODEC: 2})
+    assert wrong(heard, expected) == []
