@@ -14,9 +14,18 @@ from torch import Tensor
 from deployments.codec.batcher import Decoded, DecodeJob, decode_batch
 from deployments.codec.chunking import ChunkPlan
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
+from deployments.codec.service import all_frames
 from deployments.codec.stream import Opening, Start, StreamDecoder
 from deployments.errors import TalkerLost
-from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, PcmChunk
+from deployments.protocol import (
+    ALL_FRAMES,
+    Codes,
+    FinishReason,
+    FrameChunk,
+    GenerateRequest,
+    PcmChunk,
+    SynthesisRequest,
+)
 
 pytestmark = pytest.mark.anyio
 SAMPLE_RATE = 300
@@ -163,3 +172,24 @@ async def test_leaving_during_the_opening_leaves_nothing_behind(
             await anext(chunks)
     assert talker.closed.is_set()
     assert asyncio.all_tasks() == before
+
+
+async def test_the_next_talker_brings_the_audio_that_the_lost_one_owes() -> None:
+    frame_bytes, codes = 20, np.arange(40, dtype=np.int16)[:, None].repeat(4, axis=1)
+    asked: list[GenerateRequest] = []
+
+    async def generate(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        asked.append(request)
+        if len(asked) == 1:
+            yield FrameChunk(codes[:7], 3)
+            yield FrameChunk(codes[:0], 3, None, bytes(3 * frame_bytes))
+            raise TalkerLost("gone")
+        yield FrameChunk(codes[7:], 3, FinishReason.STOP, bytes(9 * frame_bytes))
+
+    request = GenerateRequest(SynthesisRequest("test", "Hello."), gpu_frames=12)
+    chunks = [chunk async for chunk in all_frames(generate, request, frame_bytes=frame_bytes)]
+    assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes)
+    first, second = asked
+    assert (first.prefix, first.heard, first.gpu_frames) == (None, None, 12)
+    assert second.prefix is not None
+    assert (len(second.prefix), second.heard, second.gpu_frames) == (7, 3, 9)
