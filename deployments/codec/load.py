@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -60,22 +60,23 @@ class CodecLoad:
     ) -> AsyncGenerator[PcmChunk, None]:
         """What `synthesize(request, generate)` yields, counted on its way in and out.
 
-        A stream that nobody hears yet begins when there is a place for it.
+        Decoding of a stream that nobody hears yet begins when there is a place for it. The talker begins at once: its
+        pool must see what is asked for, and codes are small.
         """
-        counts = _Stream()
+        counts, place = _Stream(), AsyncExitStack()
+        is_heard = request.continues or request.resume is not None
 
         async def arriving(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
             async with aclosing(generate(request)) as chunks:
                 async for chunk in chunks:
+                    if len(chunk.codes) and not counts.arrived:
+                        await place.enter_async_context(self._places.take(at_once=is_heard))
                     counts.arrived += len(chunk.codes)
                     yield chunk
 
         self._streams.add(counts)
         try:
-            async with (
-                self._places.take(at_once=request.continues or request.resume is not None),
-                aclosing(synthesize(request, arriving)) as chunks,
-            ):
+            async with place, aclosing(synthesize(request, arriving)) as chunks:
                 async for chunk in chunks:
                     counts.decoded += len(chunk.codes)
                     yield chunk

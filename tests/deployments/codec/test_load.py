@@ -80,6 +80,26 @@ async def test_frames_wait_from_their_arrival_until_they_are_decoded() -> None:
     assert load.record()["streams"] == 0
 
 
+async def test_a_stream_without_a_place_has_its_talker_but_no_decoder() -> None:
+    load, first, second = CodecLoad(CodecConfig(chunk_frames=(1,))), Stream(), Stream()
+    await load.call(asyncio.sleep(0.01), [100], waiting=0)  # known, and cheap
+    for _ in range(100):
+        load._places.decoded(2.0, 1.0)  # no longer
+    for stream in (first, second):
+        stream.frames.put_nowait(3)
+        stream.decode.put_nowait(1)
+    async with aclosing(load.stream(first.synthesize, REQUEST, first.generate)) as one:
+        await anext(one)
+        async with aclosing(load.stream(second.synthesize, REQUEST, second.generate)) as other:
+            waiting = asyncio.create_task(anext(other))
+            while not second.frames.empty():  # noqa: ASYNC110, the queue tells nobody
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            assert load.record()["starting"] == 1
+            await one.aclose()
+            await waiting
+
+
 async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
     load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 1))), Stream()
     stream.frames.put_nowait(50)
