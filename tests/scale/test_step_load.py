@@ -20,7 +20,7 @@ STEP = AppConfig(
     model="embedded",
     api=ApiSettings(admission=AdmissionSettings(max_line_s=100, max_wait_s=100)),
     talker=TalkerConfig(max_num_seqs=2),
-    codec=CodecConfig(max_use=100),  # two cores decode no faster for more replicas
+    codec=CodecConfig(max_late_s=1000),  # two cores decode no faster for more replicas
     talker_pool=POOL,
     codec_pool=POOL,
     talker_scaling=TalkerScaling(
