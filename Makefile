@@ -5,10 +5,10 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit e2e scale metrics faults fuzz audit parity clean
+.PHONY: help install run test lint unit e2e scale metrics faults fuzz audit parity step-load overload simulate-check clean
 
 help: ## Show this list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 install: $(VENV)/.installed ## Create .venv with what serving needs
 
@@ -39,14 +39,23 @@ faults: $(VENV)/.installed-dev ## Kill replicas and hosts under load: no listene
 	$(BIN)/python -m pytest -q -m faults
 
 fuzz: $(VENV)/.installed-dev ## At least 10,000 hostile requests of each kind (TALKRAY_FUZZ_SEED=1 for others)
-	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s tests/fuzz
+	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/fuzz
 
-audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the network (pypi.org)
+audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the network
 	$(PIP) pip-audit
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
 	$(BIN)/python -m tests.parity.run
+
+step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (four minutes)
+	$(BIN)/python -m tests.loadtest.experiments step step-load-$$(date +%Y%m%d-%H%M%S) 0.4
+
+overload: $(VENV)/.installed-dev ## Twice the capacity for a minute, and its report (four minutes; options: make overload RATE=1.5)
+	$(BIN)/python -m tests.loadtest.experiments overload overload-$$(date +%Y%m%d-%H%M%S) $(or $(RATE),1.5)
+
+simulate-check: $(VENV)/.installed-dev ## The load test's simulator against a server on this machine (ten minutes)
+	$(BIN)/python -m tests.loadtest.simulate_check simulate-check-$$(date +%Y%m%d-%H%M%S)
 
 clean: ## Remove environments, caches and build output
 	rm -rf $(VENV) .parity build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

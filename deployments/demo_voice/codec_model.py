@@ -218,7 +218,7 @@ class CodecModel(nn.Module):
         """Let go of what the last step's gradients went through; else a captured step would meet an earlier stream."""
         for module in self.decoder.modules():
             if isinstance(module, Snake):
-                module.frequency = module.amplitude = None
+                module.frequency = module.amplitude = None  # type: ignore[assignment]
 
     def _zero_state(self, batch: int) -> BatchState:
         device = self.decoder.pre_conv.conv.weight.device

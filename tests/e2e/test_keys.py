@@ -149,7 +149,7 @@ async def test_large_websocket_messages(guarded: Guarded, client: aiohttp.Client
 
 async def test_control_tokens_are_spoken_as_text(guarded: Guarded, client: aiohttp.ClientSession) -> None:
     async def spoken(text: str) -> bytes:
-        request = body(text, seed=7, ignore_eos=True, max_new_tokens=12)
+        request = body(text, seed=7, ignore_eos=True, leading_silence=True, max_new_tokens=12)
         async with client.post(PATH, json=request, headers=bearer(guarded.key)) as answer:
             assert answer.status == 200
             return await answer.read()

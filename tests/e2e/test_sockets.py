@@ -75,7 +75,7 @@ def test_the_proxy_listens_where_it_was_told(port: int, processes: dict[int, str
 
 
 def test_only_this_user_commands_the_proxy(processes: dict[int, str]) -> None:
-    [command] = [command for command in processes.values() if "bin/haproxy" in command]
+    command = next(command for command in processes.values() if "bin/haproxy" in command)
     config = Path(command.split(" -f ")[1].split()[0])
     assert config.with_name("admin.sock").stat().st_mode & 0o777 == 0o600
     assert "timeout http-request 10s" in config.read_text()
