@@ -17,7 +17,7 @@ from tests.e2e.speech import Pools
 
 TALKER = TalkerConfig(max_num_seqs=16, max_num_waiting=4)
 # Tests fill the talker with more streams than two cores can speak in real time.
-CODEC = CodecConfig(max_use=100)
+CODEC = CodecConfig(max_late_s=1000)
 PATIENT = AdmissionSettings(max_line_s=100, max_wait_s=100)
 
 
