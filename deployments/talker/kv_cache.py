@@ -1,4 +1,4 @@
-"""The paged key-value cache and attention over it, in plain PyTorch.
+"""The paged key-value cache.
 
 Layout: one contiguous tensor `blocks` [layers, 2, num_blocks, block_size, kv_heads, head_dim]; index 0 of the second
 dimension holds keys, 1 values. `blocks[layer, 0]` and `blocks[layer, 1]` are what flash-attn's paged functions take.
@@ -7,26 +7,12 @@ Block 0 belongs to nobody: padded rows write there. On a GPU a block has 256 pos
 no less) and 64 otherwise.
 """
 
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor
 
-from deployments.talker.attention import attend_rows
 from deployments.talker.model.config import TransformerConfig
 
 # Contexts are gathered in lengths of this many positions, so that shapes repeat.
 _LENGTH_STEP = 64
-
-
-@dataclass(frozen=True, slots=True)
-class RowLayout:
-    """Where the rows of one pass stand: what each writes to and what it attends to."""
-
-    positions: Tensor  # [rows] int64
-    slots: Tensor  # [rows] int64: cache index each row's key and value go to
-    context: Tensor  # [rows, length] int64: cache indices of each row's context, padded with the scratch block
-    mask: Tensor  # [rows, 1, 1, length] bool: True where the context is the row's own
 
 
 def padded_length(num_positions: int) -> int:
@@ -50,18 +36,3 @@ class KVCache:
     def bytes_per_position(config: TransformerConfig, dtype: torch.dtype) -> int:
         """Memory of one position of one sequence."""
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
-
-
-class PagedAttention:
-    """The `Attend` of one pass: writes the rows' keys and values, then gathers each row's context."""
-
-    def __init__(self, cache: KVCache, layout: RowLayout) -> None:
-        self.cache, self.layout = cache, layout
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[rows, heads, head_dim] and twice [rows, kv_heads, head_dim] -> [rows, heads, head_dim]."""
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.layout.slots] = key
-        values[self.layout.slots] = value
-        context = self.layout.context
-        return attend_rows(query, keys[context].transpose(1, 2), values[context].transpose(1, 2), self.layout.mask)
