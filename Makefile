@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit kernels e2e scale metrics faults fuzz audit parity step-load overload simulate-check clean
+.PHONY: help install run test lint unit kernels e2e scale metrics faults fuzz audit voice-eval parity step-load overload simulate-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ fuzz: $(VENV)/.installed-dev ## At least 10,000 hostile requests of each kind (T
 audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the network
 	$(PIP) pip-audit
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
+
+voice-eval: $(VENV)/.installed-dev ## Listen to the embedded voice: word error rate, runaways, DNSMOS (options: make voice-eval ARGS="--sentences 20")
+	$(BIN)/python -m deployments.demo_voice.evaluate $(ARGS)
 
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
 	$(BIN)/python -m tests.parity.run

@@ -48,7 +48,8 @@ class CodecConfig(Strict):
     workers: Annotated[int, Field(ge=1)] = 1  # decoder threads of a replica, one torch thread each
     max_batch_size: Annotated[int, Field(ge=1)] = 16
     max_batch_frames: Annotated[int, Field(ge=1)] = 64  # in one call: urgent streams wait behind it
-    # Streams begin while a replica needs less than this share of its workers to decode them in real time, as measured.
-    max_use: Annotated[float, Field(gt=0)] = 0.9
+    # A replica takes on fewer streams once chunks are done so long after their listeners need them, or first chunks so
+    # long after they arrived.
+    max_late_s: Annotated[float, Field(gt=0)] = 0.25
     # Frames of a stream's first, second, ... chunk at most; the last repeats.
     chunk_frames: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (1, 2, 4, 8, 12)

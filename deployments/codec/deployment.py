@@ -88,4 +88,4 @@ class CodecDecoder:
     async def _decode(self, jobs: "list[DecodeJob]") -> "list[Decoded | Exception]":
         """Chunks of several streams at once. The service's gate decides which come together."""
         decoding = self._service.decode_batch(jobs)
-        return await self._load.call(decoding, [len(job.codes) for job in jobs], waiting=self._service.gate.num_waiting)
+        return await self._load.call(decoding, [job.deadline_s for job in jobs], waiting=self._service.gate.num_waiting)

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -38,7 +38,7 @@ class CodecLoad:
     def __init__(self, config: CodecConfig) -> None:
         self._workers = config.workers
         self._chunk_frames = config.chunk_frames[-1]  # a stream holds these back on purpose: others wait for a worker
-        self._places = Places(config.workers, max_use=config.max_use)
+        self._places = Places(max_late_s=config.max_late_s)
         self._streams: set[_Stream] = set()
         self._calls = 0  # that decode now
         self._busy_s = 0.0  # of all workers, since the last record
@@ -60,22 +60,23 @@ class CodecLoad:
     ) -> AsyncGenerator[PcmChunk, None]:
         """What `synthesize(request, generate)` yields, counted on its way in and out.
 
-        A stream that nobody hears yet begins when there is a place for it.
+        Decoding of a stream that nobody hears yet begins when there is a place for it. The talker begins at once: its
+        pool must see what is asked for, and codes are small.
         """
-        counts = _Stream()
+        counts, place = _Stream(), AsyncExitStack()
+        is_heard = request.continues or request.resume is not None
 
         async def arriving(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
             async with aclosing(generate(request)) as chunks:
                 async for chunk in chunks:
+                    if len(chunk.codes) and not counts.arrived:
+                        await place.enter_async_context(self._places.take(at_once=is_heard))
                     counts.arrived += len(chunk.codes)
                     yield chunk
 
         self._streams.add(counts)
         try:
-            async with (
-                self._places.take(at_once=request.continues or request.resume is not None),
-                aclosing(synthesize(request, arriving)) as chunks,
-            ):
+            async with place, aclosing(synthesize(request, arriving)) as chunks:
                 async for chunk in chunks:
                     counts.decoded += len(chunk.codes)
                     yield chunk
@@ -83,17 +84,20 @@ class CodecLoad:
             self._streams.discard(counts)
             metrics.codec_lag(self.lag_s)
 
-    async def call(self, decoding: Awaitable[T], frames: Sequence[int], *, waiting: int) -> T:
-        """The outcome of one decode call of chunks with so many `frames`, while `waiting` others wait for a worker."""
+    async def call(self, decoding: Awaitable[T], deadlines_s: Sequence[float], *, waiting: int) -> T:
+        """The outcome of one decode call, while `waiting` other chunks wait for a worker.
+
+        `deadlines_s`: when the listener of each of its chunks needs it, of time.monotonic().
+        """
         began_s = time.monotonic()
         self._change_calls(+1)
         try:
             return await decoding
         finally:
             self._change_calls(-1)
-            busy_s = time.monotonic() - began_s
-            self._places.decoded(busy_s, sum(frames) * FRAME_S)
-            metrics.codec_call(busy_s, len(frames), waiting=waiting, lag_s=self.lag_s)
+            now_s = time.monotonic()
+            self._places.decoded(now_s - min(deadlines_s), now_s=now_s)
+            metrics.codec_call(now_s - began_s, len(deadlines_s), waiting=waiting, lag_s=self.lag_s)
 
     def record(self) -> dict[str, float]:
         """The fields of `serve_app.autoscaling.CodecRecord`; `busy_cores` is a moving mean."""

@@ -1,24 +1,26 @@
-"""How many streams a codec replica decodes at once: as many as it has measured that it can in real time."""
+"""How many streams a codec replica decodes at once: as many as it has seen that it can in time."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-# The cost of decoding is a mean over about so much audio.
-_MEMORY_S = 30.0
-# Before so much audio is decoded nothing is known.
-_FIRST_S = 2.0
+# Fewer at once when chunks come late, one more at a time while they do not: neither more often than this.
+_PERIOD_S = 1.0
+_FEWER = 0.8
 
 
 class Places:
-    """Streams enter in order while there is a place. All methods belong to one event loop."""
+    """Streams enter in order while there is a place. All methods belong to one event loop, times to one clock.
 
-    def __init__(self, workers: int, *, max_use: float) -> None:
-        """`max_use`: share of the workers that the streams may need. Near 1 one slow call makes a stream run dry."""
-        self._workers, self._max_use = workers, max_use
-        self._busy_s = 0.0  # of workers, for
-        self._audio_s = 0.0  # so much audio: both fade together
+    What decoding costs is no guide: a worker that decodes few streams makes small batches, and seems to be dear.
+    """
+
+    def __init__(self, *, max_late_s: float) -> None:
+        """Chunks may be done `max_late_s` after their listener needs them."""
+        self._max_late_s = max_late_s
+        self.limit: int | None = None  # streams at once; None: nothing has been late yet
+        self._changed_s = 0.0
         self._taken = 0
         self._line: deque[asyncio.Future[None]] = deque()
 
@@ -26,14 +28,6 @@ class Places:
     def num_waiting(self) -> int:
         """Streams that wait for a place."""
         return len(self._line)
-
-    @property
-    def capacity(self) -> int | None:
-        """Streams at once; None while nothing is known, one at least."""
-        if self._audio_s < _FIRST_S:
-            return None
-        cost = self._busy_s / self._audio_s  # workers for one stream
-        return max(1, int(self._max_use * self._workers / cost))
 
     @asynccontextmanager
     async def take(self, *, at_once: bool) -> AsyncIterator[None]:
@@ -48,15 +42,22 @@ class Places:
             self._taken -= 1
             self._admit()
 
-    def decoded(self, busy_s: float, audio_s: float) -> None:
-        """Learn from a call that kept a worker busy for `busy_s` and gave `audio_s` of audio."""
-        kept = max(0.0, 1.0 - audio_s / _MEMORY_S)
-        self._busy_s = self._busy_s * kept + busy_s
-        self._audio_s = self._audio_s * kept + audio_s
-        self._admit()
+    def decoded(self, late_s: float, *, now_s: float) -> None:
+        """Learn from a call whose most urgent chunk was done `late_s` after it was needed."""
+        if late_s > self._max_late_s:
+            self._lower(now_s)
+        elif self.limit is not None and self._taken >= self.limit and now_s - self._changed_s >= _PERIOD_S:
+            self.limit, self._changed_s = self.limit + 1, now_s
+            self._admit()
+
+    def _lower(self, now_s: float) -> None:
+        if self.limit is not None and (self._taken > self.limit or now_s - self._changed_s < _PERIOD_S):
+            self._changed_s = now_s if self._taken > self.limit else self._changed_s
+            return  # the last change has not shown yet
+        self.limit, self._changed_s = max(1, int(_FEWER * self._taken)), now_s
 
     def _has_room(self) -> bool:
-        return self.capacity is None or self._taken < self.capacity
+        return self.limit is None or self._taken < self.limit
 
     async def _wait(self) -> None:
         turn = asyncio.get_running_loop().create_future()

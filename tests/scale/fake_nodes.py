@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
+from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FakeMultiNodeProvider
 from ray.cluster_utils import AutoscalingCluster
 
 from serve_app.ports import free_port
@@ -46,7 +46,8 @@ class FakeNodes(AutoscalingCluster):
     ) -> dict[str, Any]:
         head = {"resources": head_resources, "node_config": {}, "max_workers": 0}
         provider = {
-            "type": "fake_multinode",
+            "type": "external",  # under its own name Ray looks for the file that the wheel lacks
+            "module": f"{FakeMultiNodeProvider.__module__}.{FakeMultiNodeProvider.__name__}",
             "gcs_address": self.address,
             "head_node_id": FAKE_HEAD_NODE_ID,
             "launch_multiple": True,

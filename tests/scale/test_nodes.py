@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ray import serve
 
-from deployments.config import TalkerConfig
+from deployments.config import CodecConfig, TalkerConfig
 from serve_app.api_settings import AdmissionSettings, ApiSettings
 from serve_app.autoscaling import TalkerScaling
 from serve_app.config import AppConfig, PoolConfig
@@ -25,6 +25,7 @@ CONFIG = AppConfig(
     model="embedded",
     api=ApiSettings(admission=AdmissionSettings(max_line_s=100, max_wait_s=100)),
     talker=TalkerConfig(device="cpu", max_num_seqs=2),
+    codec=CodecConfig(max_late_s=1000),  # one replica for all
     talker_pool=PoolConfig(num_cpus=0.1, num_gpus=1, max_ongoing_requests=16),
     codec_pool=PoolConfig(num_cpus=0.1),
     ingress_pool=PoolConfig(num_cpus=0.1),

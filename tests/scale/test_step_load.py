@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from deployments.config import TalkerConfig
+from deployments.config import CodecConfig, TalkerConfig
 from serve_app.api_settings import AdmissionSettings, ApiSettings
 from serve_app.autoscaling import CodecScaling, TalkerScaling
 from serve_app.config import AppConfig, PoolConfig
@@ -20,6 +20,7 @@ STEP = AppConfig(
     model="embedded",
     api=ApiSettings(admission=AdmissionSettings(max_line_s=100, max_wait_s=100)),
     talker=TalkerConfig(max_num_seqs=2),
+    codec=CodecConfig(max_late_s=1000),  # two cores decode no faster for more replicas
     talker_pool=POOL,
     codec_pool=POOL,
     talker_scaling=TalkerScaling(

@@ -80,6 +80,24 @@ async def test_frames_wait_from_their_arrival_until_they_are_decoded() -> None:
     assert load.record()["streams"] == 0
 
 
+async def test_a_stream_without_a_place_has_its_talker_but_no_decoder() -> None:
+    load, first, second = CodecLoad(CodecConfig(chunk_frames=(1,))), Stream(), Stream()
+    for stream in (first, second):
+        stream.frames.put_nowait(3)
+        stream.decode.put_nowait(1)
+    async with aclosing(load.stream(first.synthesize, REQUEST, first.generate)) as one:
+        await anext(one)
+        await load.call(asyncio.sleep(0), [0.0], waiting=0)  # very late: one stream is enough
+        async with aclosing(load.stream(second.synthesize, REQUEST, second.generate)) as other:
+            waiting = asyncio.create_task(anext(other))
+            while not second.frames.empty():  # noqa: ASYNC110, the queue tells nobody
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            assert load.record()["starting"] == 1
+            await one.aclose()
+            await waiting
+
+
 async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
     load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 1))), Stream()
     stream.frames.put_nowait(50)
@@ -93,7 +111,7 @@ async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
 async def test_busy_cores_are_a_moving_mean(clock: Clock) -> None:
     load = CodecLoad(CodecConfig(workers=2, chunk_frames=(1, 12)))
     gates = [asyncio.Event(), asyncio.Event()]
-    calls = [asyncio.create_task(load.call(gate.wait(), [1, 1, 4], waiting=0)) for gate in gates]
+    calls = [asyncio.create_task(load.call(gate.wait(), [60.0, 60.0, 60.0], waiting=0)) for gate in gates]
     await asyncio.sleep(0)
     for _ in range(40):
         clock.now_s += 0.5
@@ -115,7 +133,7 @@ async def test_a_call_that_fails_is_over_and_its_error_passes() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await load.call(fail(), [1], waiting=0)
+        await load.call(fail(), [0.0], waiting=0)
     assert load.record()["busy_cores"] < 0.1
 
 

@@ -15,11 +15,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def places(*, workers: int = 1, cost: float = 0.25) -> Places:
-    """Places of a replica that has learned that a stream takes `cost` of a worker."""
-    made = Places(workers, max_use=0.9)
-    for _ in range(50):
-        made.decoded(cost, 1.0)
+def places(limit: int | None) -> Places:
+    """Places for so many streams, as if chunks had been late with more."""
+    made = Places(max_late_s=0.25)
+    made.limit = limit
     return made
 
 
@@ -48,29 +47,62 @@ async def end(streams: list[Stream]) -> None:
     await asyncio.gather(*(stream.task for stream in streams))
 
 
-@pytest.mark.parametrize(
-    ("workers", "cost", "capacity"), [(1, 0.25, 3), (4, 0.25, 14), (1, 0.11, 8), (1, 3.0, 1), (8, 0.0101, 712)]
-)
-def test_capacity_follows_what_decoding_costs(workers: int, cost: float, capacity: int) -> None:
-    assert places(workers=workers, cost=cost).capacity == capacity
+async def held(line: Places, count: int) -> list[Stream]:
+    streams = [Stream(line, at_once=True) for _ in range(count)]
+    await settle()
+    return streams
 
 
-def test_nothing_is_known_before_some_audio() -> None:
-    fresh = Places(1, max_use=0.9)
-    assert fresh.capacity is None
-    fresh.decoded(5.0, 0.5)
-    assert fresh.capacity is None
+async def test_late_chunks_take_places_away_and_chunks_in_time_give_them_back() -> None:
+    line = Places(max_late_s=0.25)
+    streams = await held(line, 10)
+    line.decoded(0.2, now_s=1.0)
+    assert line.limit is None
+    line.decoded(0.3, now_s=2.0)
+    assert line.limit == 8
+    await end(streams[:2])
+    for tick in range(31):
+        line.decoded(-1.0, now_s=2.5 + tick / 10)
+        if tick % 10 == 9:
+            streams += await held(line, 1)
+    assert line.limit == 11
+    await end(streams[2:])
 
 
-def test_old_costs_are_forgotten() -> None:
-    line = places(cost=0.9)
-    for _ in range(300):
-        line.decoded(0.1, 1.0)
-    assert line.capacity == 8
+async def test_a_change_is_given_time_to_show() -> None:
+    line = Places(max_late_s=0.25)
+    streams = await held(line, 10)
+    for tick in range(50):
+        line.decoded(5.0, now_s=1.0 + tick)  # ten streams are still there
+    assert line.limit == 8
+    await end(streams[:2])
+    line.decoded(5.0, now_s=50.5)
+    assert line.limit == 8
+    line.decoded(5.0, now_s=51.5)
+    assert line.limit == 6
+    await end(streams[2:])
+
+
+async def test_places_that_nobody_takes_do_not_grow_in_number() -> None:
+    line = places(4)
+    streams = await held(line, 3)
+    for tick in range(100):
+        line.decoded(-1.0, now_s=float(tick))
+    assert line.limit == 4
+    await end(streams)
+
+
+async def test_one_stream_may_always_be_decoded() -> None:
+    line = Places(max_late_s=0.25)
+    streams = await held(line, 1)
+    for tick in range(10):
+        line.decoded(9.0, now_s=2.0 * tick)
+    assert line.limit == 1
+    await end(streams)
 
 
 async def test_streams_enter_in_order_while_there_is_a_place() -> None:
-    line = places(cost=0.4)
+    line = places(2)
     streams = [Stream(line) for _ in range(4)]
     await settle()
     assert [stream.entered.is_set() for stream in streams] == [True, True, False, False]
@@ -83,14 +115,14 @@ async def test_streams_enter_in_order_while_there_is_a_place() -> None:
 
 
 async def test_everybody_enters_while_nothing_is_known() -> None:
-    line = Places(1, max_use=0.9)
+    line = places(None)
     async with AsyncExitStack() as opened:
         for _ in range(100):
             await opened.enter_async_context(line.take(at_once=False))
 
 
 async def test_a_stream_that_is_heard_already_does_not_wait() -> None:
-    line = places(cost=0.9)
+    line = places(1)
     first, heard, waiting = Stream(line), Stream(line, at_once=True), Stream(line)
     await settle()
     assert (heard.entered.is_set(), waiting.entered.is_set()) == (True, False)
@@ -100,20 +132,19 @@ async def test_a_stream_that_is_heard_already_does_not_wait() -> None:
     await end([first, heard, waiting])
 
 
-async def test_a_cheaper_decoder_lets_more_in() -> None:
-    line = places(cost=0.9)
+async def test_a_new_place_goes_to_the_line() -> None:
+    line = places(1)
     streams = [Stream(line) for _ in range(3)]
     await settle()
     assert line.num_waiting == 2
-    for _ in range(300):
-        line.decoded(0.1, 1.0)
+    line.decoded(-1.0, now_s=10.0)
     await settle()
-    assert line.num_waiting == 0
+    assert line.num_waiting == 1
     await end(streams)
 
 
 async def test_who_leaves_the_line_or_its_place_leaves_nothing_behind() -> None:
-    line = places(cost=0.9)
+    line = places(1)
     first, waiting, last = (Stream(line) for _ in range(3))
     await settle()
     waiting.task.cancel()
@@ -129,7 +160,7 @@ async def test_who_leaves_the_line_or_its_place_leaves_nothing_behind() -> None:
 
 
 async def test_a_turn_and_a_cancellation_at_once_pass_the_place_on() -> None:
-    line = places(cost=0.9)
+    line = places(1)
     first, second, third = (Stream(line) for _ in range(3))
     await settle()
     first.leave.set()

@@ -1,0 +1,43 @@
+"""What is heard is what was asked for: the embedded voice through the whole application, written down by Whisper."""
+
+import aiohttp
+import numpy as np
+import pytest
+
+from deployments.demo_voice.transcriber import Transcriber, plain_words, word_errors
+from tests.e2e.speech import body, fetch, samples
+
+pytestmark = pytest.mark.anyio
+
+SENTENCES = {
+    "nora": "Good morning, how can I help you today?",
+    "felix": "The train to the city leaves in 15 minutes.",
+    "iris": "Please leave a message after the tone.",
+    "hugo": "We will send the report on Monday evening.",
+}
+WORD_ERRORS = 0.25  # of all words; a voice that lost its text gets more than all of them wrong
+
+
+@pytest.fixture(scope="module")
+def transcriber() -> Transcriber:
+    return Transcriber()
+
+
+async def heard(http: aiohttp.ClientSession, transcriber: Transcriber, **fields: object) -> str:
+    pcm = samples(await fetch(http, body(seed=5, **fields)))
+    return transcriber.transcribe(pcm.astype(np.float32) / 32768, 24000)
+
+
+@pytest.mark.parametrize("whole_text", [True, False])
+async def test_sentences_are_understood_streamed_and_whole(
+    http: aiohttp.ClientSession, transcriber: Transcriber, whole_text: bool
+) -> None:
+    errors = words = 0
+    for voice, sentence in SENTENCES.items():
+        asked = {"text": sentence, "voice": voice, "non_streaming_mode": whole_text}
+        streamed = await heard(http, transcriber, stream=True, **asked)
+        assert streamed == await heard(http, transcriber, stream=False, **asked)
+        wanted = plain_words(sentence)
+        errors += word_errors(wanted, plain_words(streamed))
+        words += len(wanted)
+    assert errors <= WORD_ERRORS * words
