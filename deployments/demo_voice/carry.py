@@ -22,9 +22,9 @@ _PART = 14_000_000  # bytes
 _CODEC = "codec/latest.pt"
 _CODEC_WEIGHTS = "codec/weights.pt"
 _CONTENTS = {  # archives by name: what a later step needs may be brought alone
-    "corpus": ("index.jsonl", "phones.u8", "codes.i16", "frames.json"),
+    "corpus": ("index.jsonl", "codes.i16", "frames.json"),
     "codec": ("codec/report.json", "codec/log.jsonl"),
-    "talker": ("talker/best.pt", "talker/log.jsonl", "talker/spoken.npz", "talker/model"),
+    "talker": ("talker/best.pt", "talker/log.jsonl", "talker/model"),
 }
 
 

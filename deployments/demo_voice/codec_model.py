@@ -1,7 +1,9 @@
-"""The codec as it is trained: the service's own networks around codebooks that learn by moving averages.
+"""The codec as it is trained: the service's own decoder behind codebooks of sounds and codebooks of the rest.
 
-The trained tensors are the served ones. What training adds is a forward over whole windows that gradients pass: the
-encoder's latents, the nearest entries with a straight-through estimator, the decoder from the zero state.
+The first codebooks hold the teacher's phonemes, one for each part of a frame; their entries learn by gradients. What
+remains of the sound goes through residual codebooks that learn by moving averages, as in the official training. The
+encoder that chooses those hears a spectrogram; it makes this corpus' codes and is not part of the checkpoint, which
+has voices of its own and clones none.
 """
 
 from dataclasses import dataclass
@@ -9,21 +11,26 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, DecoderNetwork
-from deployments.codec.encoder import CodecEncoder, EncoderNetwork, PaddedConv1d
-from deployments.codec.encoder import ResidualVectorQuantizer as EncoderQuantizer
+from deployments.codec.encoder import EncoderNetwork
 from deployments.codec.layers import ConvNeXtBlock, Snake
-from deployments.codec.quantizer import Codebook, ResidualVectorQuantizer
+from deployments.codec.quantizer import Codebook
 from deployments.codec.state import BatchState
 from deployments.codec.transformer import LayerScale
 from deployments.demo_voice.shape import NUM_PHONES, PHONES_PER_FRAME
+from deployments.demo_voice.spectral import mel_filters
 
 _DECAY = 0.99
 _DEAD = 0.05  # of the mean usage
 _KMEANS_STEPS = 12
 _RESIDUAL_SCALE = 0.1  # of the branches of transformer and ConvNeXt blocks before training
+_PHONE_SCALE = 0.5  # of the sounds' entries before training
+_MEL_WINDOW, _MEL_STEP, _MEL_BANDS = 1024, 240, 80  # samples, samples, bands
+_MEL_FLOOR = 1e-3
+_ENCODER_WIDTH = 384
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,6 @@ class Reconstruction:
 
     audio: Tensor  # [B, samples], unbounded
     commitment: Tensor  # mean squared distance to the entries, summed over codebooks
-    phones: Tensor  # [2, B, frames, phones of a frame, phone numbers]: logits from codebook 0 alone, and from all
 
 
 class CodebookTrainer:
@@ -56,16 +62,15 @@ class CodebookTrainer:
             means = torch.where(empty, _rows(x, size), sums / counts.clamp(min=1)[:, None])
             self._set(counts.clamp(min=1) / len(x) * size, means)
 
-    def update(self, x: Tensor, indices: Tensor, *, revive: bool) -> None:
-        """One step of the moving averages; with `revive`, entries that nobody chooses start anew among x."""
+    def update(self, x: Tensor, indices: Tensor, *, dead: Tensor) -> None:
+        """One step of the moving averages; entries used less than `dead` [] of the mean start anew among x."""
         counts, sums = self._statistics(x, indices)
         usage = self.codebook.cluster_usage.mul_(_DECAY).add_(counts, alpha=1 - _DECAY)
         self.codebook.embedding_sum.mul_(_DECAY).add_(sums, alpha=1 - _DECAY)
-        if revive:
-            mean = len(x) / len(usage)
-            dead = usage < _DEAD * mean
-            table = torch.where(dead[:, None], _rows(x, len(usage)), self.codebook.table())
-            self._set(torch.where(dead, mean, usage), table)
+        mean = len(x) / len(usage)
+        unused = usage < dead * mean
+        table = torch.where(unused[:, None], _rows(x, len(usage)), self.codebook.table())
+        self._set(torch.where(unused, mean, usage), table)
 
     def perplexity(self) -> float:
         """How many entries are in use, as the exponential of the entropy."""
@@ -87,45 +92,36 @@ def _rows(x: Tensor, count: int) -> Tensor:
     return x[torch.randint(len(x), (count,), device=x.device)]
 
 
-class QuantizerTrainer:
-    """Residual codebooks behind the encoder's input projection and before the decoder's output projection."""
+class MelEncoder(nn.Module):
+    """Samples to one vector a frame, over a log-mel spectrogram and a little of what comes before and after."""
 
-    def __init__(self, source: EncoderQuantizer, target: ResidualVectorQuantizer) -> None:
-        self.source, self.target = source, target
-        codebooks = [module for module in target.modules() if isinstance(module, Codebook)]
-        self.stages = [CodebookTrainer(codebook.requires_grad_(requires_grad=False)) for codebook in codebooks]
+    window: Tensor
+    filters: Tensor
 
-    def __call__(self, x: Tensor, *, learn: bool, revive: bool) -> tuple[Tensor, Tensor]:
-        """Latents [B, hidden, frames] -> quantized [B, codebook_dim, frames] and the commitment."""
-        projected: Tensor = self.source.input_proj(x)
-        flat = projected.transpose(1, 2).flatten(0, 1)
-        residual = flat.detach()
-        commitment = flat.new_zeros(())
-        quantized = torch.zeros_like(residual)
-        for stage in self.stages:
-            with torch.no_grad():
-                indices = stage.nearest(residual)
-                values = stage.codebook.table()[indices]
-                if learn:
-                    stage.update(residual, indices, revive=revive)
-            commitment = commitment + (flat - quantized - values).square().mean()
-            residual = residual - values
-            quantized = quantized + values
-        passed = flat + (quantized - flat).detach()
-        out: Tensor = self.target.output_proj(passed.view(*projected.transpose(1, 2).shape).transpose(1, 2))
-        return out, commitment
+    def __init__(self, config: SpeechTokenizerConfig, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("window", torch.hann_window(_MEL_WINDOW), persistent=False)
+        filters = mel_filters(config.sample_rate, _MEL_WINDOW, _MEL_BANDS)
+        self.register_buffer("filters", filters, persistent=False)
+        width = _ENCODER_WIDTH
+        assert config.frame_samples == 8 * _MEL_STEP, "three halvings make a frame"
+        self.layers = nn.Sequential(
+            nn.Conv1d(_MEL_BANDS, width, 5, padding=2),
+            nn.GELU(),
+            *(layer for _ in range(3) for layer in (nn.Conv1d(width, width, 4, stride=2, padding=1), nn.GELU())),
+            nn.Conv1d(width, width, 3, padding=1),
+            nn.GELU(),
+            nn.Conv1d(width, channels, 1),
+        )
 
-    @torch.no_grad()
-    def initialise(self, x: Tensor) -> None:
-        """Start each codebook from what the ones before leave of latents x [B, hidden, frames].
-
-        The latents are scaled to deviation 1 first.
-        """
-        self.source.input_proj.weight.div_(self.source.input_proj(x).std())
-        residual = self.source.input_proj(x).transpose(1, 2).flatten(0, 1)
-        for stage in self.stages:
-            stage.initialise(residual)
-            residual = residual - stage.codebook.table()[stage.nearest(residual)]
+    def forward(self, audio: Tensor) -> Tensor:
+        """[B, samples] of whole frames -> [B, frames, channels]."""
+        padding = (_MEL_WINDOW - _MEL_STEP) // 2
+        framed = F.pad(audio, (padding, padding))
+        spectrum = torch.stft(framed, _MEL_WINDOW, _MEL_STEP, window=self.window, center=False, return_complex=True)
+        mel = self.filters @ (spectrum.real.square() + spectrum.imag.square()).clamp(min=1e-8).sqrt()
+        out: Tensor = self.layers(mel.clamp(min=_MEL_FLOOR).log())
+        return out.transpose(1, 2)
 
 
 class CodecModel(nn.Module):
@@ -134,62 +130,83 @@ class CodecModel(nn.Module):
     def __init__(self, config: SpeechTokenizerConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder = EncoderNetwork(config.encoder)
         self.decoder = DecoderNetwork(config.decoder)
-        source, target = self.encoder.quantizer, self.decoder.quantizer
-        self.quantizers = [
-            QuantizerTrainer(source.semantic_residual_vector_quantizer, target.rvq_first),
-            QuantizerTrainer(source.acoustic_residual_vector_quantizer, target.rvq_rest),
-        ]
-        # Told from the codes while training, and by codebook 0 alone: codes that keep which sound it is can be
-        # understood, and can be predicted from text.
-        width, logits = config.decoder.codebook_dim, PHONES_PER_FRAME * NUM_PHONES
-        self.phones = nn.ModuleList(nn.Linear(width, logits) for _ in range(2))
+        self.encoder = MelEncoder(config, config.decoder.codebook_dim // 2)
+        quantizer = self.decoder.quantizer
+        codebooks = [module for module in quantizer.modules() if isinstance(module, Codebook)]
+        self.sounds, rest = codebooks[:PHONES_PER_FRAME], codebooks[PHONES_PER_FRAME:]
+        self.stages = [CodebookTrainer(codebook.requires_grad_(requires_grad=False)) for codebook in rest]
         with torch.no_grad():
-            for module in self.encoder.modules():
-                if isinstance(module, PaddedConv1d):  # signals keep their scale, and biases do not outweigh them
-                    nn.init.kaiming_normal_(module.conv.weight, nonlinearity="linear")
-                    if module.conv.bias is not None:
-                        module.conv.bias.zero_()
+            for codebook in self.sounds:
+                codebook.cluster_usage.requires_grad = False
+                nn.init.normal_(codebook.embedding_sum[:NUM_PHONES], std=_PHONE_SCALE)
             for module in self.decoder.modules():
                 if isinstance(module, LayerScale):
                     module.scale.fill_(_RESIDUAL_SCALE)
                 if isinstance(module, ConvNeXtBlock):
                     module.gamma.fill_(_RESIDUAL_SCALE)
 
-    def forward(self, audio: Tensor, *, learn: bool = True, revive: bool = True) -> Reconstruction:
-        """Windows [B, samples] of whole frames, each as a stream of its own. `learn` moves the codebooks."""
-        x = self.latents(audio)
-        quantized = [quantizer(x, learn=learn, revive=revive) for quantizer in self.quantizers]
-        latents = sum((latent for latent, _ in quantized), start=torch.zeros((), device=x.device))
-        commitment = sum((loss for _, loss in quantized), start=torch.zeros((), device=x.device))
+    def forward(self, audio: Tensor, phones: Tensor, *, dead: Tensor) -> Reconstruction:
+        """Windows [B, samples] of whole frames and their sounds [B, frames, parts], each as a stream of its own.
+
+        Moves the residual codebooks; their entries used less than `dead` [] of the mean start anew.
+        """
+        x = self.encoder(audio)
+        flat = x.flatten(0, 1)
+        residual, commitment = flat.detach(), flat.new_zeros(())
+        quantized = torch.zeros_like(residual)
+        for stage in self.stages:
+            with torch.no_grad():
+                indices = stage.nearest(residual)
+                values = stage.codebook.table()[indices]
+                stage.update(residual, indices, dead=dead)
+            commitment = commitment + (flat - quantized - values).square().mean()
+            residual = residual - values
+            quantized = quantized + values
+        passed = flat + (quantized - flat).detach()
+        out = self.decoder.synthesize(self._latents(passed.view_as(x), phones), self._zero_state(len(audio)))
+        return Reconstruction(out, commitment)
+
+    def _latents(self, rest: Tensor, phones: Tensor) -> Tensor:
+        """Sum behind the projections, as the served quantizer makes it of codes."""
+        first, *others = (F.embedding(phones[..., part], book.embedding_sum) for part, book in enumerate(self.sounds))
+        quantizer = self.decoder.quantizer
+        rest = torch.stack(others).sum(0) + rest
+        both = [
+            projection.output_proj(x.transpose(1, 2))
+            for projection, x in ((quantizer.rvq_first, first), (quantizer.rvq_rest, rest))
+        ]
         self._prepare_snakes()
-        out = self.decoder.synthesize(latents.transpose(1, 2), self._zero_state(len(audio)))
-        return Reconstruction(out, commitment, self._phones(quantized[0][0], latents))
+        latents: Tensor = both[0] + both[1]
+        return latents.transpose(1, 2)
 
-    def _phones(self, first: Tensor, all_codes: Tensor) -> Tensor:
-        both = [head(x.transpose(1, 2)) for head, x in zip(self.phones, (first, all_codes), strict=True)]
-        logits = torch.stack(both)
-        return logits.view(*logits.shape[:-1], PHONES_PER_FRAME, NUM_PHONES)
-
-    def latents(self, audio: Tensor) -> Tensor:
-        """[B, samples] -> [B, hidden, frames] float32; on a GPU the convolutions run in bfloat16."""
-        with torch.autocast(audio.device.type, torch.bfloat16, enabled=audio.is_cuda):
-            x = self.encoder.encoder(audio[:, None])
-        x = self.encoder.encoder_transformer(x.float().transpose(1, 2)).transpose(1, 2)
-        out: Tensor = self.encoder.downsample(x)
-        return out
+    @torch.no_grad()
+    def codes(self, audio: Tensor, phones: Tensor) -> Tensor:
+        """Frames [B, frames, groups] of samples [B, samples] and sounds [B, frames, parts]."""
+        x = self.encoder(audio)
+        residual = x.flatten(0, 1)
+        codes = []
+        for stage in self.stages:
+            codes.append(stage.nearest(residual))
+            residual = residual - stage.codebook.table()[codes[-1]]
+        return torch.cat((phones, torch.stack(codes, dim=-1).view(*x.shape[:2], -1)), dim=-1)
 
     @torch.no_grad()
     def initialise(self, audio: Tensor) -> None:
-        """Start the codebooks from windows [B, samples]."""
-        x = torch.cat([self.latents(part) for part in torch.split(audio, 32)])
-        for quantizer in self.quantizers:
-            quantizer.initialise(x)
+        """Start the residual codebooks from windows [B, samples], scaled to deviation 1 first."""
+        x = torch.cat([self.encoder(part) for part in torch.split(audio, 32)]).flatten(0, 1)
+        last = self.encoder.layers[-1]
+        assert isinstance(last, nn.Conv1d)
+        for parameter in last.parameters():
+            parameter.div_(x.std())
+        residual = x / x.std()
+        for stage in self.stages:
+            stage.initialise(residual)
+            residual = residual - stage.codebook.table()[stage.nearest(residual)]
 
     def perplexities(self) -> list[float]:
-        """Of each codebook, in the order of the codes."""
-        return [stage.perplexity() for quantizer in self.quantizers for stage in quantizer.stages]
+        """Of each residual codebook."""
+        return [stage.perplexity() for stage in self.stages]
 
     def _prepare_snakes(self) -> None:
         for module in self.decoder.modules():
@@ -207,26 +224,21 @@ class CodecModel(nn.Module):
 def official_tensors(model: CodecModel) -> dict[str, Tensor]:
     """Every tensor of the speech tokenizer under its official name, float32 on the CPU.
 
-    The encoder's codebooks are copies of the decoder's, which are the ones that were trained. Projections that only the
-    official training uses are zero.
+    Input projections, which only the official training uses, and the encoder, which only cloning checkpoints use, are
+    zero.
     """
-    _copy_codebooks(model)
+    decoder = model.decoder.state_dict()
+    for name in decoder:
+        if name.startswith("quantizer.") and name.endswith("input_proj.weight"):
+            decoder[name] = torch.zeros_like(decoder[name])
+    encoder = {
+        name: torch.zeros_like(tensor) for name, tensor in EncoderNetwork(model.config.encoder).state_dict().items()
+    }
     return {
         f"{prefix}.{name}": tensor.detach().float().cpu().contiguous()
-        for prefix, network in (("decoder", model.decoder), ("encoder", model.encoder))
-        for name, tensor in network.state_dict().items()
+        for prefix, tensors in (("decoder", decoder), ("encoder", encoder))
+        for name, tensor in tensors.items()
     }
-
-
-@torch.no_grad()
-def _copy_codebooks(model: CodecModel) -> None:
-    for quantizer in model.quantizers:
-        quantizer.target.input_proj.weight.zero_()
-        quantizer.source.output_proj.weight.zero_()
-        for stage, layer in zip(quantizer.stages, quantizer.source.layers, strict=True):
-            copy = layer.get_submodule("codebook")
-            copy.get_buffer("cluster_usage").copy_(stage.codebook.cluster_usage)
-            copy.get_buffer("embed_sum").copy_(stage.codebook.embedding_sum)
 
 
 def load_trained(run: Path, config: SpeechTokenizerConfig, *, device: torch.device | str) -> CodecModel:
@@ -234,34 +246,13 @@ def load_trained(run: Path, config: SpeechTokenizerConfig, *, device: torch.devi
     model = CodecModel(config)
     files = (run / "codec" / "latest.pt", run / "codec" / "weights.pt")
     checkpoint = torch.load(next(file for file in files if file.exists()), map_location="cpu", weights_only=True)
-    load_weights(model, checkpoint["model"])
+    model.load_state_dict(checkpoint["model"])
     return model.to(device)
 
 
-def load_weights(model: CodecModel, weights: dict[str, Tensor]) -> None:
-    """Put weights in. They may be older than the heads that tell phones, which only training uses."""
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert not unexpected, f"weights of another shape: {unexpected}"
-    assert all(name.startswith("phones.") for name in missing), f"weights are missing: {missing}"
-
-
-def served(model: CodecModel, device: torch.device | str) -> tuple[CodecEncoder, CodecDecoder]:
-    """The service's encoder and decoder with the model's weights, independent of it."""
-    tensors = official_tensors(model)
-    config = model.config
-    networks = []
-    for prefix, network in (("encoder.", EncoderNetwork(config.encoder)), ("decoder.", DecoderNetwork(config.decoder))):
-        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        network.load_state_dict(own)
-        networks.append(network.to(device))
-    encoder, decoder = networks
-    assert isinstance(encoder, EncoderNetwork)
-    assert isinstance(decoder, DecoderNetwork)
-    return (
-        CodecEncoder(
-            encoder,
-            num_quantizers=config.encoder_valid_num_quantizers,
-            frame_samples=config.encode_downsample_rate,
-        ),
-        CodecDecoder(decoder, device=device, dtype=torch.float32),
-    )
+def served(model: CodecModel, device: torch.device | str) -> CodecDecoder:
+    """The service's decoder with the model's weights, independent of it."""
+    network = DecoderNetwork(model.config.decoder)
+    tensors = official_tensors(model).items()
+    network.load_state_dict({name.removeprefix("decoder."): tensor for name, tensor in tensors if name[0] == "d"})
+    return CodecDecoder(network.to(device), device=device, dtype=torch.float32)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from deployments.demo_voice.shape import PHONES_PER_FRAME
 from deployments.demo_voice.tokenizer import cased
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.tokenizer import TextTokenizer
@@ -39,14 +40,13 @@ class Utterance:
 class Corpus:
     """All frames, and the utterances they belong to."""
 
-    codes: NDArray[np.int16]  # [frames, groups]
-    phones: NDArray[np.uint8]  # [frames, phones of a frame]: which sounds the teacher made
+    codes: NDArray[np.int16]  # [frames, groups]; the first groups are the teacher's sounds
     utterances: list[Utterance]
 
     def spoken(self) -> NDArray[np.float32]:
         """[frames]: the share of its utterance's sounds that comes before each frame; silence does not count."""
-        before = np.concatenate(([0], np.cumsum((self.phones != 0).sum(1))))
-        share = np.zeros(len(self.phones), np.float32)
+        before = np.concatenate(([0], np.cumsum((self.codes[:, :PHONES_PER_FRAME] != 0).sum(1))))
+        share = np.zeros(len(self.codes), np.float32)
         for utterance in self.utterances:
             begin, end = utterance.start, utterance.start + utterance.frames
             share[begin:end] = (before[begin:end] - before[begin]) / max(1, before[end] - before[begin])
@@ -60,12 +60,11 @@ class Corpus:
             entries = [json.loads(line) for line in lines]
         ends = np.cumsum(counts)
         codes = np.fromfile(run / "codes.i16", dtype=np.int16).reshape(int(ends[-1]), -1)
-        phones = np.fromfile(run / "phones.u8", dtype=np.uint8).reshape(len(codes), -1)
         utterances = [
             Utterance(entry["text"], entry["voice"], entry["split"], int(end - count), count)
             for entry, count, end in zip(entries, counts, ends, strict=True)
         ]
-        return cls(codes, phones, utterances)
+        return cls(codes, utterances)
 
     def part(self, split: str) -> list[Utterance]:
         """The utterances of "train" or of "heldout"; those without a frame are left out."""

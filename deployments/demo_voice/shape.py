@@ -22,7 +22,7 @@ SHAPE = Shape(
     dialects={},
     codec_decoder={
         "latent_dim": 256,
-        "codebook_dim": 128,
+        "codebook_dim": 256,
         "decoder_dim": 256,
         "hidden_size": 128,
         "intermediate_size": 384,
@@ -55,6 +55,8 @@ def codec_config() -> SpeechTokenizerConfig:
 
 
 FRAME_SAMPLES = codec_config().frame_samples
+# Codebooks 0 to 3 say which sound each quarter of a frame is, in the teacher's numbers: what is said can then be learnt
+# from text, and codes can be understood whatever the others are. Those hold the rest: pitch, loudness, the voice.
 PHONES_PER_FRAME = 4
 PHONE_SAMPLES = FRAME_SAMPLES // PHONES_PER_FRAME
 NUM_PHONES = 178  # numbers that the teacher's phonemes may have; 0 is silence

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from deployments.demo_voice.dataset import NONE, Batch, Corpus
-from deployments.demo_voice.shape import NUM_PHONES
+from deployments.demo_voice.shape import NUM_PHONES, PHONES_PER_FRAME
 from deployments.demo_voice.teacher_forcing import Guide, Places, input_rows, predictor_logits, talker_hidden
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.layers import DecoderLayer, RMSNorm
@@ -38,8 +38,7 @@ class Settings:
     predictor_dropout: float = 0.05
     wrong_codes: float = 0.12  # at most that share of an utterance's input codes is replaced, half of it on average
     wrong_frames: float = 0.02  # and that share of whole frames
-    hidden_frames: float = 0.8  # and that share is hidden: speech so far must not be enough to know how it goes on
-    phone_weight: float = 1.0  # of telling the sounds of the next frame
+    hidden_frames: float = 0.5  # and that share is hidden: speech so far must not be enough to know how it goes on
     guide_weight: float = 0.3
     full_text: float = 0.5  # share of utterances with all text in the prompt
     predicted_frames: float = 0.5  # share of a step's frames the predictor is trained on
@@ -48,7 +47,6 @@ class Settings:
     report_steps: int = 100
     save_every: float = 60
     check_every: float = 20
-    checked: int = 16  # held-out utterances spoken at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +78,12 @@ class Losses:
 
     def __init__(self, corpus: Corpus, config: ModelConfig, device: torch.device) -> None:
         self.codes = torch.from_numpy(corpus.codes).to(device).long()  # [frames, groups]
-        self.phones = torch.from_numpy(corpus.phones).to(device)  # [frames, phones of a frame]
         self.spoken = torch.from_numpy(corpus.spoken()).to(device)  # [frames]
         # What codebook 0 may be: a code, or the end of speech, which targets call the number behind the last code.
         self.kept = torch.tensor([*range(config.code_vocab_size), config.codes.eos], device=device)
 
-    def __call__(self, talker: Talker, listener: nn.Linear, batch: DeviceBatch, inputs: Tensor) -> Tensor:
-        """[groups + 2]: mean cross-entropies of the codebooks and of the sounds `listener` tells, and the guide's loss.
+    def __call__(self, talker: Talker, batch: DeviceBatch, inputs: Tensor) -> Tensor:
+        """[groups + 1]: mean cross-entropies of the codebooks, and the guide's loss.
 
         `inputs` [samples, length, groups] are the known frames.
         """
@@ -102,7 +99,6 @@ class Losses:
             (
                 F.cross_entropy(first.float(), code0)[None],
                 entropies.view(len(frames), -1).mean(0),
-                self._phones(listener(hidden), batch.target_frames)[None],
                 guide.loss[None],
             )
         )
@@ -111,12 +107,6 @@ class Losses:
         guided = batch.guided
         share = self.spoken[batch.target_frames[guided]]
         return Places(batch.target_rows[guided], batch.text_first[guided], batch.text_count[guided], share)
-
-    def _phones(self, logits: Tensor, target_frames: Tensor) -> Tensor:
-        """The end of speech has no sounds and does not count."""
-        phones = self.phones[target_frames].long()
-        phones = torch.where(target_frames[:, None] >= 0, phones, -1)
-        return F.cross_entropy(logits.float().view(phones.numel(), -1), phones.flatten(), ignore_index=-1)
 
     def known(self, frames: Tensor) -> Tensor:
         """Codes [samples, length, groups] of the frames numbered [samples, length]; NONE where there is none."""
@@ -144,14 +134,10 @@ class Trainer:
         torch.manual_seed(_SEED)
         self.talker = initial_talker(config).to(self.device)
         self.talker.prepare(max_positions=_POSITIONS)
-        # Is not exported: the sounds are nearer to the text than codes are, and lead attention to it.
-        listener = nn.Linear(config.talker.hidden_size, losses.phones.shape[1] * NUM_PHONES).to(self.device)
-        self.listener = listener
-        self.averaged_listener = copy.deepcopy(listener).requires_grad_(requires_grad=False)
         self.averaged = copy.deepcopy(self.talker).requires_grad_(requires_grad=False).eval()
         add_dropout(self.talker, settings)
         self.optimizer = torch.optim.AdamW(
-            _parameter_groups(self.talker, listener, settings), lr=0.0, betas=_BETAS, fused=self.device.type == "cuda"
+            _parameter_groups(self.talker, settings), lr=0.0, betas=_BETAS, fused=self.device.type == "cuda"
         )
         self.steps, self.seconds, self.best = 0, 0.0, math.inf
 
@@ -169,13 +155,13 @@ class Trainer:
         return rate * min(1.0, (progress + 1e-3) / settings.warm_up)
 
     def step(self, batch: DeviceBatch) -> Tensor:
-        """One update; returns the losses [groups + 2], detached."""
+        """One update; returns the losses [groups + 1], detached."""
         self.talker.train()
         inputs = self.losses.corrupted(self.losses.known(batch.frames), self.settings)
         with self._autocast():
-            losses = self.losses(self.talker, self.listener, batch, inputs)
-        total = losses[0] + losses[1:-2].mean()
-        total = total + self.settings.phone_weight * losses[-2] + self.settings.guide_weight * losses[-1]
+            losses = self.losses(self.talker, batch, inputs)
+        sounds, rest = losses[:PHONES_PER_FRAME], losses[PHONES_PER_FRAME:-1]
+        total = sounds.sum() + 2 * rest.mean() + self.settings.guide_weight * losses[-1]
         total.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.talker.parameters(), self.settings.clip)
         for group in self.optimizer.param_groups:
@@ -188,17 +174,15 @@ class Trainer:
 
     @torch.no_grad()
     def held_out(self, batch: DeviceBatch) -> Tensor:
-        """Losses [groups + 2] of the averaged weights."""
+        """Losses [groups + 1] of the averaged weights."""
         with self._autocast():
             known = self.losses.known(batch.frames)
-            return self.losses(self.averaged, self.averaged_listener, batch, known)
+            return self.losses(self.averaged, batch, known)
 
     @torch.no_grad()
     def _average(self) -> None:
         weight = max(1 - self.settings.ema, 1 / (self.steps + 2))
-        averaged: list[Tensor] = [*self.averaged.parameters(), *self.averaged_listener.parameters()]
-        current: list[Tensor] = [*self.talker.parameters(), *self.listener.parameters()]
-        torch._foreach_lerp_(averaged, current, weight)
+        torch._foreach_lerp_(list(self.averaged.parameters()), list(self.talker.parameters()), weight)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
@@ -207,7 +191,6 @@ class Trainer:
         """Write everything a later run needs to go on, and the averaged weights for the export."""
         state = {
             "averaged": self.averaged.state_dict(),
-            "listeners": [self.listener.state_dict(), self.averaged_listener.state_dict()],
             "best": self.best,
             "talker": self.talker.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -223,8 +206,6 @@ class Trainer:
         self.averaged.load_state_dict(state["averaged"])
         self.talker.load_state_dict(state["talker"])
         self.optimizer.load_state_dict(state["optimizer"])
-        for listener, weights in zip((self.listener, self.averaged_listener), state["listeners"], strict=True):
-            listener.load_state_dict(weights)
         self.steps, self.seconds, self.best = state["steps"], state["seconds"], state["best"]
 
     def keep_best(self, held_out: float, file: Path) -> None:
@@ -263,14 +244,18 @@ def initial_talker(config: ModelConfig) -> Talker:
 
 @torch.no_grad()
 def _clear_unused(talker: Talker) -> None:
-    """Zeros compress well, and no training changes these rows."""
+    """Rows that no sound, tag or voice has. Equal rows compress well, and training does not tell them apart."""
     config = talker.config
     codes = config.codes
-    spoken = {*range(config.code_vocab_size), codes.eos}
     tags = {codes.pad, codes.bos, codes.think, codes.nothink, codes.think_bos, codes.think_eos}
     named = {*config.languages.values(), *config.speakers.values()}
-    _keep_rows(talker.codec_head.weight, spoken)
-    _keep_rows(talker.model.codec_embedding.weight, spoken | tags | named)
+    sounds = set(range(NUM_PHONES))
+    _keep_rows(talker.codec_head.weight, sounds | {codes.eos})
+    _keep_rows(talker.model.codec_embedding.weight, sounds | {codes.eos} | tags | named)
+    predictor = talker.code_predictor
+    for group in range(PHONES_PER_FRAME - 1):
+        _keep_rows(predictor.lm_head[group].weight, sounds)  # type: ignore[arg-type]
+        _keep_rows(predictor.embeddings[group].weight, sounds)  # type: ignore[arg-type]
 
 
 def _keep_rows(weight: Tensor, kept: set[int]) -> None:
@@ -290,9 +275,9 @@ def _dropout(rate: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
     return lambda module, _, output: F.dropout(output, rate, module.training)
 
 
-def _parameter_groups(talker: Talker, listener: nn.Linear, settings: Settings) -> list[dict[str, object]]:
+def _parameter_groups(talker: Talker, settings: Settings) -> list[dict[str, object]]:
     decayed: list[Tensor] = []
-    free: list[Tensor] = list(listener.parameters())
+    free: list[Tensor] = []
     for name, parameter in talker.named_parameters():
         (decayed if parameter.dim() > 1 and "embedding" not in name else free).append(parameter)
     return [

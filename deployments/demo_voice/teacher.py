@@ -31,7 +31,8 @@ _TEACHER_STEP = 600  # samples of a step of its durations
 _TAPS = 48  # of the resampling filter, at the lower of the two rates
 _STEP = SAMPLE_RATE // 100  # samples over which speech is told from silence
 _SPEECH = 0.005  # of the peak
-_LEAD_S, _TAIL_S, _PAUSE_S = 0.06, 0.14, 0.28
+# Speech begins three frames in: where text comes a token a frame, words have to be known before they are spoken.
+_LEAD_S, _TAIL_S, _PAUSE_S = 0.24, 0.14, 0.28
 _FADE_S = 0.01
 _LOUDNESS, _PEAK = 0.08, 0.95
 

@@ -2,10 +2,10 @@
 
     python -m deployments.demo_voice.train_codec RUN --minutes 8
 
-Spectral losses from the start, the telling of phones too, discriminators from a third of the time on. The learning
-rates follow the elapsed share of --minutes, so that the end is annealed on any machine. RUN/codec/latest.pt is written
-every minute, and a second call goes on from it with the time that was left. Where there is only RUN/codec/weights.pt, a
-new training starts from there.
+Spectral losses from the start, discriminators from a third of the time on. The learning rates follow the elapsed share
+of --minutes, so that the end is annealed on any machine. RUN/codec/latest.pt is written every minute, and a second call
+goes on from it with the time that was left. Where there is only RUN/codec/weights.pt, a new training starts from there.
+On a GPU a step is captured and replayed: it has thousands of small kernels.
 Ends with reconstructions by the served networks: RUN/codec/samples.
 """
 
@@ -16,17 +16,17 @@ import math
 import sys
 import time
 import wave
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
 from deployments.codec.decoder import to_pcm16
-from deployments.demo_voice.codec_model import CodecModel, load_weights, served
+from deployments.demo_voice.codec_model import CodecModel, served
 from deployments.demo_voice.discriminators import Discriminators, discriminator_loss, generator_loss
 from deployments.demo_voice.shape import PHONE_SAMPLES, PHONES_PER_FRAME, codec_config
 from deployments.demo_voice.spectral import SpectralLoss
@@ -46,8 +46,9 @@ class Settings:
     unsettled_frames: int = 2  # of a window that begins within speech, where the zero state is wrong
     judged_frames: int = 16  # what discriminators see of a window
     from_start: float = 0.25  # share of windows that begin with an utterance
-    adversarial_from: float = 0.18  # of the time
+    adversarial_from: float = 0.3  # of the time
     revive_until: float = 0.75
+    dead: float = 0.05  # entries of a codebook used less than that share of the mean start anew
     warm_up: float = 0.01
     first_batches: int = 48  # for the codebooks' start
     rate: float = 4e-4
@@ -62,7 +63,28 @@ class Settings:
     commitment_weight: float = 2.0
     score_weight: float = 6.0
     feature_weight: float = 10.0
-    phone_weight: float = 3.0
+
+
+class Captured:
+    """A training step recorded once and replayed from then on."""
+
+    _WARM_UP = 3
+
+    def __init__(self, step: Callable[[], Mapping[str, Tensor]]) -> None:
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(self._WARM_UP):  # they train as well
+                step()
+        torch.cuda.current_stream().wait_stream(aside)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._losses = step()
+
+    def __call__(self) -> Mapping[str, Tensor]:
+        """One step; the losses are overwritten by the next."""
+        self._graph.replay()
+        return self._losses
 
 
 class Windows:
@@ -115,6 +137,7 @@ class Training:
         self.windows = Windows(run, settings, frame_samples=config.frame_samples, device=device)
         self.optimizer = _adam(self.model, settings.rate, device)
         self.discriminator_optimizer = _adam(self.discriminators, settings.discriminator_rate, device)
+        self.dead = torch.tensor(settings.dead, device=device)
         self.step = 0
         self.elapsed_s = 0.0
 
@@ -136,7 +159,7 @@ class Training:
             return
         weights = self.directory / "weights.pt"
         if weights.exists():
-            load_weights(self.model, torch.load(weights, map_location=self.device, weights_only=True)["model"])
+            self.model.load_state_dict(torch.load(weights, map_location=self.device, weights_only=True)["model"])
             logger.info("starting from the weights of an earlier training")
             return
         first = torch.cat([self.windows.draw()[0] for _ in range(self.settings.first_batches)])
@@ -146,8 +169,14 @@ class Training:
         """Train until the time is over, saving each minute."""
         begin, before_s, first_step = time.perf_counter(), self.elapsed_s, self.step
         saved_s = self.elapsed_s
+        step: Callable[[], Mapping[str, Tensor]] | None = None
+        judged = False
         while self.progress < 1 and (not self.settings.max_steps or self.step < self.settings.max_steps):
-            losses = self.train_step()
+            adversarial = self.progress >= self.settings.adversarial_from
+            if step is None or adversarial != judged:
+                step, judged = self._stepper(adversarial=adversarial), adversarial
+            self._set_rates()
+            losses = step()
             self.step += 1
             if self.step % self.settings.log_every == 0:
                 values = {name: round(float(value), 4) for name, value in losses.items()}  # waits for the device
@@ -159,29 +188,30 @@ class Training:
                 self.save()
         self.save()
 
-    def train_step(self) -> Mapping[str, Tensor]:
+    def _stepper(self, *, adversarial: bool) -> Callable[[], Mapping[str, Tensor]]:
+        self._set_rates()
+        step = partial(self.train_step, adversarial=adversarial)
+        return Captured(step) if self.device.type == "cuda" else step
+
+    def train_step(self, *, adversarial: bool) -> Mapping[str, Tensor]:
         """One update of the codec and, in their time, of the discriminators; the losses, left on the device."""
         settings = self.settings
-        self._set_rates()
         audio, judged, phones = self.windows.draw()
-        result = self.model(audio, revive=self.progress < settings.revive_until)
+        result = self.model(audio, phones, dead=self.dead)
         ours = torch.where(judged, result.audio, audio)
         mel, linear = self.spectral(ours, audio)
         loss = (
             settings.mel_weight * mel + settings.linear_weight * linear + settings.commitment_weight * result.commitment
         )
-        told = torch.stack([F.cross_entropy(logits.flatten(0, 2), phones.flatten()) for logits in result.phones])
-        loss = loss + settings.phone_weight * told.sum()
         losses = {"mel": mel.detach(), "linear": linear.detach(), "commitment": result.commitment.detach()}
-        losses |= {"phones0": told[0].detach(), "phones": told[1].detach()}
-        if self.progress >= settings.adversarial_from:
+        if adversarial:
             real, fake = self._slices(audio, ours)
             losses["discriminators"] = self._train_discriminators(real, fake)
             self.discriminators.requires_grad_(requires_grad=False)
-            adversarial = generator_loss(self.discriminators, real, fake)
+            judgement = generator_loss(self.discriminators, real, fake)
             self.discriminators.requires_grad_(requires_grad=True)
-            loss = loss + settings.score_weight * adversarial.score + settings.feature_weight * adversarial.features
-            losses |= {"score": adversarial.score.detach(), "features": adversarial.features.detach()}
+            loss = loss + settings.score_weight * judgement.score + settings.feature_weight * judgement.features
+            losses |= {"score": judgement.score.detach(), "features": judgement.features.detach()}
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         losses["norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
@@ -220,15 +250,15 @@ class Training:
             (self.discriminator_optimizer, settings.discriminator_rate),
         ):
             for group in optimizer.param_groups:
-                group["lr"] = rate * annealed * warm
+                group["lr"].fill_(rate * annealed * warm)
+        if self.progress >= settings.revive_until:
+            self.dead.zero_()
 
     def _slices(self, audio: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
-        """The same settled part of every window."""
+        """A settled part of every window; windows are random, so it may be the same part."""
         settings, frame = self.settings, self.windows.frame_samples
-        size = settings.judged_frames * frame
-        last = audio.shape[1] - size
-        first = int(torch.randint(settings.unsettled_frames * frame, last + 1, ()))
-        return audio[:, first : first + size], ours[:, first : first + size]
+        part = slice(settings.unsettled_frames * frame, (settings.unsettled_frames + settings.judged_frames) * frame)
+        return audio[:, part], ours[:, part]
 
     def _train_discriminators(self, real: Tensor, fake: Tensor) -> Tensor:
         loss = discriminator_loss(self.discriminators, real, fake)
@@ -249,7 +279,10 @@ class Training:
 
 def _adam(module: nn.Module, rate: float, device: torch.device) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(parameters, rate, betas=(0.8, 0.99), weight_decay=1e-3, fused=device.type == "cuda")
+    cuda = device.type == "cuda"
+    return torch.optim.AdamW(
+        parameters, torch.tensor(rate, device=device), betas=(0.8, 0.99), weight_decay=1e-3, fused=cuda, capturable=cuda
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,18 +303,19 @@ def read_index(run: Path) -> list[Utterance]:
 
 @torch.no_grad()
 def report(run: Path, model: CodecModel, device: torch.device, *, utterances: int) -> None:
-    """Held-out utterances through the served encoder and decoder: the distance, and eight of them to listen to."""
-    encoder, decoder = served(model, device)
+    """Held-out utterances through the served decoder: the distance, and eight of them to listen to."""
+    decoder = served(model, device)
     spectral = SpectralLoss(model.config.sample_rate).to(device)
     audio = np.memmap(run / "audio.i16", np.int16, "r")
+    phones = np.memmap(run / "phones.u8", np.uint8, "r")
     folder = run / "codec" / "samples"
     folder.mkdir(exist_ok=True)
     distances = []
     for number, row in enumerate([row for row in read_index(run) if row.split == "heldout"][:utterances]):
         recorded = audio[row.start : row.start + row.samples].astype(np.float32) / np.float32(_FULL_SCALE)
-        codes = encoder.encode(recorded)
-        decoded, _ = decoder.decode(torch.from_numpy(codes).long()[None], [decoder.initial_state()])
-        ours = decoded[:, : len(recorded)]
+        sounds = phones[row.start // PHONE_SAMPLES :][: row.samples // PHONE_SAMPLES].reshape(1, -1, PHONES_PER_FRAME)
+        heard = torch.from_numpy(recorded).to(device)[None], torch.from_numpy(sounds).long().to(device)
+        ours, _ = decoder.decode(model.codes(*heard), [decoder.initial_state()])
         distances.append(float(spectral(ours, torch.from_numpy(recorded).to(device)[None])[0]))
         if number < 8:
             stem = f"{number}-{row.voice}"

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.demo_voice.dataset import Corpus, RowLayout, Sample, Sampler, Utterance, written_ways
-from deployments.demo_voice.free_running import speak, summary
-from deployments.demo_voice.shape import SHAPE
+from deployments.demo_voice.dataset import Corpus, RowLayout, Sample, Sampler, written_ways
+from deployments.demo_voice.shape import PHONES_PER_FRAME, SHAPE
 from deployments.demo_voice.talker_trainer import DeviceBatch, Losses, Settings, Trainer
 from deployments.demo_voice.tokenizer import train_tokenizer
 from deployments.released import GENERATION, Json
@@ -34,7 +33,7 @@ VOICE_GENERATION: Json = {**GENERATION, "repetition_penalty": 1.0}
 
 _SEED = 20
 _CHECK_BATCH = 100
-_SMOKE = Settings(duration=15, max_rows=512, report_steps=2, save_every=4, check_every=6, checked=1, ways=2)
+_SMOKE = Settings(duration=15, max_rows=512, report_steps=2, save_every=4, check_every=6, ways=2)
 
 
 def write_model_files(run: Path, corpus: Corpus) -> Path:
@@ -64,7 +63,6 @@ class Session:
         self.config, self.tokenizer = config, TextTokenizer(directory, config.tokens)
         self.layout = RowLayout(config, self.tokenizer)
         self.held_out = corpus.part("heldout")
-        self.spoken = _spread(self.held_out, settings.checked)
         self.trainer = Trainer(config, Losses(corpus, config, device), settings)
         if self.checkpoint.exists():
             self.trainer.load(self.checkpoint)
@@ -109,7 +107,6 @@ class Session:
                 break
         trainer.save(self.checkpoint)
         self._check()
-        self._speak()
 
     def _batches(self) -> Iterator[DeviceBatch]:
         draw = np.random.default_rng((_SEED, self.trainer.steps))
@@ -120,10 +117,11 @@ class Session:
         """Losses of the averaged weights on all held-out utterances, in both text modes; the best weights are kept."""
         modes = {mode: self._held_out(full_text=mode == "full_text") for mode in ("full_text", "streaming_text")}
         self._log({mode: _rounded(losses) for mode, losses in modes.items()})
-        self.trainer.keep_best(float(sum(losses[0] for losses in modes.values())) / len(modes), self.best)
+        sounds = sum(losses[:PHONES_PER_FRAME].sum() for losses in modes.values())
+        self.trainer.keep_best(float(sounds) / len(modes), self.best)
 
     def _held_out(self, *, full_text: bool) -> Tensor:
-        """[groups + 2], means over batches of similar length."""
+        """[groups + 1], means over batches of similar length."""
         samples = [
             Sample(utterance, self.tokenizer.encode(utterance.text), "english", full_text)
             for utterance in sorted(self.held_out, key=lambda utterance: utterance.frames)
@@ -134,16 +132,6 @@ class Session:
             for part in (samples[first : first + _CHECK_BATCH] for first in range(0, len(samples), _CHECK_BATCH))
         ]
         return torch.stack(losses).mean(0)
-
-    @torch.no_grad()
-    def _speak(self) -> None:
-        """Held-out sentences spoken freely by the best weights."""
-        talker = self.trainer.averaged
-        talker.load_state_dict(torch.load(self.best, map_location=self.device, weights_only=True)["averaged"])
-        spoken = speak(talker, self.tokenizer, self.spoken, sampling=self.config.generation)
-        codes = {str(number): utterance.frames for number, utterance in enumerate(spoken)}
-        np.savez(self.run / "talker" / "spoken.npz", **codes)  # type: ignore[arg-type]
-        self._log(dict(summary(spoken)))
 
     def _report(self, losses: list[Tensor], *, per_second: float) -> None:
         trainer = self.trainer
@@ -160,13 +148,6 @@ class Session:
 
 def _rounded(losses: Tensor) -> list[float]:
     return [round(value, 3) for value in losses.tolist()]
-
-
-def _spread(utterances: list[Utterance], count: int) -> list[Utterance]:
-    """`count` utterances of all voices and lengths."""
-    by_length = sorted(utterances, key=lambda utterance: utterance.frames)
-    places = np.linspace(0, len(by_length) - 1, min(count, len(by_length))).round().astype(int)
-    return [by_length[place] for place in places]
 
 
 def main(arguments: list[str]) -> int:

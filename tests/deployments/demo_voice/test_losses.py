@@ -19,17 +19,16 @@ SETTINGS = Settings(duration=60)
 
 
 class Setting:
-    """One utterance of random frames and sounds, and a trainer for it."""
+    """One utterance of random frames, and a trainer for it."""
 
     def __init__(self, directory: Path) -> None:
         config = ModelConfig.load(directory)
         draw = np.random.default_rng(0)
         codes = draw.integers(config.code_vocab_size, size=(FRAMES, config.num_code_groups), dtype=np.int16)
-        phones = draw.integers(1, 50, size=(FRAMES, 4), dtype=np.uint8)
         tokenizer = TextTokenizer(directory, config.tokens)
         utterance = Utterance("Hi.", next(iter(config.speakers)), "train", 0, FRAMES)
         sample = Sample(utterance, tokenizer.encode("Hi."), None, full_text=True)
-        self.losses = Losses(Corpus(codes, phones, [utterance]), config, CPU)
+        self.losses = Losses(Corpus(codes, [utterance]), config, CPU)
         self.trainer = Trainer(config, self.losses, SETTINGS)
         batch = RowLayout(config, tokenizer).batch([sample])
         self.batch = DeviceBatch.of(batch, device=CPU, share=1.0, draw=draw)
@@ -50,13 +49,6 @@ def test_frames_are_hidden_whole(setting: Setting) -> None:
     hidden = (corrupted == NONE).all(-1) & frames
     assert 0 < hidden.sum() < frames.sum()
     assert torch.equal(corrupted[frames & ~hidden], setting.known[frames & ~hidden])
-
-
-def test_the_end_of_speech_has_no_sounds(setting: Setting) -> None:
-    told = torch.zeros(FRAMES + 1, 4, 178)
-    told[:-1].scatter_(2, setting.losses.phones.long()[..., None], 100.0)
-    assert setting.batch.target_frames[-1] == NONE
-    assert setting.losses._phones(told.flatten(1), setting.batch.target_frames) < 1e-6
 
 
 def test_training_lowers_every_loss(setting: Setting) -> None:
