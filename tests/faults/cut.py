@@ -11,7 +11,6 @@ from pathlib import Path
 import ray
 from ray import serve
 
-from serve_app import ray_settings
 from serve_app.local_server import Address, _end_proxy, _start_proxy
 from serve_app.ports import free_port
 from serve_app.rollout import roll_out
@@ -38,7 +37,6 @@ def host(prefix: list[str], *arguments: str) -> Iterator[None]:
 
 def main(link: Link, scratch: Path) -> None:
     """Speak, cut, compare; raises where a stream was not as it should have been."""
-    ray_settings.apply_local()
     port = free_port()
     temporary = ["--temp-dir", str(scratch / "ray")]
     head = ["--head", "--node-ip-address", NEAR_IP, "--port", str(port), "--num-cpus", "3", *temporary]
