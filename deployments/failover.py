@@ -50,15 +50,14 @@ DEFAULT_LIMITS = Limits()
 class Handover:
     """A stream on its way from one replica to the next."""
 
-    kind: str  # of the error: one of few, for counters
     reason: str
     began_s: float  # of time.monotonic()
 
 
-def record(request_id: str, handover: Handover) -> None:
-    """Tell of a stream that goes on elsewhere, and how long after the loss."""
+def record(lost: type[ReplicaLost], request_id: str, handover: Handover) -> None:
+    """Tell of a stream that goes on elsewhere; `lost` says in which pool it has changed replicas."""
     gap_s = time.monotonic() - handover.began_s
-    logger.warning("request %s goes on %.3f s after %s: %s", request_id, gap_s, handover.kind, handover.reason)
+    logger.warning("request %s goes on %.3f s after %s: %s", request_id, gap_s, lost.__name__, handover.reason)
 
 
 class Attempts:
@@ -86,7 +85,7 @@ class Attempts:
         if self.handover is None:
             if not died and not isinstance(error, Moved):
                 raise error  # refused from the start, or lost further behind
-            self.handover = Handover(type(error).__name__, str(error), now_s)
+            self.handover = Handover(f"{type(error).__name__}: {error}", now_s)
         died = died and self._accepted
         self._losses += died
         self._futile = 0 if self._advanced else self._futile + died
@@ -124,7 +123,7 @@ async def persist(
                     attempts.heard()
                     if len(chunk.codes) or chunk.finish_reason is not None:
                         if attempts.handover is not None:
-                            record(request_id, attempts.handover)
+                            record(lost, request_id, attempts.handover)
                         attempts.advanced()
                     yield chunk
                     if chunk.finish_reason is not None:
