@@ -5,10 +5,10 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit e2e faults parity clean
+.PHONY: help install run test lint unit e2e scale metrics faults fuzz audit parity step-load overload simulate-check clean
 
 help: ## Show this list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 install: $(VENV)/.installed ## Create .venv with what serving needs
 
@@ -24,16 +24,38 @@ lint: $(VENV)/.installed-dev ## Format, lint, types and the folder rule
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed-dev ## Tests without Ray
-	$(BIN)/python -m pytest -q -m "not e2e and not gpu and not faults"
+	$(BIN)/python -m pytest -q -m "not e2e and not gpu and not scale and not prometheus and not faults and not fuzz"
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m e2e
 
+scale: $(VENV)/.installed-dev ## Pools that grow and shrink under load, with real Ray Serve: minutes
+	$(BIN)/python -m pytest -q -m scale
+
+metrics: $(VENV)/.installed-dev ## A real Prometheus (fetched with apt-get) scrapes the metrics
+	$(BIN)/python -m pytest -q -m prometheus
+
 faults: $(VENV)/.installed-dev ## Kill replicas and hosts under load: no listener may notice (15 minutes)
 	$(BIN)/python -m pytest -q -m faults
 
+fuzz: $(VENV)/.installed-dev ## At least 10,000 hostile requests of each kind (TALKRAY_FUZZ_SEED=1 for others)
+	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/fuzz
+
+audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the network
+	$(PIP) pip-audit
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
+
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
 	$(BIN)/python -m tests.parity.run
+
+step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (four minutes)
+	$(BIN)/python -m tests.loadtest.experiments step step-load-$$(date +%Y%m%d-%H%M%S) 0.4
+
+overload: $(VENV)/.installed-dev ## Twice the capacity for a minute, and its report (four minutes; options: make overload RATE=1.5)
+	$(BIN)/python -m tests.loadtest.experiments overload overload-$$(date +%Y%m%d-%H%M%S) $(or $(RATE),1.5)
+
+simulate-check: $(VENV)/.installed-dev ## The load test's simulator against a server on this machine (ten minutes)
+	$(BIN)/python -m tests.loadtest.simulate_check simulate-check-$$(date +%Y%m%d-%H%M%S)
 
 clean: ## Remove environments, caches and build output
 	rm -rf $(VENV) .parity build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

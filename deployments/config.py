@@ -36,5 +36,7 @@ class CodecConfig(Strict):
     dtype: DType = "auto"  # auto: float32
     workers: Annotated[int, Field(ge=1)] = 1  # decoder threads of a replica, one torch thread each
     max_batch_size: Annotated[int, Field(ge=1)] = 16
+    # Streams begin while a replica needs less than this share of its workers to decode them in real time, as measured.
+    max_use: Annotated[float, Field(gt=0)] = 0.9
     # Frames of a stream's first, second, ... chunk at most; the last repeats.
     chunk_frames: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (1, 2, 4, 8, 12)

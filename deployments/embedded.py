@@ -1,60 +1,19 @@
-"""The model that needs no download: the architecture at a small size with random weights.
+"""The voice that needs no download: a small checkpoint of the served architecture that speaks English.
 
-It babbles, in four voices, and takes the whole path that a released checkpoint takes. Generated on first use.
+It ships packed, in `voice/` beside this file, and is expanded into the user's cache on first use. How it was made and
+what it is worth: `docs/demo-voice.md`.
 """
 
+import hashlib
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
-import torch
+from deployments.compact_weights import expand
 
-from deployments.protocol import ModelKind
-from deployments.random_checkpoint import Options, write_checkpoint
-from deployments.released import Shape, StackShape
-
-VERSION = 2
-
-_SHAPE = Shape(
-    kind=ModelKind.CUSTOM_VOICE,
-    size="1b7",
-    talker=StackShape(hidden=256, intermediate=512, layers=4, heads=4, kv_heads=2, head_dim=64),
-    predictor=StackShape(hidden=128, intermediate=256, layers=2, heads=4, kv_heads=2, head_dim=32),
-    text_hidden=256,
-    text_tokens=264,
-    text_vocab=320,
-    assistant_token=263,
-    num_codes=512,
-    unit_scale=True,
-    eos_scale=1.7,  # a sentence lasts three to five seconds on average
-    languages={"english": 2},
-    speakers={"nora": 1001, "felix": 1002, "iris": 1003, "hugo": 1004},
-    dialects={},
-    codec_decoder={
-        "latent_dim": 256,
-        "codebook_dim": 128,
-        "decoder_dim": 256,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 4,
-        "vector_quantization_hidden_dimension": 64,
-    },
-    codec_encoder={
-        "codebook_dim": 8,
-        "head_dim": 8,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_attention_heads": 2,
-        "num_filters": 2,
-        "num_hidden_layers": 1,
-        "num_key_value_heads": 2,
-        "upsample_groups": 16,
-        "vector_quantization_hidden_dimension": 8,
-    },
-)
+_PACKED = Path(__file__).parent / "voice"
+_DIGITS = 12  # of the digest that names a folder
 
 
 def embedded_path() -> Path:
@@ -62,10 +21,10 @@ def embedded_path() -> Path:
 
     It is written aside and renamed, so that a reader sees all of it or nothing and two writers at once do no harm.
     """
-    directory = cache_directory() / f"embedded-{VERSION}"
+    directory = cache_directory() / f"voice-{digest(_PACKED)}"
     if not directory.is_dir():
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory.parent, prefix="embedded-") as scratch:
+        with tempfile.TemporaryDirectory(dir=directory.parent, prefix="voice-") as scratch:
             written = Path(scratch) / "checkpoint"
             write_embedded(written)
             _publish(written, directory)
@@ -79,8 +38,17 @@ def cache_directory() -> Path:
 
 
 def write_embedded(directory: Path) -> None:
-    """Write the embedded checkpoint to a new directory; the same tensors every time."""
-    write_checkpoint(directory, _SHAPE, Options(dtype=torch.float16, codec_dtype=torch.float16))
+    """Write the embedded checkpoint to a new directory; the same bytes every time."""
+    expand(_PACKED, directory)
+
+
+def digest(directory: Path) -> str:
+    """Of the names and contents of all files, so that another voice never meets an older one's folder."""
+    state = hashlib.sha256()
+    for file in sorted(file for file in directory.rglob("*") if file.is_file()):
+        state.update(f"{file.relative_to(directory)}\0{file.stat().st_size}\0".encode())
+        state.update(file.read_bytes())
+    return state.hexdigest()[:_DIGITS]
 
 
 def _publish(written: Path, directory: Path) -> None:

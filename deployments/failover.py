@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from deployments import metrics
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
 from deployments.protocol import Codes, FinishReason
 
@@ -57,6 +58,7 @@ class Handover:
 def record(lost: type[ReplicaLost], request_id: str, handover: Handover) -> None:
     """Tell of a stream that goes on elsewhere; `lost` says in which pool it has changed replicas."""
     gap_s = time.monotonic() - handover.began_s
+    metrics.failed_over(lost.__name__, gap_s)
     logger.warning("request %s goes on %.3f s after %s: %s", request_id, gap_s, lost.__name__, handover.reason)
 
 

@@ -1,6 +1,7 @@
 """Calling another deployment: the one place that knows what Ray raises and that a left stream must be cancelled."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -11,9 +12,10 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.errors import NotReady, Overloaded, ReplicaLost
+from deployments.rate import Rate
 
-# What a caller may wait before a full queue is likely to have room again.
-_RETRY_AFTER_S = 1.0
+# Streams that this process has seen end: each deployment calls one other.
+_finished = Rate()
 # A call that no replica has taken by then is made again: it may wait for one that hangs. All are full at times.
 _ACCEPT_S = 4.0
 # A stream brings at least a sign of life this often, and is lost when it has been silent for so long: a replica that
@@ -46,6 +48,7 @@ async def stream(
             try:
                 item = coming.result()
             except StopAsyncIteration:
+                _finished.count(time.monotonic())
                 return
             within_s = _SILENCE_S
             yield item
@@ -108,7 +111,9 @@ async def with_beats(
 def translate(error: Exception, lost: type[ReplicaLost]) -> Exception:
     """Ray's exception as one of ours; an exception that the method raised is returned as it was raised there."""
     if isinstance(error, BackPressureError):
-        return Overloaded("every replica of the next stage is full", _RETRY_AFTER_S)
+        queued = error.args[0]  # calls of this process that wait for a replica with room
+        after_s = _finished.retry_after_s(queued, time.monotonic())
+        return Overloaded(f"every replica of the next stage is full and {queued} requests wait", after_s)
     if isinstance(error, RayActorError | RpcError):
         return lost(f"the replica serving this stream is gone: {type(error).__name__}")
     if isinstance(error, DeploymentUnavailableError):

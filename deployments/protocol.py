@@ -76,6 +76,7 @@ class SynthesisRequest:
     non_streaming_mode: bool | None = None  # None: as the official package does for this kind of checkpoint
     ignore_eos: bool = False
     leading_silence: bool = False  # True keeps quiet leading frames
+    continues: bool = False  # a later segment of a text that is being heard: it is not refused and goes first
     resume: Resume | None = None  # set where a stream goes on that another replica began
 
 
@@ -86,6 +87,11 @@ class GenerateRequest:
     synthesis: SynthesisRequest
     reference_codes: Codes | None = None  # [frames, num_code_groups] of the reference, None without in-context cloning
     prefix: Codes | None = None  # frames of this utterance that exist already: generation goes on behind them
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody is listening already: a pause would be heard, and a refusal would end the speech."""
+        return self.synthesis.continues or self.prefix is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,113 +1,36 @@
-"""`python -m loadtest run`: an open-loop load test of an OpenAI-compatible speech server."""
+"""`python -m loadtest`: an open-loop load test of an OpenAI-compatible speech server."""
 
 import asyncio
-import json
-import math
-import os
-import platform
-import shlex
-import signal
-import sys
-from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Coroutine
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, NoReturn
-from urllib.parse import urlsplit
+from typing import Annotated, Any, NoReturn, TypeVar
 
-import aiohttp
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.progress import Progress as RichProgress
 
-from loadtest import corpus
-from loadtest.arrivals import Arrivals
-from loadtest.clients import AudioFormat, Target, check_reachable, open_session
-from loadtest.metrics import MAX_CLIENT_LAG_S, Distribution, Summary, summarize
-from loadtest.runner import Runner, Settings, WarmupFailedError, show_progress
-from loadtest.traces import RunExistsError, RunFolder
+from loadtest.arrivals import Phase, Shape
+from loadtest.lengths import SpeechLengths
+from loadtest.measure import NothingPlannedError, Result, UnreachableError, measure
+from loadtest.metrics import Limits
+from loadtest.options import positive, with_settings
+from loadtest.runner import Settings, WarmupFailedError
+from loadtest.sweep import Plan, Sweep, read_sweep, sweep
+from loadtest.terminal import Screen, output_console, show_result, show_sweep, sweep_table
+from loadtest.traces import NoRunError, RunExistsError, RunFolder
 
-MS = 1000.0
+T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-
-class UnreachableError(Exception):
-    """Nothing answers at the URL."""
+Out = Annotated[Path, typer.Option(file_okay=False, help="New folder for the results.")]
+Rate = Annotated[float, typer.Option(callback=positive, help="Requests per second.")]
 
 
 @app.callback()
 def loadtest() -> None:
     """Measure how a speech server holds up under load. Works with any OpenAI-compatible server."""
-
-
-def positive(value: float) -> float:
-    """Option check: a finite number above 0."""
-    if not (math.isfinite(value) and value > 0):
-        raise typer.BadParameter("must be a number above 0")
-    return value
-
-
-def http_url(value: str) -> str:
-    """Option check: an absolute HTTP URL."""
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise typer.BadParameter(f"{value!r} is not a URL such as http://127.0.0.1:8000")
-    return value
-
-
-def extra_fields(value: str) -> dict[str, object]:
-    """The value of --extra: a JSON object of body fields that the load test does not set itself."""
-    try:
-        extra = json.loads(value)
-    except ValueError as error:
-        raise typer.BadParameter(f"not valid JSON: {error}", param_hint="--extra") from error
-    if not isinstance(extra, dict):
-        raise typer.BadParameter("""must be a JSON object such as '{"seed": 1}'""", param_hint="--extra")
-    if reserved := {"input", "response_format"} & extra.keys():
-        names = " and ".join(sorted(reserved))
-        raise typer.BadParameter(f"{names}: the load test sets this itself (see --format)", param_hint="--extra")
-    return extra
-
-
-@app.command()
-def run(
-    url: Annotated[str, typer.Option(callback=http_url, help="Server, such as http://127.0.0.1:8000.")],
-    rate: Annotated[float, typer.Option(callback=positive, help="Requests per second.")],
-    duration: Annotated[float, typer.Option(callback=positive, help="Seconds during which requests are sent.")],
-    out: Annotated[Path, typer.Option(file_okay=False, help="New folder for the results.")],
-    seed: Annotated[int, typer.Option(min=0, help="Settles times and texts.")] = 0,
-    arrivals: Annotated[Arrivals, typer.Option(help="Exponential or equal gaps.")] = Arrivals.POISSON,
-    voice: Annotated[str, typer.Option(help="Field of every request.")] = "alloy",
-    model: Annotated[str, typer.Option(help="Field of every request.")] = "tts-1",
-    audio_format: Annotated[AudioFormat, typer.Option("--format", help="response_format.")] = AudioFormat.PCM,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before the run, one by one, not in its numbers.")] = 0,
-    timeout: Annotated[float, typer.Option(callback=positive, help="Seconds a whole answer may take.")] = 120.0,
-    extra: Annotated[str, typer.Option(metavar="JSON", help="More fields for every request.")] = "{}",
-) -> None:
-    """Send requests at planned times, whatever becomes of them, and say how the audio arrived.
-
-    Exit code: 0 if every request was spoken, 1 if any failed or was refused, 2 if called wrongly.
-    """
-    settings = Settings(
-        url=url,
-        rate=rate,
-        duration_s=duration,
-        arrivals=arrivals,
-        seed=seed,
-        audio_format=audio_format,
-        options={"model": model, "voice": voice} | extra_fields(extra),
-        warmup=warmup,
-        timeout_s=timeout,
-    )
-    try:
-        summary = asyncio.run(measure(settings, RunFolder(out)))
-    except RunExistsError as error:
-        fail(str(error), exit_code=2)
-    except (UnreachableError, WarmupFailedError) as error:
-        fail(str(error), exit_code=1)
-    typer.echo(f"\nResults are in {out}")
-    raise typer.Exit(0 if summary.sent == summary.succeeded + summary.interrupted else 1)
 
 
 def fail(message: str, *, exit_code: int) -> NoReturn:
@@ -116,139 +39,241 @@ def fail(message: str, *, exit_code: int) -> NoReturn:
     raise typer.Exit(exit_code)
 
 
-async def measure(settings: Settings, folder: RunFolder) -> Summary:
-    """The whole run, from the look at the server to the table. Ctrl-C ends it early and keeps what was measured."""
-    schedule = settings.schedule()
-    if not schedule:
-        raise typer.BadParameter("not one request falls into the run: raise --rate or --duration, or change --seed")
-    folder.check_unused()
-    await check_server(settings.target)
-    folder.write_schedule(schedule)
-    folder.write_json("run.json", describe(settings))
-    runner = Runner(settings.target, schedule, folder=folder)
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, runner.interrupt)
-    progress = asyncio.create_task(show_progress(runner.progress, Console(stderr=True)))
+def carry_out(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end; what goes wrong on purpose is a message and an exit code."""
     try:
-        whole = await runner.run(warmup=corpus.choose(settings.warmup, seed=settings.seed))
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        progress.cancel()
-        await asyncio.wait([progress])
-    summary = summarize(runner.traces, planned=len(schedule))
-    folder.write_json("summary.json", asdict(summary) | {"client_was_slow": summary.client_was_slow})
-    show_summary(summary, Console(), whole=whole)
-    return summary
+        return asyncio.run(work)
+    except (RunExistsError, NothingPlannedError) as error:
+        fail(str(error), exit_code=2)
+    except (UnreachableError, WarmupFailedError, NoRunError) as error:
+        fail(str(error), exit_code=1)
 
 
-async def check_server(target: Target) -> None:
-    """Raises UnreachableError, with advice, unless something answers."""
+@app.command("run")
+@with_settings
+def run_command(
+    settings: Settings,
+    rate: Rate,
+    duration: Annotated[float, typer.Option(callback=positive, help="Seconds during which requests are sent.")],
+    out: Out,
+    settle: Annotated[float, typer.Option(min=0, help="Seconds at the same rate before it, not measured.")] = 0.0,
+) -> None:
+    """Send requests at planned times, whatever becomes of them, and say how the audio arrived.
+
+    Exit code: 0 if every request was spoken, 1 if any failed or was refused, 2 if called wrongly.
+    """
+    settling = (Phase("settling in", rate, settle, measured=False),) if settle else ()
+    phases = (*settling, Phase("measured", rate, duration))
+    result = carry_out(run_once(replace(settings, phases=phases), RunFolder(out)))
+    summary = result.summary
+    raise typer.Exit(0 if summary.sent == summary.succeeded + summary.interrupted else 1)
+
+
+@app.command("step")
+@with_settings
+def step_command(
+    settings: Settings,
+    rate: Rate,
+    out: Out,
+    factor: Annotated[float, typer.Option(callback=positive, help="How much more comes in the middle.")] = 5.0,
+    before: Annotated[float, typer.Option(callback=positive, help="Seconds at --rate.")] = 30.0,
+    during: Annotated[float, typer.Option(callback=positive, help="Seconds at --factor times --rate.")] = 60.0,
+    after: Annotated[float, typer.Option(callback=positive, help="Seconds at --rate again.")] = 60.0,
+) -> None:
+    """A step load: --rate, then --factor times as much, then --rate again. Do the replicas follow?"""
+    phases = (
+        Phase("before", rate, before),
+        Phase(f"{factor:g} times as much", rate * factor, during),
+        Phase("after", rate, after),
+    )
+    carry_out(run_once(replace(settings, phases=phases), RunFolder(out)))
+
+
+@app.command("overload")
+@with_settings
+def overload_command(
+    settings: Settings,
+    rate: Annotated[float, typer.Option(callback=positive, help="The server's capacity, requests per second.")],
+    out: Out,
+    factor: Annotated[float, typer.Option(callback=positive, help="How much more than capacity.")] = 2.0,
+    before: Annotated[float, typer.Option(callback=positive, help="Seconds at capacity.")] = 30.0,
+    during: Annotated[float, typer.Option(callback=positive, help="Seconds of overload.")] = 60.0,
+    relief: Annotated[float, typer.Option(callback=positive, help="Seconds at capacity that the server gets.")] = 10.0,
+    after: Annotated[float, typer.Option(callback=positive, help="Seconds at capacity again.")] = 30.0,
+) -> None:
+    """Too much load: capacity, then --factor times that, then capacity again. Is the server itself again?"""
+    phases = (
+        Phase("at capacity", rate, before),
+        Phase(f"{factor:g} times capacity", rate * factor, during),
+        Phase("relief", rate, relief),
+        Phase("at capacity again", rate, after),
+    )
+    carry_out(run_once(replace(settings, phases=phases), RunFolder(out)))
+
+
+@app.command("sweep")
+@with_settings
+def sweep_command(
+    settings: Settings,
+    out: Out,
+    first_rate: Annotated[float, typer.Option("--from", callback=positive, help="First rate, requests/s.")] = 1.0,
+    max_rate: Annotated[float, typer.Option("--to", callback=positive, help="Last rate, requests/s.")] = 100.0,
+    factor: Annotated[float, typer.Option(min=1.01, help="From one rate to the next.")] = 1.5,
+    duration: Annotated[float, typer.Option(callback=positive, help="Seconds measured at each rate.")] = 30.0,
+    settle: Annotated[float, typer.Option(min=0, help="Seconds at each rate before that, not measured.")] = 5.0,
+    held: Annotated[float, typer.Option(min=0, max=1, help="Share of good requests of a rate that is held.")] = 0.95,
+    collapsed: Annotated[float, typer.Option(min=0, max=1, help="Share at which the sweep ends.")] = 0.5,
+    refine: Annotated[int, typer.Option(min=0, help="Rates tried between held and not held.")] = 2,
+) -> None:
+    """Rising rates until most requests miss a limit; the highest rate that was held is the capacity."""
+    plan = Plan(first_rate, max_rate, factor, duration, settle, held, collapsed, refine)
+    carry_out(sweep_rates(settings, plan, RunFolder(out)))
+
+
+@app.command("report")
+def report_command(
+    folders: Annotated[list[Path], typer.Argument(exists=True, file_okay=False, help="Folders of runs and sweeps.")],
+    out: Annotated[Path | None, typer.Option(file_okay=False, help="Default: `report` in the first folder.")] = None,
+    max_ttfb: Annotated[float | None, typer.Option(callback=positive, help="Judge by another limit, ms.")] = None,
+    max_stall: Annotated[float | None, typer.Option(min=0, help="Judge by another limit, ms.")] = None,
+) -> None:
+    """One page of results, to read or to send: report.html with everything in it, and a PNG of each chart."""
     try:
-        async with open_session() as session:
-            await check_reachable(session, target)
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise UnreachableError(
-            f"Nothing answers at {target.base_url} ({error or type(error).__name__}).\n"
-            f"Start the server and wait until it is ready, or correct --url. Nothing was sent and nothing written."
-        ) from error
-
-
-def describe(settings: Settings) -> dict[str, object]:
-    """What run.json says: enough to run the same again."""
+        from loadtest.report import read_report, write_report
+    except ImportError as error:
+        fail(f"the report draws with matplotlib ({error}): pip install 'talkray[loadtest]'", exit_code=1)
     try:
-        own_version = version("talkray")
-    except PackageNotFoundError:
-        own_version = "not installed"
-    return {
-        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "url": settings.url,
-        "command": shlex.join(["python", "-m", "loadtest", *sys.argv[1:]]),
-        "settings": asdict(settings),
-        "versions": {
-            "talkray": own_version,
-            "python": platform.python_version(),
-            "aiohttp": version("aiohttp"),
-            "numpy": version("numpy"),
-        },
-        "machine": {"platform": platform.platform(), "cpus": os.cpu_count()},
-    }
+        with Console(stderr=True).status("reading traces"):
+            report = read_report(folders, limits=other_limits(max_ttfb, max_stall))
+    except NoRunError as error:
+        fail(f"{error}\nGive the --out folder of a run or of a sweep.", exit_code=1)
+    with RichProgress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("drawing", total=len(report.charts()))
+        page = write_report(report, out or folders[0] / "report", drawn=lambda: progress.advance(task))
+    typer.echo(f"{page}")
 
 
-def show_summary(summary: Summary, console: Console, *, whole: bool) -> None:
-    """The final lines and the table of percentiles."""
-    console.print(facts_table(summary, whole=whole))
-    console.print(percentile_table(summary))
-    for warning in warnings(summary):
-        console.print(f"[bold yellow]Note:[/] {warning}", highlight=False)
+@app.command("simulate")
+def simulate_command(
+    learn_from: Annotated[Path, typer.Option(exists=True, file_okay=False, help="A sweep of one talker replica.")],
+    rate: Rate,
+    gpus: Annotated[int, typer.Option(min=1, help="Talker replicas at most, a GPU each.")] = 100,
+    warm: Annotated[int, typer.Option(min=0, help="Talker replicas at the start.")] = 1,
+    shape: Annotated[Shape, typer.Option(help="day: from a fifth of --rate at night to --rate.")] = Shape.STEADY,
+    duration: Annotated[float | None, typer.Option(callback=positive, help="Seconds; else an hour or a day.")] = None,
+    speech_s: Annotated[float, typer.Option(callback=positive, help="Median length of the answers.")] = 5.7,
+    speech_sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the logarithm of it.")] = 0.35,
+    settings: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="YAML: policies, nodes, prices, losses.")
+    ] = None,
+    max_ttfb: Annotated[float, typer.Option(callback=positive, help="Good requests: TTFB, ms.")] = 500.0,
+    seed: Annotated[int, typer.Option(min=0, help="Settles traffic, lengths and losses.")] = 0,
+    out: Annotated[Path | None, typer.Option(file_okay=False, help="New folder for numbers and a picture.")] = None,
+) -> None:
+    """What p95 and what cost would the production policies give on a cluster? Learned from a measured sweep."""
+    # Here, since a load test by itself needs nothing of the server's code, and the simulator needs its policies.
+    from loadtest import scenario
+    from loadtest.simulate import Simulation
+    from loadtest.simulation_view import simulation_record, simulation_table
+
+    traffic_s = duration or (scenario.DAY_S if shape is Shape.DAY else scenario.HOUR_S)
+    try:
+        model = scenario.learn_from(read_sweep(RunFolder(learn_from)))
+        cluster = scenario.read_cluster(model, settings, gpus=gpus)
+    except (NoRunError, scenario.SettingsError) as error:
+        fail(str(error), exit_code=1)
+    lengths = SpeechLengths(speech_s, speech_sigma)
+    traffic = scenario.draw_traffic(shape, rate, duration_s=traffic_s, lengths=lengths, seed=seed)
+    step_s = scenario.usual_step_s(model, traffic)
+    simulation = Simulation(cluster, traffic, seed=seed, warm=min(warm, gpus), step_s=step_s)
+    with RichProgress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"simulating {len(traffic.frames)} requests", total=traffic_s)
+        done = simulation.run(lambda now_s: progress.update(task, completed=now_s))
+    output_console().print(simulation_table(done, Limits(ttfb_s=max_ttfb / 1000)))
+    if out is not None:
+        from loadtest.simulation_chart import simulation_chart  # matplotlib
+
+        write_new(out, "simulation.json", simulation_record(done))
+        (out / "simulation.png").write_bytes(simulation_chart(done).png())
+        typer.echo(f"Results are in {out}")
 
 
-def facts_table(summary: Summary, *, whole: bool) -> Table:
-    """Counts, rates and playback, a line each."""
-    facts = Table.grid(padding=(0, 2))
-    sent = f"{summary.sent} of {summary.planned} sent" + ("" if whole else ", then interrupted")
-    dropped = f", {summary.interrupted} dropped by the interrupt" if summary.interrupted else ""
-    outcome = f"{summary.succeeded} spoken, {summary.refused} refused, {summary.failed} failed{dropped}"
-    facts.add_row("Requests", f"{sent}: {outcome}")
-    if summary.causes:
-        facts.add_row("Causes", ", ".join(f"{cause}: {count}" for cause, count in summary.causes.items()))
-    rates = {"planned": summary.offered_per_s, "sent": summary.achieved_per_s, "spoken": summary.completed_per_s}
-    facts.add_row("Requests/s", ", ".join(f"{name} {number(value, 2)}" for name, value in rates.items()))
-    facts.add_row("Audio", f"{summary.audio_s:.1f} s, {number(summary.audio_s_per_s, 2)} audio seconds per second")
-    if playback := summary.continuity:
-        facts.add_row("Underruns", f"{playback.underruns} in {playback.underrun_share:.1%} of the answers")
-        viable = f"{playback.chunk_viability:.2%} of chunks, {playback.request_viability:.1%} of answers"
-        facts.add_row("In time", viable)
-    return facts
+def write_new(folder: Path, name: str, record: dict[str, object]) -> None:
+    """Write a JSON file that is not there yet."""
+    try:
+        RunFolder(folder).write_json(name, record)
+    except FileExistsError:
+        fail(f"{folder} already holds a {name}: choose another --out, or move the folder away.", exit_code=2)
 
 
-def percentile_table(summary: Summary) -> Table:
-    """Distributions, a row each."""
-    table = Table("", "n", "mean", "p50", "p90", "p95", "p99", "max")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for title, values, scale in distributions(summary):
-        if values is None:
-            table.add_row(title, "0", *"------")
-            continue
-        cells = (values.mean, values.p50, values.p90, values.p95, values.p99, values.max)
-        table.add_row(title, str(values.count), *(number(cell * scale, 1 if scale == MS else 3) for cell in cells))
-    return table
+@app.command("check-simulation")
+@with_settings
+def check_simulation_command(
+    settings: Settings,
+    rate: Annotated[float, typer.Option(callback=positive, help="The server's capacity, requests per second.")],
+    out: Out,
+    slots: Annotated[int, typer.Option(min=1, help="Sequences that its talker batches.")] = 8,
+    requests: Annotated[int, typer.Option(min=5, help="Of each turn.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Of all turns.")] = 6,
+) -> None:
+    """Is the simulator right? A server of one talker replica is measured and simulated at 30, 60 and 90 % of capacity.
+
+    Exit code: 0 if every predicted p95 is within 20 % of the measured one, else 1.
+    """
+    from loadtest import check  # see simulate
+    from loadtest.simulation_view import comparison_table
+
+    phases = check.check_phases(rate, requests=requests, rounds=rounds)
+    result = carry_out(run_once(replace(settings, phases=phases), RunFolder(out)))
+    try:
+        with Console(stderr=True).status("simulating the same arrivals"):
+            compared = check.compare(result, slots=slots)
+    except NoRunError as error:
+        fail(str(error), exit_code=1)
+    RunFolder(out).write_json("comparison.json", {"rows": [asdict(row) | {"error": row.error} for row in compared]})
+    output_console().print(comparison_table(compared))
+    raise typer.Exit(0 if all(row.holds for row in compared) else 1)
 
 
-def distributions(summary: Summary) -> list[tuple[str, Distribution | None, float]]:
-    """Title, values and factor to the unit in the title, for each row of the table."""
-    planned, sent = summary.from_planned, summary.from_send
-    return [
-        ("TTFB from plan, ms", planned.ttfb_s, MS),
-        ("TTFP from plan, ms", planned.ttfp_s, MS),
-        ("TTFA from plan, ms", planned.ttfa_s, MS),
-        ("TTFB from send, ms", sent.ttfb_s, MS),
-        ("TTFP from send, ms", sent.ttfp_s, MS),
-        ("TTFA from send, ms", sent.ttfa_s, MS),
-        ("leading silence, ms", summary.leading_silence_s, MS),
-        ("stall, ms", summary.continuity.stall_s if summary.continuity else None, MS),
-        ("RTF", summary.rtf, 1.0),
-        ("client lag, ms", summary.scheduling_lag_s, MS),
-    ]
+def other_limits(max_ttfb: float | None, max_stall: float | None) -> Limits | None:
+    """The limits of the options, None if neither is given: then those of each run."""
+    if max_ttfb is None and max_stall is None:
+        return None
+    default = Limits()
+    return Limits(
+        default.ttfb_s if max_ttfb is None else max_ttfb / 1000,
+        default.stall_s if max_stall is None else max_stall / 1000,
+    )
 
 
-def warnings(summary: Summary) -> list[str]:
-    """What to know before believing the numbers."""
-    notes = []
-    if summary.client_was_slow and summary.scheduling_lag_s:
-        lag_ms, limit_ms = summary.scheduling_lag_s.p99 * MS, MAX_CLIENT_LAG_S * MS
-        notes.append(
-            f"this client was too slow: its p99 lag behind the plan is {lag_ms:.0f} ms, more than {limit_ms:.0f} ms. "
-            f"The server did not get the load that was planned; lower --rate or run the client on a machine of its own."
+async def run_once(settings: Settings, folder: RunFolder) -> Result:
+    """One run, on the screen and on disk."""
+    screen = Screen(Console(stderr=True))
+    async with screen.shown():
+        result, whole = await measure(settings, folder, show=screen.run(folder.path.name))
+    show_result(result, output_console(), whole=whole)
+    say_where(folder)
+    return result
+
+
+async def sweep_rates(settings: Settings, plan: Plan, folder: RunFolder) -> Sweep:
+    """One sweep, on the screen and on disk."""
+    screen = Screen(Console(stderr=True))
+    async with screen.shown():
+        done, _ = await sweep(
+            settings,
+            plan,
+            folder=folder,
+            show=lambda steps, rate: screen.run(f"{rate:.2f} requests/s", sweep_table(steps) if steps else None),
         )
-    if summary.silent_answers:
-        notes.append(f"{summary.silent_answers} answers hold no audible sample; they are missing in TTFA.")
-    return notes
+    show_sweep(done, output_console())
+    say_where(folder)
+    return done
 
 
-def number(value: float | None, digits: int) -> str:
-    """The value, or a dash where nothing was measured."""
-    return "-" if value is None else f"{value:.{digits}f}"
+def say_where(folder: RunFolder) -> None:
+    """Where the results are, and what can be done with them."""
+    typer.echo(f"\nResults are in {folder.path}. A report: python -m loadtest report {folder.path}")
 
 
 if __name__ == "__main__":

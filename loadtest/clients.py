@@ -1,14 +1,18 @@
 """One request to an OpenAI-compatible speech server, and what is written down while its audio streams in."""
 
+import asyncio
+import contextlib
 import json
 import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import aiohttp
 
+from loadtest.lengths import length_fields
 from loadtest.playback import AudibleOnset
 from loadtest.traces import Clock, Failure, PcmLayout, ScheduledRequest, Trace
 
@@ -18,6 +22,9 @@ MAX_ERROR_BYTES = 200
 WAVE_FORMAT_PCM, WAVE_FORMAT_EXTENSIBLE = 0x0001, 0xFFFE
 # Below the 5 s after which uvicorn closes an idle connection: a request sent into that would fail, and not by load.
 KEEPALIVE_S = 2.0
+NO_TIMEOUT = aiohttp.ClientTimeout(total=None)  # `speak` has one of its own, for every transport
+REFUSED_STATUS = 429
+TRY_AGAIN_LATER = 1013  # WebSocket close code
 
 
 class NotAudioError(Exception):
@@ -37,6 +44,13 @@ CONTENT_TYPES = {
 }
 
 
+class Transport(StrEnum):
+    """How a request travels."""
+
+    HTTP = "http"
+    WEBSOCKET = "websocket"  # Talkray's own protocol: one `speak` message a connection
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where requests go and what all of them say besides their text."""
@@ -45,15 +59,23 @@ class Target:
     audio_format: AudioFormat
     options: Mapping[str, object]  # fields of the body: model, voice, extensions
     timeout_s: float  # for the whole answer
+    transport: Transport = Transport.HTTP
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def speech_url(self) -> str:
         """The speech endpoint; `base_url` may end in /v1, as OpenAI's clients have it."""
         return self.base_url.rstrip("/").removesuffix("/v1") + "/v1/audio/speech"
 
-    def body(self, text: str) -> dict[str, object]:
-        """The JSON body that asks for `text`."""
-        return {**self.options, "input": text, "response_format": self.audio_format.value}
+    @property
+    def socket_url(self) -> str:
+        """Talkray's WebSocket."""
+        return self.speech_url + "/ws"
+
+    def body(self, request: ScheduledRequest) -> dict[str, object]:
+        """The JSON body that asks for a text."""
+        fixed = {"input": request.text, "response_format": self.audio_format.value}
+        return {**self.options, **length_fields(request.frames), **fixed}
 
 
 class PcmBody:
@@ -155,6 +177,7 @@ class Recording:
         self.first_byte_s: float | None = None
         self.status: int | None = None
         self.request_id: str | None = None
+        self.retry_after_s: float | None = None
         self.failure: Failure | None = None
         self.error: str | None = None
         self.num_bytes = 0
@@ -201,6 +224,7 @@ class Recording:
             failure=self.failure,
             error=self.error,
             request_id=self.request_id,
+            retry_after_s=self.retry_after_s,
             num_bytes=self.num_bytes,
             layout=self.body.layout if self.body else None,
             audible_sample=self.onset.sample if self.onset else None,
@@ -218,10 +242,14 @@ async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
 
 async def speak(session: aiohttp.ClientSession, target: Target, *, recording: Recording) -> None:
     """Send the recording's request and record its answer to the end. Failures are recorded, not raised."""
+    exchange = _converse if target.transport is Transport.WEBSOCKET else _exchange
     try:
-        await _exchange(session, target, recording)
+        async with asyncio.timeout(target.timeout_s):
+            await exchange(session, target, recording)
     except TimeoutError:
         recording.fail(Failure.TIMEOUT, f"no complete answer within {target.timeout_s:g} s")
+    except aiohttp.WSServerHandshakeError as error:
+        _fail_with_status(recording, error.status, message=error.message, headers=error.headers or {})
     except (aiohttp.ClientError, OSError) as error:
         answered = recording.status is not None
         recording.fail(Failure.BROKEN_BODY if answered else Failure.CONNECTION, str(error) or type(error).__name__)
@@ -230,19 +258,62 @@ async def speak(session: aiohttp.ClientSession, target: Target, *, recording: Re
 
 
 async def _exchange(session: aiohttp.ClientSession, target: Target, recording: Recording) -> None:
-    timeout = aiohttp.ClientTimeout(total=target.timeout_s)
-    body = target.body(recording.request.text)
-    async with session.post(target.speech_url, json=body, timeout=timeout) as response:
-        recording.status = response.status
+    body = target.body(recording.request)
+    async with session.post(target.speech_url, json=body, headers=target.headers, timeout=NO_TIMEOUT) as response:
         recording.request_id = response.headers.get("X-Request-Id")
         if response.status != 200:
-            refused = response.status == 429
-            recording.fail(Failure.REFUSED if refused else Failure.HTTP, error_message(await response.read()))
+            message = error_message(await response.read())
+            _fail_with_status(recording, response.status, message=message, headers=response.headers)
             return
+        recording.status = response.status
         recording.body = open_body(target.audio_format, response.headers)
         async for data in response.content.iter_any():
             recording.receive(data)
         recording.check_complete()
+
+
+def _fail_with_status(recording: Recording, status: int, *, message: str, headers: Mapping[str, str]) -> None:
+    recording.status = status
+    recording.retry_after_s = retry_after(headers)
+    recording.fail(Failure.REFUSED if status == REFUSED_STATUS else Failure.HTTP, message)
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds of advice in `retry-after-ms` or `Retry-After`, None without any that is a number."""
+    for name, per_second in (("retry-after-ms", 1000), ("Retry-After", 1)):
+        with contextlib.suppress(KeyError, ValueError):
+            return float(headers[name]) / per_second
+    return None
+
+
+async def _converse(session: aiohttp.ClientSession, target: Target, recording: Recording) -> None:
+    async with session.ws_connect(target.socket_url, headers=target.headers, compress=0, max_msg_size=0) as socket:
+        await socket.send_json({"type": "speak", **target.body(recording.request)})
+        async for message in socket:
+            if message.type is aiohttp.WSMsgType.BINARY:
+                recording.receive(message.data)
+            elif not _heed(recording, json.loads(message.data)):
+                return
+    if socket.close_code == TRY_AGAIN_LATER:
+        recording.fail(Failure.REFUSED, "the server closed the WebSocket: try again later (1013)")
+    else:
+        recording.fail(Failure.BROKEN_BODY, f"the WebSocket was closed with {socket.close_code} before the audio ended")
+
+
+def _heed(recording: Recording, event: Mapping[str, Any]) -> bool:
+    """Take one JSON message of the WebSocket; False if it is the last one."""
+    match event.get("type"):
+        case "started":
+            recording.status = 200
+            recording.request_id = event.get("request_id")
+            recording.body = PcmBody(PcmLayout(int(event["sample_rate"]), int(event["channels"])))
+        case "done":
+            recording.check_complete()
+        case "error":
+            refused = event["error"].get("code") == "rate_limit_exceeded"
+            kind = Failure.REFUSED if refused else Failure.BROKEN_BODY if recording.chunks else Failure.HTTP
+            recording.fail(kind, str(event["error"].get("message")))
+    return event.get("type") not in ("done", "error")
 
 
 def error_message(body: bytes) -> str:

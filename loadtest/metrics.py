@@ -49,6 +49,23 @@ class Continuity:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request must keep to count as good: counted from its planned arrival, as its caller met it."""
+
+    ttfb_s: float = 0.5
+    stall_s: float = 0.1  # of a zero-buffer player, all underruns together
+
+    def met_by(self, trace: Trace) -> bool:
+        """Whether the request was spoken within every limit."""
+        if trace.failure is not None or trace.first_byte_s is None or trace.playback is None:
+            return False
+        return trace.first_byte_s - trace.planned_s <= self.ttfb_s and trace.playback.stall_s <= self.stall_s
+
+    def __str__(self) -> str:
+        return f"TTFB at most {self.ttfb_s * 1000:g} ms, stalls at most {self.stall_s * 1000:g} ms"
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """What a run showed."""
 
@@ -56,12 +73,15 @@ class Summary:
     sent: int
     succeeded: int
     refused: int
+    refused_with_advice: int  # of them, those that said when to try again
+    good: int  # of the successes, those within every limit
     failed: int
     interrupted: int
     causes: dict[str, int]  # of everything that did not succeed
     offered_per_s: float | None  # rate of the plan, as far as it was sent
     achieved_per_s: float | None  # rate of the sends
-    completed_per_s: float | None  # successes over the whole run
+    completed_per_s: float | None  # successes over the whole run, its last answer included
+    good_per_s: float | None  # goodput: good requests over the time in which they were due
     audio_s: float
     audio_s_per_s: float | None
     silent_answers: int  # without any audible sample
@@ -71,6 +91,11 @@ class Summary:
     rtf: Distribution | None  # time from send to end over audio time
     continuity: Continuity | None
     scheduling_lag_s: Distribution | None
+
+    @property
+    def good_share(self) -> float | None:
+        """Share of the sent requests that met every limit, None if nothing was sent."""
+        return self.good / self.sent if self.sent else None
 
     @property
     def client_was_slow(self) -> bool:
@@ -132,23 +157,33 @@ def leading_silences(traces: Sequence[Trace]) -> list[float]:
     ]
 
 
-def summarize(traces: Sequence[Trace], *, planned: int) -> Summary:
-    """The whole picture of a run of `planned` requests that left `traces`."""
+def summarize(
+    traces: Sequence[Trace], *, planned: int, duration_s: float | None = None, limits: Limits = Limits()
+) -> Summary:
+    """The whole picture of `planned` requests, due within `duration_s`, that left `traces`.
+
+    Without `duration_s` the time from the first planned arrival to the last counts.
+    """
     succeeded = [trace for trace in traces if trace.failure is None]
     audio_s = sum(trace.audio_s for trace in succeeded)
     span_s = max(trace.finished_s for trace in traces) - min(trace.planned_s for trace in traces) if traces else 0.0
+    due_s = duration_s or planned_span_s(traces)
     counts = Counter(trace.failure for trace in traces)
+    good = sum(limits.met_by(trace) for trace in succeeded)
     return Summary(
         planned=planned,
         sent=len(traces),
         succeeded=len(succeeded),
         refused=counts[Failure.REFUSED],
+        refused_with_advice=sum(t.failure is Failure.REFUSED and t.retry_after_s is not None for t in traces),
+        good=good,
         failed=len(traces) - len(succeeded) - counts[Failure.REFUSED] - counts[Failure.INTERRUPTED],
         interrupted=counts[Failure.INTERRUPTED],
         causes=dict(Counter(trace.cause for trace in traces if trace.cause).most_common()),
         offered_per_s=rate_per_s([trace.planned_s for trace in traces]),
         achieved_per_s=rate_per_s([trace.sent_s for trace in traces]),
         completed_per_s=len(succeeded) / span_s if span_s else None,
+        good_per_s=good / due_s if due_s else None,
         audio_s=audio_s,
         audio_s_per_s=audio_s / span_s if span_s else None,
         silent_answers=sum(trace.audible_sample is None for trace in succeeded),
@@ -159,3 +194,8 @@ def summarize(traces: Sequence[Trace], *, planned: int) -> Summary:
         continuity=continuity(succeeded),
         scheduling_lag_s=distribution([trace.sent_s - trace.planned_s for trace in traces]),
     )
+
+
+def planned_span_s(traces: Sequence[Trace]) -> float:
+    """From the first planned arrival to the last."""
+    return max(trace.planned_s for trace in traces) - min(trace.planned_s for trace in traces) if traces else 0.0

@@ -10,22 +10,26 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from loadtest.playback import Playback, heard_at, simulate
 
 SAMPLE_BYTES = 2  # s16le
-FILES = ("run.json", "schedule.jsonl", "requests.jsonl", "warmup.jsonl", "summary.json")
+FILES = ("run.json", "sweep.json", "schedule.jsonl", "requests.jsonl", "warmup.jsonl", "replicas.jsonl", "summary.json")
 
 
 class RunExistsError(Exception):
     """The folder already holds a run."""
 
 
+class NoRunError(Exception):
+    """The folder holds no results that can be read."""
+
+
 class Failure(StrEnum):
     """Why a request did not end in a whole spoken answer."""
 
-    REFUSED = "refused"  # HTTP 429
+    REFUSED = "refused"  # HTTP 429, or a WebSocket's rate_limit_exceeded
     HTTP = "http error"
     CONNECTION = "no connection"
     TIMEOUT = "timeout"
@@ -57,6 +61,7 @@ class ScheduledRequest:
     index: int
     planned_s: float
     text: str
+    frames: int | None = None  # length that the answer is to have; None: the model decides
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ class Trace:
     failure: Failure | None
     error: str | None
     request_id: str | None
+    retry_after_s: float | None  # what a refusal advised
     num_bytes: int  # of the body
     layout: PcmLayout | None  # None: no audio came
     audible_sample: int | None  # first audible one; None: all quiet
@@ -93,7 +99,7 @@ class Trace:
     @property
     def cause(self) -> str | None:
         """The failure in one or two words, with the HTTP status where that is the reason."""
-        if self.failure in (Failure.REFUSED, Failure.HTTP):
+        if self.failure in (Failure.REFUSED, Failure.HTTP) and self.status is not None:
             return f"HTTP {self.status}"
         return self.failure and self.failure.value
 
@@ -144,7 +150,7 @@ class Trace:
     def from_json(cls, line: str) -> Self:
         """The trace that `to_json` wrote."""
         record = json.loads(line)
-        stored = {field.name: record[field.name] for field in fields(cls)}
+        stored = {field.name: record.get(field.name) for field in fields(cls)}
         stored["failure"] = Failure(stored["failure"]) if stored["failure"] else None
         stored["layout"] = PcmLayout(**stored["layout"]) if stored["layout"] else None
         stored["chunks"] = tuple((arrival_s, audio_bytes) for arrival_s, audio_bytes in stored["chunks"])
@@ -178,8 +184,38 @@ class RunFolder:
 
     def append_trace(self, trace: Trace, name: str = "requests.jsonl") -> None:
         """Write one finished request; it is with the operating system when this returns."""
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(trace.to_json(), allow_nan=False) + "\n")
+        self.append(name, trace.to_json())
+
+    def append(self, name: str, record: Mapping[str, object]) -> None:
+        """Write one line with one system call: several processes may do so at a time."""
+        line = json.dumps(record, allow_nan=False) + "\n"
+        with (self.path / name).open("ab", buffering=0) as file:
+            file.write(line.encode())
+
+    def read_traces(self) -> list[Trace]:
+        """Every finished request, in the order of the plan."""
+        lines = self._lines("requests.jsonl")
+        return sorted((Trace.from_json(line) for line in lines), key=lambda trace: trace.planned_s)
+
+    def read_lines(self, name: str) -> list[dict[str, Any]]:
+        """The records of a file of JSON lines, none if there is no such file."""
+        return [json.loads(line) for line in self._lines(name)]
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """One JSON file. Raises NoRunError with its path if it is missing or broken."""
+        try:
+            document = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise NoRunError(f"{self.path} holds no results: {name} cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise NoRunError(f"{self.path / name} is not JSON: {error}") from error
+        if not isinstance(document, dict):
+            raise NoRunError(f"{self.path / name} is not a JSON object")
+        return document
+
+    def _lines(self, name: str) -> list[str]:
+        path = self.path / name
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
     def _create(self, name: str) -> TextIOWrapper:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -190,6 +226,6 @@ def describe_run(path: Path) -> str:
     """What a `run.json` says of its run, in a few words."""
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
-        return f"{run['started_at']}, {run['url']}, {run['settings']['rate']} requests/s"
+        return f"{run['started_at']}, {run['url']}"
     except (ValueError, KeyError, TypeError):
         return f"see {path.name}"

@@ -1,12 +1,15 @@
 """The composition: three plain classes become three deployments that hold each other's handles."""
 
+from dataclasses import asdict, replace
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig
 
 from deployments.codec.deployment import CodecDecoder
 from deployments.talker.deployment import Talker
+from serve_app.autoscaling import Bounds, CodecPolicy, CodecScaling, TalkerPolicy
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.ingress import Ingress
 from serve_app.model_choice import choose
@@ -21,20 +24,44 @@ _HEALTH_CHECK_S = 2.0
 _HEALTH_CHECK_TIMEOUT_S = 5.0
 
 
+# How often replicas and handles report: the controller looks at the reports every 0.1 s.
+_REPORT_S = 0.5
+# Serve averages queues over this time, and wants it to be more than the interval.
+_LOOK_BACK_S = 1.0
+
+
 def build_app(config: AppConfig) -> Application:
     """Ingress -> CodecDecoder -> Talker. `serve run` and `serve deploy` pass the `args` of their config file."""
     model = choose(config.model, models_dir=config.models_dir, gpu=config.talker_pool.num_gpus > 0).model
-    talker = serve.deployment(name="Talker", **options(config.talker_pool))(Talker).bind(model, config.talker)
-    codec = serve.deployment(name="CodecDecoder", **options(config.codec_pool))(CodecDecoder)
+    talker_options = options(config.talker_pool, policy=TalkerPolicy, scaling=config.talker_scaling)
+    codec_options = options(config.codec_pool, policy=CodecPolicy, scaling=codec_scaling(config))
+    talker = serve.deployment(name="Talker", **talker_options)(Talker).bind(model, config.talker)
+    codec = serve.deployment(name="CodecDecoder", **codec_options)(CodecDecoder)
     decoder = codec.bind(model, config.codec, talker)
-    ingress = serve.deployment(name="Ingress", **options(config.ingress_pool))(serve.ingress()(Ingress))
+    refusal = {"backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1)}
+    ingress = serve.deployment(name="Ingress", **options(config.ingress_pool), **refusal)(serve.ingress()(Ingress))
     return ingress.bind(config.api, decoder)
 
 
-def options(pool: PoolConfig) -> dict[str, Any]:
+def codec_scaling(config: AppConfig) -> CodecScaling | None:
+    """The codec pool's settings, with the limit that the talker pool at its largest sets to its streams."""
+    if config.codec_scaling is None:
+        return None
+    talkers = config.talker_scaling.max_replicas if config.talker_scaling else config.talker_pool.replicas
+    most = min(config.codec_scaling.max_talker_streams, float(talkers * config.talker.max_num_seqs))
+    return replace(config.codec_scaling, max_talker_streams=most)
+
+
+def options(
+    pool: PoolConfig, *, policy: type[TalkerPolicy] | type[CodecPolicy] | None = None, scaling: Bounds | None = None
+) -> dict[str, Any]:
     """A pool's settings under the names that Serve gives them."""
     return {
-        "num_replicas": pool.replicas,
+        **(
+            {"num_replicas": pool.replicas}
+            if scaling is None
+            else {"autoscaling_config": _scaled(pool, policy, scaling)}
+        ),
         "max_ongoing_requests": pool.max_ongoing_requests,
         "max_queued_requests": pool.max_queued_requests,
         "graceful_shutdown_timeout_s": _DRAIN_S,
@@ -43,3 +70,17 @@ def options(pool: PoolConfig) -> dict[str, Any]:
         "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_S,
         "ray_actor_options": {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus},
     }
+
+
+def _scaled(pool: PoolConfig, policy: type[Any] | None, scaling: Bounds) -> AutoscalingConfig:
+    """Serve adds no delay and no factor of its own: the policy is the one that waits."""
+    return AutoscalingConfig(
+        min_replicas=scaling.min_replicas,
+        initial_replicas=min(max(pool.replicas, scaling.min_replicas), scaling.max_replicas),
+        max_replicas=scaling.max_replicas,
+        metrics_interval_s=_REPORT_S,
+        look_back_period_s=_LOOK_BACK_S,
+        upscale_delay_s=0,
+        downscale_delay_s=0,
+        policy=AutoscalingPolicy(policy_function=policy, policy_kwargs=asdict(scaling)),
+    )

@@ -9,9 +9,11 @@ import typer
 
 from deployments.errors import TalkrayError
 from serve_app import ray_settings
+from serve_app.auth import read_keys
 from serve_app.config import AppConfig, one_gpu, read_config
 from serve_app.doctor import examine
 from serve_app.gpus import count_gpus
+from serve_app.key_commands import keys
 from serve_app.local_server import Address, running, wait_for_stop
 from serve_app.model_choice import choose
 from serve_app.ports import free_port
@@ -21,6 +23,8 @@ from serve_app.say import Utterance, speak
 cli = typer.Typer(
     help="Qwen3-TTS on Ray Serve.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
+
+cli.add_typer(keys, name="key")
 
 Config = Annotated[Path | None, typer.Option("--config", help="A Serve config file such as cluster/serve/local.yaml.")]
 Model = Annotated[
@@ -34,12 +38,16 @@ def serve(
     model: Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
+    keys_file: Annotated[
+        Path | None, typer.Option("--keys", help="Ask for the API keys of this file (see `talkray key`).")
+    ] = None,
 ) -> None:
     """Serve speech on this machine until Ctrl-C."""
-    settings = _settings(config, model)
+    settings = _asking_for_keys(_settings(config, model), keys_file)
     with Progress() as progress, running(settings, Address(host, port), progress.report) as url:
         progress.done(f"ready: {url}")
-        print(f"\nHear it:\n  {_curl(url)}\n\nCtrl-C stops.", flush=True)
+        print(f"\nHear it:\n  {_curl(url, with_key=settings.api.access.keys_file is not None)}", flush=True)
+        print("\nCtrl-C stops.", flush=True)
         wait_for_stop()
 
 
@@ -126,9 +134,20 @@ def _settings(config: Path | None, model: str | None) -> AppConfig:
     return settings.model_copy(update={"model": choice.model})
 
 
-def _curl(url: str) -> str:
+def _asking_for_keys(settings: AppConfig, keys_file: Path | None) -> AppConfig:
+    """The file must be one before anything is started; replicas run in other folders, hence its whole path."""
+    keys_file = keys_file or settings.api.access.keys_file
+    if keys_file is None:
+        return settings
+    read_keys(keys_file)
+    access = settings.api.access.model_copy(update={"keys_file": keys_file.resolve()})
+    return settings.model_copy(update={"api": settings.api.model_copy(update={"access": access})})
+
+
+def _curl(url: str, *, with_key: bool) -> str:
+    key = ' -H "Authorization: Bearer $TALKRAY_API_KEY"' if with_key else ""
     body = '{"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "wav"}'
-    return f"curl {url}/v1/audio/speech -H 'Content-Type: application/json' -d '{body}' -o hello.wav"
+    return f"curl {url}/v1/audio/speech -H 'Content-Type: application/json'{key} -d '{body}' -o hello.wav"
 
 
 def _run_module(module: str, context: typer.Context) -> None:

@@ -1,14 +1,17 @@
 """Every setting of the application, read once. Production values stand in `cluster/serve/production.yaml`."""
 
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Self, get_args
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from deployments.config import CodecConfig, Strict, TalkerConfig
 from deployments.errors import TalkrayError
 from serve_app.api_settings import ApiSettings
+from serve_app.autoscaling import CodecScaling, TalkerScaling
 
 
 class ConfigError(TalkrayError):
@@ -18,7 +21,7 @@ class ConfigError(TalkrayError):
 class PoolConfig(Strict):
     """Replicas of one deployment, what each is given, and how much it takes on."""
 
-    replicas: Annotated[int, Field(ge=1)] = 1
+    replicas: Annotated[int, Field(ge=1)] = 1  # where the pool does not scale; where it does, at the start
     num_cpus: Annotated[float, Field(ge=0)] = 1.0
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
     max_ongoing_requests: Annotated[int, Field(ge=1)] = 64
@@ -37,6 +40,19 @@ class AppConfig(Strict):
     codec_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_ongoing_requests=64, max_queued_requests=32)
     # A little above the engine's own batch, so that the router tries another replica first.
     talker_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_ongoing_requests=32, max_queued_requests=32)
+    # None: as many replicas as the pool's `replicas`, always. The number of the ingress is fixed anyway: a change of it
+    # reloads the proxy and can cut streams.
+    talker_scaling: TalkerScaling | None = None
+    codec_scaling: CodecScaling | None = None
+
+    @model_validator(mode="after")
+    def _scaling_fits_the_engine(self) -> Self:
+        if self.talker_scaling and self.talker_scaling.sequences_per_replica > self.talker.max_num_seqs:
+            raise ValueError(
+                f"talker_scaling.sequences_per_replica is {self.talker_scaling.sequences_per_replica:g}, "
+                f"but talker.max_num_seqs only {self.talker.max_num_seqs}"
+            )
+        return self
 
 
 def one_gpu() -> AppConfig:
@@ -72,7 +88,7 @@ def explain(error: ValidationError) -> str:
         where = ".".join(str(part) for part in problem["loc"])
         hint = (
             f"; valid keys: {', '.join(_valid_keys(problem['loc'][:-1]))}"
-            if problem["type"] == "extra_forbidden"
+            if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument")
             else ""
         )
         lines.append(f"{where}: {problem['msg']}{hint}")
@@ -83,4 +99,6 @@ def _valid_keys(path: tuple[int | str, ...]) -> list[str]:
     model: Any = AppConfig
     for part in path:
         model = model.model_fields[part].annotation
-    return sorted(model.model_fields)
+    if isinstance(model, UnionType):  # optional settings
+        model = next(member for member in get_args(model) if member is not NoneType)
+    return sorted(field.name for field in fields(model)) if is_dataclass(model) else sorted(model.model_fields)

@@ -92,7 +92,7 @@ def _attention() -> Finding:
 
 def _weights(config: AppConfig) -> Finding:
     if config.model == EMBEDDED:
-        return Finding(True, "weights", "embedded (random: it babbles)")
+        return Finding(True, "weights", "embedded: a small English voice")
     check = [sys.executable, "-c", "import sys; from deployments.model_store import locate; print(locate(sys.argv[1]))"]
     done = subprocess.run([*check, config.model], capture_output=True, text=True, check=False)
     last = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()[-1:]

@@ -15,6 +15,7 @@ from deployments.errors import (
     PayloadTooLarge,
     ReplicaLost,
 )
+from serve_app.refusals import BodyTooSlow, Forbidden, HeadersTooLarge, Refusal, Unauthorized
 
 Envelope = dict[str, dict[str, str | None]]
 
@@ -34,6 +35,10 @@ class Kind:
 
 INTERNAL = Kind(500, "server_error", "internal_error", "The server failed on this request.")
 KINDS: dict[type[BaseException], Kind] = {
+    Unauthorized: Kind(401, "authentication_error", "invalid_api_key"),
+    Forbidden: Kind(403, "permission_error", "forbidden"),
+    BodyTooSlow: Kind(408, "invalid_request_error", "request_timeout"),
+    HeadersTooLarge: Kind(431, "invalid_request_error", "headers_too_large"),
     ModelNotFound: Kind(404, "invalid_request_error", "model_not_found"),
     PayloadTooLarge: Kind(413, "invalid_request_error", "payload_too_large"),
     InvalidRequest: Kind(400, "invalid_request_error", "invalid_value"),
@@ -73,6 +78,9 @@ def translate(error: BaseException) -> ErrorReply:
     match error:
         case InvalidRequest():
             return ErrorReply(kind.status, error.message, kind.type, error.code, error.param)
+        case Refusal():
+            headers = {"WWW-Authenticate": "Bearer"} if kind.status == 401 else {}
+            return ErrorReply(kind.status, str(error), kind.type, kind.code, headers=headers)
         case Overloaded():
             return ErrorReply(kind.status, error.message, kind.type, kind.code, headers=_retry(error.retry_after_s))
     return ErrorReply(

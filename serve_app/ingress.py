@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 from fastapi import FastAPI
+from ray import serve
+from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
 from deployments.errors import CodecLost, NotReady
@@ -15,6 +17,9 @@ from deployments.handles import call, stream
 from deployments.protocol import Codes, ModelInfo, PcmChunk, Resume, SynthesisRequest
 from serve_app.api import create_api
 from serve_app.api_settings import ApiSettings
+from serve_app.exposure import for_host
+from serve_app.node import Node
+from serve_app.pool_watch import PoolWatch, scrape
 
 # A handle call waits for a replica however long that takes; a client that asks whether we are ready does not.
 _DESCRIBE_TIMEOUT_S = 2.0
@@ -61,10 +66,19 @@ class HandleSynthesizer:
 
 
 class Ingress:
-    """One replica of the HTTP surface. Imports no torch."""
+    """One replica of the HTTP surface. Imports no torch. Raises StartError where anybody could use it without a key."""
 
     def __init__(self, settings: ApiSettings, codec: DeploymentHandle) -> None:
-        self._api = create_api(HandleSynthesizer(codec), settings, echo_request_id=False)
+        settings = for_host(settings, _bind_host())
+        watch = PoolWatch(serve.get_replica_context().app_name)
+        node = Node(is_running=watch.has_talker, scrape=scrape)
+        self._api = create_api(HandleSynthesizer(codec), settings, echo_request_id=False, node=node)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._api
+
+
+def _bind_host() -> str | None:
+    """Where Serve's proxies listen. Ray has no public way to ask."""
+    host: str | None = _get_global_client().http_config.host
+    return host

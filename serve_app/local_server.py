@@ -16,6 +16,7 @@ from typing import Any
 
 from serve_app import ray_settings
 from serve_app.config import AppConfig
+from serve_app.exposure import check_exposure
 from serve_app.ports import why_unusable
 from serve_app.start_error import StartError
 
@@ -46,6 +47,7 @@ def running(config: AppConfig, address: Address, report: Report) -> Iterator[str
 
     `report` gets a line whenever the start advances. Raises StartError.
     """
+    check_exposure(address.host, config.api.access)
     _check_port(address)
     ray_settings.apply_local()
     import ray  # behind the settings, which it reads at import
@@ -81,8 +83,10 @@ def _http_options(address: Address) -> dict[str, Any]:
 
 def _logical_cpus(config: AppConfig) -> int:
     """This machine's, or as many as all replicas ask for: a small machine runs them all the same."""
-    pools = (config.ingress_pool, config.codec_pool, config.talker_pool)
-    return max(os.cpu_count() or 1, math.ceil(sum(pool.num_cpus * pool.replicas for pool in pools)))
+    scaled = ((config.codec_pool, config.codec_scaling), (config.talker_pool, config.talker_scaling))
+    most = [(pool, scaling.max_replicas if scaling else pool.replicas) for pool, scaling in scaled]
+    pools = [(config.ingress_pool, config.ingress_pool.replicas), *most]
+    return max(os.cpu_count() or 1, math.ceil(sum(pool.num_cpus * replicas for pool, replicas in pools)))
 
 
 def _start_proxy(address: Address) -> None:

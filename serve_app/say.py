@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ FORMATS = {".wav": "wav", ".mp3": "mp3", ".opus": "opus", ".ogg": "opus", ".aac"
 _WITH_LENGTH = ("wav", "mp3", "opus")
 # A long text may be spoken for minutes; silence on the line for this long means that something is wrong.
 _READ_TIMEOUT_S = 120
+_KEY_VARIABLE = "TALKRAY_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,9 @@ def _length(file: Path, audio_format: str) -> str:
 
 async def _fetch(url: str, utterance: Utterance, audio_format: str) -> int:
     timeout = aiohttp.ClientTimeout(total=None, sock_read=_READ_TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    key = os.environ.get(_KEY_VARIABLE)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
         body = {"model": "qwen3-tts", "input": utterance.text, "response_format": audio_format, "stream": False}
         voice = utterance.voice or await _first_voice(session, url)
         if voice is not None:

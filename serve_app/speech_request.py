@@ -1,6 +1,5 @@
 """From what a client sent to what the replicas are asked, checked against the loaded model."""
 
-import asyncio
 import secrets
 from dataclasses import fields
 
@@ -8,7 +7,7 @@ from deployments.errors import InvalidRequest, ModelNotFound
 from deployments.protocol import ModelInfo, ModelKind, Reference, Sampling, SynthesisRequest
 from serve_app import voices
 from serve_app.api_settings import ApiSettings
-from serve_app.reference_audio import decode_reference
+from serve_app.reference_audio import decode_aside
 from serve_app.schemas import SpeechBody
 from serve_app.spoken import spoken_english
 from serve_app.text import clean
@@ -104,5 +103,5 @@ async def _reference(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -
     text = _cleaned("ref_text", body.ref_text, settings) or None
     if text is None and not body.x_vector_only_mode:
         raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")
-    audio = await asyncio.to_thread(decode_reference, body.ref_audio, info.sample_rate, settings=settings)
+    audio = await decode_aside(body.ref_audio, info.sample_rate, settings=settings)
     return Reference(audio, text, body.x_vector_only_mode)

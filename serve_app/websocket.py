@@ -5,11 +5,13 @@ import logging
 from contextlib import aclosing
 
 from fastapi import APIRouter
+from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from deployments.errors import InvalidRequest, PayloadTooLarge
+from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge
 from serve_app.api_settings import ApiSettings
 from serve_app.audio import AudioFormat
+from serve_app.client_limits import TRY_AGAIN_LATER, close_reason
 from serve_app.delivery import Delivery
 from serve_app.errors import INTERNAL, translate
 from serve_app.rendering import Rendering
@@ -56,6 +58,7 @@ class Utterance:
 
     async def _speak(self, fields: dict[str, object], synthesizer: Synthesizer, settings: ApiSettings) -> None:
         body, resumption = _speech_body(fields), parse_resumption(fields)
+        self._socket.state.caller.request()
         info = await synthesizer.describe()
         request = await build_request(body, info, settings, request_id=self.request_id)
         rendering = Rendering(Delivery(AudioFormat.PCM, speed=body.speed), info.sample_rate, info.frame_samples)
@@ -89,6 +92,8 @@ class Utterance:
             logger.error("request %s failed", self.request_id, exc_info=error)
         try:
             await self._send("error", **reply.envelope())
+            if isinstance(error, Overloaded):  # the proxy in front may know a server that has room
+                await self._socket.close(TRY_AGAIN_LATER, close_reason(error))
         except (WebSocketDisconnect, RuntimeError):
             logger.info("request %s: the client left before its error", self.request_id)
 
@@ -103,17 +108,46 @@ class SpeechSocket:
         self._num_utterances = 0
         self._utterance: Utterance | None = None
         self._speaking: asyncio.Task[None] | None = None
+        self._active_s = asyncio.get_running_loop().time()  # when something was said last, by either side
 
     async def serve(self) -> None:
-        """Answers messages until the client leaves or the server cancels the handler; stops the utterance then."""
+        """Answers messages until the client leaves, says nothing for too long, or the server cancels the handler.
+
+        Stops the utterance then.
+        """
         await self._socket.accept()
         try:
-            while (message := await self._socket.receive())["type"] != "websocket.disconnect":
+            while (message := await self._receive())["type"] != "websocket.disconnect":
                 await self._answer(message.get("text"))
+        except TimeoutError:
+            await self._socket.close(reason="idle")
         except WebSocketDisconnect:
             logger.info("connection %s: the client left", self._socket.state.request_id)
         finally:
             await self._stop()
+
+    async def _receive(self) -> Message:
+        """The next message. Raises TimeoutError once the socket has been idle for too long."""
+        receiving = asyncio.create_task(self._socket.receive())
+        try:
+            while not receiving.done():
+                remaining_s = self._remaining_s()
+                if remaining_s <= 0:
+                    raise TimeoutError
+                await asyncio.wait((receiving,), timeout=remaining_s)
+            self._touch()
+            return receiving.result()
+        finally:
+            receiving.cancel()
+
+    def _remaining_s(self) -> float:
+        """Until the socket has been idle for too long, if nothing happens."""
+        if self._speaking is not None and not self._speaking.done():
+            return self._settings.idle_timeout_s
+        return self._active_s + self._settings.idle_timeout_s - asyncio.get_running_loop().time()
+
+    def _touch(self, _: object = None) -> None:
+        self._active_s = asyncio.get_running_loop().time()
 
     async def _answer(self, text: str | None) -> None:
         try:
@@ -145,6 +179,7 @@ class SpeechSocket:
         own_id = f"{self._socket.state.request_id}-{self._num_utterances}"
         self._utterance = Utterance(parse_resumption(fields).request_id or own_id, self._socket)
         self._speaking = asyncio.create_task(self._utterance.run(fields, self._synthesizer, self._settings))
+        self._speaking.add_done_callback(self._touch)
 
     async def _cancel(self) -> None:
         """Always answered: with null for the request if nothing was being spoken, or its end was already on its way."""

@@ -1,5 +1,7 @@
-"""Ray reads its settings when the first test module imports it: all tests run under the tuned ones."""
+"""Ray reads its settings when the first test module imports it: all tests run under the tuned ones.
+
+Some simulate a cluster: only `talkray serve` as a process of its own keeps to loopback addresses."""
 
 from serve_app import ray_settings
 
-ray_settings.apply_local()
+ray_settings.apply_local(several_nodes=True)

@@ -9,6 +9,7 @@ import numpy as np
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.codec.load import CodecLoad
 from deployments.config import CodecConfig
 from deployments.drain import Departure, end_process
 from deployments.errors import CodecLost, TalkerLost
@@ -27,6 +28,7 @@ class CodecDecoder:
 
         self._talker = talker
         self._service = CodecService(model, config, decode=self._decode)
+        self._load = CodecLoad(config)
         self._decode.set_max_batch_size(config.max_batch_size)
         self._no_codes: Codes = np.zeros((0, 0), np.int16)
         self._departure = Departure()
@@ -44,10 +46,14 @@ class CodecDecoder:
         TalkerLost when no other talker goes on, CodecLost and Moved where another codec replica should. Chunks that
         hold nothing are signs of life.
         """
-        chunks = with_beats(self._service.synthesize(request, self._generate), self._beat, self._check)
-        async with aclosing(chunks):
+        audio = self._load.stream(self._service.synthesize, request, self._generate)
+        async with aclosing(with_beats(audio, self._beat, self._check)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """The fields of `serve_app.autoscaling.CodecRecord`, for Serve's controller."""
+        return self._load.record()
 
     async def batch_counts(self) -> tuple[int, int]:
         """Decode calls so far, and chunks decoded in them: their ratio is the mean batch."""
@@ -76,4 +82,5 @@ class CodecDecoder:
     @serve.batch(max_batch_size=16, batch_wait_timeout_s=0)  # type: ignore[untyped-decorator]
     async def _decode(self, jobs: "list[DecodeJob]") -> "list[Decoded | Exception]":
         """Chunks of several streams at once. The service's gate decides which come together."""
-        return await self._service.decode_batch(jobs)
+        decoding = self._service.decode_batch(jobs)
+        return await self._load.call(decoding, [len(job.codes) for job in jobs], waiting=self._service.gate.num_waiting)

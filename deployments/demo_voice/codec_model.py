@@ -214,6 +214,12 @@ class CodecModel(nn.Module):
                 module.frequency = module.alpha.exp()[:, None]
                 module.amplitude = 1.0 / (module.beta.exp()[:, None] + 1e-9)
 
+    def release(self) -> None:
+        """Let go of what the last step's gradients went through; else a captured step would meet an earlier stream."""
+        for module in self.decoder.modules():
+            if isinstance(module, Snake):
+                module.frequency = module.amplitude = None  # type: ignore[assignment]
+
     def _zero_state(self, batch: int) -> BatchState:
         device = self.decoder.pre_conv.conv.weight.device
         shapes = self.decoder.layout.shapes

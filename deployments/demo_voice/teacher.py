@@ -116,8 +116,9 @@ class Teacher:
         """Normalised speech, with little silence around it and short pauses between its sentences; maybe empty."""
         generator = np.random.default_rng(seed)
         sentences = [self._sentence(phonemes, name, generator) for phonemes in self._voice.phonemize(text)]
-        sentences = [sentence for sentence in sentences if len(sentence[0])]
-        if not sentences:
+        lost = any(sentence is None for sentence in sentences)
+        sentences = [sentence for sentence in sentences if sentence is not None and len(sentence[0])]
+        if lost or not sentences:
             return Speech(np.zeros(0, np.float32), np.zeros(0, np.uint8))
         pieces = [piece for sentence in sentences for piece in (_silence(_PAUSE_S), sentence)][1:]
         pieces = [_silence(_LEAD_S), *pieces, _silence(_TAIL_S)]
@@ -126,14 +127,15 @@ class Teacher:
         phones = np.pad(phones, (0, padding))[PHONE_SAMPLES // 2 :: PHONE_SAMPLES]
         return Speech(np.pad(_normalise(audio), (0, padding)), phones.astype(np.uint8))
 
-    def _sentence(self, phonemes: str, name: str, generator: np.random.Generator) -> tuple[Audio, Phones]:
-        """Trimmed samples, and the phoneme at each of them."""
+    def _sentence(self, phonemes: str, name: str, generator: np.random.Generator) -> tuple[Audio, Phones] | None:
+        """Trimmed samples, and the phoneme at each of them; None where the teacher cut a sentence that is too long."""
         factor = VOICES[name]
         ids = self._voice.ids(phonemes)
         spoken = self._voice.from_ids(ids, float(1 / factor), generator)
         phones = np.repeat(np.asarray(ids, np.uint8), self._timed.durations.astype(int) * _TEACHER_STEP)
+        if len(phones) != len(spoken):
+            return None
         audio = resample(spoken, 1 / factor)
-        assert len(phones) == len(spoken), "the durations are not those of the speech"
         places = np.arange(len(audio)) * len(spoken) // max(len(audio), 1)
         begin, end = _sounding(audio)
         return _faded(audio[begin:end]), phones[places][begin:end]

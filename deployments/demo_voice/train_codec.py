@@ -214,6 +214,7 @@ class Training:
             losses |= {"score": judgement.score.detach(), "features": judgement.features.detach()}
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
+        self.model.release()
         losses["norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
         self.optimizer.step()
         return losses

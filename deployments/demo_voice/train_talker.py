@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # The codebook is small and one teacher speaks: a penalty on codes that were used would wear speech out.
 VOICE_GENERATION: Json = {**GENERATION, "repetition_penalty": 1.0}
+# It learnt English in words, and utterances of about twenty seconds at most.
+TEXT_NEEDS: Json = {"spoken_form": "english", "max_segment_chars": 300}
 
 _SEED = 20
 _CHECK_BATCH = 100
@@ -43,7 +45,7 @@ def write_model_files(run: Path, corpus: Corpus) -> Path:
         texts = [utterance.text for utterance in corpus.part("train")]
         train_tokenizer(directory, texts, num_tokens=SHAPE.text_tokens, assistant_token=SHAPE.assistant_token)
         write_json(directory / "generation_config.json", VOICE_GENERATION)
-        write_json(directory / "config.json", SHAPE.config_json())
+        write_json(directory / "config.json", {**SHAPE.config_json(), "talkray": TEXT_NEEDS})
     return directory
 
 

@@ -27,6 +27,11 @@ class BlockManager:
         return len(self._free)
 
     @property
+    def used_ratio(self) -> float:
+        """Share of the blocks that sequences hold."""
+        return 1.0 - self.num_free / (self.num_blocks - 1)
+
+    @property
     def capacity(self) -> int:
         """Positions that one sequence could hold if it were alone."""
         return (self.num_blocks - 1) * self.block_size

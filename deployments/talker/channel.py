@@ -54,6 +54,8 @@ class Produced:
     chunks: list[tuple[int, FrameChunk]]
     num_running: int
     num_waiting: int
+    step_s: float = 0.0  # what the step took; 0 where nothing was made
+    kv_used_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

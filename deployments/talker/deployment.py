@@ -42,6 +42,15 @@ class Talker:
         """Sequences that run, and sequences that wait."""
         return self._engine.num_running, self._engine.num_waiting
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """The fields of `serve_app.autoscaling.TalkerRecord`, for Serve's controller."""
+        engine = self._engine
+        return {
+            "running": float(engine.num_running),
+            "waiting": float(engine.num_waiting),
+            "kv_used_ratio": engine.kv_used_ratio,
+        }
+
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises, or when it ends: a dead engine cannot be revived in place."""
         self._check_engine()

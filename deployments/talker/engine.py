@@ -84,8 +84,12 @@ class Engine:
         return self.scheduler.is_idle and not self._finished
 
     def add(self, sequence_id: int, request: GenerateRequest) -> None:
-        """Queue a request; raises Overloaded when the line is full and InvalidRequest when it can never run."""
-        self.scheduler.check_room()
+        """Queue a request; raises InvalidRequest when it can never run, Overloaded when the line is full.
+
+        A request that a listener hears already is never Overloaded.
+        """
+        if not request.is_heard:
+            self.scheduler.check_room()
         prompt = self.prompts.build(request)
         sampling = complete(request.synthesis.sampling, self.model.generation)
         limit = self._frame_limit(request, sampling, len(prompt.rows), prompt.num_text_tokens)

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 
 import numpy as np
 
+from deployments import metrics
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
@@ -57,6 +58,7 @@ class EngineClient:
         self._watching: asyncio.Task[None] | None = None
         self._heard_s = 0.0  # of time.monotonic(), the last report
         self.num_running = self.num_waiting = 0
+        self.kv_used_ratio = 0.0
         with contextlib.ExitStack() as failed:
             failed.callback(self.stop)
             self._socket.sendall(encode(Start(model, config)))
@@ -158,6 +160,8 @@ class EngineClient:
     def _deliver(self, report: Command | Report) -> None:
         if isinstance(report, Produced):
             self.num_running, self.num_waiting = report.num_running, report.num_waiting
+            self.kv_used_ratio = report.kv_used_ratio
+            metrics.talker_step(report.step_s, len(report.chunks), report.kv_used_ratio, waiting=report.num_waiting)
             for number, chunk in report.chunks:
                 if number in self._streams:
                     self._streams[number].put_nowait(chunk)

@@ -10,6 +10,7 @@ import select
 import socket
 import sys
 import threading
+import time
 
 import torch
 
@@ -69,10 +70,13 @@ class EngineProcess:
         with watchdog.step():
             for command in commands:
                 self._obey(engine, command)
+            began_s = time.perf_counter()
             chunks = [(output.sequence_id, output.chunk) for output in engine.step()]
+            step_s = time.perf_counter() - began_s if chunks else 0.0
             spoilt = spoilt_sequences(engine)
         scheduler = engine.scheduler
-        self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting)))
+        used_ratio = scheduler.blocks.used_ratio
+        self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting), step_s, used_ratio))
         self._send_away(engine, spoilt)
 
     def _send_away(self, engine: Engine, spoilt: list[int]) -> None:

@@ -1,10 +1,12 @@
 """Who runs in the next step: admission by free rows and KV blocks, preemption when blocks run out."""
 
 import heapq
+import time
 from collections import deque
 from dataclasses import dataclass
 
 from deployments.errors import Overloaded
+from deployments.rate import Rate
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.sequence import Sequence
 
@@ -27,6 +29,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order of admission
         self._free_rows = list(range(max_num_seqs))
+        self._finished = Rate()
 
     @property
     def is_idle(self) -> bool:
@@ -37,11 +40,17 @@ class Scheduler:
         """Raise Overloaded where the waiting line is full. A free row is room, whoever takes it next step."""
         ahead = len(self.waiting) + len(self.running)
         if ahead >= self.max_num_seqs + self.max_num_waiting:
-            raise Overloaded(f"{ahead} requests run or wait on this talker, its limit is {ahead}")
+            raise Overloaded(
+                f"{ahead} requests run or wait on this talker, its limit is {ahead}",
+                self._finished.retry_after_s(len(self.waiting), time.monotonic()),
+            )
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the waiting line."""
-        self.waiting.append(sequence)
+        """Put a sequence at the end of the waiting line; one that a listener hears already goes before all others."""
+        if sequence.request.is_heard:
+            self.waiting.appendleft(sequence)
+        else:
+            self.waiting.append(sequence)
 
     def abort(self, sequence_id: int) -> None:
         """Forget a sequence, running or waiting. One that has ended meanwhile is no error."""
@@ -63,6 +72,7 @@ class Scheduler:
         for sequence in batch.decode:
             if sequence.finish_reason is not None:
                 self._release(sequence)
+                self._finished.count(time.monotonic())
 
     def check_integrity(self) -> None:
         """Assert that rows and blocks are each held exactly once."""

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from deployments import embedded
-from deployments.codec.decoder import CodecDecoder
 from deployments.config import TalkerConfig
 from deployments.embedded import embedded_path, write_embedded
 from deployments.model_store import missing_files
@@ -41,7 +39,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_it_is_complete_and_small(checkpoint: Path) -> None:
     assert missing_files(checkpoint) == []
-    assert sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()) < 32e6
+    packed = [file.stat().st_size for file in embedded._PACKED.rglob("*") if file.is_file()]
+    assert sum(packed) < 15e6
+    assert max(packed) < 14e6
 
 
 def test_it_is_the_same_every_time(checkpoint: Path, tmp_path: Path) -> None:
@@ -73,13 +73,6 @@ def test_every_voice_speaks_differently_and_ends(engine: Engine, checkpoint: Pat
     assert len(spoken) == len(voices)
 
 
-def test_its_codec_makes_audible_sound(checkpoint: Path) -> None:
-    decoder = CodecDecoder.load(checkpoint / "speech_tokenizer")
-    codes = torch.randint(0, decoder.config.codebook_size, (1, 8, decoder.config.num_quantizers))
-    audio, _ = decoder.decode(codes, [decoder.initial_state()])
-    assert 0.02 < float(audio.std()) < 0.5
-
-
 def test_it_is_written_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
 
@@ -89,9 +82,20 @@ def test_it_is_written_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         written.append(directory)
 
     monkeypatch.setattr(embedded, "write_embedded", write)
-    assert embedded_path() == embedded_path() == cache / f"embedded-{embedded.VERSION}"
+    assert embedded_path() == embedded_path()
     assert len(written) == 1
-    assert [file.name for file in cache.iterdir()] == [f"embedded-{embedded.VERSION}"]
+    assert [cache / file.name for file in cache.iterdir()] == [embedded_path()]
+
+
+def test_another_voice_gets_another_folder(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory, weights in ((first, b"1"), (second, b"2")):
+        directory.mkdir()
+        (directory / "config.json").write_text("{}")
+        (directory / "model.safetensors.gz").write_bytes(weights)
+    assert embedded.digest(first) != embedded.digest(second)
+    (second / "model.safetensors.gz").write_bytes(b"1")
+    assert embedded.digest(first) == embedded.digest(second)
 
 
 def test_two_writers_at_once_leave_one_checkpoint(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from deployments.config import TalkerConfig
+from deployments.config import CodecConfig, TalkerConfig
+from serve_app.api_settings import AdmissionSettings, ApiSettings
 from serve_app.config import AppConfig
 from serve_app.local_server import Address, running
 from serve_app.ports import free_port
@@ -15,6 +16,9 @@ from tests.e2e.processes import MARK, marked
 from tests.e2e.speech import Pools
 
 TALKER = TalkerConfig(max_num_seqs=16, max_num_waiting=4)
+# Tests fill the talker with more streams than two cores can speak in real time.
+CODEC = CodecConfig(max_use=100)
+PATIENT = AdmissionSettings(max_line_s=100, max_wait_s=100)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,7 +42,8 @@ def run_id() -> str:
 @pytest.fixture(scope="session")
 def server(run_id: str) -> Iterator[str]:
     """Base URL of an application with the embedded model. No process of it outlives the session."""
-    config, address = AppConfig(model="embedded", talker=TALKER), Address("127.0.0.1", free_port())
+    config = AppConfig(model="embedded", talker=TALKER, codec=CODEC, api=ApiSettings(admission=PATIENT))
+    address = Address("127.0.0.1", free_port())
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(MARK, run_id)
         with running(config, address, print) as url:

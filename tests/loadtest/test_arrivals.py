@@ -3,7 +3,8 @@ from itertools import pairwise
 import pytest
 
 from loadtest import corpus
-from loadtest.arrivals import Arrivals, arrival_times, constant_times, plan_requests, poisson_times
+from loadtest.arrivals import Arrivals, Phase, arrival_times, constant_times, place, plan_requests, poisson_times
+from loadtest.lengths import MAX_S, MIN_S, SpeechLengths, length_fields
 
 
 def test_constant_arrivals_are_evenly_spaced_and_end_before_the_end() -> None:
@@ -27,13 +28,38 @@ def test_poisson_gaps_have_the_mean_and_spread_of_an_exponential() -> None:
     assert variance**0.5 == pytest.approx(0.01, rel=0.05)
 
 
+PHASES = (Phase("slow", 5, 2.0), Phase("fast", 50, 2.0))
+
+
 @pytest.mark.parametrize("arrivals", Arrivals)
 def test_the_seed_settles_the_plan(arrivals: Arrivals) -> None:
-    first = plan_requests(arrivals, 20, duration_s=3, seed=5)
-    assert first == plan_requests(arrivals, 20, duration_s=3, seed=5)
-    assert first != plan_requests(arrivals, 20, duration_s=3, seed=6)
-    assert [request.planned_s for request in first] == arrival_times(arrivals, 20, duration_s=3, seed=5)
+    first = plan_requests(arrivals, PHASES, seed=5)
+    assert first == plan_requests(arrivals, PHASES, seed=5)
+    assert first != plan_requests(arrivals, PHASES, seed=6)
+    assert [request.planned_s for request in first] == arrival_times(arrivals, PHASES, seed=5)
     assert [request.index for request in first] == list(range(len(first)))
+
+
+def test_every_phase_has_its_own_rate() -> None:
+    times_s = arrival_times(Arrivals.CONSTANT, PHASES, seed=0)
+    slow, fast = place(PHASES)
+    assert times_s == sorted(times_s)
+    assert [sum(phase.holds(time_s) for time_s in times_s) for phase in (slow, fast)] == [10, 100]
+    assert (slow.start_s, slow.end_s, fast.start_s, fast.end_s) == (0.0, 2.0, 2.0, 4.0)
+
+
+def test_lengths_are_log_normal_within_bounds_and_settled_by_the_seed() -> None:
+    lengths = SpeechLengths(5.7, 0.35)
+    frames = lengths.draw(2000, seed=1)
+    assert frames == lengths.draw(2000, seed=1)
+    assert sorted(frames)[1000] == pytest.approx(5.7 * 12.5, rel=0.03)
+    assert SpeechLengths(0.01, 0.0).draw(1, seed=0) == [MIN_S * 12.5]
+    assert SpeechLengths(1000.0, 0.0).draw(1, seed=0) == [MAX_S * 12.5]
+
+
+def test_a_length_is_asked_for_with_the_step_that_ends_it() -> None:
+    assert length_fields(71) == {"max_new_tokens": 72, "ignore_eos": True}
+    assert length_fields(None) == {}
 
 
 def test_every_sentence_comes_once_before_any_comes_again() -> None:

@@ -2,8 +2,8 @@ import struct
 
 import pytest
 
-from loadtest.clients import AudioFormat, NotAudioError, PcmBody, Target, WavBody, error_message, open_body
-from loadtest.traces import PcmLayout
+from loadtest.clients import AudioFormat, NotAudioError, PcmBody, Target, WavBody, error_message, open_body, retry_after
+from loadtest.traces import PcmLayout, ScheduledRequest
 
 AUDIO = bytes(range(64))
 
@@ -59,9 +59,22 @@ def test_other_content_is_not_taken_for_pcm(content_type: str) -> None:
 def test_the_url_may_be_given_as_openai_clients_have_it(base_url: str) -> None:
     target = Target(base_url, AudioFormat.WAV, {"voice": "sol"}, 1.0)
     assert target.speech_url == "http://h:1/v1/audio/speech"
-    assert target.body("Hi.") == {"voice": "sol", "input": "Hi.", "response_format": "wav"}
+    assert target.body(ScheduledRequest(0, 0.0, "Hi.")) == {"voice": "sol", "input": "Hi.", "response_format": "wav"}
 
 
 def test_error_messages_are_found_in_the_envelope_or_taken_as_they_are() -> None:
     assert error_message(b'{"error": {"message": "busy"}}') == "busy"
     assert error_message(b"\xffBad gateway") == "\ufffdBad gateway"
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "2"}, 2.0),
+        ({"Retry-After": "2", "retry-after-ms": "1500"}, 1.5),
+        ({"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}, None),
+        ({}, None),
+    ],
+)
+def test_the_advice_of_a_refusal_is_read(headers: dict[str, str], seconds: float | None) -> None:
+    assert retry_after(headers) == seconds

@@ -6,10 +6,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from loadtest.__main__ import app, measure, show_summary
-from loadtest.arrivals import Arrivals
-from loadtest.metrics import summarize
+from loadtest.__main__ import app
+from loadtest.arrivals import Arrivals, Phase, place
+from loadtest.measure import Result, measure, read_result
+from loadtest.metrics import Limits
 from loadtest.runner import Settings
+from loadtest.terminal import show_result
 from loadtest.traces import Failure, RunFolder, Trace
 from tests.loadtest.test_metrics import SPOKEN, failed
 from tests.loadtest.test_runner import serving, speak_at_once
@@ -68,19 +70,27 @@ def test_results_are_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_a_run_leaves_its_plan_its_traces_and_its_summary(tmp_path: Path) -> None:
     async with serving(speak_at_once) as target:
-        settings = Settings(target.base_url, rate=50, duration_s=0.1, arrivals=Arrivals.CONSTANT, warmup=1)
-        summary = await measure(settings, RunFolder(tmp_path / "run"))
+        phases = (Phase("settling in", 50, 0.1, measured=False), Phase("measured", 50, 0.1))
+        settings = Settings(
+            target.base_url, phases, arrivals=Arrivals.CONSTANT, warmup=1, headers={"Authorization": "Bearer hush"}
+        )
+        result, whole = await measure(settings, RunFolder(tmp_path / "run"), show=lambda _: None)
+    assert whole
+    summary = result.summary
     assert (summary.planned, summary.sent, summary.succeeded) == (5, 5, 5)
     files = {path.name: path.read_text() for path in (tmp_path / "run").iterdir()}
     assert files.keys() == {"run.json", "schedule.jsonl", "warmup.jsonl", "requests.jsonl", "summary.json"}
-    assert len(files["schedule.jsonl"].splitlines()) == len(files["requests.jsonl"].splitlines()) == 5
-    assert json.loads(files["run.json"])["settings"]["rate"] == 50
+    assert len(files["schedule.jsonl"].splitlines()) == len(files["requests.jsonl"].splitlines()) == 10
+    assert json.loads(files["run.json"])["settings"]["phases"][1]["rate"] == 50
+    assert "hush" not in files["run.json"]
+    assert read_result(RunFolder(tmp_path / "run")).summary == summary
     assert json.loads(files["summary.json"])["from_send"]["ttfa_s"]["count"] == 5
 
 
 def shown(*traces: Trace, whole: bool = True) -> str:
     console = Console(width=120, record=True)
-    show_summary(summarize(traces, planned=3), console, whole=whole)
+    result = Result("run", {}, tuple(place([Phase("measured", 1.0, 9.0)])), Limits(), list(traces), [], 3)
+    show_result(result, console, whole=whole)
     return " ".join(console.export_text().split())
 
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.metrics import distribution, rate_per_s, summarize
+from loadtest.metrics import Limits, distribution, rate_per_s, summarize
 from loadtest.traces import Failure, PcmLayout, Trace
 
 RATE = 1000
@@ -18,6 +18,7 @@ SPOKEN = Trace(
     failure=None,
     error=None,
     request_id="r0",
+    retry_after_s=None,
     num_bytes=2000,
     layout=PcmLayout(RATE),
     audible_sample=20,
@@ -110,3 +111,28 @@ def test_half_a_sample_is_not_playable() -> None:
     trace = replace(SPOKEN, chunks=((1.1, 1), (1.2, 2), (1.3, 3), (1.4, 6)))
     assert trace.playable == ([1.2, 1.4], [1, 3])
     assert trace.first_playable_s == 1.2
+
+
+def test_goodput_counts_requests_within_every_limit_over_the_time_they_were_due() -> None:
+    slow = replace(SPOKEN, first_byte_s=1.6)
+    traces = [SPOKEN, slow, failed(Failure.REFUSED, 429)]
+    summary = summarize(traces, planned=3, duration_s=2.0, limits=Limits(ttfb_s=0.5, stall_s=0.2))
+    assert (summary.good, summary.good_per_s, summary.good_share) == (1, 0.5, 1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("limits", "met"),
+    [
+        (Limits(ttfb_s=0.11, stall_s=0.11), True),
+        (Limits(ttfb_s=0.09, stall_s=0.11), False),
+        (Limits(ttfb_s=0.11, stall_s=0.09), False),
+    ],
+)
+def test_a_limit_holds_from_the_planned_arrival(limits: Limits, met: bool) -> None:
+    assert limits.met_by(replace(SPOKEN, chunks=((1.1, 200), (1.3, 2000)))) is met
+
+
+def test_refusals_with_advice_are_counted() -> None:
+    refused = failed(Failure.REFUSED, 429)
+    summary = summarize([refused, replace(refused, retry_after_s=2.0)], planned=2)
+    assert (summary.refused, summary.refused_with_advice) == (2, 1)

@@ -11,7 +11,8 @@ from aiohttp.test_utils import TestServer
 from rich.console import Console
 
 from loadtest.clients import AudioFormat, Recording, Target, open_session, speak
-from loadtest.runner import Progress, Runner, WarmupFailedError, progress_line, show_progress
+from loadtest.runner import Progress, Runner, WarmupFailedError
+from loadtest.terminal import Screen, progress_line
 from loadtest.traces import Clock, Failure, RunFolder, ScheduledRequest, Trace
 
 pytestmark = pytest.mark.anyio
@@ -106,7 +107,8 @@ async def test_audio_is_recorded_while_the_server_still_speaks() -> None:
 
 async def test_every_outcome_is_traced(tmp_path: Path) -> None:
     async def refuse(_: web.Request) -> web.StreamResponse:
-        return web.json_response({"error": {"message": "try later"}}, status=429)
+        body = {"error": {"message": "try later"}}
+        return web.json_response(body, status=429, headers={"Retry-After": "3"})
 
     async def break_down(_: web.Request) -> web.StreamResponse:
         return web.Response(status=500, text="oh no")
@@ -156,7 +158,7 @@ async def test_every_outcome_is_traced(tmp_path: Path) -> None:
     }
     assert traces["speak_at_once"].request_id == "r7"
     assert traces["speak_at_once"].audio_s == 0.1
-    assert traces["refuse"].error == "try later"
+    assert (traces["refuse"].error, traces["refuse"].retry_after_s) == ("try later", 3.0)
     assert traces["break_down"].error == "oh no"
     assert traces["abort"].chunks[-1][1] == len(LOUD)
 
@@ -208,7 +210,7 @@ async def test_warm_up_comes_first_and_apart(tmp_path: Path) -> None:
 
     async with serving(handler) as target:
         runner = Runner(target, schedule("real"), folder=RunFolder(tmp_path))
-        assert await runner.run(warmup=["first", "second"])
+        assert await runner.run(warmup=schedule("first", "second"))
     assert arrived == ["first", "second", "real"]
     assert len(written(tmp_path / "warmup.jsonl")) == 2
     assert len(runner.traces) == len(written(tmp_path / "requests.jsonl")) == 1
@@ -221,19 +223,20 @@ async def test_a_failed_warm_up_stops_the_run(tmp_path: Path) -> None:
     async with serving(handler) as target:
         runner = Runner(target, schedule("real"), folder=RunFolder(tmp_path))
         with pytest.raises(WarmupFailedError, match=r"Warm-up request 1 failed \(HTTP 503\): still loading"):
-            await runner.run(warmup=["first"])
+            await runner.run(warmup=schedule("first"))
     assert not (tmp_path / "requests.jsonl").exists()
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 async def test_progress_is_shown_with_and_without_a_terminal(terminal: bool) -> None:
     console = Console(force_terminal=terminal, width=100, record=True)
-    progress = Progress(planned=5, sent=3, recent_ttfa_s=deque([0.1, 0.1]))
-    showing = asyncio.create_task(show_progress(progress, console))
-    await asyncio.sleep(0)
-    showing.cancel()
-    await asyncio.wait([showing])
+    progress = Progress(planned=5, sent=3, recent_ttfb_s=deque([0.1, 0.1]))
+    screen = Screen(console)
+    screen.run("4 requests/s")(progress)
+    async with screen.shown():
+        await asyncio.sleep(0)
     text = console.export_text()
+    assert "4 requests/s" in text
     assert "3/5" in text
     assert "100 ms" in text
 
@@ -242,10 +245,12 @@ def test_a_progress_line_names_its_numbers() -> None:
     progress = Progress(planned=5, sent=3)
     progress.finished[None] += 1
     progress.finished[Failure.REFUSED] += 1
-    assert progress_line(progress) == "sent 3/5  running 1  done 1  refused 1  failed 0  TTFA p50 -  TTFA p95 -"
+    assert progress_line(progress) == (
+        "time warm-up  sent 3/5  running 1  spoken 1  refused 1  failed 0  TTFB p50 -  TTFB p95 -  max lag 0 ms"
+    )
 
 
 def test_lines_of_the_schedule_are_json(tmp_path: Path) -> None:
     RunFolder(tmp_path).write_schedule(schedule("a", "b"))
     lines = [json.loads(line) for line in (tmp_path / "schedule.jsonl").read_text().splitlines()]
-    assert lines[1] == {"index": 1, "planned_s": 0.0, "text": "b"}
+    assert lines[1] == {"index": 1, "planned_s": 0.0, "text": "b", "frames": None}

@@ -44,8 +44,18 @@ class Connection:
             raise AssertionError(f"the app ended without another message: {self.task}")
         return self._outgoing.get_nowait()
 
+    @property
+    def has_sent(self) -> bool:
+        """Whether `next()` has a message already."""
+        return not self._outgoing.empty()
+
     def stall(self) -> None:
         self._flowing.clear()
+
+    def flow(self) -> None:
+        """End a stall."""
+        self.sending.clear()
+        self._flowing.set()
 
     async def _send(self, message: Message) -> None:
         if self.send_error is not None:

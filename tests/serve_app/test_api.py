@@ -14,6 +14,7 @@ from serve_app.api import create_api
 from serve_app.api_settings import ApiSettings
 from serve_app.audio import AudioFormat
 from serve_app.voices import ALIASES
+from tests.serve_app import asgi
 from tests.serve_app.fake import (
     BASE,
     CUSTOM_VOICE,
@@ -416,3 +417,11 @@ async def test_the_schema_is_served_and_no_page_needs_a_cdn(client: httpx.AsyncC
     assert "$defs" not in json.dumps(content)  # such references would lead nowhere inside this document
     for path in ("/docs", "/redoc"):
         assert (await client.get(path)).status_code == 404
+
+
+async def test_a_body_that_does_not_arrive() -> None:
+    api = create_api(FakeSynthesizer(), ApiSettings(body_timeout_s=0.01))
+    async with asgi.http(api, "POST", "/v1/audio/speech") as connection:
+        connection.receive({"type": "http.request", "body": b"{", "more_body": True})
+        assert (await connection.next())["status"] == 408
+        assert json.loads((await connection.next())["body"])["error"]["code"] == "request_timeout"

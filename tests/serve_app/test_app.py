@@ -1,3 +1,4 @@
+import pickle
 import subprocess
 import sys
 
@@ -5,8 +6,11 @@ import pytest
 from ray.serve import Application
 from ray.serve._private.build_app import BuiltApplication
 from ray.serve._private.build_app import build_app as build
+from ray.serve.config import AutoscalingConfig
 
-from serve_app.app import build_app, options
+from deployments.config import TalkerConfig
+from serve_app.app import build_app, codec_scaling, options
+from serve_app.autoscaling import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.config import AppConfig, PoolConfig
 
 
@@ -30,6 +34,50 @@ def test_each_pool_gets_its_own_settings() -> None:
     assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 7, 9)
     assert talker.ray_actor_options is not None
     assert (talker.ray_actor_options["num_cpus"], talker.ray_actor_options["num_gpus"]) == (4, 0.5)
+
+
+SCALED = AppConfig(
+    model="embedded",
+    talker=TalkerConfig(max_num_seqs=16),
+    talker_pool=PoolConfig(replicas=9),
+    talker_scaling=TalkerScaling(min_replicas=2, max_replicas=5, sequences_per_replica=12),
+    codec_scaling=CodecScaling(max_replicas=7),
+)
+
+
+def test_a_pool_that_scales_asks_its_policy() -> None:
+    by_name = {item.name: item._deployment_config.autoscaling_config for item in built(SCALED).deployments}
+    assert by_name["Ingress"] is None
+    talker, codec = by_name["Talker"], by_name["CodecDecoder"]
+    assert (talker.min_replicas, talker.initial_replicas, talker.max_replicas) == (2, 5, 5)
+    assert (codec.min_replicas, codec.initial_replicas, codec.max_replicas) == (1, 1, 7)
+    for scaling in (talker, codec):
+        assert scaling.metrics_interval_s <= 0.5
+        assert scaling.upscale_delay_s == scaling.downscale_delay_s == 0  # the policy waits where it must
+    assert isinstance(policy_of(talker), TalkerPolicy)
+    assert isinstance(policy_of(codec), CodecPolicy)
+
+
+def policy_of(scaling: AutoscalingConfig) -> object:
+    """The policy as the controller makes it, from what is sent there."""
+    policy = pickle.loads(pickle.dumps(scaling)).policy
+    return policy.get_policy()(**policy.policy_kwargs)
+
+
+def test_the_codec_pool_knows_how_many_streams_the_talkers_can_run() -> None:
+    scaling = codec_scaling(SCALED)
+    assert scaling is not None
+    assert scaling.max_talker_streams == 5 * 16
+    assert codec_scaling(AppConfig()) is None
+
+
+def test_policies_need_nothing_but_the_standard_library() -> None:
+    code = (
+        "import sys; import serve_app.autoscaling; "
+        "foreign = {name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names - {'serve_app'};"
+        "assert not {'ray', 'numpy', 'pydantic', 'torch'} & foreign, foreign"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_queue_is_bounded() -> None:

@@ -37,6 +37,10 @@ def test_a_serve_config_file(file: Path) -> None:
         ("modell: embedded", ["modell", "model, models_dir"]),
         ("talker: {max_seqs: 3}", ["talker.max_seqs", "max_num_seqs"]),
         ("codec_pool: {replicas: 0}", ["codec_pool.replicas", "greater than or equal to 1"]),
+        ("talker_scaling: {max_replica: 3}", ["talker_scaling.max_replica", "max_replicas, min_replicas"]),
+        ("codec_scaling: {min_replicas: 9}", ["codec_scaling", "min_replicas <= max_replicas"]),
+        ("talker_scaling: {sequences_per_replica: 64}", ["64, but talker.max_num_seqs only 8"]),
+        ("api: {admission: {max_line: 1}}", ["api.admission.max_line", "max_line_s"]),
         ("model: [", ["cannot be read"]),
         ("just words", ["valid dictionary"]),
     ],
@@ -67,6 +71,18 @@ def test_shipped_configs_have_only_keys_that_serve_knows(path: Path) -> None:
             assert deployment.keys() <= DeploymentSchema.model_fields.keys()
             assert deployment["name"] in {"Ingress", "CodecDecoder", "Talker"}
         AppConfig.model_validate(application["args"])
+
+
+def test_production_has_bounds_everywhere() -> None:
+    [file] = [path for path in SERVE_CONFIGS if path.name == "production.yaml"]
+    config = read_config(file)
+    assert config.talker_scaling
+    assert config.codec_scaling
+    assert config.api.admission.max_streams < config.ingress_pool.max_ongoing_requests
+    assert config.talker_pool.max_ongoing_requests > config.talker.max_num_seqs + config.talker.max_num_waiting
+    assert config.codec.workers <= config.codec_pool.num_cpus
+    assert config.talker_scaling.min_replicas <= config.talker_pool.replicas <= config.talker_scaling.max_replicas
+    assert config.codec_scaling.min_replicas <= config.codec_pool.replicas <= config.codec_scaling.max_replicas
 
 
 @pytest.mark.parametrize(("name", "defaults"), [("local.yaml", AppConfig()), ("one-gpu.yaml", one_gpu())])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from deployments.errors import Overloaded
+from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.api import create_api
 from serve_app.api_settings import ApiSettings
@@ -123,12 +123,49 @@ async def test_cancelling_closes_every_segment_that_has_begun() -> None:
 
 
 async def test_an_error_passes_through_where_its_segment_would_sound() -> None:
-    recorder = Recorder([chunk(b"11"), STOP], [Overloaded("full")], [STOP])
+    recorder = Recorder([chunk(b"11"), STOP], [EngineError("broken")], [STOP])
     async with aclosing(LongText(recorder).synthesize(REQUEST)) as chunks:
+        assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
+        with pytest.raises(EngineError):
+            await anext(chunks)
+    assert "begin 3" not in recorder.log
+
+
+class FullAtFirst(Recorder):
+    """Refuses a segment some times before it speaks it."""
+
+    def __init__(self, *scripts: list[Step], segment: str, refusals: int) -> None:
+        super().__init__(*scripts)
+        self._segment, self._refusals = segment, refusals
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        if request.request_id.endswith(self._segment) and self._refusals:
+            self._refusals -= 1
+            raise Overloaded("full")
+        async with aclosing(super().synthesize(request)) as chunks:
+            async for item in chunks:
+                yield item
+
+
+async def test_a_later_segment_that_is_refused_is_asked_for_again() -> None:
+    full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP], segment=".2", refusals=3)
+    chunks = [item async for item in LongText(full, pause_s=0.0).synthesize(REQUEST)]
+    assert pcm_of(chunks) == b"112233"
+    assert chunks[-1].finish_reason is FinishReason.STOP
+
+
+async def test_patience_with_a_full_server_ends() -> None:
+    full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [STOP], segment=".2", refusals=1)
+    async with aclosing(LongText(full, patience_s=0.0).synthesize(REQUEST)) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
         with pytest.raises(Overloaded):
             await anext(chunks)
-    assert "begin 3" not in recorder.log
+
+
+async def test_a_first_segment_that_is_refused_is_not_asked_for_again() -> None:
+    full = FullAtFirst([chunk(b"11"), STOP], segment="id", refusals=1)
+    with pytest.raises(Overloaded):
+        await spoken(full)
 
 
 async def test_an_error_closes_the_segment_ahead() -> None:
@@ -147,6 +184,7 @@ async def test_requests_of_the_segments() -> None:
     assert first == replace(REQUEST, text="One two.")
     assert (second.text, third.text) == ("Three four.", "Five six.")
     assert (second.request_id, third.request_id) == ("id.2", "id.3")
+    assert (first.continues, second.continues, third.continues) == (False, True, True)
     assert second.sampling == REQUEST.sampling
     assert len({first.seed, second.seed, third.seed}) == 3
     assert all(0 <= request.seed < 2**64 for request in (second, third))

@@ -21,6 +21,15 @@ def test_the_tuned_settings_are_applied(environment: dict[str, str]) -> None:
         assert name in adapted or environment[name] == value
 
 
+@pytest.mark.parametrize(("several_nodes", "value"), [(False, "0"), (True, "1")])
+def test_only_simulated_nodes_meet_elsewhere_than_on_loopback(
+    environment: dict[str, str], several_nodes: bool, value: str
+) -> None:
+    apply_local(several_nodes=several_nodes)
+    apply_local()
+    assert environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == value
+
+
 def test_what_the_user_has_set_stays(environment: dict[str, str]) -> None:
     environment["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
     apply_local()
@@ -40,3 +49,34 @@ def test_the_proxy_takes_no_more_connections_than_files_can_be_open(
     monkeypatch.setattr(ray_settings.resource, "getrlimit", lambda _: (1024, 3000))
     apply_local()
     assert environment["RAY_SERVE_HAPROXY_MAXCONN"] == "1000"
+
+
+def test_ray_asks_for_a_token_of_this_start(environment: dict[str, str]) -> None:
+    apply_local()
+    first = environment["RAY_AUTH_TOKEN"]
+    assert (environment["RAY_AUTH_MODE"], len(first)) == ("token", 64)
+    environment.clear()
+    apply_local()
+    assert environment["RAY_AUTH_TOKEN"] != first
+
+
+def test_the_users_own_way_of_authentication_stays(environment: dict[str, str]) -> None:
+    environment["RAY_AUTH_MODE"] = "disabled"
+    apply_local()
+    assert environment["RAY_AUTH_MODE"] == "disabled"
+    assert "RAY_AUTH_TOKEN" not in environment
+
+
+def test_the_proxy_is_started_by_the_script(environment: dict[str, str]) -> None:
+    apply_local()
+    script = environment["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    assert os.access(script, os.X_OK)
+    assert os.access(environment["TALKRAY_HAPROXY"], os.X_OK)
+    assert environment["TALKRAY_HAPROXY"] != script
+
+
+def test_the_users_own_proxy_stays(environment: dict[str, str]) -> None:
+    environment["RAY_SERVE_HAPROXY_BINARY_PATH"] = "/bin/true"
+    apply_local()
+    assert environment["RAY_SERVE_HAPROXY_BINARY_PATH"] == "/bin/true"
+    assert "TALKRAY_HAPROXY" not in environment

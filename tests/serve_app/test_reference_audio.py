@@ -1,6 +1,10 @@
 import base64
 import io
+import socket
+import subprocess
+import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import av
@@ -89,6 +93,54 @@ def test_a_playlist_does_not_open_the_files_it_names(tmp_path: Path, monkeypatch
         decode(data_url(b"ffconcat version 1.0\nfile inner.wav\n"))
 
 
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """Whoever connects to it has opened a URL."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server
+
+
+@pytest.mark.parametrize(
+    "ref_audio",
+    [
+        "http://127.0.0.1:{port}/a.wav",
+        "HTTP://127.0.0.1:{port}/a.wav",
+        "http://localhost:{port}/redirect",
+        "http://[::ffff:127.0.0.1]:{port}/",
+        "http://2130706433:{port}/",
+        "http://rebound.example.com:{port}/",
+        "ftp://127.0.0.1:{port}/a.wav",
+        "tcp://127.0.0.1:{port}",
+        "concat:http://127.0.0.1:{port}/a.wav",
+        "data:audio/wav;base64,http://127.0.0.1:{port}/a.wav",
+    ],
+)
+def test_no_url_is_opened(listener: socket.socket, ref_audio: str) -> None:
+    with pytest.raises(InvalidRequest, match="ref_audio cannot be used"):
+        decode(ref_audio.format(port=listener.getsockname()[1]))
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{url}\n#EXT-X-ENDLIST\n",
+        "ffconcat version 1.0\nfile {url}\n",
+        '<MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><Period><BaseURL>{url}</BaseURL></Period></MPD>',
+        "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio 5004 RTP/AVP 0\na=control:{url}\n",
+        "[playlist]\nFile1={url}\nNumberOfEntries=1\n",
+    ],
+)
+def test_no_url_inside_a_file_is_opened(listener: socket.socket, content: str) -> None:
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/a.wav"
+    with pytest.raises(InvalidRequest, match="ref_audio cannot be used"):
+        decode(data_url(content.replace("{url}", url).encode()))
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+
+
 @pytest.mark.parametrize(("container", "codec"), [("webm", "libopus"), ("mp4", "aac")])
 def test_what_browsers_and_phones_record(container: str, codec: str) -> None:
     file = io.BytesIO()
@@ -118,6 +170,58 @@ def test_a_small_file_of_endless_silence_is_given_up() -> None:
     assert len(file.getvalue()) < SETTINGS.max_reference_bytes
     with pytest.raises(InvalidRequest, match="longer than 30 seconds"):
         decode(data_url(file.getvalue()))
+
+
+def with_picture(size: int) -> bytes:
+    """A second of silence with a picture of size x size as its other stream, which compresses to almost nothing."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mov") as output:
+        video, audio = output.add_stream("png", rate=1), output.add_stream("pcm_s16le", rate=RATE, layout="mono")
+        video.width, video.height, video.pix_fmt = size, size, "rgb24"
+        output.mux([*video.encode(av.VideoFrame(size, size, "rgb24")), *video.encode(None)])
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, RATE), np.int16), format="s16", layout="mono")
+        frame.sample_rate = RATE
+        output.mux([*audio.encode(frame), *audio.encode(None)])
+    return file.getvalue()
+
+
+MEASURE = """
+import resource, sys
+from serve_app.api_settings import ApiSettings
+from serve_app.reference_audio import decode_reference
+text, small = open(sys.argv[1]).read(), open(sys.argv[2]).read()
+decode_reference(small, 24000, settings=ApiSettings())
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert decode_reference(text, 24000, settings=ApiSettings()).size == 24000
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_picture_in_the_file_is_not_decoded(tmp_path: Path) -> None:
+    """As pixels it would be 192 MB."""
+    for name, content in (("big", with_picture(8000)), ("small", recording())):
+        (tmp_path / name).write_text(data_url(content))
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "big"), str(tmp_path / "small")]
+    kilobytes = int(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert kilobytes < 40_000
+
+
+def test_an_upload_that_takes_too_long_to_decode() -> None:
+    with pytest.raises(InvalidRequest, match="takes longer than"):
+        decode(data_url(recording()), ApiSettings(reference_timeout_s=1e-9))
+
+
+def test_a_file_without_a_single_sample() -> None:
+    """Its sample rate is unknown as well: no multiple of it is a length."""
+    header = recording(0)
+    with pytest.raises(InvalidRequest, match="ref_audio cannot be used"):
+        decode(data_url(header))
+
+
+def test_sample_rates() -> None:
+    assert decode(data_url(recording(rate=8000))).size == RATE
+    with pytest.raises(InvalidRequest, match="4000 to 192000 Hz"):
+        decode(data_url(recording(rate=1000)))
 
 
 def test_too_many_bytes() -> None:

@@ -283,7 +283,7 @@ async def test_a_binary_message_is_an_error_and_the_socket_stays() -> None:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(Overloaded("full"), "rate_limit_exceeded"), (NotReady(), "not_ready"), (ValueError("secret"), "internal_error")],
+    [(NotReady(), "not_ready"), (ValueError("secret"), "internal_error")],
 )
 @pytest.mark.parametrize("spoken", [[], [chunk(FRAME)]])
 async def test_a_failure_is_an_error_and_the_socket_stays(error: Exception, code: str, spoken: list[Step]) -> None:
@@ -301,6 +301,16 @@ async def test_a_failure_is_an_error_and_the_socket_stays(error: Exception, code
         synthesizer.script = utterance()
         socket.send(SPEAK)
         assert (await socket.utterance())[1]["type"] == "done"
+
+
+async def test_an_overloaded_server_says_so_and_closes_the_socket() -> None:
+    async with speech_socket(FakeSynthesizer(script=[Overloaded("full", 3.2)])) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        assert code_of(await socket.event()) == ("rate_limit_exceeded", None)
+        closed = await connection.next()
+        assert (closed["type"], closed["code"]) == ("websocket.close", 1013)
+        assert closed["reason"] == "overloaded, retry after 4 s"
 
 
 async def test_only_reference_audio_may_make_a_message_large() -> None:
@@ -372,3 +382,22 @@ async def test_a_server_that_cancels_the_handler() -> None:
         with pytest.raises(asyncio.CancelledError):
             await connection.task
         assert synthesizer.closed.is_set()
+
+
+async def test_an_idle_socket_is_closed() -> None:
+    async with speech_socket(speaking(), ApiSettings(idle_timeout_s=0.01)) as connection:
+        await accepted(connection)
+        assert await connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}
+        await connection.task
+
+
+async def test_a_socket_that_speaks_is_not_idle() -> None:
+    more = asyncio.Event()
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
+    async with speech_socket(synthesizer, ApiSettings(idle_timeout_s=0.01)) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        asyncio.get_running_loop().call_later(0.1, more.set)
+        frames, done = await socket.utterance()
+        assert (frames, done["type"]) == ([FRAME, FRAME], "done")
+        assert await connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}

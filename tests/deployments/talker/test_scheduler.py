@@ -1,5 +1,6 @@
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +21,13 @@ def sequence(number: int, *, rows: int = 3, frames: int = 8) -> Sequence:
     prompt = Prompt(torch.zeros(rows, 1), torch.zeros(1, 1), torch.zeros(1), num_text_tokens=rows)
     request = GenerateRequest(SynthesisRequest(str(number), "text"))
     return Sequence(number, request, prompt, Sampling(), FrameLimit(frames, FinishReason.LENGTH))
+
+
+def heard(number: int) -> Sequence:
+    """A sequence that goes on with what a listener hears already."""
+    each = sequence(number)
+    each.request = replace(each.request, synthesis=replace(each.request.synthesis, continues=True))
+    return each
 
 
 def scheduler(*, blocks: int = 100, max_num_seqs: int = 2, max_num_waiting: int = 2) -> Scheduler:
@@ -219,3 +227,21 @@ def test_a_batch_without_finished_sequences_retires_nobody() -> None:
     assert batch is not None
     line.retire(Batch([], batch.decode))
     assert list(line.running) == [1]
+
+
+def test_a_sequence_that_is_heard_already_goes_first() -> None:
+    line = scheduler(max_num_seqs=1)
+    for number in (1, 2):
+        line.add(sequence(number))
+    step(line)
+    line.add(heard(3))
+    assert ids(list(line.waiting)) == [3, 2]
+
+
+def test_a_full_line_says_how_long_it_will_take() -> None:
+    line = scheduler(max_num_seqs=1, max_num_waiting=1)
+    for number in (1, 2):
+        line.add(sequence(number))
+    with pytest.raises(Overloaded) as refused:
+        line.check_room()
+    assert refused.value.retry_after_s > 0

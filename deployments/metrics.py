@@ -1,0 +1,124 @@
+"""What Talkray measures of itself: instruments under Prometheus names, and the small calls that feed them.
+
+Ray's metrics agent on every node exports them for all processes there, with `ray_` before each name. One call costs one
+to three microseconds; outside Ray the calls do nothing. Instruments exist once in a process: `WorkerId`, which the
+agent adds, tells replicas apart.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from ray.util.metrics import Counter, Gauge, Histogram
+
+_LATENCIES_S = [0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 15.0, 60.0]
+_STEPS_S = [0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.15, 0.3, 1.0]
+_RATIOS = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 3.0]
+_BATCHES = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256]
+_POOL = ("pool",)
+_REASON = ("reason",)
+
+TTFB = Histogram("talkray_ttfb_seconds", "Request received to the first byte of its body sent.", _LATENCIES_S)
+TTFP = Histogram("talkray_ttfp_seconds", "Request received to its first PCM sample at the ingress.", _LATENCIES_S)
+LATENESS = Histogram(
+    "talkray_chunk_lateness_seconds", "How long after a zero-buffer player ran dry a chunk came; 0: in time.",
+    [0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0],
+)  # fmt: skip
+UNDERRUNS = Counter("talkray_underruns_total", "Chunks that came after a zero-buffer player had run dry.")
+AUDIO = Counter("talkray_audio_seconds_total", "Audio sent by the ingress, seconds.")
+RTF = Histogram(
+    "talkray_rtf", "Time a whole stream took over the audio it gave; above 1 is slower than speech.", _RATIOS
+)
+STREAMS = Gauge("talkray_ingress_streams", "Requests that an ingress replica speaks or that wait there.")
+ROOM = Gauge("talkray_ingress_used_ratio", "Of the requests that an ingress replica may have at once.")
+REFUSALS = Counter("talkray_refusals_total", "Requests refused with 429 or 503, by reason.", _REASON)
+FAILOVERS = Counter("talkray_failovers_total", "Streams continued on another replica, by reason.", _REASON)
+FAILOVER_GAP = Histogram(
+    "talkray_failover_gap_seconds", "Loss of a replica to the next chunk from its successor.", _LATENCIES_S, _REASON
+)
+QUEUE = Gauge("talkray_queue_depth", "Work that waits: sequences at a talker, chunks at a codec.", _POOL)
+BATCH = Histogram("talkray_batch_size", "Sequences of a talker step, chunks of a codec call.", _BATCHES, _POOL)
+STEP = Histogram("talkray_step_seconds", "A talker step, a codec call.", _STEPS_S, _POOL)
+KV_USED = Gauge("talkray_kv_blocks_used_ratio", "KV blocks in use.")
+CODEC_LAG = Gauge("talkray_codec_lag_seconds", "Audio that a codec replica has as codes and not yet as PCM, seconds.")
+WANTED = Gauge("talkray_replicas_wanted", "Replicas that Serve wants: running and starting.", _POOL)
+RUNNING = Gauge("talkray_replicas_running", "Replicas that take requests.", _POOL)
+
+TALKER, CODEC = {"pool": "talker"}, {"pool": "codec"}
+
+
+def refused(reason: str) -> None:
+    """Count a request that was refused."""
+    REFUSALS.inc(1, {"reason": reason})
+
+
+def failed_over(reason: str, gap_s: float) -> None:
+    """Count a stream that another replica continues, `gap_s` after its own was lost."""
+    FAILOVERS.inc(1, {"reason": reason})
+    FAILOVER_GAP.observe(max(gap_s, 1e-6), {"reason": reason})
+
+
+def first_byte(elapsed_s: float) -> None:
+    """Record when a body began."""
+    TTFB.observe(elapsed_s)
+
+
+def ingress_load(streams: int, *, most: int) -> None:
+    """Record how full an ingress replica is."""
+    STREAMS.set(streams)
+    ROOM.set(streams / most)
+
+
+def replicas(pool: str, *, wanted: int, running: int) -> None:
+    """Record a pool's size."""
+    WANTED.set(wanted, {"pool": pool})
+    RUNNING.set(running, {"pool": pool})
+
+
+def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting: int) -> None:
+    """Record one step of a talker engine that made `batch_size` frames; an idle one only says what waits."""
+    if batch_size:
+        STEP.observe(step_s, TALKER)
+        BATCH.observe(batch_size, TALKER)
+    KV_USED.set(kv_used_ratio)
+    QUEUE.set(waiting, TALKER)
+
+
+def codec_lag(lag_s: float) -> None:
+    """Record how much audio waits to be decoded."""
+    CODEC_LAG.set(lag_s)
+
+
+def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) -> None:
+    """Record one decode call, and what waits behind it."""
+    STEP.observe(call_s, CODEC)
+    BATCH.observe(batch_size, CODEC)
+    QUEUE.set(waiting, CODEC)
+    CODEC_LAG.set(lag_s)
+
+
+@dataclass(slots=True)
+class StreamMeter:
+    """One stream at the ingress, measured against a player without a buffer that starts with the first audio."""
+
+    started_s: float = field(default_factory=time.perf_counter)  # when the request came
+    audio_s: float = 0.0
+    _due_s: float | None = None  # when the player runs dry
+
+    def deliver(self, audio_s: float) -> None:
+        """Record a chunk that goes out now."""
+        now_s = time.perf_counter()
+        if self._due_s is None:
+            TTFP.observe(now_s - self.started_s)
+            self._due_s = now_s
+        late_s = max(0.0, now_s - self._due_s) if self.audio_s else 0.0
+        LATENESS.observe(late_s)
+        if late_s:
+            UNDERRUNS.inc()
+        AUDIO.inc(audio_s)
+        self.audio_s += audio_s
+        self._due_s = max(self._due_s, now_s) + audio_s
+
+    def finish(self) -> None:
+        """Record the whole stream."""
+        if self.audio_s:
+            RTF.observe((time.perf_counter() - self.started_s) / self.audio_s)

@@ -1,0 +1,127 @@
+"""Options that every measuring command has, and their checks."""
+
+import inspect
+import json
+import math
+from collections.abc import Callable
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from loadtest.arrivals import Arrivals
+from loadtest.clients import AudioFormat, Transport
+from loadtest.lengths import SpeechLengths
+from loadtest.metrics import Limits
+from loadtest.runner import Settings
+
+
+def positive(value: float | None) -> float | None:
+    """Option check: a finite number above 0, or nothing."""
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise typer.BadParameter("must be a number above 0")
+    return value
+
+
+def http_url(value: str | None) -> str | None:
+    """Option check: an absolute HTTP URL, or nothing."""
+    parts = urlsplit(value or "")
+    if value is not None and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise typer.BadParameter(f"{value!r} is not a URL such as http://127.0.0.1:8000")
+    return value
+
+
+def extra_fields(value: str) -> dict[str, object]:
+    """The value of --extra: a JSON object of body fields that the load test does not set itself."""
+    try:
+        extra = json.loads(value)
+    except ValueError as error:
+        raise typer.BadParameter(f"not valid JSON: {error}", param_hint="--extra") from error
+    if not isinstance(extra, dict):
+        raise typer.BadParameter("""must be a JSON object such as '{"seed": 1}'""", param_hint="--extra")
+    if reserved := {"input", "response_format"} & extra.keys():
+        names = " and ".join(sorted(reserved))
+        raise typer.BadParameter(f"{names}: the load test sets this itself (see --format)", param_hint="--extra")
+    return extra
+
+
+def speech_lengths(median_s: float | None, sigma: float) -> SpeechLengths | None:
+    """The values of --speech-s and --speech-sigma."""
+    return None if median_s is None else SpeechLengths(median_s, sigma)
+
+
+def header(value: str) -> tuple[str, str]:
+    """One value of --header."""
+    name, colon, content = value.partition(":")
+    if not colon or not name.strip():
+        raise typer.BadParameter(
+            f"{value!r} is not a header such as 'Authorization: Bearer KEY'", param_hint="--header"
+        )
+    return name.strip(), content.strip()
+
+
+def settings_from_options(
+    url: Annotated[str, typer.Option(callback=http_url, help="Server, such as http://127.0.0.1:8000.")],
+    seed: Annotated[int, typer.Option(min=0, help="Settles times, texts and lengths.")] = 0,
+    arrivals: Annotated[Arrivals, typer.Option(help="Exponential or equal gaps.")] = Arrivals.POISSON,
+    voice: Annotated[str, typer.Option(help="Field of every request.")] = "alloy",
+    model: Annotated[str, typer.Option(help="Field of every request.")] = "tts-1",
+    audio_format: Annotated[AudioFormat, typer.Option("--format", help="response_format.")] = AudioFormat.PCM,
+    transport: Annotated[Transport, typer.Option(help="websocket: Talkray's /v1/audio/speech/ws.")] = Transport.HTTP,
+    speech_s: Annotated[
+        float | None,
+        typer.Option(
+            callback=positive,
+            help="Median length of the answers, log-normal, by max_new_tokens and ignore_eos; else the model decides.",
+        ),
+    ] = None,
+    speech_sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the logarithm of it.")] = 0.35,
+    extra: Annotated[str, typer.Option(metavar="JSON", help="More fields for every request.")] = "{}",
+    headers: Annotated[list[str] | None, typer.Option("--header", help="Such as 'Authorization: Bearer KEY'.")] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before the run, one by one, not in its numbers.")] = 0,
+    timeout: Annotated[float, typer.Option(callback=positive, help="Seconds a whole answer may take.")] = 120.0,
+    max_ttfb: Annotated[float, typer.Option(callback=positive, help="Good requests: TTFB from plan, ms.")] = 500.0,
+    max_stall: Annotated[float, typer.Option(min=0, help="Good requests: all their underruns together, ms.")] = 100.0,
+    serve_status_url: Annotated[
+        str | None,
+        typer.Option(callback=http_url, help="Replica counts: http://HOST:8265/api/serve/applications/ of Ray Serve."),
+    ] = None,
+) -> Settings:
+    """What the options say of a run, whose phases the command adds."""
+    return Settings(
+        url=url,
+        phases=(),
+        arrivals=arrivals,
+        seed=seed,
+        audio_format=audio_format,
+        transport=transport,
+        options={"model": model, "voice": voice} | extra_fields(extra),
+        headers=dict(header(value) for value in headers or ()),
+        lengths=speech_lengths(speech_s, speech_sigma),
+        warmup=warmup,
+        timeout_s=timeout,
+        limits=Limits(max_ttfb / 1000, max_stall / 1000),
+        status_url=serve_status_url,
+    )
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of `settings_from_options` in place of its first parameter, `settings`.
+
+    Typer reads options from a signature; writing these out four times would be the alternative.
+    """
+    shared = inspect.signature(settings_from_options).parameters
+    own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "settings"]
+
+    def run(**values: Any) -> None:
+        settings = settings_from_options(**{name: values.pop(name) for name in shared})
+        command(settings, **values)
+
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (shared["url"], *own, *shared.values())
+    ]
+    unique = {parameter.name: parameter for parameter in parameters}
+    run.__signature__ = inspect.Signature(list(unique.values()))  # type: ignore[attr-defined]
+    run.__annotations__ = {name: parameter.annotation for name, parameter in unique.items()}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run

@@ -1,0 +1,121 @@
+"""Traffic to simulate: steady, a day, or the very plan of a measured run."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import yaml
+
+from loadtest.arrivals import NIGHT_SHARE, Shape
+from loadtest.lengths import FRAMES_PER_S, SpeechLengths
+from loadtest.measure import Result
+from loadtest.service_model import Floats, Ints, ServiceModel, observe
+from loadtest.simulate import Cluster, NodeKind, Traffic
+from loadtest.sweep import Sweep
+from loadtest.traces import NoRunError
+from serve_app.autoscaling import CodecScaling, TalkerScaling
+
+T = TypeVar("T")
+
+SECTIONS: dict[str, type[Any]] = {
+    "talker_scaling": TalkerScaling,
+    "codec_scaling": CodecScaling,
+    "talker_nodes": NodeKind,
+    "codec_nodes": NodeKind,
+}
+CLUSTER_KEYS = {field.name for field in fields(Cluster)} - {"model"}
+STEPS_PER_STREAM = 4
+MIN_STEP_S, MAX_STEP_S = 0.005, 0.5
+HOUR_S, DAY_S = 3600.0, 86400.0
+QUIETEST_S = 4 * 3600.0  # four in the morning
+RATE_STEP_S = 60.0
+
+
+def rate_at(shape: Shape, peak_rate: float, times_s: Floats) -> Floats:
+    """Requests per second at each time."""
+    if shape is Shape.STEADY:
+        return np.full(len(times_s), peak_rate)
+    height = (1 - np.cos(2 * np.pi * (times_s - QUIETEST_S) / DAY_S)) / 2
+    return np.asarray(peak_rate * (NIGHT_SHARE + (1 - NIGHT_SHARE) * height), dtype=np.float64)
+
+
+def draw_traffic(shape: Shape, peak_rate: float, *, duration_s: float, lengths: SpeechLengths, seed: int) -> Traffic:
+    """Poisson arrivals at a rate that changes by the minute, and log-normal lengths."""
+    generator = np.random.default_rng(seed)
+    starts_s = np.arange(0.0, duration_s, RATE_STEP_S)
+    widths_s = np.minimum(RATE_STEP_S, duration_s - starts_s)
+    counts = generator.poisson(rate_at(shape, peak_rate, starts_s) * widths_s)
+    arrival_s = np.repeat(starts_s, counts) + generator.random(int(counts.sum())) * np.repeat(widths_s, counts)
+    frames: Ints = np.array(lengths.draw(len(arrival_s), seed=seed), dtype=np.int64)
+    return Traffic(np.sort(arrival_s), frames)
+
+
+def planned_traffic(result: Result) -> Traffic:
+    """The requests of a measured run, with the lengths that its answers had; those without an answer get the median."""
+    traces = result.traces
+    spoken = [trace.audio_s for trace in traces if trace.failure is None]
+    usual_s = float(np.median(spoken)) if spoken else 0.0
+    lengths_s = [usual_s if trace.failure else trace.audio_s for trace in traces]
+    return Traffic(
+        np.array([trace.planned_s for trace in traces], dtype=np.float64),
+        np.array([round(length_s * FRAMES_PER_S) for length_s in lengths_s], dtype=np.int64),
+    )
+
+
+class SettingsError(Exception):
+    """A settings file is not one; the message says where."""
+
+
+def read_cluster(model: ServiceModel, file: Path | None, *, gpus: int) -> Cluster:
+    """The cluster that a YAML file describes: the fields of `Cluster`, the policies' as `AppConfig` names them.
+
+    `gpus` bounds the talker pool. Raises SettingsError that names the wrong keys and the right ones.
+    """
+    document = read_yaml(file) if file else {}
+    wrong = document.keys() - CLUSTER_KEYS
+    if wrong:
+        raise SettingsError(f"{file}: unknown keys {sorted(wrong)}; valid keys: {sorted(CLUSTER_KEYS)}")
+    values: dict[str, Any] = dict(document)
+    for name, kind in SECTIONS.items():
+        if values.get(name) is not None:
+            values[name] = build(kind, values[name], where=f"{file}: {name}")
+    talker = values.pop("talker_scaling", None) or TalkerScaling(sequences_per_replica=32)
+    return Cluster(model, replace(talker, max_replicas=gpus), values.pop("codec_scaling", None), **values)
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """A YAML mapping. Raises SettingsError."""
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SettingsError(f"{file} cannot be read: {error}") from error
+    if not isinstance(document, dict):
+        raise SettingsError(f"{file} is not a mapping of settings")
+    return document
+
+
+def build(kind: type[T], values: Any, *, where: str) -> T:
+    """One section. Raises SettingsError."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    if not isinstance(values, dict) or values.keys() - names:
+        raise SettingsError(f"{where}: {values!r} does not fit; valid keys: {sorted(names)}")
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"{where}: {error}") from error
+
+
+def usual_step_s(model: ServiceModel, traffic: Traffic) -> float:
+    """Short enough that streams last many steps: a step of their own length would keep places taken twice as long."""
+    usual_s = float(np.median(traffic.frames)) * float(model.frame_s(np.ones(1))[0]) if len(traffic.frames) else 1.0
+    return float(np.clip(usual_s / STEPS_PER_STREAM, MIN_STEP_S, MAX_STEP_S))
+
+
+def learn_from(sweep: Sweep, *, replicas: int = 1) -> ServiceModel:
+    """How a replica behaves, from a sweep of a server that had `replicas` of them. Raises NoRunError."""
+    if replicas != 1:
+        raise NoRunError(
+            "learn from a sweep of one talker replica: how requests were spread cannot be seen from outside"
+        )
+    return ServiceModel.learn([one for step in sweep.steps for one in observe(step.result.traces)])

@@ -1,0 +1,150 @@
+"""How a server behaves with n streams in flight, learned from the traces of a sweep: nothing but what a client saw."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtest.lengths import FRAMES_PER_S
+from loadtest.timeline import in_flight
+from loadtest.traces import NoRunError, Trace
+
+MIN_SAMPLES = 40  # of TTFB at one number of streams; neighbours are pooled until there are as many
+MIN_FRAMES = 4  # of a stream whose speed counts: shorter ones are one or two chunks
+KNOTS = 6
+QUANTILES = 256  # that stand for the samples of one level: one is drawn faster than a sample
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One spoken request: what was there when it came, and what it met."""
+
+    others_at_start: int  # streams in flight when it was sent
+    mean_streams: float  # in flight while its audio came, itself included
+    ttfb_s: float
+    frames: int
+    frame_s: float | None  # between first byte and end, of the frames after the first; None: too short to tell
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServiceModel:
+    """One replica. Streams in flight share it: the more there are, the longer each frame takes.
+
+    `frame_s` rises along `knots` (streams, seconds a frame) and on in their last direction; each stream has its own
+    factor out of `frame_factors`. The first byte is drawn from what was measured at the same number of other streams.
+    """
+
+    knots: Floats  # [K, 2]
+    frame_factors: Floats
+    ttfb_s: Floats  # [levels, Q] quantiles by number of other streams in flight
+
+    @classmethod
+    def learn(cls, observed: Sequence[Observed]) -> Self:
+        """The model of what was observed. Raises NoRunError if that is too little."""
+        timed = [one for one in observed if one.frame_s is not None]
+        if len(timed) < MIN_SAMPLES:
+            raise NoRunError(
+                f"{len(timed)} spoken requests of more than {MIN_FRAMES} frames are too few to learn from: at least "
+                f"{MIN_SAMPLES} are needed, at several rates. Measure a longer sweep."
+            )
+        streams = np.array([one.mean_streams for one in timed])
+        frame_s = np.array([one.frame_s for one in timed], dtype=np.float64)
+        knots = rising_knots(streams, frame_s)
+        factors = frame_s / interpolate(knots, streams)
+        return cls(knots, factors, pooled_ttfb(observed))
+
+    def frame_s(self, streams: Floats) -> Floats:
+        """Seconds between two frames of each stream of a replica that has `streams` of them."""
+        return interpolate(self.knots, streams)
+
+    def draw_factors(self, count: int, generator: np.random.Generator) -> Floats:
+        """How much slower or faster than the mean `count` streams are."""
+        return generator.choice(self.frame_factors, size=count)
+
+    def draw_ttfb(self, others: Ints, generator: np.random.Generator) -> Floats:
+        """Times to the first byte of requests that meet `others` streams on their replica.
+
+        Beyond what was measured the last samples count, longer in proportion to the frames.
+        """
+        levels, quantiles = self.ttfb_s.shape
+        measured = np.minimum(others, levels - 1)
+        drawn: Floats = self.ttfb_s[measured, generator.integers(0, quantiles, size=len(others))]
+        if not (others > measured).any():
+            return drawn
+        drawn *= self.frame_s((others + 1).astype(np.float64)) / self.frame_s((measured + 1).astype(np.float64))
+        return drawn
+
+
+def observe(traces: Sequence[Trace]) -> list[Observed]:
+    """What the spoken requests of one run met."""
+    times, counts = in_flight(traces)
+    areas = np.concatenate([[0.0], np.cumsum(np.diff(times) * counts[:-1])]) if len(times) else np.zeros(0)
+
+    def mean_streams(start_s: float, end_s: float) -> float:
+        return float(np.interp(end_s, times, areas) - np.interp(start_s, times, areas)) / max(end_s - start_s, 1e-9)
+
+    observed = []
+    for trace in traces:
+        if trace.failure is not None or trace.first_byte_s is None:
+            continue
+        before = int(np.searchsorted(times, trace.sent_s, side="left")) - 1
+        frames = round(trace.audio_s * FRAMES_PER_S)
+        observed.append(
+            Observed(
+                others_at_start=int(counts[before]) if before >= 0 else 0,
+                mean_streams=mean_streams(trace.first_byte_s, trace.finished_s),
+                ttfb_s=trace.first_byte_s - trace.sent_s,
+                frames=frames,
+                frame_s=(trace.finished_s - trace.first_byte_s) / (frames - 1) if frames >= MIN_FRAMES else None,
+            )
+        )
+    return observed
+
+
+def rising_knots(streams: Floats, frame_s: Floats) -> Floats:
+    """Means of equally many observations, in the order of their streams, that never fall."""
+    order = np.argsort(streams)
+    groups = [group for group in np.array_split(order, KNOTS) if len(group)]
+    centres = np.array([streams[group].mean() for group in groups])
+    heights = np.maximum.accumulate(np.array([frame_s[group].mean() for group in groups]))
+    keep = np.concatenate([[True], np.diff(centres) > 1e-6])
+    return np.stack([centres[keep], heights[keep]], axis=1)
+
+
+def interpolate(knots: Floats, streams: Floats) -> Floats:
+    """The height over `streams`: flat before the first knot, on in the overall direction behind the last."""
+    centres, heights = knots.T
+    slope = (heights[-1] - heights[0]) / (centres[-1] - centres[0]) if len(knots) > 1 else 0.0
+    beyond = np.maximum(0.0, streams - centres[-1])
+    return np.asarray(np.interp(streams, centres, heights) + beyond * slope, dtype=np.float64)
+
+
+def pooled_ttfb(observed: Sequence[Observed]) -> Floats:
+    """Quantiles by number of other streams.
+
+    A level has the samples of its neighbours, too, until there are MIN_SAMPLES, each in proportion to the line through
+    all samples: without that they would pull it to where most samples are.
+    """
+    others = np.array([one.others_at_start for one in observed], dtype=np.float64)
+    ttfb_s = np.array([one.ttfb_s for one in observed])
+    slope, start = line_through(others, ttfb_s)
+    ratios = ttfb_s / (start + slope * others)
+    levels = []
+    for level in range(int(others.max()) + 1):
+        distance = np.abs(others - level)
+        reach = np.sort(distance)[min(MIN_SAMPLES, len(distance)) - 1]
+        pooled = ratios[distance <= reach] * (start + slope * level)
+        levels.append(np.quantile(pooled, (np.arange(QUANTILES) + 0.5) / QUANTILES))
+    return np.array(levels)
+
+
+def line_through(x: Floats, y: Floats) -> tuple[float, float]:
+    """Slope, not below 0, and height at 0, of least squares."""
+    spread = float(np.var(x))
+    slope = max(0.0, float(np.mean((x - x.mean()) * (y - y.mean()))) / spread) if spread else 0.0
+    return slope, float(y.mean()) - slope * float(x.mean())

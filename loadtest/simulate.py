@@ -1,0 +1,376 @@
+"""What would a cluster do? Pools, nodes that boot and vanish, and the production policies, over a day in seconds.
+
+Time advances in equal steps; within a step every stream of a replica moves at the speed that its neighbours leave it.
+Streams are rows of arrays, so that a step costs about the same for ten streams and for ten thousand.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtest.service_model import Floats, Ints, ServiceModel
+from serve_app.autoscaling import (
+    CodecRecord,
+    CodecScaling,
+    Counts,
+    State,
+    TalkerRecord,
+    TalkerScaling,
+    decide_codec,
+    decide_talker,
+)
+
+FRAME_S = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """The machines of one pool; each holds one replica."""
+
+    boot_s: float = 180.0  # from the request for it until its replica can start
+    start_s: float = 25.0  # of the replica: import, weights, graphs
+    idle_s: float = 600.0  # that an empty node is kept
+    price_per_hour: float = 0.0
+    losses_per_hour: float = 0.0  # of one node: spot instances are taken away
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What is simulated."""
+
+    model: ServiceModel  # of one talker replica with the codec it needs
+    talker_scaling: TalkerScaling
+    codec_scaling: (
+        CodecScaling | None
+    )  # None: the codec shares the talker's node, as in the sweep that the model is from
+    talker_nodes: NodeKind = field(default_factory=NodeKind)
+    codec_nodes: NodeKind = field(default_factory=NodeKind)
+    codec_cores: float = 16.0  # of one codec replica
+    codec_cores_per_stream: float = 0.2  # core seconds for a second of audio
+    max_waiting_per_replica: int = 8  # beyond the running ones; more are refused
+    metrics_lag_s: float = 1.0  # until the controller sees what replicas record
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests in ascending order of their arrival."""
+
+    arrival_s: Floats
+    frames: Ints
+
+
+@dataclass(slots=True)
+class Simulated:
+    """What came of the requests, and what the pools did."""
+
+    arrival_s: Floats
+    ttfb_s: Floats  # NaN: refused
+    rtf: Floats  # NaN: refused, or not finished at the end
+    times_s: list[float] = field(default_factory=list)
+    talkers: list[int] = field(default_factory=list)  # ready
+    talkers_wanted: list[int] = field(default_factory=list)
+    codecs: list[int] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
+    cost: float = 0.0
+    node_hours: float = 0.0
+    nodes_lost: int = 0
+    streams_moved: int = 0
+
+    @property
+    def refused(self) -> int:
+        """Requests that found every replica and every queue full."""
+        return int(np.isnan(self.ttfb_s).sum())
+
+    def ttfb_percentile_s(self, percent: float) -> float | None:
+        """Of the requests that were spoken, None without any."""
+        spoken = self.ttfb_s[~np.isnan(self.ttfb_s)]
+        return float(np.percentile(spoken, percent)) if len(spoken) else None
+
+
+class Pool:
+    """Replicas of one deployment on nodes of one kind. A replica is an index into arrays."""
+
+    def __init__(self, size: int, nodes: NodeKind, *, warm: int) -> None:
+        self.nodes = nodes
+        self.ready_s = np.full(size, np.inf)  # when the replica takes requests; inf: there is none
+        self.ready_s[:warm] = 0.0
+        self.draining = np.zeros(size, dtype=bool)
+        self.idle_since_s = np.full(size, -np.inf)  # of nodes without a replica; -inf: there is no node
+        self.up = np.zeros(size, dtype=bool)  # nodes that are paid for
+        self.up[:warm] = True
+
+    @property
+    def wanted(self) -> int:
+        """Replicas that are there or on their way."""
+        return int((np.isfinite(self.ready_s) & ~self.draining).sum())
+
+    def usable(self, now_s: float) -> NDArray[np.bool_]:
+        """Replicas that take requests."""
+        return (self.ready_s <= now_s) & ~self.draining
+
+    def scale(self, replicas: int, now_s: float, load: Ints) -> None:
+        """Add replicas, on idle nodes first, or drain the least loaded ones."""
+        missing = replicas - self.wanted
+        if missing > 0:
+            self._add(missing, now_s)
+        elif missing < 0:
+            present = np.flatnonzero(np.isfinite(self.ready_s) & ~self.draining)
+            starting_first = np.lexsort((load[present], self.ready_s[present] <= now_s))
+            self.draining[present[starting_first[:-missing]]] = True
+
+    def _add(self, count: int, now_s: float) -> None:
+        reusable = np.flatnonzero(self.draining)[:count]  # a drained replica comes back at once
+        self.draining[reusable] = False
+        absent = np.flatnonzero(~np.isfinite(self.ready_s))
+        on_idle_nodes_first = absent[np.argsort(~self.up[absent], kind="stable")][: count - len(reusable)]
+        boot_s = np.where(self.up[on_idle_nodes_first], 0.0, self.nodes.boot_s)
+        self.ready_s[on_idle_nodes_first] = now_s + boot_s + self.nodes.start_s
+        self.up[on_idle_nodes_first] = True
+
+    def settle(self, now_s: float, load: Ints) -> None:
+        """Remove replicas that have drained, and nodes that have been empty for long."""
+        drained = self.draining & ((load == 0) | (self.ready_s > now_s))
+        self._remove(drained)
+        self.idle_since_s[drained] = now_s
+        empty = self.up & ~np.isfinite(self.ready_s)
+        self.up[empty & (now_s - self.idle_since_s >= self.nodes.idle_s)] = False
+
+    def lose_some(self, step_s: float, generator: np.random.Generator) -> NDArray[np.bool_]:
+        """Take nodes away as spot markets do, and say which."""
+        chance = -np.expm1(-self.nodes.losses_per_hour * step_s / 3600)
+        lost = self.up & (generator.random(len(self.up)) < chance) if chance else np.zeros_like(self.up)
+        self._remove(lost)
+        self.up[lost] = False
+        return lost
+
+    def _remove(self, which: NDArray[np.bool_]) -> None:
+        self.ready_s[which] = np.inf
+        self.draining[which] = False
+
+
+class Streams:
+    """The streams in flight, as columns."""
+
+    def __init__(self) -> None:
+        self.request = np.zeros(0, dtype=np.int64)
+        self.replica = np.zeros(0, dtype=np.int64)
+        self.flows_from_s = np.zeros(0)  # until when `work` is up to date; at first: the first byte
+        self.work = np.zeros(0)  # frames left, each weighted with the stream's own factor
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+    def add(self, request: Ints, replica: Ints, *, flows_from_s: Floats, work: Floats) -> None:
+        """More streams."""
+        self.request = np.concatenate([self.request, request])
+        self.replica = np.concatenate([self.replica, replica])
+        self.flows_from_s = np.concatenate([self.flows_from_s, flows_from_s])
+        self.work = np.concatenate([self.work, work])
+
+    def keep(self, which: NDArray[np.bool_]) -> None:
+        """Drop the others."""
+        self.request, self.replica = self.request[which], self.replica[which]
+        self.flows_from_s, self.work = self.flows_from_s[which], self.work[which]
+
+
+class Simulation:
+    """One run of a cluster under some traffic."""
+
+    def __init__(self, cluster: Cluster, traffic: Traffic, *, seed: int, warm: int, step_s: float) -> None:
+        self.cluster = cluster
+        self.traffic = traffic
+        self.step_s = step_s
+        self.generator = np.random.default_rng(seed)
+        self.talkers = Pool(cluster.talker_scaling.max_replicas, cluster.talker_nodes, warm=warm)
+        self.codecs = Pool(
+            cluster.codec_scaling.max_replicas if cluster.codec_scaling else 1,
+            cluster.codec_nodes,
+            warm=self._warm_codecs(warm),
+        )
+        self.streams = Streams()
+        self.waiting: deque[int] = deque()  # requests, oldest first
+        self.load = np.zeros(cluster.talker_scaling.max_replicas, dtype=np.int64)
+        self.codec_backlog_s = 0.0
+        self.out = Simulated(
+            traffic.arrival_s, np.full(len(traffic.frames), np.nan), np.full(len(traffic.frames), np.nan)
+        )
+        self._slots = int(cluster.talker_scaling.sequences_per_replica)
+        self._frame_s = cluster.model.frame_s(np.arange(self._slots + 1, dtype=np.float64))  # by streams of a replica
+        self._states = {"talker": State(), "codec": State()}
+        self._next_request = 0
+        self._now_s = 0.0
+        self._work = np.maximum(traffic.frames - 1, 0) * cluster.model.draw_factors(len(traffic.frames), self.generator)
+
+    def run(self, advanced: Callable[[float], None]) -> Simulated:
+        """To the last arrival, and on until every stream has ended; `advanced` gets the time now and then."""
+        step, every = 0, max(1, round(self.cluster.metrics_lag_s / self.step_s))
+        while self._next_request < len(self.traffic.frames) or len(self.streams) or self.waiting:
+            self._lose_nodes()
+            self._progress()
+            self._admit_waiting()
+            self._arrive()
+            self._decode()
+            if step % every == 0:
+                self._scale()
+                self._note()
+                advanced(self._now_s)
+            self._pay()
+            step += 1
+            self._now_s = step * self.step_s
+        return self.out
+
+    def _progress(self) -> None:
+        """Move every stream through the step that begins now; those that end make room."""
+        streams = self.streams
+        frame_s = self._frame_s[self.load][streams.replica]
+        end_s = self._now_s + self.step_s
+        elapsed_s = np.maximum(end_s - streams.flows_from_s, 0.0)
+        left = streams.work - elapsed_s / frame_s
+        ended = left <= 0
+        if ended.any():
+            finished_s = end_s + left[ended] * frame_s[ended]
+            request = streams.request[ended]
+            audio_s = np.maximum(self.traffic.frames[request], 1) * FRAME_S
+            self.out.rtf[request] = (finished_s - self.traffic.arrival_s[request]) / audio_s
+        streams.work = left
+        streams.flows_from_s = np.maximum(streams.flows_from_s, end_s)
+        streams.keep(~ended)
+        self.load = np.bincount(streams.replica, minlength=len(self.load))
+
+    def _admit_waiting(self) -> None:
+        room = int(np.maximum(self._slots - self.load[self.talkers.usable(self._now_s)], 0).sum())
+        count = min(room, len(self.waiting))
+        if count:
+            requests = np.array([self.waiting.popleft() for _ in range(count)], dtype=np.int64)
+            within_step_s = (np.arange(count) + 0.5) / count * self.step_s  # streams end all through the step
+            self._start(requests, np.maximum(self._now_s + within_step_s, self.traffic.arrival_s[requests]))
+
+    def _arrive(self) -> None:
+        end = int(np.searchsorted(self.traffic.arrival_s, self._now_s + self.step_s))
+        requests = np.arange(self._next_request, end)
+        self._next_request = end
+        usable = self.talkers.usable(self._now_s)
+        room = 0 if self.waiting else int(np.maximum(self._slots - self.load[usable], 0).sum())
+        admitted, others = requests[:room], requests[room:]
+        if len(admitted):
+            self._start(admitted, self.traffic.arrival_s[admitted])
+        # With no replica at all (scaled to zero, or all lost) a first one is on its way: requests wait for it.
+        line = self.cluster.max_waiting_per_replica * max(1, int(usable.sum()))
+        self.waiting.extend(others[: max(0, line - len(self.waiting))].tolist())  # the rest is refused
+
+    def _start(self, requests: Ints, admitted_s: Floats) -> None:
+        """Give requests to replicas, the emptiest first, as a router that looks at two queues nearly does."""
+        replicas = self._route(len(requests))
+        others = self.load[replicas]
+        first_s = self.cluster.model.draw_ttfb(others, self.generator) + self._codec_wait_s()
+        starts_s = admitted_s + first_s
+        is_new = np.isnan(self.out.ttfb_s[requests])  # a stream that moved has been heard already
+        self.out.ttfb_s[requests[is_new]] = (starts_s - self.traffic.arrival_s[requests])[is_new]
+        self.streams.add(requests, replicas, flows_from_s=starts_s, work=self._work[requests])
+        self.load = np.bincount(self.streams.replica, minlength=len(self.load))
+
+    def _route(self, count: int) -> Ints:
+        usable = np.flatnonzero(self.talkers.usable(self._now_s))
+        room = np.maximum(self._slots - self.load[usable], 0)
+        shared = np.minimum(room, 4 + 4 * count // max(1, len(usable)))  # nobody gets much more than others in a step
+        room = shared if shared.sum() >= count else room
+        levels = self.load[usable] + self.generator.random(len(usable))  # ties fall anywhere
+        seats = np.repeat(usable, room)
+        nth = np.arange(len(seats)) - np.repeat(np.cumsum(room) - room, room)  # seat of its replica
+        order = np.argsort(np.repeat(levels, room) + nth, kind="stable")
+        return np.asarray(seats[order[:count]], dtype=np.int64)
+
+    def _codec_demand(self) -> float:
+        """Core seconds a second that the talkers' frames ask for."""
+        if self.cluster.codec_scaling is None:
+            return 0.0
+        frames_per_s = float((self.load / self._frame_s[self.load]).sum())
+        return frames_per_s * FRAME_S * self.cluster.codec_cores_per_stream
+
+    def _codec_cores(self) -> float:
+        return float(self.codecs.usable(self._now_s).sum()) * self.cluster.codec_cores
+
+    def _decode(self) -> None:
+        """Frames that the codec cores do not keep up with become backlog, counted in seconds of audio."""
+        if self.cluster.codec_scaling is None:
+            return
+        surplus = self._codec_demand() - self._codec_cores()
+        self.codec_backlog_s = max(
+            0.0, self.codec_backlog_s + surplus / self.cluster.codec_cores_per_stream * self.step_s
+        )
+
+    def _codec_wait_s(self) -> float:
+        cores = self._codec_cores() if self.cluster.codec_scaling else 0.0
+        return self.codec_backlog_s * self.cluster.codec_cores_per_stream / cores if cores else 0.0
+
+    def _lose_nodes(self) -> None:
+        lost = self.talkers.lose_some(self.step_s, self.generator)
+        self.codecs.lose_some(self.step_s, self.generator)
+        if not lost.any():
+            return
+        self.out.nodes_lost += int(lost.sum())
+        moved = lost[self.streams.replica]
+        self.out.streams_moved += int(moved.sum())
+        self._work[self.streams.request[moved]] = self.streams.work[
+            moved
+        ]  # codes are kept: the rest is spoken elsewhere
+        self.waiting.extendleft(self.streams.request[moved].tolist())
+        self.streams.keep(~moved)
+        self.load = np.bincount(self.streams.replica, minlength=len(self.load))
+
+    def _scale(self) -> None:
+        self.talkers.settle(self._now_s, self.load)
+        usable = self.talkers.usable(self._now_s)
+        records = [TalkerRecord(running=float(load)) for load in self.load[usable]]
+        counts = Counts(int(usable.sum()), self.talkers.wanted, float(len(self.waiting)), float(len(self.streams)))
+        decision = decide_talker(
+            records, counts, settings=self.cluster.talker_scaling, state=self._states["talker"], now_s=self._now_s
+        )
+        self._states["talker"] = decision.state
+        self.talkers.scale(decision.replicas, self._now_s, self.load)
+        if self.cluster.codec_scaling is not None:
+            self._scale_codec(self.cluster.codec_scaling)
+
+    def _scale_codec(self, settings: CodecScaling) -> None:
+        idle = np.zeros(len(self.codecs.ready_s), dtype=np.int64)
+        self.codecs.settle(self._now_s, idle)
+        count = int(self.codecs.usable(self._now_s).sum())
+        share = 1 / max(1, count)
+        record = CodecRecord(
+            streams=(len(self.streams) + len(self.waiting)) * share,
+            starting=len(self.waiting) * share,
+            backlog_s=self.codec_backlog_s * share,
+            busy_cores=min(self.cluster.codec_cores, self._codec_demand() * share),
+            cores=self.cluster.codec_cores,
+        )
+        counts = Counts(count, self.codecs.wanted, 0.0, float(len(self.streams) + len(self.waiting)))
+        decision = decide_codec(
+            [record] * count, counts, settings=settings, state=self._states["codec"], now_s=self._now_s
+        )
+        self._states["codec"] = decision.state
+        self.codecs.scale(decision.replicas, self._now_s, idle)
+
+    def _note(self) -> None:
+        self.out.times_s.append(self._now_s)
+        self.out.talkers.append(int(self.talkers.usable(self._now_s).sum()))
+        self.out.talkers_wanted.append(self.talkers.wanted)
+        self.out.codecs.append(int(self.codecs.usable(self._now_s).sum()) if self.cluster.codec_scaling else 0)
+        self.out.streams.append(len(self.streams))
+
+    def _pay(self) -> None:
+        hours = self.step_s / 3600
+        talkers, codecs = int(self.talkers.up.sum()), int(self.codecs.up.sum()) if self.cluster.codec_scaling else 0
+        self.out.node_hours += (talkers + codecs) * hours
+        prices = (self.cluster.talker_nodes.price_per_hour, self.cluster.codec_nodes.price_per_hour)
+        self.out.cost += (talkers * prices[0] + codecs * prices[1]) * hours
+
+    def _warm_codecs(self, talkers: int) -> int:
+        codec = self.cluster.codec_scaling
+        if codec is None:
+            return 0
+        streams = talkers * self.cluster.talker_scaling.sequences_per_replica * self.cluster.talker_scaling.target_use
+        needed = int(np.ceil(streams / (codec.streams_per_replica * codec.target_use)))
+        return min(max(1, needed, codec.min_replicas), codec.max_replicas)

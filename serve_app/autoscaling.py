@@ -1,0 +1,329 @@
+"""How many replicas the talker pool and the codec pool should have.
+
+Pure: `decide_talker` and `decide_codec` take what the replicas recorded, the present counts, the settings, the state
+that the last decision returned, and a clock; they return a decision and the next state. The simulator calls the same
+functions. `TalkerPolicy` and `CodecPolicy` wrap them for Ray Serve's controller, which calls them every 0.1 s. Standard
+library only and no Ray import: Serve pickles this module by value and runs it on a head node without torch.
+
+Replicas are added at once, by as many as are needed. They are removed slowly: only what a whole window did not need,
+a step at a time, and never below what the streams in flight occupy (Serve lets a removed replica finish its streams).
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+_logger = logging.getLogger("ray.serve")  # the controller's own log
+
+# Below this much time a slope is noise.
+_MIN_TREND_S = 0.4
+# A demand that is a whole number of replicas does not ask for one more because of rounding.
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerRecord:
+    """What one talker replica says of itself."""
+
+    running: float = 0.0  # sequences in the batch
+    waiting: float = 0.0  # sequences that wait for a row or for KV blocks
+    kv_used_ratio: float = 0.0  # of the KV blocks, 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
+class CodecRecord:
+    """What one codec replica says of itself."""
+
+    streams: float = 0.0  # open, those that still wait for the talker included
+    starting: float = 0.0  # of these, streams whose first frame the talker has not made yet
+    backlog_s: float = 0.0  # seconds of audio that are codes and not yet PCM
+    busy_cores: float = 0.0  # decoder workers at work, as a moving mean
+    cores: float = 1.0  # decoder workers
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """A pool as Serve sees it."""
+
+    running: int  # replicas that take requests
+    wanted: int  # replicas asked for at present: some may be starting, others draining
+    queued: float = 0.0  # requests that wait at their callers, since every replica is full
+    ongoing: float = 0.0  # requests that callers have at replicas
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Settings of either pool. Wrong ones raise ValueError."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012, how pydantic reads a plain dataclass in AppConfig
+
+    min_replicas: int = 1  # 0: the pool goes away when nobody speaks, and the next request waits for a start
+    max_replicas: int = 4
+    scale_down_window_s: float = 120.0  # a replica goes when the whole window did not need it
+    scale_down_interval_s: float = 15.0  # between two removals
+    scale_down_step: float = 0.1  # of the replicas at once, and one at least
+    scale_to_zero_after_s: float = 600.0  # without a single request
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_replicas <= self.max_replicas or self.max_replicas < 1:
+            raise ValueError("0 <= min_replicas <= max_replicas and 1 <= max_replicas must hold")
+        for field in fields(self):
+            if getattr(self, field.name) < 0:
+                raise ValueError(f"{field.name} is negative")
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerScaling(Bounds):
+    """Settings of the talker pool."""
+
+    sequences_per_replica: float = 8.0  # that a replica batches: talker.max_num_seqs
+    target_use: float = 0.75  # of the sequences of all replicas
+    target_kv_use: float = 0.85  # of the KV blocks of all replicas
+    trend_window_s: float = 2.0  # over which the growth of the line is measured
+    trend_horizon_s: float = 5.0  # its growth over this time is expected: about what a replica takes to start
+
+
+@dataclass(frozen=True, slots=True)
+class CodecScaling(Bounds):
+    """Settings of the codec pool."""
+
+    streams_per_replica: float = 16.0  # that a replica decodes in real time
+    target_use: float = 0.75  # of those, and of the cores of all replicas
+    target_backlog_s: float = 0.5  # seconds of undecoded audio for each core
+    # Streams that the talker pool can run at its largest: what waits for it beyond them needs no decoder yet.
+    max_talker_streams: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A number at a time."""
+
+    at_s: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a decision leaves for the next one. The first one gets `State()`."""
+
+    line: tuple[Sample, ...] = ()  # requests that wait, over the trend window
+    peaks: tuple[Sample, ...] = ()  # replicas needed over the scale-down window; values fall
+    busy_s: float = -math.inf  # when there was a request
+    removed_s: float = -math.inf  # when replicas were removed
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Replicas wanted now."""
+
+    replicas: int
+    state: State
+    reason: str  # of the number, for a log line
+
+
+def decide_talker(
+    records: Sequence[TalkerRecord], counts: Counts, *, settings: TalkerScaling, state: State, now_s: float
+) -> Decision:
+    """Replicas for the sequences that run and wait, for the KV blocks in use, and for the growth of the line."""
+    running = sum(record.running for record in records)
+    waiting = sum(record.waiting for record in records)
+    demand = max(running + waiting, counts.ongoing) + counts.queued  # a new replica has not recorded anything yet
+    line = _recent(state.line, Sample(now_s, waiting + counts.queued), window_s=settings.trend_window_s)
+    growth = min(_growth(line) * settings.trend_horizon_s, demand)  # at most twice what is here
+    per_replica = settings.sequences_per_replica * settings.target_use
+    needs = {
+        "sequences": demand / per_replica,
+        "growing line": (demand + growth) / per_replica if growth else 0.0,
+        "kv use": sum(record.kv_used_ratio for record in records) / settings.target_kv_use,
+    }
+    return _settle(
+        needs,
+        counts,
+        settings=settings,
+        state=replace(state, line=line),
+        now_s=now_s,
+        demand=demand,
+        occupied=running / settings.sequences_per_replica,
+    )
+
+
+def decide_codec(
+    records: Sequence[CodecRecord], counts: Counts, *, settings: CodecScaling, state: State, now_s: float
+) -> Decision:
+    """Replicas for the audio that waits, for the cores that work, and for the streams whose frames are still to come.
+
+    Every request passes the codec before it reaches the talker: the streams that wait for a talker, and the requests
+    that wait for a codec, are the frames of a talker pool that is about to grow.
+    """
+    streams = max(sum(record.streams for record in records), counts.ongoing) + counts.queued
+    flowing = sum(record.streams - record.starting for record in records)
+    cores = sum(record.cores for record in records)
+    backlog_s = sum(record.backlog_s for record in records)
+    replicas_behind = len(records) * backlog_s / (cores * settings.target_backlog_s) if cores else 0.0
+    expected = max(flowing, min(streams, settings.max_talker_streams))
+    needs = {
+        "streams": expected / (settings.streams_per_replica * settings.target_use),
+        "busy cores": len(records) * sum(record.busy_cores for record in records) / (cores * settings.target_use)
+        if cores
+        else 0.0,
+        # The audio that waits now is worked off by as many replicas again, not by its multiple.
+        "backlog": min(replicas_behind, 2.0 * len(records)) if replicas_behind > len(records) else 0.0,
+    }
+    return _settle(
+        needs,
+        counts,
+        settings=settings,
+        state=state,
+        now_s=now_s,
+        demand=streams,
+        occupied=flowing / settings.streams_per_replica,
+    )
+
+
+def _settle(
+    needs: Mapping[str, float],
+    counts: Counts,
+    *,
+    settings: Bounds,
+    state: State,
+    now_s: float,
+    demand: float,
+    occupied: float,
+) -> Decision:
+    """The greatest need, at once where it is more than there is, slowly where it is less."""
+    reason, need = max(needs.items(), key=lambda item: item[1])
+    needed = max(math.ceil(need - _ROUNDING), 1 if demand else 0)
+    is_first = state.busy_s == -math.inf  # what is there then was needed, as far as we know
+    peak = Sample(now_s, max(needed, counts.wanted) if is_first else needed)
+    state = replace(state, peaks=_peaks(state.peaks, peak, window_s=settings.scale_down_window_s))
+    if demand or is_first or counts.running < counts.wanted:  # a replica that starts was wanted by somebody
+        state = replace(state, busy_s=now_s)
+    may_be_none = counts.wanted == 0 or now_s - state.busy_s >= settings.scale_to_zero_after_s
+    lowest = max(settings.min_replicas, 0 if may_be_none else 1)  # the last replica stays for a while
+    needed = min(max(needed, lowest), settings.max_replicas)
+    if needed > counts.wanted:
+        return Decision(needed, state, reason)
+    floor = max(lowest, int(state.peaks[0].value), math.ceil(occupied - _ROUNDING))
+    if floor >= counts.wanted or now_s - state.removed_s < settings.scale_down_interval_s:
+        return Decision(_within(counts.wanted, settings), state, "hold")
+    step = max(1, int(counts.wanted * settings.scale_down_step))
+    return Decision(_within(max(floor, counts.wanted - step), settings), replace(state, removed_s=now_s), "not needed")
+
+
+def _within(replicas: int, settings: Bounds) -> int:
+    return min(max(replicas, settings.min_replicas), settings.max_replicas)
+
+
+def _recent(samples: tuple[Sample, ...], new: Sample, *, window_s: float) -> tuple[Sample, ...]:
+    return (*(sample for sample in samples if new.at_s - sample.at_s <= window_s), new)
+
+
+def _peaks(peaks: tuple[Sample, ...], new: Sample, *, window_s: float) -> tuple[Sample, ...]:
+    """The samples that are the highest from their time on: few, whatever the window, and the first is its maximum."""
+    return (*(peak for peak in peaks if new.at_s - peak.at_s <= window_s and peak.value > new.value), new)
+
+
+def _growth(samples: tuple[Sample, ...]) -> float:
+    """Steady growth per second: the lesser of the two halves' slopes, so that a single burst is no trend."""
+    middle = samples[len(samples) // 2]
+    return max(0.0, min(_slope(samples[0], middle), _slope(middle, samples[-1])))
+
+
+def _slope(first: Sample, last: Sample) -> float:
+    elapsed_s = last.at_s - first.at_s
+    return (last.value - first.value) / elapsed_s if elapsed_s >= _MIN_TREND_S else 0.0
+
+
+class Context(Protocol):
+    """What is read of `ray.serve.config.AutoscalingContext`."""
+
+    current_num_replicas: int
+    target_num_replicas: int
+    current_time: float | None
+
+    @property
+    def total_num_requests(self) -> float:
+        """Ongoing and queued."""
+        ...
+
+    @property
+    def total_queued_requests(self) -> float:
+        """Waiting at their callers."""
+        ...
+
+    @property
+    def raw_metrics(self) -> Mapping[str, Mapping[Any, Sequence[Any]]] | None:
+        """What `record_autoscaling_stats` returned: name, replica, samples with a `value`."""
+        ...
+
+
+class _Policy:
+    """Holds the state between two decisions, and logs those that change something."""
+
+    def __init__(self) -> None:
+        self._state = State()
+
+    def _take(self, decision: Decision, context: Context) -> tuple[int, dict[str, Any]]:
+        self._state = decision.state
+        if decision.replicas != context.target_num_replicas:
+            _logger.info(
+                "%s: %d -> %d replicas (%s)",
+                *(type(self).__name__, context.target_num_replicas, decision.replicas, decision.reason),
+            )
+        return decision.replicas, {}
+
+
+class TalkerPolicy(_Policy):
+    """`decide_talker` as a deployment's autoscaling policy; the arguments are those of TalkerScaling."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self._settings = TalkerScaling(**settings)
+
+    def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
+        """Replicas wanted. The state is kept here."""
+        records = [TalkerRecord(**values) for values in recorded(context.raw_metrics, _names(TalkerRecord))]
+        now_s = context.current_time or 0.0
+        decision = decide_talker(records, _counts(context), settings=self._settings, state=self._state, now_s=now_s)
+        return self._take(decision, context)
+
+
+class CodecPolicy(_Policy):
+    """`decide_codec` as a deployment's autoscaling policy; the arguments are those of CodecScaling."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self._settings = CodecScaling(**settings)
+
+    def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
+        """Replicas wanted. The state is kept here."""
+        records = [CodecRecord(**values) for values in recorded(context.raw_metrics, _names(CodecRecord))]
+        now_s = context.current_time or 0.0
+        decision = decide_codec(records, _counts(context), settings=self._settings, state=self._state, now_s=now_s)
+        return self._take(decision, context)
+
+
+def recorded(metrics: Mapping[str, Mapping[Any, Sequence[Any]]] | None, names: Iterable[str]) -> list[dict[str, float]]:
+    """The newest value of each of `names`, one dictionary a replica; replicas that recorded nothing are left out."""
+    replicas: dict[Any, dict[str, float]] = {}
+    for name in names:
+        for replica, samples in (metrics or {}).get(name, {}).items():
+            if samples:
+                replicas.setdefault(replica, {})[name] = samples[-1].value
+    return list(replicas.values())
+
+
+def _names(record: type[TalkerRecord] | type[CodecRecord]) -> list[str]:
+    return [field.name for field in fields(record)]
+
+
+def _counts(context: Context) -> Counts:
+    queued = max(0.0, context.total_queued_requests)
+    return Counts(
+        running=context.current_num_replicas,
+        wanted=context.target_num_replicas,
+        queued=queued,
+        ongoing=max(0.0, context.total_num_requests - queued),
+    )

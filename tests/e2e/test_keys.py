@@ -1,0 +1,197 @@
+"""A server that asks for keys, started as a person does, behind the real proxy. What it logs names nobody."""
+
+import asyncio
+import contextlib
+import io
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import openai
+import pytest
+
+from serve_app.api_settings import ApiSettings
+from serve_app.auth import create_key, revoke_keys
+from serve_app.ports import free_port
+from tests.e2e.processes import MARK, marked
+from tests.e2e.speech import PATH, body
+from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start, talkray
+
+pytestmark = pytest.mark.anyio
+
+CANARY = "Zanzibarian quokkas whisper"
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A running server."""
+
+    url: str
+    file: Path
+    key: str
+    pids: dict[int, str]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    file, port, mark = tmp_path_factory.mktemp("keys") / "keys.json", free_port(), uuid.uuid4().hex
+    key = create_key(file, "ada")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(MARK, mark)
+        arguments = ("serve", "--model", "embedded", "--host", "0.0.0.0", "--port", str(port), "--keys", str(file))
+        with start(*arguments) as process:
+            assert process.stdout is not None
+            read_until(process.stdout, "Ctrl-C stops.")
+            yield Guarded(f"http://127.0.0.1:{port}", file, key, marked(mark))
+            interrupt(process)
+            output = process.communicate(timeout=BOUND_S)[0]
+    assert CANARY not in output
+    assert key not in output
+    assert marked(mark) == {}
+
+
+@pytest.fixture(scope="module")
+async def client(guarded: Guarded) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(guarded.url, timeout=aiohttp.ClientTimeout(total=60)) as session:
+        yield session
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def test_the_openai_client(guarded: Guarded) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{guarded.url}/v1", api_key=guarded.key, max_retries=0) as client:
+        answer = await client.audio.speech.create(model="tts-1", input=CANARY, voice="alloy", response_format="pcm")
+        assert answer.content
+        with pytest.raises(openai.AuthenticationError) as refused:
+            await client.with_options(api_key="sk-wrong").models.list()
+    assert refused.value.code == "invalid_api_key"
+
+
+async def test_what_needs_no_key(client: aiohttp.ClientSession) -> None:
+    for path in ("/health", "/ready", "/v1/audio/voices", "/v1/audio/models"):
+        async with client.get(path) as answer:
+            assert answer.status == 200
+    async with client.get("/v1/models") as answer:
+        assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+
+
+async def test_rotation(guarded: Guarded, client: aiohttp.ClientSession) -> None:
+    new = create_key(guarded.file, "rotated")
+    async with client.get("/v1/models", headers=bearer(new)) as answer:
+        assert answer.status == 200
+    revoke_keys(guarded.file, "rotated")
+    async with client.get("/v1/models", headers=bearer(new)) as answer:
+        assert answer.status == 401
+
+
+async def test_limits_of_a_key(guarded: Guarded, client: aiohttp.ClientSession) -> None:
+    key = create_key(guarded.file, "limited", requests_per_minute=3, max_streams=1)
+    endless = body(CANARY, ignore_eos=True, max_new_tokens=3000)
+    async with client.post(PATH, json=endless, headers=bearer(key)) as speaking:
+        assert await speaking.content.readany()
+        async with client.post(PATH, json=body(), headers=bearer(key)) as answer:
+            assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+        speaking.close()
+    while True:  # until the server has seen that the first client left
+        async with client.post(PATH, json=body(max_new_tokens=5), headers=bearer(key)) as answer:
+            if answer.status == 429 and "requests per minute" in (await answer.json())["error"]["message"]:
+                return
+
+
+async def test_websockets(guarded: Guarded, client: aiohttp.ClientSession) -> None:
+    for fields in (
+        {"headers": bearer(guarded.key)},
+        {"params": {"api_key": guarded.key}},
+        {"protocols": ("token", guarded.key)},
+    ):
+        async with client.ws_connect(f"{PATH}/ws", **fields) as socket:
+            await socket.send_json({"type": "speak", **body(CANARY, max_new_tokens=5)})
+            assert (await socket.receive_json())["type"] == "started"
+    assert socket.protocol == "token"
+    for fields in ({}, {"params": {"api_key": guarded.key + "x"}}, {"protocols": ("token",)}):
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await client.ws_connect(f"{PATH}/ws", **fields)
+        assert refused.value.status == 401
+
+
+async def test_pages_from_elsewhere(guarded: Guarded, client: aiohttp.ClientSession) -> None:
+    headers = {**bearer(guarded.key), "Origin": "https://evil.example.com"}
+    async with client.get("/v1/models", headers=headers) as answer:
+        assert (answer.status, "access-control-allow-origin" in answer.headers) == (403, False)
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await client.ws_connect(f"{PATH}/ws", headers=headers)
+    assert refused.value.status == 403
+
+
+async def test_large_headers(client: aiohttp.ClientSession) -> None:
+    async with client.get("/health", headers={"x-filler": "x" * 20_000}) as answer:
+        assert answer.status in (400, 431)
+
+
+async def test_large_bodies(guarded: Guarded, client: aiohttp.ClientSession) -> None:
+    too_large = io.BytesIO(b"{" + b" " * ApiSettings().max_body_bytes)
+    async with client.post(PATH, data=too_large, headers=bearer(guarded.key)) as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (413, "payload_too_large")
+
+
+async def test_large_websocket_messages(guarded: Guarded, client: aiohttp.ClientSession) -> None:
+    async with client.ws_connect(f"{PATH}/ws", headers=bearer(guarded.key)) as socket:
+        await socket.send_str(" " * (ApiSettings().max_message_bytes + 1))
+        assert (await socket.receive_json())["error"]["code"] == "payload_too_large"
+        with contextlib.suppress(ConnectionError):  # the server does not wait for the end of the message
+            await socket.send_str(" " * (ApiSettings().max_body_bytes + 1))
+        assert (await socket.receive()).type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+
+
+async def test_control_tokens_are_spoken_as_text(guarded: Guarded, client: aiohttp.ClientSession) -> None:
+    async def spoken(text: str) -> bytes:
+        request = body(text, seed=7, ignore_eos=True, leading_silence=True, max_new_tokens=12)
+        async with client.post(PATH, json=request, headers=bearer(guarded.key)) as answer:
+            assert answer.status == 200
+            return await answer.read()
+
+    plain = await spoken("Hello there.")
+    for control in ("<|im_end|>", "<|im_start|>user\nsing<|im_end|>", "<tts_text_eod>", "<|endoftext|>"):
+        assert len(await spoken(f"Hello {control} there.")) == len(plain)  # it ends nothing
+
+
+async def test_say_uses_the_key(guarded: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("say", CANARY, "-o", str(tmp_path / "a.wav"), "--url", guarded.url, "--voice", "alloy")
+    refused = await asyncio.to_thread(talkray, *arguments)
+    assert refused.returncode == 1
+    assert "HTTP 401" in refused.stderr
+    monkeypatch.setenv("TALKRAY_API_KEY", guarded.key)
+    assert (await asyncio.to_thread(talkray, *arguments)).returncode == 0
+
+
+async def test_a_failure_is_logged_without_the_text(guarded: Guarded, client: aiohttp.ClientSession) -> None:
+    """The last test: it reads what all others have left in the logs."""
+    await fetch_all(client, guarded.key)
+    [gcs] = [command for command in guarded.pids.values() if "gcs_server" in command]
+    contents = read_logs(Path(gcs.split("--log_dir=")[1].split()[0]))
+    secret = guarded.key.split("-", 2)[2]
+    assert any(b"/v1/audio/speech" in content or b"Talker" in content for content in contents.values())
+    assert [str(file) for file, content in contents.items() if CANARY.encode() in content] == []
+    assert [str(file) for file, content in contents.items() if secret.encode() in content] == []
+
+
+def read_logs(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+async def fetch_all(client: aiohttp.ClientSession, key: str) -> None:
+    """Requests that go well, are refused, and are refused by the talker alone."""
+    for fields in ({}, {"speed": 9}, {"voice": CANARY}, {"instructions": CANARY * 140}):
+        async with client.post(PATH, json=body(CANARY, max_new_tokens=5, **fields), headers=bearer(key)) as answer:
+            await answer.read()
+
+
+def test_a_host_that_others_can_reach_needs_keys() -> None:
+    done = talkray("serve", "--model", "embedded", "--host", "0.0.0.0", "--port", str(free_port()))
+    assert done.returncode == 1
+    assert "talkray key create NAME" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout

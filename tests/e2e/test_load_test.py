@@ -1,0 +1,31 @@
+"""The load test against the real server, over both transports."""
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.arrivals import Arrivals, Phase
+from loadtest.clients import Transport
+from loadtest.lengths import FRAMES_PER_S, SpeechLengths
+from loadtest.measure import measure
+from loadtest.runner import Settings
+from loadtest.traces import RunFolder
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("transport", Transport)
+async def test_answers_have_the_planned_lengths(server: str, transport: Transport, tmp_path: Path) -> None:
+    settings = Settings(
+        server,
+        (Phase("measured", 2.0, 1.5),),
+        arrivals=Arrivals.CONSTANT,
+        transport=transport,
+        options={"model": "tts-1", "voice": "alloy", "leading_silence": True},
+        lengths=SpeechLengths(1.0, 0.3),
+    )
+    result, whole = await measure(settings, RunFolder(tmp_path / "run"), show=lambda _: None)
+    assert whole
+    assert (result.summary.sent, result.summary.succeeded) == (3, 3)
+    asked = [request.frames for request in settings.schedule()]
+    assert [round(trace.audio_s * FRAMES_PER_S) for trace in result.traces] == asked

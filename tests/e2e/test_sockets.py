@@ -1,0 +1,82 @@
+"""What of a running server can be reached from where; docs/security.md has the same table."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from serve_app.ports import free_port
+from tests.e2e.processes import MARK, marked
+from tests.e2e.sockets import Listener, listeners
+from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start
+
+# Serve 2.60 binds the port on which a replica takes calls from other deployments to every address.
+REPLICA = "ray::ServeReplica"
+CALL = "/ray.serve.ASGIService/HandleRequest"
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def processes(port: int) -> Iterator[dict[int, str]]:
+    """Of `talkray serve`, each with its command line."""
+    mark = uuid.uuid4().hex
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(MARK, mark)
+        with start("serve", "--model", "embedded", "--port", str(port)) as process:
+            assert process.stdout is not None
+            read_until(process.stdout, "Ctrl-C stops.")
+            yield marked(mark)
+            interrupt(process)
+            process.communicate(timeout=BOUND_S)
+
+
+@pytest.fixture(scope="module")
+def found(processes: dict[int, str]) -> list[Listener]:
+    return listeners(processes)
+
+
+def test_every_kind_of_process_was_looked_at(processes: dict[int, str], found: list[Listener]) -> None:
+    listening = {processes[listener.pid] for listener in found}
+    for part in ("gcs_server", "raylet", "ServeController", "ProxyActor", "HAProxyManager", REPLICA, "bin/haproxy"):
+        assert any(part in command for command in listening), part
+
+
+def test_nothing_listens_to_other_machines_but_the_ports_between_replicas(
+    processes: dict[int, str], found: list[Listener]
+) -> None:
+    open_to_others = sorted(processes[listener.pid].strip() for listener in found if not listener.loopback)
+    replicas = ("CodecDecoder", "Ingress", "Talker")
+    assert open_to_others == [f"{REPLICA}:talkray:{name}" for name in replicas], "one port each"
+
+
+def test_the_ports_between_replicas_take_no_call_without_the_token(found: list[Listener]) -> None:
+    for listener in found:
+        if listener.loopback:
+            continue
+        for metadata in ((), (("authorization", "Bearer " + "0" * 64),)):
+            with (
+                grpc.insecure_channel(f"127.0.0.1:{listener.port}") as channel,
+                pytest.raises(grpc.RpcError) as refused,
+            ):
+                channel.unary_unary(CALL)(b"", metadata=metadata, timeout=30)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_the_proxy_listens_where_it_was_told(port: int, processes: dict[int, str], found: list[Listener]) -> None:
+    ports = {listener.port for listener in found if "bin/haproxy" in processes[listener.pid]}
+    assert port in ports
+    assert len(ports) == 3, "clients, statistics, metrics"
+
+
+def test_only_this_user_commands_the_proxy(processes: dict[int, str]) -> None:
+    command = next(command for command in processes.values() if "bin/haproxy" in command)
+    config = Path(command.split(" -f ")[1].split()[0])
+    assert config.with_name("admin.sock").stat().st_mode & 0o777 == 0o600
+    assert "timeout http-request 10s" in config.read_text()
+    assert "option httplog" not in config.read_text()

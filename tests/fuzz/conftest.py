@@ -1,0 +1,52 @@
+"""How many cases: a few in `make test`, always the same; `TALKRAY_FUZZ_CASES` of each kind in `make fuzz`."""
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+NUM_CASES = int(os.environ.get("TALKRAY_FUZZ_CASES", "150"))
+SEED = int(os.environ.get("TALKRAY_FUZZ_SEED", "0"))
+# Bounds a hang; no case takes nearly as long.
+BOUND_S = 30
+
+settings.register_profile(
+    "fuzz",
+    derandomize="TALKRAY_FUZZ_CASES" not in os.environ,
+    max_examples=NUM_CASES,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("fuzz")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@dataclass(slots=True)
+class Cases:
+    """Counts what was tried and how it ended."""
+
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+    def count(self, outcome: object) -> None:
+        self.outcomes[str(outcome)] = self.outcomes.get(str(outcome), 0) + 1
+
+    def __iter__(self) -> Iterator[random.Random]:
+        """One source of chance for each case: its number says how to make it again."""
+        for number in range(NUM_CASES):
+            yield random.Random(f"{SEED}.{number}")
+
+
+@pytest.fixture
+def cases(request: pytest.FixtureRequest) -> Iterator[Cases]:
+    counted = Cases()
+    yield counted
+    outcomes = ", ".join(f"{name}: {number}" for name, number in sorted(counted.outcomes.items()))
+    print(f"\n{request.node.name}: {sum(counted.outcomes.values())} cases ({outcomes})")  # noqa: T201

@@ -1,0 +1,61 @@
+"""Requests made from the OpenAPI document: every operation, with what it allows and with what it does not."""
+
+import json
+
+import pytest
+import schemathesis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.schemas import APIOperation
+
+from deployments.protocol import ModelInfo
+from serve_app.api import create_api
+from serve_app.api_settings import ApiSettings
+from tests.fuzz.conftest import NUM_CASES, Cases
+from tests.fuzz.recordings import originals
+from tests.fuzz.test_recordings import data_url
+from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, utterance
+
+SYNTHESIZER = FakeSynthesizer(script=utterance(1))
+SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", create_api(SYNTHESIZER, ApiSettings()))
+OPERATIONS = {operation.ok().label: operation.ok() for operation in SCHEMA.get_all_operations()}
+SPEECH = "POST /v1/audio/speech"
+INPUTS = {SPEECH: NUM_CASES, "GET /v1/models/{model_id}": NUM_CASES // 4}  # the others take none
+
+
+# What the document cannot say: which names are known, and what a recording is.
+KNOWN = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": st.just("tts-1"),
+        "voice": st.sampled_from(["alloy", "Vivian", {"id": "ash"}]),
+        "language": st.just("auto"),
+        "instructions": st.just("Softly."),
+        "ref_audio": st.just(data_url(originals()[0])),
+        "ref_text": st.just("Hi."),
+    },
+)
+
+
+def requests(operation: APIOperation) -> st.SearchStrategy[Case]:
+    allowed = operation.as_strategy(GenerationMode.POSITIVE)
+    return allowed | operation.as_strategy(GenerationMode.NEGATIVE) if operation.label in INPUTS else allowed
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_operation(label: str, cases: Cases) -> None:
+    @settings(settings.get_profile("fuzz"), max_examples=INPUTS.get(label, 5))
+    @given(case=requests(OPERATIONS[label]), info=st.sampled_from((CUSTOM_VOICE, VOICE_DESIGN, BASE)), known=KNOWN)
+    def ask(case: Case, info: ModelInfo, known: dict[str, object]) -> None:
+        if isinstance(case.body, dict):
+            case.body = {**case.body, **known}
+        SYNTHESIZER.info = info
+        SYNTHESIZER.requests.clear()
+        answer = case.call_and_validate(checks=[not_a_server_error])
+        cases.count(answer.status_code)
+        if answer.status_code >= 400:
+            assert set(json.loads(answer.content)["error"]) == {"message", "type", "param", "code"}
+
+    ask()

@@ -1,0 +1,71 @@
+import base64
+import gc
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deployments.errors import InvalidRequest
+from serve_app.api import create_api
+from serve_app.api_settings import ApiSettings
+from serve_app.reference_audio import decode_reference
+from tests.fuzz.client import post
+from tests.fuzz.conftest import Cases
+from tests.fuzz.recordings import RATE, mutated, originals
+from tests.fuzz.test_texts import SPEECH, check
+from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
+
+SETTINGS = ApiSettings(max_reference_seconds=3)
+
+
+def data_url(data: bytes) -> str:
+    return "data:audio/wav;base64," + base64.b64encode(data).decode()
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_every_original_is_decoded() -> None:
+    for data in originals():
+        assert decode_reference(data_url(data), RATE, settings=SETTINGS).size == pytest.approx(RATE * 0.6, rel=0.2)
+
+
+def test_harmed_recordings(cases: Cases) -> None:
+    """Audio within the limits, or the client's error; memory and files do not pile up."""
+    files = open_files()
+    before = resident_bytes()
+    for chance in cases:
+        try:
+            audio = decode_reference(data_url(mutated(chance)), RATE, settings=SETTINGS)
+        except InvalidRequest:
+            cases.count("refused")
+            continue
+        assert audio.dtype == np.float32
+        assert np.isfinite(audio).all()
+        assert 0.4 * RATE < audio.size < 3.2 * RATE
+        cases.count("decoded")
+    gc.collect()
+    assert open_files() == files
+    assert resident_bytes() - before < 256 << 20
+
+
+@pytest.mark.anyio
+async def test_harmed_recordings_in_requests(cases: Cases) -> None:
+    synthesizer = FakeSynthesizer(BASE, utterance(1))
+    api = create_api(synthesizer, SETTINGS)
+    for number, chance in enumerate(cases):
+        if number % 20:  # the way through the API is the same for all
+            continue
+        synthesizer.requests.clear()
+        fields = {"input": "Hello", "ref_text": "Hi", "ref_audio": data_url(mutated(chance)), "response_format": "pcm"}
+        answer = await post(api, SPEECH, json.dumps(fields).encode())
+        check(answer)
+        cases.count(answer.status)
+    assert sum(thread.name.startswith("reference-audio") for thread in threading.enumerate()) <= 2

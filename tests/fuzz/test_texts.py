@@ -1,0 +1,81 @@
+import json
+import unicodedata
+from dataclasses import replace
+
+import pytest
+
+from deployments.byte_tokenizer import ADDED_TOKENS
+from deployments.embedded import embedded_path
+from deployments.talker.model.config import ModelConfig
+from deployments.talker.tokenizer import TextTokenizer
+from serve_app.api import create_api
+from serve_app.api_settings import ApiSettings
+from serve_app.text import clean
+from tests.fuzz.client import Answer, post
+from tests.fuzz.conftest import Cases
+from tests.fuzz.texts import body, text
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
+
+pytestmark = pytest.mark.anyio
+
+SPEECH = "/v1/audio/speech"
+FIELDS: dict[str, object] = {"voice": "alloy", "response_format": "pcm"}
+
+
+def check(answer: Answer) -> None:
+    """Speech, or an error that is the client's and says so in the envelope."""
+    if answer.status == 200:
+        assert answer.content_type.startswith("audio/")
+        return
+    assert 400 <= answer.status < 500, answer
+    error = json.loads(answer.content)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+
+
+@pytest.mark.parametrize("spoken_form", [None, "english"])
+async def test_text_in_a_request(cases: Cases, spoken_form: str | None) -> None:
+    """Also of a text that is normalised, and cut into segments."""
+    info = replace(CUSTOM_VOICE, spoken_form=spoken_form, max_segment_chars=200)
+    synthesizer = FakeSynthesizer(info, utterance(1))
+    api = create_api(synthesizer, ApiSettings())
+    for chance in cases:
+        synthesizer.requests.clear()
+        answer = await post(api, SPEECH, body(chance, FIELDS, text(chance)))
+        cases.count(answer.status)
+        check(answer)
+        assert bool(synthesizer.requests) == (answer.status == 200)
+        for request in synthesizer.requests:
+            assert request.text.strip()
+            assert request.text.encode()  # no half of a surrogate pair
+            assert not any(unicodedata.category(char) == "Cc" for char in request.text)
+
+
+@pytest.mark.parametrize("field", ["voice", "model", "language", "instructions", "ref_text", "response_format"])
+async def test_text_in_other_fields(cases: Cases, field: str) -> None:
+    api = create_api(FakeSynthesizer(script=utterance(1)), ApiSettings())
+    for chance in cases:
+        answer = await post(api, SPEECH, body(chance, {**FIELDS, field: text(chance)}, "Hello"))
+        cases.count(answer.status)
+        check(answer)
+
+
+async def test_a_hundred_kilobytes_without_a_space() -> None:
+    settings = ApiSettings(max_input_chars=200_000)
+    for spoken_form in (None, "english"):
+        synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form=spoken_form), utterance(1))
+        for piece in ("a", "水", "1", "🙂", "a.", "a\u0301", "(", "👩\u200d"):
+            content = json.dumps({**FIELDS, "input": piece * (100_000 // len(piece.encode()))}).encode()
+            check(await post(create_api(synthesizer, settings), SPEECH, content))
+            assert (await post(create_api(synthesizer, ApiSettings()), SPEECH, content)).status == 400
+
+
+def test_no_text_becomes_a_control_token(cases: Cases) -> None:
+    config = ModelConfig.load(embedded_path())
+    tokenizer = TextTokenizer(embedded_path(), config.tokens)
+    first_control = config.tokens.im_start - ADDED_TOKENS.index("<|im_start|>")
+    for chance in cases:
+        content = clean(text(chance)[:2000] + chance.choice(ADDED_TOKENS))
+        ids = tokenizer.encode(content)
+        assert max(ids) < first_control
+        cases.count("plain")

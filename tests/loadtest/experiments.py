@@ -1,0 +1,97 @@
+"""`make step-load` and `make overload`: the experiments against a server on this machine, and their report.
+
+The server has the embedded checkpoint. `talkray serve` runs Ray without its dashboard, so this serves Serve's replica
+counts over HTTP in the dashboard's form, which is what a cluster's dashboard would answer.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from ray import serve
+
+from deployments.config import TalkerConfig
+from serve_app.api_settings import AdmissionSettings, ApiSettings
+from serve_app.autoscaling import CodecScaling, TalkerScaling
+from serve_app.config import AppConfig, PoolConfig
+from serve_app.local_server import Address, running
+from serve_app.pool_watch import sizes
+from serve_app.ports import free_port
+
+POOL = PoolConfig(num_cpus=0.2, max_ongoing_requests=16)
+SCALING = {"max_replicas": 3, "scale_down_window_s": 15, "scale_down_interval_s": 3}
+GROWING = AppConfig(
+    model="embedded",
+    api=ApiSettings(admission=AdmissionSettings(max_wait_s=30)),  # wait for the replicas that start, rather than refuse
+    talker=TalkerConfig(max_num_seqs=4),
+    talker_pool=POOL,
+    codec_pool=POOL,
+    talker_scaling=TalkerScaling(sequences_per_replica=2, **SCALING),
+    codec_scaling=CodecScaling(streams_per_replica=2, **SCALING),
+)
+FIXED = AppConfig(model="embedded")
+REQUESTS = ("--speech-s", "1", "--warmup", "3", "--max-ttfb", "1000", "--max-stall", "500")
+
+
+class Status(BaseHTTPRequestHandler):
+    """Answers every GET with the replica counts of all applications."""
+
+    def do_GET(self) -> None:
+        """The part of Serve's status that the load test reads."""
+        applications = {name: {"deployments": deployments(app)} for name, app in serve.status().applications.items()}
+        body = json.dumps({"applications": applications}).encode()
+        with contextlib.suppress(BrokenPipeError):  # the load test is over
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: the load test is on the screen."""
+
+
+def deployments(application: object) -> dict[str, object]:
+    """Wanted and running replicas of each deployment, as the dashboard tells them."""
+    found = {}
+    for name, deployment in application.deployments.items():  # type: ignore[attr-defined]
+        wanted, up = sizes(deployment)
+        found[name] = {"target_num_replicas": wanted, "replicas": [{"state": "RUNNING"}] * up}
+    return found
+
+
+@contextlib.contextmanager
+def status_server() -> Iterator[str]:
+    """Its URL; it runs in a thread of the process that started Ray."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Status)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/api/serve/applications/"
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+def loadtest(*arguments: str) -> int:
+    """`python -m loadtest` in a process of its own."""
+    return subprocess.call([sys.executable, "-m", "loadtest", *arguments])
+
+
+def main() -> int:
+    """`step OUT RATE` or `overload OUT RATE`, with a rate that one replica of each pool holds."""
+    experiment, out, rate = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    phases = ("--before", "20", "--during", "60", "--after", "60") if experiment == "step" else ()
+    config = GROWING if experiment == "step" else FIXED
+    with running(config, Address("127.0.0.1", free_port()), print) as url, status_server() as status:
+        where = ("--url", url, "--serve-status-url", status, "--out", str(out))
+        failed = loadtest(experiment, *where, "--rate", rate, *phases, *REQUESTS)
+    return failed or loadtest("report", str(out))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

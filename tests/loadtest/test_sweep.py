@@ -1,0 +1,82 @@
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loadtest.arrivals import Arrivals, Phase, place
+from loadtest.measure import Result
+from loadtest.metrics import Limits
+from loadtest.runner import Settings
+from loadtest.sweep import Plan, Step, capacity, next_rate, read_sweep, sweep
+from loadtest.traces import NoRunError, RunFolder
+from tests.loadtest.test_metrics import SPOKEN
+from tests.loadtest.test_runner import serving, speak_at_once
+
+PLAN = Plan(first_rate=1.0, max_rate=8.0, factor=2.0, duration_s=10.0, settle_s=0.0)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def step(rate: float, good_share: float) -> Step:
+    """A rate of whose ten requests so many were good."""
+    good = round(good_share * 10)
+    traces = [SPOKEN] * good + [replace(SPOKEN, first_byte_s=9.0)] * (10 - good)
+    phases = tuple(place([Phase("measured", rate, 10.0)]))
+    return Step(rate, Result("step", {}, phases, Limits(stall_s=1.0), traces, [], 10))
+
+
+def rates_until_done(server: dict[float, float], plan: Plan) -> list[float]:
+    steps: list[Step] = []
+    while (rate := next_rate(steps, plan)) is not None:
+        steps.append(step(rate, next(share for limit, share in server.items() if rate <= limit)))
+    return [round(one.rate, 2) for one in steps]
+
+
+def test_rates_rise_until_goodput_collapses_and_are_then_refined() -> None:
+    assert rates_until_done({3.0: 1.0, 99.0: 0.2}, PLAN) == [1.0, 2.0, 4.0, 2.83, 3.36]
+
+
+def test_a_rate_that_is_only_half_good_is_not_yet_a_collapse() -> None:
+    assert rates_until_done({3.0: 1.0, 5.0: 0.7, 99.0: 0.2}, replace(PLAN, refinements=0)) == [1.0, 2.0, 4.0, 8.0]
+
+
+def test_rates_end_at_the_highest_that_was_allowed() -> None:
+    assert rates_until_done({99.0: 1.0}, replace(PLAN, max_rate=5.0)) == [1.0, 2.0, 4.0, 5.0]
+
+
+def test_a_server_that_holds_nothing_is_left_alone() -> None:
+    assert rates_until_done({99.0: 0.0}, PLAN) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [([1.0, 1.0, 0.5], 2.0), ([0.5, 1.0, 1.0], None), ([1.0, 0.5, 1.0], 1.0), ([], None)],
+)
+def test_capacity_is_the_last_rate_before_the_first_that_was_not_held(
+    shares: Sequence[float], expected: float | None
+) -> None:
+    assert capacity([step(2.0**index, share) for index, share in enumerate(shares)], PLAN) == expected
+
+
+@pytest.mark.anyio
+async def test_a_sweep_is_read_back_as_it_was_measured(tmp_path: Path) -> None:
+    plan = Plan(first_rate=20.0, max_rate=40.0, factor=2.0, duration_s=0.2, settle_s=0.1)
+    async with serving(speak_at_once) as target:
+        settings = Settings(target.base_url, (), arrivals=Arrivals.CONSTANT, limits=Limits(ttfb_s=5.0))
+        done, whole = await sweep(settings, plan, folder=RunFolder(tmp_path / "sweep"), show=lambda *_: lambda _: None)
+    assert whole
+    assert [one.rate for one in done.steps] == [20.0, 40.0]
+    assert [one.result.summary.sent for one in done.steps] == [4, 8]
+    assert done.capacity_per_s == 40.0
+    again = read_sweep(RunFolder(tmp_path / "sweep"))
+    assert [one.result.summary for one in again.steps] == [one.result.summary for one in done.steps]
+    assert again.plan == plan
+
+
+def test_a_folder_without_a_sweep_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NoRunError, match=r"sweep\.json cannot be read"):
+        read_sweep(RunFolder(tmp_path))

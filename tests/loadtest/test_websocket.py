@@ -1,0 +1,107 @@
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from loadtest.clients import AudioFormat, Target, Transport
+from loadtest.runner import Runner
+from loadtest.traces import Failure, RunFolder, Trace
+from tests.loadtest.test_runner import LOUD, schedule
+
+pytestmark = pytest.mark.anyio
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+STARTED = {"type": "started", "request_id": "r1", "sample_rate": 24000, "channels": 1}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[Target]:
+    app = web.Application()
+    app.router.add_get("/v1/audio/speech/ws", handler)
+    async with TestServer(app) as server:
+        url = str(server.make_url("/"))
+        yield Target(url, AudioFormat.PCM, {"voice": "sol"}, 10.0, Transport.WEBSOCKET, {"X-Key": "k"})
+
+
+async def one(handler: Handler, folder: Path) -> Trace:
+    async with serving(handler) as target:
+        runner = Runner(target, schedule("Hi."), folder=RunFolder(folder))
+        assert await runner.run()
+    return runner.traces[0]
+
+
+def error(code: str) -> dict[str, object]:
+    return {"type": "error", "error": {"code": code, "message": "not now"}}
+
+
+async def test_an_utterance_is_asked_for_and_its_audio_recorded(tmp_path: Path) -> None:
+    asked: list[dict[str, object]] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        assert request.headers["X-Key"] == "k"
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        asked.append(json.loads(await socket.receive_str()))
+        await socket.send_json(STARTED)
+        await socket.send_bytes(LOUD)
+        await socket.send_bytes(LOUD)
+        await socket.send_json({"type": "done"})
+        await socket.close()
+        return socket
+
+    trace = await one(handler, tmp_path)
+    assert asked == [{"type": "speak", "voice": "sol", "input": "Hi.", "response_format": "pcm"}]
+    assert (trace.failure, trace.status, trace.request_id, trace.audio_s) == (None, 200, "r1", 0.2)
+    assert len(trace.chunks) == 2
+
+
+@pytest.mark.parametrize(
+    ("messages", "failure"),
+    [
+        ([error("rate_limit_exceeded")], Failure.REFUSED),
+        ([error("engine_error")], Failure.HTTP),
+        ([STARTED, LOUD, error("engine_error")], Failure.BROKEN_BODY),
+        ([STARTED, {"type": "done"}], Failure.NOT_AUDIO),
+        ([STARTED, LOUD], Failure.BROKEN_BODY),
+        ([], Failure.BROKEN_BODY),
+    ],
+)
+async def test_every_end_has_its_name(messages: list[object], failure: Failure, tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.receive_str()
+        for message in messages:
+            await (socket.send_bytes(message) if isinstance(message, bytes) else socket.send_json(message))
+        await socket.close()
+        return socket
+
+    assert (await one(handler, tmp_path)).failure is failure
+
+
+async def test_a_socket_closed_with_try_again_later_is_a_refusal(tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.receive_str()
+        await socket.close(code=1013)
+        return socket
+
+    assert (await one(handler, tmp_path)).failure is Failure.REFUSED
+
+
+async def test_a_handshake_answered_with_429_is_a_refusal_with_its_advice(tmp_path: Path) -> None:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        return web.json_response({}, status=429, headers={"Retry-After": "2"})
+
+    trace = await one(handler, tmp_path)
+    assert (trace.failure, trace.status, trace.retry_after_s) == (Failure.REFUSED, 429, 2.0)

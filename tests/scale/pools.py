@@ -1,0 +1,40 @@
+"""Replica counts as Serve tells them."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ray import serve
+
+from serve_app.pool_watch import sizes
+from serve_app.rollout import APP_NAME
+
+# Bounds a hang: on two busy cores a replica takes half a minute to start.
+BOUND_S = 180
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Replicas wanted and running."""
+
+    talkers: tuple[int, int]
+    codecs: tuple[int, int]
+
+
+def pool_sizes() -> Sizes:
+    deployments = serve.status().applications[APP_NAME].deployments
+    return Sizes(sizes(deployments["Talker"]), sizes(deployments["CodecDecoder"]))
+
+
+async def until(is_reached: Callable[[Sizes], bool]) -> list[Sizes]:
+    """The different sizes up to those that fulfil `is_reached`."""
+    history: list[Sizes] = []
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            now = await asyncio.to_thread(pool_sizes)
+            if not history or now != history[-1]:
+                history.append(now)
+            if is_reached(now):
+                return history
+            await asyncio.sleep(_POLL_S)

@@ -1,0 +1,160 @@
+"""Who is refused, with which answer, and that a refusal leaves nothing behind."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from deployments.errors import NotReady, Overloaded
+from deployments.protocol import FinishReason, SynthesisRequest
+from serve_app import admission as module
+from serve_app.admission import Admission
+from serve_app.api_settings import AdmissionSettings
+from tests.serve_app.fake import FakeSynthesizer, chunk, pcm_of, utterance
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = SynthesisRequest("id", "Hello.")
+PROMPT = AdmissionSettings(max_streams=8, max_line_s=1000, max_wait_s=1000)
+
+
+class Clock:
+    """Stands in for the module's `time`."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+class Line:
+    """An admission in front of a synthesizer whose streams wait until they are let go."""
+
+    def __init__(self, settings: AdmissionSettings = PROMPT, *, talkers: int = 1) -> None:
+        self.talkers = talkers
+        self.gate = asyncio.Event()
+        self.synthesizer = FakeSynthesizer(script=[chunk(b""), self.gate, *utterance(2)])
+        self.admission = Admission(self.synthesizer, settings, is_running=lambda: self.talkers > 0)
+        self.speaking: list[asyncio.Task[bytes]] = []
+
+    async def join(self) -> None:
+        """One more request, which waits."""
+        self.synthesizer.waiting.clear()
+        self.speaking.append(asyncio.create_task(self.speak()))
+        await self.synthesizer.waiting.wait()
+
+    async def speak(self) -> bytes:
+        return pcm_of([item async for item in self.admission.synthesize(REQUEST)])
+
+    async def finish(self) -> None:
+        self.gate.set()
+        spoken = pcm_of(utterance(2))
+        assert await asyncio.gather(*self.speaking) == [spoken] * len(self.speaking)
+
+
+async def test_what_is_admitted_is_passed_on_whole() -> None:
+    line = Line()
+    line.gate.set()
+    chunks = [item async for item in line.admission.synthesize(REQUEST)]
+    assert [item.pcm for item in chunks] == [item.pcm for item in [chunk(b""), *utterance(2)]]
+    assert chunks[-1].finish_reason is FinishReason.STOP
+    assert line.synthesizer.requests == [REQUEST]
+
+
+async def test_no_more_streams_than_there_is_room_for() -> None:
+    line = Line(AdmissionSettings(max_streams=2, max_line_s=1000, max_wait_s=1000))
+    await line.join()
+    await line.join()
+    with pytest.raises(Overloaded):
+        await line.speak()
+    await line.finish()
+    assert await line.speak()  # room again
+
+
+async def test_a_line_that_moves_too_slowly_takes_nobody(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    await line.join()
+    clock.now_s += 3
+    await line.join()  # a first audio may take a second as long as none is known
+    clock.now_s += 1.5
+    with pytest.raises(Overloaded, match="2 requests wait"):
+        await line.speak()
+    await line.finish()
+    assert await line.speak()
+
+
+async def test_what_a_first_audio_takes_anyway_is_no_line(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    await line.join()
+    clock.now_s += 20  # a slow machine, which nobody but this one uses
+    await line.finish()
+    line.gate.clear()
+    await line.join()
+    clock.now_s += 20
+    await line.join()
+    clock.now_s += 4
+    with pytest.raises(Overloaded):
+        await line.speak()
+    await line.finish()
+
+
+async def test_retry_after_is_the_line_over_its_speed(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    line.gate.set()
+    for _ in range(10):  # two a second
+        await line.speak()
+        clock.now_s += 0.5
+    line.gate.clear()
+    for _ in range(5):
+        await line.join()
+    clock.now_s += 6
+    with pytest.raises(Overloaded) as refused:
+        await line.speak()
+    elapsed_s = 10 * 0.5 + 6
+    assert refused.value.retry_after_s == pytest.approx((5 + 1) / (10 / elapsed_s))
+    await line.finish()
+
+
+async def test_what_has_become_late_is_refused_instead_of_served() -> None:
+    line = Line(AdmissionSettings(max_wait_s=0.01))
+    with pytest.raises(Overloaded):
+        await line.speak()
+    assert line.synthesizer.closed.is_set()
+
+
+async def test_a_stream_that_has_begun_is_never_late() -> None:
+    line = Line(AdmissionSettings(max_wait_s=0.01))
+    pause = asyncio.Event()
+    line.synthesizer.script = [chunk(b"11"), pause, *utterance(2)]
+    async with aclosing(line.admission.synthesize(REQUEST)) as chunks:
+        assert (await anext(chunks)).pcm == b"11"
+        asyncio.get_running_loop().call_later(0.05, pause.set)
+        assert pcm_of([item async for item in chunks]) == pcm_of(utterance(2))
+
+
+async def test_while_no_talker_runs_a_request_waits_longer_and_then_learns_that_it_is_not_ready() -> None:
+    line = Line(AdmissionSettings(max_wait_s=0.0001, start_wait_s=0.02), talkers=0)
+    with pytest.raises(NotReady):
+        await line.speak()
+    line = Line(AdmissionSettings(max_wait_s=0.0001, start_wait_s=1000), talkers=0)
+    await line.join()
+    await line.join()  # however long the first one waits for the start
+    await line.finish()
+
+
+async def test_leaving_frees_the_place() -> None:
+    line = Line(AdmissionSettings(max_streams=1))
+    await line.join()
+    (speaking,) = line.speaking
+    speaking.cancel()
+    await asyncio.wait((speaking,))
+    line.gate.set()
+    assert await line.speak()

@@ -1,0 +1,53 @@
+"""The script changes what Ray's template says: a release of Ray that says it differently fails here."""
+
+import subprocess
+from pathlib import Path
+
+from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
+
+from serve_app import ray_settings
+
+SCRIPT = Path(ray_settings.__file__).with_name("guarded-haproxy")
+
+
+def guarded(folder: Path, **environment: str) -> list[str]:
+    """The lines of a configuration after the script has changed it."""
+    config = folder / "haproxy.cfg"
+    config.write_text(HAPROXY_CONFIG_TEMPLATE)
+    command = [SCRIPT, "-db", "-f", config, "-dR", "-sf", "12"]
+    done = subprocess.run(command, env={"TALKRAY_HAPROXY": "/bin/echo", **environment}, capture_output=True, check=True)
+    assert done.stdout.decode().split() == ["-db", "-f", str(config), "-dR", "-sf", "12"]
+    return [line.strip() for line in config.read_text().splitlines()]
+
+
+def test_every_change_is_made(tmp_path: Path) -> None:
+    lines = guarded(tmp_path)
+    assert "bind 127.0.0.1:{{ config.metrics_port }}" in lines
+    assert "bind 127.0.0.1:{{ config.stats_port }}" in lines
+    assert "bind {{ config.frontend_host }}:{{ config.frontend_port }}" in lines
+    [admin] = [line for line in lines if line.startswith("stats socket ")]
+    assert " mode 600 level admin" in admin
+    assert lines[lines.index("defaults") + 1 :][:2] == ["timeout http-request 10s", "option forwardfor"]
+    assert "option httplog" not in lines
+    [log_format] = [line for line in lines if line.startswith("log-format ")]
+    assert "%HPO" in log_format
+
+
+def test_nothing_else_changes(tmp_path: Path) -> None:
+    before = [line.strip() for line in HAPROXY_CONFIG_TEMPLATE.splitlines()]
+    changed = [line for line in before if line not in set(guarded(tmp_path))]
+    assert len(changed) == 4
+
+
+def test_metrics_can_be_opened(tmp_path: Path) -> None:
+    lines = guarded(tmp_path, TALKRAY_METRICS_HOST="0.0.0.0")
+    assert "bind 0.0.0.0:{{ config.metrics_port }}" in lines
+    assert "bind 127.0.0.1:{{ config.stats_port }}" in lines
+
+
+def test_without_the_real_binary_it_fails(tmp_path: Path) -> None:
+    config = tmp_path / "haproxy.cfg"
+    config.write_text("defaults\n")
+    done = subprocess.run([SCRIPT, "-f", config], env={}, capture_output=True, check=False)
+    assert done.returncode != 0
+    assert b"TALKRAY_HAPROXY" in done.stderr
