@@ -69,7 +69,7 @@ class Attempts:
         self._lost, self._limits = lost, limits
         self._losses = self._futile = 0
         self._delay_s = _FIRST_DELAY_S
-        self._accepted = False  # by the replica asked last
+        self._accepted = self._advanced = False  # what the replica asked last did
         self.handover: Handover | None = None  # while nothing new has come since a loss
 
     def heard(self) -> None:
@@ -78,7 +78,7 @@ class Attempts:
 
     def advanced(self) -> None:
         """Something new has come."""
-        self._futile, self._delay_s, self.handover = 0, _FIRST_DELAY_S, None
+        self._advanced, self._delay_s, self.handover = True, _FIRST_DELAY_S, None
 
     def delay_s(self, error: TalkrayError) -> float:
         """How long to wait before asking again; raises `error` where there is no point in it."""
@@ -90,8 +90,8 @@ class Attempts:
             self.handover = Handover(f"{type(error).__name__}: {error}", now_s)
         died = died and self._accepted
         self._losses += died
-        self._futile += died
-        self._accepted = False
+        self._futile = 0 if self._advanced else self._futile + died
+        self._accepted = self._advanced = False
         if self._is_spent(now_s - self.handover.began_s):
             raise self._lost(
                 f"given up after {self._losses} losses, the first of now: {self.handover.reason}"
@@ -101,7 +101,7 @@ class Attempts:
 
     def _is_spent(self, waited_s: float) -> bool:
         limits = self._limits
-        return waited_s > limits.patience_s or self._losses > limits.max_losses or self._futile > limits.max_futile
+        return waited_s > limits.patience_s or self._losses >= limits.max_losses or self._futile >= limits.max_futile
 
 
 async def persist(

@@ -5,6 +5,7 @@ Every stream is compared with the same request as it was spoken when nothing was
 
 import argparse
 import itertools
+import math
 import random
 import statistics
 import sys
@@ -32,34 +33,39 @@ class Kill:
 
 
 class Killer:
-    """Takes replicas away in turn, never the last one of a pool."""
+    """Takes replicas away in turn: the next one when all but one of both pools run."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._victims = itertools.cycle(VICTIMS)
-        self._last_s: dict[str, float] = {}
+        self._last_s = 0.0
         self.kills: list[Kill] = []
 
     def try_one(self) -> None:
-        """Kill a process of the next victim whose pool can spare one."""
-        for _ in VICTIMS:
-            what = next(self._victims)
-            pool = TALKER if what is ENGINE else what
-            if time.monotonic() - self._last_s.get(pool, 0.0) > NOTICED_S and self._service.num_running(pool) > 1:
-                self._service.kill(random.choice(self._service.processes(what)))
-                self._last_s[pool] = time.monotonic()
-                self.kills.append(Kill(what, time.time()))
-                return
+        """Kill the next victim if the pools can spare it."""
+        running = {pool: self._service.num_running(pool) for pool in (TALKER, CODEC)}
+        wanted = self._service.app.talker_pool.replicas + self._service.app.codec_pool.replicas
+        if time.monotonic() - self._last_s < NOTICED_S or sum(running.values()) < wanted - 1:
+            return
+        what = next(self._victims)
+        if running[CODEC if what is CODEC else TALKER] > 1:
+            self._service.kill(random.choice(self._service.processes(what)))
+            self._last_s = time.monotonic()
+            self.kills.append(Kill(what, time.time()))
 
 
-def speak(service: Service, streams: list[SynthesisRequest], *, at_once: int, kills: int) -> tuple[Speaking, Killer]:
-    """Speak all streams with that many kills spread over them."""
+def speak(
+    service: Service, streams: list[SynthesisRequest], *, at_once: int, kills: int, within_s: float = math.inf
+) -> tuple[Speaking, Killer]:
+    """Speak all streams, with that many kills spread over them; begin none when the time is up."""
     speaking = Speaking(streams, at_once=at_once)
-    killer = Killer(service)
+    killer, began_s = Killer(service), time.monotonic()
     while not speaking.done:
         due = kills * (len(speaking.heard) + at_once // 2) // len(streams)
         if len(killer.kills) < min(due, kills):
             killer.try_one()
+        if time.monotonic() - began_s > within_s:
+            speaking.drop_rest()
         speaking.go_on(may_begin=len(killer.kills) >= due - 1)
     return speaking, killer
 
@@ -101,19 +107,25 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.kills", description=__doc__.splitlines()[0])
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--at-once", type=int, default=20)
-    parser.add_argument("--frames", type=int, default=60, help="of each stream, 80 ms each")
+    parser.add_argument("--at-once", type=int, default=10)
+    parser.add_argument("--frames", type=int, default=50, help="of each stream, 80 ms each")
+    parser.add_argument("--within-s", type=float, default=900, help="begin no stream after that")
     parser.add_argument("--replicas", type=int, default=3, help="of each pool")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:
         model = tiny_model(Path(scratch) / "tiny")
         with serving(config(model, talkers=options.replicas, codecs=options.replicas)) as service:
             asked = requests(2 * options.at_once, frames=options.frames)
-            quiet, _ = speak(service, asked, at_once=options.at_once, kills=0)
+            quiet = Speaking(asked, at_once=options.at_once)
+            quiet.finish()
             repeated = list(itertools.islice(itertools.cycle(asked), options.streams))
             began_s = time.monotonic()
-            speaking, killer = speak(service, repeated, at_once=options.at_once, kills=options.kills)
-            print(f"took {time.monotonic() - began_s:.0f} s, {options.replicas} replicas in each pool")
+            speaking, killer = speak(
+                service, repeated, at_once=options.at_once, kills=options.kills, within_s=options.within_s
+            )
+            took_s, audio_s = time.monotonic() - began_s, options.frames * 0.08
+            print(f"{took_s:.0f} s, {options.at_once} streams of {audio_s:.1f} s at once")
+            print(f"replicas in each pool: {options.replicas}")
             return min(1, report(quiet, speaking, killer))
 
 

@@ -65,9 +65,9 @@ class Service:
         return [process for process, command in marked(self.mark).items() if title in command]
 
     def num_running(self, name: str) -> int:
-        """Replicas of a deployment that take requests."""
-        states = serve.status().applications[APP_NAME].deployments[name].replica_states
-        return states.get("RUNNING", 0)
+        """Replicas of a deployment that take requests; none while Serve reads a new configuration."""
+        deployment = serve.status().applications[APP_NAME].deployments.get(name)
+        return deployment.replica_states.get("RUNNING", 0) if deployment else 0
 
     def wait_for(self, name: str, replicas: int) -> None:
         """Return once that many replicas run, and no process of a dead one is counted among them."""

@@ -52,6 +52,10 @@ class Speaking:
         ended, self._going = ray.wait(self._going, timeout=0.05) if self._going else ([], [])
         self.heard += ray.get(ended)
 
+    def drop_rest(self) -> None:
+        """Begin none of those that have not begun."""
+        self._left.clear()
+
     def begun(self) -> None:
         """Wait until every stream under way has brought audio."""
         ray.get(self._listener.all_sound.remote(len(self._going)))
