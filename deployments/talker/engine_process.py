@@ -76,7 +76,7 @@ class EngineProcess:
             chunks = [(output.sequence_id, output.chunk) for output in engine.step()]
             step_s = time.perf_counter() - began_s if chunks else 0.0
             spoilt = engine.take_spoilt()
-        if chunks or was_idle:
+        if chunks or was_idle or engine.is_idle:  # the last word before a pause says that nothing runs
             scheduler = engine.scheduler
             used_ratio = scheduler.blocks.used_ratio
             self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting), step_s, used_ratio))

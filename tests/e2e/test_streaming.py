@@ -20,7 +20,8 @@ async def test_first_bytes_arrive_while_the_talker_still_speaks(http: aiohttp.Cl
 async def test_websocket_speaks_one_utterance_after_the_other(http: aiohttp.ClientSession) -> None:
     async with http.ws_connect(f"{PATH}/ws") as socket:
         for frames in (3, 5):
-            await socket.send_json({"type": "speak", **body(max_new_tokens=frames + 1, ignore_eos=True)})
+            asked = body(max_new_tokens=frames + 1, ignore_eos=True, leading_silence=True)
+            await socket.send_json({"type": "speak", **asked})
             started = await socket.receive_json()
             assert started["type"] == "started"
             num_bytes = 0

@@ -173,6 +173,18 @@ def test_abort_makes_room_for_the_next(start: Start) -> None:
         assert {chunk.finish_reason for chunk in chunks_of(reports, 1)} <= {None}  # cut off, not finished
 
 
+def test_it_says_that_nothing_runs_after_the_last_abort(start: Start) -> None:
+    def is_free(report: Report) -> bool:
+        return isinstance(report, Produced) and (report.num_running, report.num_waiting) == (0, 0)
+
+    with engine_process() as replica:
+        replica.load(start)
+        replica.send(Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
+        replica.until(has_frames)
+        replica.send(Abort(1))
+        assert not chunks_of(replica.until(is_free)[-1:], 1)
+
+
 def test_a_checkpoint_that_does_not_load_is_reported(start: Start, checkpoint: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     (copy / "config.json").write_text("{}")
