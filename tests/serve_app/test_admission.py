@@ -10,6 +10,7 @@ from deployments.protocol import FinishReason, SynthesisRequest
 from serve_app import admission as module
 from serve_app.admission import Admission
 from serve_app.api_settings import AdmissionSettings
+from tests.clock import Clock
 from tests.serve_app.fake import FakeSynthesizer, chunk, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
@@ -18,19 +19,9 @@ REQUEST = SynthesisRequest("id", "Hello.")
 PROMPT = AdmissionSettings(max_streams=8, max_line_s=1000, max_wait_s=1000)
 
 
-class Clock:
-    """Stands in for the module's `time`."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+    clock = Clock(100.0)
     monkeypatch.setattr(module, "time", clock)
     return clock
 

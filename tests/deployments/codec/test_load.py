@@ -13,6 +13,7 @@ from deployments.codec.load import FRAME_S, CodecLoad
 from deployments.config import CodecConfig
 from deployments.protocol import FinishReason, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
 from serve_app.autoscaling import CodecRecord
+from tests.clock import Clock
 
 pytestmark = pytest.mark.anyio
 
@@ -24,19 +25,9 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-class Clock:
-    """Stands in for the module's `time`."""
-
-    def __init__(self) -> None:
-        self.now_s = 50.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+    clock = Clock(50.0)
     monkeypatch.setattr(module, "time", clock)
     return clock
 
