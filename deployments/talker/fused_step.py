@@ -8,11 +8,13 @@ from deployments.talker.frame_step import MIN_NEW_TOKENS, SPOILT, FrameStep, Pre
 from deployments.talker.input_tables import InputTables
 from deployments.talker.kernels.attention import Context
 from deployments.talker.kernels.backends import choose_backend
+from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.prompt import MAX_PROMPT_ROWS, PromptAttention
 from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kernels.state import Gathered, StateKernels
+from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.sampling import WIDE, Breadth, Draw
 from deployments.talker.stacks import plain_networks
@@ -41,6 +43,7 @@ class FusedStep(FrameStep):
         )
         self.kernels = StateKernels(state, tables.text, padding=tables.pad)
         self._code0 = torch.zeros(state.size.max_num_seqs + 1, dtype=torch.long, device=tables.device)
+        self._logits = like_rows(max_num_seqs, config.vocab_size, self.talker.codec_head.weight)
         self._ended = torch.zeros(max_num_seqs, dtype=torch.bool, device=tables.device)
 
     @property
@@ -75,6 +78,14 @@ class FusedStep(FrameStep):
         hidden = self.stack.talker_step(inputs, context, self.cache, attention)
         self.state.hidden[rows.finished.long()] = hidden[rows.last.long()]
 
+    def _embed(self, frames: Tensor) -> Tensor:
+        """See FrameStep."""
+        first, *rest = (table.summed[frames[:, group]] for group, table in enumerate(self.predictor.tables))
+        total = first.float()
+        for embeds in rest:
+            total = total + embeds.float()
+        return total.to(first.dtype)
+
     def _first_codes(self, rows: Tensor, gathered: Gathered, draw: Draw) -> Tensor:
         rules = FirstCodeRules(
             state_rows=rows,
@@ -85,6 +96,14 @@ class FusedStep(FrameStep):
             eos=self.config.codes.eos,
             min_new_tokens=MIN_NEW_TOKENS,
         )
-        logits = self.talker.codec_head(gathered.hidden)
+        logits = self._first_logits(gathered.hidden)
         sample_first_code(logits, gathered.talker, draw, rules, self._code0, self._ended[: len(rows)], pdl=self.pdl)
         return self._code0[rows]
+
+    def _first_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of codebook 0 [rows, vocab]; the library would choose its kernel by the number of rows."""
+        weight, squares = self.talker.codec_head.weight, self._logits.squares
+        out = Rows(self._logits.values[: len(hidden)], squares, 1)
+        tile = tile_for(*weight.shape, gated=False, rows=len(hidden))
+        matmul(Rows(hidden, squares, 1), weight, out, tile, Product())
+        return out.values

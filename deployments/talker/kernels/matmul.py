@@ -280,7 +280,7 @@ def matmul(x: Rows, weight: Tensor, out: Rows, tile: Tile, product: Product, *, 
     _KERNELS[tile.form][(n_size // tile.block_n,)](
         x.values, weight, bias, x.squares if product.eps is not None else None, residual, out.values,
         out.squares if residual is not None else None, rows, x.squares.stride(0), product.eps or 0.0,
-        n_size=n_size, k_size=k_size, parts=x.parts, gated=product.gated, pdl=pdl,
+        n_size=n_size, k_size=k_size, parts=1 if product.eps is None else x.parts, gated=product.gated, pdl=pdl,
         block_m=block_m, block_n=tile.block_n, block_k=tile.block_k,
         stages=tile.warps if tile.form is Form.SPLIT else tile.stages, num_warps=tile.warps, launch_pdl=pdl,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Written by `python -m deployments.talker.kernels.bench --sweep --save` on one NVIDIA H200.
+"""Written by `python -m deployments.talker.kernels.sweep --save` on one NVIDIA H200.
 
 (columns, depth, gated) -> by number of rows: form, block_n, block_k, warps, stages, dependent launch.
 """
