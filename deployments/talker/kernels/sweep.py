@@ -41,6 +41,16 @@ _ROWS = (1, 2, 16, 32, 64)
 _PREDICTOR_ROWS = (1, 2, 4, 16, 32, 64, 128)
 _SHARED_MEMORY = 227_000  # bytes a program may have
 _MAX_REGISTERS = 128  # of a thread, for weights that wait in registers; with 64 rows the sums take the most
+# block_n, block_k, warps, stages
+_PIPELINES = (
+    (8, 256, 4, 4),
+    (16, 256, 2, 4),
+    (16, 256, 4, 4),
+    (16, 128, 4, 6),
+    (32, 128, 4, 6),
+    (32, 128, 4, 4),
+    (64, 64, 4, 6),
+)
 _REPLAYS = 12
 _L2_TIMES = 3  # weights walked through, in L2 sizes
 _TABLE_TYPE = "dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, bool]]]"
@@ -120,9 +130,9 @@ def _split_tiles(case: Case, rows: int) -> Iterator[Tile]:
 def _pipelined_tiles(case: Case, rows: int) -> Iterator[Tile]:
     if rows <= 2:
         return
-    for block_n, block_k, warps, stages in (
-        (16, 256, 2, 4), (16, 256, 4, 4), (16, 128, 4, 6), (32, 128, 4, 6), (32, 128, 4, 4), (64, 64, 4, 6)
-    ):  # fmt: skip
+    for block_n, block_k, warps, stages in _PIPELINES:
+        if block_n < 16 and case.columns > 2048:
+            continue  # enough programs without
         shared = stages * block_k * 2 * (max(16, rows) + block_n * (2 if case.gated else 1))
         if shared <= _SHARED_MEMORY and (block_n < 64 or case.gated):
             yield Tile(Form.PIPELINED, block_n, block_k, warps, stages)
@@ -227,7 +237,7 @@ def sweep(cases: list[Case]) -> list[dict[str, object]]:
     """Time every candidate; the fastest replace what `MEASURED` holds."""
     jobs = [Job(case, rows, list(candidates(case, rows))) for case in cases for rows in case.all_rows]
     jobs.sort(key=lambda job: -len(job.tiles) * (2 if job.case.gated else 1))  # the longest first
-    workers = min(len(jobs), os.cpu_count() or 1)
+    workers = min(len(jobs), len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         found = list(pool.map(fitting, jobs))
     MEASURED.clear()

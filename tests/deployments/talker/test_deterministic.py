@@ -13,6 +13,7 @@ from deployments.random_checkpoint import Options, write_checkpoint
 from deployments.released import SHAPES, StackShape
 from deployments.talker.engine import Engine
 from deployments.talker.kv_cache import KVCache
+from deployments.talker.model.config import ModelConfig
 from deployments.talker.sequence import Sequence
 from tests.deployments.talker.driving import GREEDY, ask, speak, speak_all
 
@@ -41,13 +42,18 @@ def random_requests(count: int) -> list[GenerateRequest]:
 
 
 def load(checkpoint: Path, *, num_blocks: int = 1000) -> Engine:
+    talker = ModelConfig.load(checkpoint).talker
     config = TalkerConfig(
-        device="cuda", dtype="bfloat16", max_num_seqs=MAX_NUM_SEQS, max_num_waiting=64, max_model_len=1024,
-        deterministic=True, kv_block_size=BLOCK_SIZE,
-    )  # fmt: skip
-    engine = Engine(checkpoint, config)
-    block_bytes = KVCache.bytes_per_position(engine.model.talker, torch.bfloat16) * BLOCK_SIZE
-    return Engine(checkpoint, config.model_copy(update={"kv_cache_bytes": num_blocks * block_bytes}))
+        device="cuda",
+        dtype="bfloat16",
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_waiting=64,
+        max_model_len=1024,
+        deterministic=True,
+        kv_block_size=BLOCK_SIZE,
+        kv_cache_bytes=num_blocks * BLOCK_SIZE * KVCache.bytes_per_position(talker, torch.bfloat16),
+    )
+    return Engine(checkpoint, config)
 
 
 @pytest.mark.parametrize("shape", [TINY, WIDE], ids=["tiny", "wide"])
