@@ -125,14 +125,18 @@ class EngineBench:
 
     def _steps(self, count: int) -> int:
         """Returns for how many nanoseconds the engine would have waited for requests between them."""
-        lingered = 0
-        while count:
+        lingered, wanted = 0, self._num_frames() + count
+        while self._num_frames() < wanted:
             start = time.perf_counter_ns()
             while self.engine.patience_s:
                 pass
             lingered += time.perf_counter_ns() - start
-            count -= bool(self.engine.step())
+            self.engine.step()
         return lingered
+
+    def _num_frames(self) -> int:
+        """Frames of the longest running sequence: chunks tell nothing, those of several steps leave together."""
+        return max((sequence.num_frames for sequence in self.engine.scheduler.running.values()), default=0)
 
     def prefill_time(self, prompts: int) -> PrefillTime:
         """From requests to first codes."""

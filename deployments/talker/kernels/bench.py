@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from deployments.released import SHAPES
-from deployments.talker.kernels.attention import Context
 from deployments.talker.kernels.backends import choose_backend
+from deployments.talker.kernels.paged_attention import Context
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kernels.sweep import BANDWIDTH, config_of, stack_cases, time_graph

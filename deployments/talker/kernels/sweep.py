@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -40,20 +40,26 @@ _ROWS = (1, 2, 16, 32, 64)
 # A frame's first pass through the predictor has two rows a sequence.
 _PREDICTOR_ROWS = (1, 2, 4, 16, 32, 64, 128)
 _SHARED_MEMORY = 227_000  # bytes a program may have
-_MAX_REGISTERS = 128  # of a thread, for weights that wait in registers; with 64 rows the sums take the most
-# block_n, block_k, warps, stages
+_MAX_REGISTERS = 128  # of a thread, for weights that wait in registers
+# block_n, block_k, warps, stages, chains
 _PIPELINES = (
-    (8, 256, 4, 4),
-    (16, 256, 2, 4),
-    (16, 256, 4, 4),
-    (16, 128, 4, 6),
-    (32, 128, 4, 6),
-    (32, 128, 4, 4),
-    (64, 64, 4, 6),
+    (16, 256, 4, 4, 4),
+    (16, 256, 2, 4, 4),
+    (16, 128, 4, 6, 2),
+    (32, 128, 4, 6, 2),
+    (16, 256, 4, 4, 1),
+    (16, 128, 4, 6, 1),
+    (32, 128, 4, 6, 1),
+    (32, 128, 4, 4, 1),
+    (64, 64, 4, 6, 1),
+    (64, 128, 4, 3, 2),
+    (16, 512, 4, 3, 4),
+    (8, 256, 4, 4, 4),
 )
+_TILES_OF_A_JOB = 4
 _REPLAYS = 12
 _L2_TIMES = 3  # weights walked through, in L2 sizes
-_TABLE_TYPE = "dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, bool]]]"
+_TABLE_TYPE = "dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, int]]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +107,10 @@ def stack_cases(name: str, config: TransformerConfig) -> Iterator[Case]:
 
 
 def candidates(case: Case, rows: int) -> Iterator[Tile]:
-    """Tiles worth trying. Those whose weights wait in registers are there for the early launch."""
+    """Tiles worth trying, all with the early launch: it was faster nearly everywhere (measured)."""
     yield from _vector_tiles(case, rows)
     yield from _split_tiles(case, rows)
-    for tile in _pipelined_tiles(case, rows):
-        yield tile
-        yield replace(tile, pdl=False)
+    yield from _pipelined_tiles(case, rows)
 
 
 def _vector_tiles(case: Case, rows: int) -> Iterator[Tile]:
@@ -117,25 +121,24 @@ def _vector_tiles(case: Case, rows: int) -> Iterator[Tile]:
 
 
 def _split_tiles(case: Case, rows: int) -> Iterator[Tile]:
-    if not 1 < rows <= 64:
-        return
-    shapes = ((16, 8), (8, 8), (16, 16), (32, 8), (16, 4))
-    for block_n, warps in shapes[: 5 if rows <= 16 else 3]:
+    if not 1 < rows <= 16:
+        return  # with more rows the sums take the registers that the weights need
+    for block_n, warps in ((16, 8), (16, 4), (8, 8)):
         depth = case.depth // warps
         block_k = min(depth & -depth, 4096 // max(16, rows))
-        if 16 <= case.registers(block_n, warps) <= (_MAX_REGISTERS if rows < 64 else _MAX_REGISTERS // 4):
+        if 16 <= case.registers(block_n, warps) <= _MAX_REGISTERS:
             yield Tile(Form.SPLIT, block_n, block_k, warps)
 
 
 def _pipelined_tiles(case: Case, rows: int) -> Iterator[Tile]:
-    if rows <= 2:
+    if rows < 2:
         return
-    for block_n, block_k, warps, stages in _PIPELINES:
+    for block_n, block_k, warps, stages, chains in _PIPELINES:
         if block_n < 16 and case.columns > 2048:
             continue  # enough programs without
         shared = stages * block_k * 2 * (max(16, rows) + block_n * (2 if case.gated else 1))
         if shared <= _SHARED_MEMORY and (block_n < 64 or case.gated):
-            yield Tile(Form.PIPELINED, block_n, block_k, warps, stages)
+            yield Tile(Form.PIPELINED, block_n, block_k, warps, stages, chains)
 
 
 def time_graph(body: Callable[[], None], *, calls: int) -> float:
@@ -233,16 +236,33 @@ def fitting(job: Job) -> list[Tile]:
     return fits
 
 
-def sweep(cases: list[Case]) -> list[dict[str, object]]:
-    """Time every candidate; the fastest replace what `MEASURED` holds."""
-    jobs = [Job(case, rows, list(candidates(case, rows))) for case in cases for rows in case.all_rows]
-    jobs.sort(key=lambda job: -len(job.tiles) * (2 if job.case.gated else 1))  # the longest first
+def jobs_of(cases: list[Case]) -> list[Job]:
+    """All candidates, a few to a job: the likeliest of every product first."""
+    found: list[tuple[int, Job]] = []
+    for case in cases:
+        for rows in case.all_rows:
+            tiles = list(candidates(case, rows))
+            starts = range(0, len(tiles), _TILES_OF_A_JOB)
+            found += [(start, Job(case, rows, tiles[start : start + _TILES_OF_A_JOB])) for start in starts]
+    return [job for _, job in sorted(found, key=lambda each: each[0])]
+
+
+def sweep(cases: list[Case], *, compile_s: float) -> list[dict[str, object]]:
+    """Time every candidate that compiles within `compile_s` seconds; the fastest replace what `MEASURED` holds."""
+    jobs = jobs_of(cases)
     workers = min(len(jobs), len(os.sched_getaffinity(0)))
+    fits: dict[tuple[Case, int], list[Tile]] = {}
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        found = list(pool.map(fitting, jobs))
+        futures = {pool.submit(fitting, job): job for job in jobs}
+        done, late = wait(futures, timeout=compile_s)
+        print(f"{len(done)} of {len(jobs)} jobs compiled", flush=True)
+        pool.shutdown(wait=True, cancel_futures=True)
+    for future in (*done, *(future for future in late if not future.cancelled())):
+        job = futures[future]
+        fits.setdefault((job.case, job.rows), []).extend(future.result())
     MEASURED.clear()
-    done = sorted(zip(jobs, found, strict=True), key=lambda each: (each[0].case.name, each[0].rows))
-    return [_time_case(job.case, job.rows, tiles) for job, tiles in done if tiles]
+    found = sorted(fits.items(), key=lambda each: (each[0][0].name, each[0][1]))
+    return [_time_case(case, rows, tiles) for (case, rows), tiles in found if tiles]
 
 
 def _time_case(case: Case, rows: int, tiles: list[Tile]) -> dict[str, object]:
@@ -252,9 +272,9 @@ def _time_case(case: Case, rows: int, tiles: list[Tile]) -> dict[str, object]:
     best, tile = timed[0]
     bests: dict[str, float] = {}
     for time, each in timed:
-        bests.setdefault(f"{each.form} {'early' if each.pdl else 'plain'}", time)
+        bests.setdefault(f"{each.form} c{each.chains}", time)
     MEASURED.setdefault((case.columns, case.depth, case.gated), {})[rows] = (
-        str(tile.form), tile.block_n, tile.block_k, tile.warps, tile.stages, tile.pdl
+        str(tile.form), tile.block_n, tile.block_k, tile.warps, tile.stages, tile.chains
     )  # fmt: skip
     print(
         f"{case.name:14s} {case.columns:5d}x{case.depth:<5d} rows {rows:3d}: {best:6.2f} us {_short(tile):34s}"
@@ -267,8 +287,7 @@ def _time_case(case: Case, rows: int, tiles: list[Tile]) -> dict[str, object]:
 
 
 def _short(tile: Tile) -> str:
-    launch = "early" if tile.pdl else "plain"
-    return f"{tile.form} n{tile.block_n} k{tile.block_k} w{tile.warps} s{tile.stages} {launch}"
+    return f"{tile.form} n{tile.block_n} k{tile.block_k} w{tile.warps} s{tile.stages} c{tile.chains}"
 
 
 def save_measured(file: Path) -> None:
@@ -287,10 +306,11 @@ def main() -> None:
     """Parse options, search, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="1.7B-CustomVoice", choices=SHAPES)
+    parser.add_argument("--compile-s", type=float, default=300, help="seconds after which no tile is compiled any more")
     parser.add_argument("--save", type=Path, help="write the table of the tiles found to this file: measured_tiles.py")
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
     options = parser.parse_args()
-    results = sweep(cases_of(config_of(options.model)))
+    results = sweep(cases_of(config_of(options.model)), compile_s=options.compile_s)
     if options.save:
         save_measured(options.save)
     if options.json:
