@@ -6,11 +6,9 @@ talker replicas under load. Clients read as fast as audio comes: a gap is the lo
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +20,7 @@ import numpy as np
 
 from loadtest.arrivals import Arrivals, Phase, plan_requests
 from loadtest.clients import AudioFormat, Recording, Target, open_session, speak
+from loadtest.interruption import Interruption, interruption
 from loadtest.lengths import FRAMES_PER_S, SpeechLengths
 from loadtest.runner import Runner
 from loadtest.traces import Clock, RunFolder, ScheduledRequest, Trace
@@ -30,48 +29,10 @@ from tests.faults.pools import CODEC, TALKER, Service, serving
 
 TEXT = "The lighthouse keeper climbed the stairs, lit the lamp, and waited for the boats to come home."
 MS = 1000.0
-SETTLED_S = 2.0  # a gap begins within this time after the kill
 CPU_WATCH_S = 0.2
 BYTES_PER_S = 48_000
 BUFFERS_S = (0.0, 0.1, 0.5)  # of the players that are simulated
 AFTER_S = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class Interruption:
-    """One stream that was being delivered when a replica was killed."""
-
-    request_id: str | None
-    delivered_s: float  # audio that its client had then
-    buffered_s: float  # of it, what a player that began with the first sample had not played
-    gap_s: float  # longest time without audio, less the usual one; 0.0: none
-    heard_s: float  # how long such a player fell silent after the kill
-
-
-def interruption(trace: Trace, killed_s: float) -> Interruption | None:
-    """How a stream took a kill at `killed_s` of its run's clock; None where it had not begun or was complete."""
-    arrivals_s, samples = trace.playable
-    if trace.layout is None or not arrivals_s or not arrivals_s[0] < killed_s < arrivals_s[-1]:
-        return None
-    pairs = list(itertools.pairwise(arrivals_s))
-    usual_s = statistics.median(later - earlier for earlier, later in pairs)
-    after = [
-        later - max(earlier, killed_s)
-        for earlier, later in pairs
-        if later > killed_s and earlier < killed_s + SETTLED_S
-    ]
-    playback = trace.playback
-    assert playback is not None
-    late_s = [late_s for late_s, at_s in zip(playback.lateness_s, arrivals_s[1:], strict=True) if at_s > killed_s]
-    had_s = max(total for total, at_s in zip(samples, arrivals_s, strict=True) if at_s <= killed_s)
-    had_s /= trace.layout.sample_rate
-    return Interruption(
-        request_id=trace.request_id,
-        delivered_s=had_s,
-        buffered_s=max(0.0, had_s - (killed_s - arrivals_s[0])),
-        gap_s=max(0.0, max(after) - usual_s),
-        heard_s=sum(late for late in late_s if late > playback.sample_s),
-    )
 
 
 def busiest(processes: Sequence[int]) -> int:
