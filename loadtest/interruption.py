@@ -35,8 +35,8 @@ def interruption(trace: Trace, moment_s: float) -> Interruption | None:
     playback = trace.playback
     assert playback is not None
     late_s = [late_s for late_s, at_s in zip(playback.lateness_s, arrivals_s[1:], strict=True) if at_s > moment_s]
-    had_s = max(total for total, at_s in zip(samples, arrivals_s, strict=True) if at_s <= moment_s)
-    had_s /= trace.layout.sample_rate
+    had = max(total for total, at_s in zip(samples, arrivals_s, strict=True) if at_s <= moment_s)
+    had_s = had / trace.layout.sample_rate
     return Interruption(
         request_id=trace.request_id,
         delivered_s=had_s,
