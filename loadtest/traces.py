@@ -15,7 +15,16 @@ from typing import Any, Self
 from loadtest.playback import Playback, heard_at, simulate
 
 SAMPLE_BYTES = 2  # s16le
-FILES = ("run.json", "sweep.json", "schedule.jsonl", "requests.jsonl", "warmup.jsonl", "replicas.jsonl", "summary.json")
+FILES = (
+    "run.json",
+    "sweep.json",
+    "rates.json",
+    "schedule.jsonl",
+    "requests.jsonl",
+    "warmup.jsonl",
+    "replicas.jsonl",
+    "summary.json",
+)
 
 
 class RunExistsError(Exception):
