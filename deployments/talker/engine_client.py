@@ -15,6 +15,7 @@ import numpy as np
 from deployments import metrics
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
+from deployments.progress import tell
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
 from deployments.talker.channel import (
     Abort,
@@ -110,7 +111,7 @@ class EngineClient:
                 if isinstance(report, Ready):
                     return report.info
                 if isinstance(report, Loading):
-                    logger.info("%s", report.stage)
+                    tell(f"talker: {report.stage}")
                 if isinstance(report, Failed):
                     raise report.error
         raise TalkerLost(
