@@ -26,6 +26,8 @@ class TalkerConfig(Strict):
     # Positions of a KV block. Unset: 16 on a CPU; on a GPU 256 where flash-attn is, which takes no less, else 64.
     kv_block_size: Annotated[int | None, Field(ge=1)] = None
     kv_cache_bytes: Annotated[int, Field(ge=1)] = 1 << 30
+    # Of the fused kernels. auto: flash-attn where it is installed and can be used, else our own; the start says which.
+    attention: Literal["auto", "triton", "flash_attn"] = "auto"
     kernels: Literal["auto", "plain"] = "auto"  # auto: fused Triton kernels on a GPU in half precision
     # On a GPU: codes do not depend on the batch, at the price of running every step in the shape of the fullest batch.
     deterministic: bool = False

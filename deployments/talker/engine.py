@@ -79,12 +79,12 @@ class Engine:
         with clock.phase("loading the tokenizer"):
             tokenizer = TextTokenizer(directory, self.model.tokens)
         self.prompts = PromptBuilder(tables, tokenizer, speaker_encoder)
-        size = config.kv_block_size or _block_size(device)
+        size = config.kv_block_size or _block_size(device, config.attention)
         number = self._num_blocks(dtype, size)
         blocks = BlockManager(number, size)
         cache = KVCache(self.model.talker, num_blocks=number, block_size=size, dtype=dtype, device=device)
         networks = _networks(config, device, dtype)
-        shape = RunnerShape(config.max_num_seqs, config.max_model_len, config.deterministic, networks)
+        shape = RunnerShape(config.max_num_seqs, config.max_model_len, config.deterministic, networks, config.attention)
         with clock.phase("packing weights"):
             self.runner = ModelRunner(tables, cache, blocks, shape)
         prepare(self.runner.rehearse)
@@ -380,10 +380,10 @@ def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.
     return encoder.eval()
 
 
-def _block_size(device: torch.device) -> int:
+def _block_size(device: torch.device, attention: str) -> int:
     if device.type == "cpu":
         return 16
-    return 64 if importlib.util.find_spec("flash_attn") is None else 256
+    return 64 if attention == "triton" or importlib.util.find_spec("flash_attn") is None else 256
 
 
 def _networks(config: TalkerConfig, device: torch.device, dtype: torch.dtype) -> NetworkKind:

@@ -44,6 +44,7 @@ class RunnerShape:
     deterministic: bool = False  # one bucket, and prompts are prefilled one by one
     networks: NetworkKind = "by_rows"
     """By rows is the CPU's way: passes of `max_num_seqs` rows, each with a context of its own."""
+    attention: str = "auto"  # of the fused kernels: see `choose_backend`
 
     @property
     def by_rows(self) -> bool:
@@ -249,7 +250,7 @@ def _build_step(tables: InputTables, state: BatchState, cache: KVCache, shape: R
     if shape.networks == "fused":
         from deployments.talker.fused_step import FusedStep  # needs Triton, which a CPU has not
 
-        return FusedStep(tables, state, cache, pdl=tables.device.type == "cuda")
+        return FusedStep(tables, state, cache, attention=shape.attention, pdl=tables.device.type == "cuda")
     networks = exact_networks if shape.by_rows else plain_networks
     return FrameStep(tables, state, networks(tables.talker, cache))
 
