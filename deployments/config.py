@@ -1,8 +1,8 @@
 """Settings of the two pools. `serve_app.config.AppConfig` holds them and reads them once from YAML."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -25,7 +25,10 @@ class TalkerConfig(Strict):
     max_model_len: Annotated[int, Field(ge=64)] = 4096  # rows of one sequence: prompt and frames
     # Positions of a KV block. Unset: 16 on a CPU; on a GPU 256 where flash-attn is, which takes no less, else 64.
     kv_block_size: Annotated[int | None, Field(ge=1)] = None
-    kv_cache_bytes: Annotated[int, Field(ge=1)] = 1 << 30
+    # The share of the GPU's memory that the engine may use, 0.85 where nothing is said: keys and values get what
+    # weights, codec and recorded work leave, and never more than they can use. Or their size itself.
+    gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
+    kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None
     # Of the fused kernels. auto: flash-attn where it is installed and can be used, else our own; the start says which.
     attention: Literal["auto", "triton", "flash_attn"] = "auto"
     kernels: Literal["auto", "plain"] = "auto"  # auto: fused Triton kernels on a GPU in half precision
@@ -35,6 +38,12 @@ class TalkerConfig(Strict):
     max_lead_s: Annotated[float, Field(gt=0)] = 8.0
     runaway_frames_per_token: Annotated[int, Field(ge=1)] = 12
     runaway_min_frames: Annotated[int, Field(ge=1)] = 75
+
+    @model_validator(mode="after")
+    def _sizes_once(self) -> Self:
+        if self.gpu_memory_fraction is not None and self.kv_cache_bytes is not None:
+            raise ValueError("gpu_memory_fraction and kv_cache_bytes both size the KV cache: set one of them")
+        return self
 
 
 class CodecConfig(Strict):

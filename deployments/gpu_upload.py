@@ -25,6 +25,15 @@ _TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor in a file."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Part:
     """Bytes of a file, and where they go."""
 
@@ -38,12 +47,11 @@ def upload(names: Mapping[Path, Iterable[str]], device: torch.device) -> dict[st
     tensors: dict[str, Tensor] = {}
     parts: list[_Part] = []
     for path, wanted in names.items():
-        header, begin = _read_header(path)
+        entries = _read_header(path)
         for name in wanted:
-            entry = header[name]
-            tensor = torch.empty(entry["shape"], dtype=_TYPES[entry["dtype"]], device=device)
-            tensors[name] = tensor
-            parts += _cut(path, begin + entry["data_offsets"][0], tensor.view(-1).view(torch.uint8))
+            entry = entries[name]
+            tensors[name] = torch.empty(entry.shape, dtype=entry.dtype, device=device)
+            parts += _cut(path, entry.start, tensors[name].view(-1).view(torch.uint8))
     waiting: SimpleQueue[_Part | None] = SimpleQueue()
     for part in parts:
         waiting.put(part)
@@ -57,14 +65,19 @@ def upload(names: Mapping[Path, Iterable[str]], device: torch.device) -> dict[st
     return tensors
 
 
-def _read_header(path: Path) -> tuple[dict[str, dict[str, list[int] | str]], int]:
-    """The entries of a file by name, and where its data begins."""
+def _read_header(path: Path) -> dict[str, _Entry]:
+    """The tensors of a file by name."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            return json.loads(file.read(size)), 8 + size
+            header = json.loads(file.read(size))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
+    return {
+        name: _Entry(_TYPES[entry["dtype"]], entry["shape"], 8 + size + entry["data_offsets"][0])
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
 
 
 def _cut(path: Path, start: int, target: Tensor) -> Iterator[_Part]:
@@ -95,7 +108,7 @@ class _Slot:
         """Read a part, and have it copied."""
         self.wait()
         source = self._memory[: len(part.target)]
-        _read(part, memoryview(source.numpy()))
+        _read(part, source.numpy().data)
         with torch.cuda.stream(self._stream):
             part.target.copy_(source, non_blocking=True)
 

@@ -25,6 +25,7 @@ from deployments.talker.compile_ahead import Prepare, compiling_ahead, prepare_n
 from deployments.talker.frame_step import MIN_NEW_TOKENS, SPOILT
 from deployments.talker.input_tables import InputTables
 from deployments.talker.kv_cache import KVCache
+from deployments.talker.memory import CPU_CACHE_BYTES, DEFAULT_FRACTION, GpuMemory, Wanted
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
@@ -70,6 +71,7 @@ class Engine:
         self.model = ModelConfig.load(directory)
         device = _device(config)
         dtype = _dtype(config, device)
+        memory = GpuMemory(device) if device.type == "cuda" else None
         with clock.phase("loading the talker"):
             talker = load_talker(directory, self.model, dtype=dtype, device=device)
             talker.prepare(max_positions=config.max_model_len)
@@ -79,8 +81,12 @@ class Engine:
         with clock.phase("loading the tokenizer"):
             tokenizer = TextTokenizer(directory, self.model.tokens)
         self.prompts = PromptBuilder(tables, tokenizer, speaker_encoder)
+        self._bootstrap = None
+        if device.type == "cuda":
+            with clock.phase("loading and recording the codec"):
+                self._bootstrap = self._load_bootstrap(device, prepare)
         size = config.kv_block_size or _block_size(device, config.attention)
-        number = self._num_blocks(dtype, size)
+        number = self._num_blocks(dtype, size, memory)
         blocks = BlockManager(number, size)
         cache = KVCache(self.model.talker, num_blocks=number, block_size=size, dtype=dtype, device=device)
         networks = _networks(config, device, dtype)
@@ -105,10 +111,6 @@ class Engine:
         self._due_ns = 0  # when the next step has to be launched so that the device does not wait
         self.waited_ns = 0  # how long the host has waited for codes
         self._endings: dict[int, Output] = {}  # last chunks that wait for audio of theirs
-        self._bootstrap = None
-        if device.type == "cuda":
-            with clock.phase("loading and recording the codec"):
-                self._bootstrap = self._load_bootstrap(prepare)
 
     def describe(self, name: str) -> ModelInfo:
         """What the ingress needs to know to check requests; `name` is what the model was asked for as."""
@@ -265,19 +267,19 @@ class Engine:
         frames, sequence.num_sent = sequence.frames[sequence.num_sent :], sequence.num_frames
         return replace(self._chunk(sequence, frames, sequence.finish_reason), pcm=pcm)
 
-    def _load_bootstrap(self, prepare: Prepare = prepare_nothing) -> Bootstrap:
+    def _load_bootstrap(self, device: torch.device, prepare: Prepare = prepare_nothing) -> Bootstrap:
         """The decoder of first frames, which shares the talker's device."""
         directory = self.directory / "speech_tokenizer"
         # A stream that has ended in the talker may still hold its slot while another one has taken its row.
-        slots = load_slots(
-            directory, num_slots=2 * self.config.max_num_seqs, device=self.runner.device, prepare=prepare
-        )
+        slots = load_slots(directory, num_slots=2 * self.config.max_num_seqs, device=device, prepare=prepare)
         codec = SpeechTokenizerConfig.load(directory)
         return Bootstrap(slots, frame_s=codec.frame_samples / codec.sample_rate)
 
     def _open_bootstrap(self, sequence_id: int, request: GenerateRequest) -> None:
         if request.gpu_frames > 0 and self._bootstrap is None:
-            self._bootstrap = self._load_bootstrap()  # nobody asks a talker on a CPU for audio but to try it
+            self._bootstrap = self._load_bootstrap(
+                self.runner.device
+            )  # nobody asks a talker on a CPU for audio but to try it
         if self._bootstrap is not None:
             self._bootstrap.open(sequence_id, request.prefix, heard=request.heard, frames=request.gpu_frames)
 
@@ -329,11 +331,20 @@ class Engine:
             return length
         return runaway
 
-    def _num_blocks(self, dtype: torch.dtype, block_size: int) -> int:
+    def _num_blocks(self, dtype: torch.dtype, block_size: int, memory: GpuMemory | None) -> int:
         """As many KV blocks as the memory set aside holds, never more than all rows at full length could use."""
+        config = self.config
         block_bytes = KVCache.bytes_per_position(self.model.talker, dtype) * block_size
-        useful = self.config.max_num_seqs * -(-self.config.max_model_len // block_size) + 1
-        return max(2, min(self.config.kv_cache_bytes // block_bytes, useful))
+        longest = -(-config.max_model_len // block_size)
+        useful = config.max_num_seqs * longest + 1
+        if config.kv_cache_bytes is not None:
+            cache_bytes = config.kv_cache_bytes
+        elif memory is None:
+            cache_bytes = CPU_CACHE_BYTES
+        else:
+            fraction = config.gpu_memory_fraction or DEFAULT_FRACTION
+            cache_bytes = memory.kv_bytes(Wanted(fraction, (longest + 1) * block_bytes, useful * block_bytes))
+        return max(2, min(cache_bytes // block_bytes, useful))
 
 
 def load_engine(directory: Path, config: TalkerConfig, report: Callable[[str], None]) -> Engine:
