@@ -163,6 +163,7 @@ class EngineClient:
             self.num_running, self.num_waiting = report.num_running, report.num_waiting
             self.kv_used_ratio = report.kv_used_ratio
             metrics.talker_step(report.step_s, len(report.chunks), report.kv_used_ratio, waiting=report.num_waiting)
+            metrics.references("speaker", report.speakers)
             for number, chunk in report.chunks:
                 if number in self._streams:
                     self._streams[number].put_nowait(chunk)

@@ -79,7 +79,8 @@ class EngineProcess:
         if chunks or was_idle or engine.is_idle:  # the last word before a pause says that nothing runs
             scheduler = engine.scheduler
             used_ratio = scheduler.blocks.used_ratio
-            self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting), step_s, used_ratio))
+            speakers = engine.prompts.speakers.take_lookups()
+            self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting), step_s, used_ratio, speakers))
         self._send_away(engine, spoilt)
 
     def _send_away(self, engine: Engine, spoilt: list[int]) -> None:
