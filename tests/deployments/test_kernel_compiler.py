@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,10 @@ class Driver:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    triton.runtime.driver.set_active(Driver())
-    yield tmp_path
-    triton.runtime.driver.reset_active()
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
+    return tmp_path
 
 
 def launch(width: int) -> None:
