@@ -49,7 +49,8 @@ def _plain_tokenizer(directory: Path) -> Tokenizer:
             raise CheckpointError(f"{directory / name} is missing: the tokenizer needs it")
     vocab = json.loads((directory / "vocab.json").read_text(encoding="utf-8"))
     lines = (directory / "merges.txt").read_text(encoding="utf-8").splitlines()
-    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    pairs = (line.split(" ") for line in lines if line and not line.startswith("#version"))
+    merges = [(left, right) for left, right in pairs]
     tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, continuing_subword_prefix="", end_of_word_suffix=""))
     tokenizer.normalizer = NFC()
     words = Split(Regex(_WORDS), behavior="isolated")
