@@ -23,13 +23,13 @@ class TalkerConfig(Strict):
     max_num_seqs: Annotated[int, Field(ge=1)] = 8  # sequences in one batch; on CPU also the fixed number of rows
     max_num_waiting: Annotated[int, Field(ge=0)] = 16  # sequences that may wait behind them
     max_model_len: Annotated[int, Field(ge=64)] = 4096  # rows of one sequence: prompt and frames
-    # Positions of a KV block. Unset: 16 on a CPU; on a GPU 256 where flash-attn is, which takes no less, else 64.
+    # Positions of a KV block. Unset: 16 on a CPU; on a GPU 64, with flash-attn 256, as it takes no less.
     kv_block_size: Annotated[int | None, Field(ge=1)] = None
     # The share of the GPU's memory that the engine may use, 0.85 where nothing is said: keys and values get what
     # weights, codec and recorded work leave, and never more than they can use. Or their size itself.
     gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
     kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None
-    # Of the fused kernels. auto: flash-attn where it is installed and can be used, else our own; the start says which.
+    # Of the fused kernels. auto: our own, which measures as fast or faster (docs/performance.md); the start says which.
     attention: Literal["auto", "triton", "flash_attn"] = "auto"
     kernels: Literal["auto", "plain"] = "auto"  # auto: fused Triton kernels on a GPU in half precision
     # On a GPU: codes do not depend on the batch, at the price of running every step in the shape of the fullest batch.

@@ -63,6 +63,7 @@ def running(config: AppConfig, address: Address, report: Report) -> Iterator[str
     cpus = _logical_cpus(config)
     ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="warning")
     node_id = ray.get_runtime_context().get_node_id()
+    report("starting the proxy")
     try:
         _start_proxy(address)
         _roll_out(config, report)
@@ -92,7 +93,7 @@ def _logical_cpus(config: AppConfig) -> int:
     scaled = ((config.codec_pool, config.codec_scaling), (config.talker_pool, config.talker_scaling))
     most = [(pool, scaling.max_replicas if scaling else pool.replicas) for pool, scaling in scaled]
     pools = [(config.ingress_pool, config.ingress_pool.replicas), *most]
-    return max(os.cpu_count() or 1, math.ceil(sum(pool.num_cpus * replicas for pool, replicas in pools)))
+    return max(len(os.sched_getaffinity(0)), math.ceil(sum(pool.num_cpus * replicas for pool, replicas in pools)))
 
 
 def _start_proxy(address: Address) -> None:

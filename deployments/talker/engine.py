@@ -85,6 +85,7 @@ class Engine:
         if device.type == "cuda":
             with clock.phase("loading and recording the codec"):
                 self._bootstrap = self._load_bootstrap(device, prepare)
+            torch.cuda.empty_cache()  # what loading needed for a moment
         size = config.kv_block_size or _block_size(device, config.attention)
         number = self._num_blocks(dtype, size, memory)
         blocks = BlockManager(number, size)
@@ -136,6 +137,8 @@ class Engine:
             self.runner.capture(self.clock.report)
         with self.clock.phase("speaking a warm-up"):
             self._speak()
+        if self.runner.device.type == "cuda":
+            torch.cuda.empty_cache()  # what running once before each recording needed
 
     def _speak(self) -> None:
         voice = next(iter(self.model.speakers), None)
@@ -394,7 +397,7 @@ def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.
 def _block_size(device: torch.device, attention: str) -> int:
     if device.type == "cpu":
         return 16
-    return 64 if attention == "triton" or importlib.util.find_spec("flash_attn") is None else 256
+    return 256 if attention == "flash_attn" else 64
 
 
 def _networks(config: TalkerConfig, device: torch.device, dtype: torch.dtype) -> NetworkKind:

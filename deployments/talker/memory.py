@@ -39,7 +39,6 @@ class GpuMemory:
 
     def kv_bytes(self, wanted: Wanted) -> int:
         """Bytes for keys and values, once all else is loaded. Raises EngineError where they are too few."""
-        torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self.device)
         loaded = self._free_before - free
         allowed = int(wanted.fraction * self.total) - _CONTEXT_BYTES - loaded - _STEP_BYTES

@@ -22,7 +22,6 @@ class FakeGpu:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     fake = FakeGpu()
     monkeypatch.setattr(torch.cuda, "mem_get_info", fake.mem_get_info)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     return fake
 
 
