@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from deployments import metrics
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob, decode_batch
 from deployments.codec.chunking import ChunkPlan
 from deployments.codec.loading import load_codec
@@ -72,7 +73,9 @@ class CodecService:
         reference = request.reference
         if reference is None or reference.x_vector_only:
             return None, self._codec.decoder.initial_state()
-        return await self.workers.run(self._codec.encode_reference, reference.audio)
+        begun = await self.workers.run(self._codec.encode_reference, reference.audio)
+        metrics.references("codes", self._codec.references.take_lookups())
+        return begun
 
     async def _start(self, resume: Resume | None, reference_codes: Codes | None, state: DecoderState) -> Start:
         """Behind the reference, or where another replica stopped: its state is remade from the codes."""

@@ -30,7 +30,7 @@ from deployments.protocol import Codes, GenerateRequest, ModelKind, Sampling, Sy
 from deployments.random_checkpoint import Options, write_checkpoint
 from deployments.released import SHAPES
 from deployments.talker.breakdown import Share, profile_step
-from deployments.talker.engine import Engine
+from deployments.talker.engine import Engine, load_engine
 from deployments.talker.kv_cache import KVCache
 
 TEXT = "The quick brown fox jumps over the lazy dog, and then it rests in the shade of a tree."
@@ -233,25 +233,13 @@ class EngineBench:
         )  # fmt: skip
 
 
-@contextmanager
-def timed(phases: dict[str, float], name: str) -> Iterator[None]:
-    """Note how many seconds a phase takes."""
-    start = time.perf_counter()
-    yield
-    phases[name] = time.perf_counter() - start
-
-
 def measure(
     directory: Path, config: TalkerConfig, options: argparse.Namespace, report: Callable[[str], None]
 ) -> Report:
     """Load, warm up, and measure."""
-    phases: dict[str, float] = {}
-    with timed(phases, "load"):
-        engine = Engine(directory, config)
-    with timed(phases, "capture and warm-up"):
-        engine.warm_up(report)
+    engine = load_engine(directory, config, report)
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    result = Report(name, engine.runner.step.name, phases)
+    result = Report(name, engine.runner.step.name, engine.clock.seconds)
     bench = EngineBench(engine, steps=options.steps, bandwidth=options.bandwidth * 1e12)
     before = engine.runner.num_eager
     result.prefills = [bench.prefill_time(prompts) for prompts in (1, 2, 4, 8) if prompts <= config.max_num_seqs]

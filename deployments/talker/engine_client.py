@@ -15,6 +15,7 @@ import numpy as np
 from deployments import metrics
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
+from deployments.progress import tell
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
 from deployments.talker.channel import (
     Abort,
@@ -110,7 +111,7 @@ class EngineClient:
                 if isinstance(report, Ready):
                     return report.info
                 if isinstance(report, Loading):
-                    logger.info("%s", report.stage)
+                    tell(f"talker: {report.stage}")
                 if isinstance(report, Failed):
                     raise report.error
         raise TalkerLost(
@@ -162,6 +163,7 @@ class EngineClient:
             self.num_running, self.num_waiting = report.num_running, report.num_waiting
             self.kv_used_ratio = report.kv_used_ratio
             metrics.talker_step(report.step_s, len(report.chunks), report.kv_used_ratio, waiting=report.num_waiting)
+            metrics.references("speaker", report.speakers)
             for number, chunk in report.chunks:
                 if number in self._streams:
                     self._streams[number].put_nowait(chunk)

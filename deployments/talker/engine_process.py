@@ -32,7 +32,7 @@ from deployments.talker.channel import (
     Unpacker,
     encode,
 )
-from deployments.talker.engine import Engine
+from deployments.talker.engine import Engine, load_engine
 from deployments.talker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ class EngineProcess:
         if chunks or was_idle or engine.is_idle:  # the last word before a pause says that nothing runs
             scheduler = engine.scheduler
             used_ratio = scheduler.blocks.used_ratio
-            self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting), step_s, used_ratio))
+            speakers = engine.prompts.speakers.take_lookups()
+            self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting), step_s, used_ratio, speakers))
         self._send_away(engine, spoilt)
 
     def _send_away(self, engine: Engine, spoilt: list[int]) -> None:
@@ -107,12 +108,10 @@ class EngineProcess:
     def _load(self, start: Start) -> tuple[Engine, ModelInfo]:
         self._send(Loading(f"looking for {start.model}"))
         directory = locate(start.model)
-        self._send(Loading(f"loading the talker from {directory}"))
-        engine = Engine(directory, start.config)
-        self._send(
-            Loading(f"talker on {engine.runner.device}, {engine.scheduler.blocks.num_blocks} KV blocks; warming up")
-        )
-        engine.warm_up(lambda stage: self._send(Loading(stage)))
+        engine = load_engine(directory, start.config, lambda stage: self._send(Loading(stage)))
+        blocks = engine.scheduler.blocks.num_blocks
+        self._send(Loading(f"{engine.runner.step.name} on {engine.runner.device}, {blocks} KV blocks"))
+        self._send(Loading(engine.clock.summary()))
         gc.collect()
         gc.freeze()  # what is there now stays: looking at it again would take longer than a step
         return engine, engine.describe(start.model)

@@ -29,7 +29,10 @@ class FusedStep(FrameStep):
     breadths = (WIDE,)
     packed_rows = _MAX_FUSED_ROWS  # two short passes cost less than one that the fused kernels do not take
 
-    def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, pdl: bool = True) -> None:
+    def __init__(
+        self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str = "auto", pdl: bool = True
+    ) -> None:
+        """`attention` is what `choose_backend` is asked for."""
         super().__init__(tables, state, plain_networks(tables.talker, cache))
         config, max_num_seqs = self.config, state.size.max_num_seqs
         self.cache, self.pdl = cache, pdl
@@ -39,7 +42,7 @@ class FusedStep(FrameStep):
         )
         self.predictor = FusedPredictor(self.talker, max_rows=max_num_seqs, pdl=pdl)
         self.attention = choose_backend(
-            "auto", self.stack.heads, block_size=cache.block_size, dtype=tables.dtype, pdl=pdl
+            attention, self.stack.heads, block_size=cache.block_size, dtype=tables.dtype, pdl=pdl
         )
         self.kernels = StateKernels(state, tables.text, padding=tables.pad)
         self._embeds = self.predictor.totals

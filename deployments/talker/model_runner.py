@@ -6,7 +6,7 @@ bucket it fits in, everything is replayed from CUDA graphs, and the host waits f
 half of a step still runs while it hands them on and prepares the next step.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -45,6 +45,7 @@ class RunnerShape:
     """On a GPU: one bucket, prompts one by one, and frames that exist already go through the steps that made them."""
     networks: NetworkKind = "by_rows"
     """By rows is the CPU's way: passes of `max_num_seqs` rows, each with a context of its own."""
+    attention: str = "auto"  # of the fused kernels: see `choose_backend`
 
     @property
     def by_rows(self) -> bool:
@@ -123,24 +124,34 @@ class ModelRunner:
         """On a GPU, record every shape that a step or a prefill can take; the largest first, whose memory all share."""
         if self._on_cpu:
             return
+        shapes = list(self._shapes())
+        for number, (key, work) in enumerate(shapes):
+            report(f"recording GPU work {number}/{len(shapes)}")
+            self.graphs.capture(key, work)
+        torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Do once, unrecorded, everything that `capture` records."""
+        for _, work in self._shapes():
+            work()
+
+    def _shapes(self) -> Iterator[tuple[Hashable, Callable[[], None]]]:
+        """Every shape that a step or a prefill can take on a GPU."""
         assert not self._by_rows
         most = self._length(0)
         for bucket in reversed(self.buckets):
             rows = self._rows[:bucket]
             rows.fill_(self.state.scratch_row)
             for breadth in reversed(self.step.breadths):
-                self.graphs.capture(("predict", bucket, breadth), partial(self.step.predict, rows, breadth))
-            self.graphs.capture(("advance", bucket), partial(self.step.advance, rows, length=most))
+                yield ("predict", bucket, breadth), partial(self.step.predict, rows, breadth)
+            yield ("advance", bucket), partial(self.step.advance, rows, length=most)
             if self._retraces:
-                self.graphs.capture(("recall", bucket), partial(self.step.recall, rows))
-            report(f"recorded the step of {bucket} sequences")
+                yield ("recall", bucket), partial(self.step.recall, rows)
         for inputs in reversed(self._prefills):
             inputs.fill([])
             for length in {0, most if inputs is self._prefills[-1] else 0}:
-                work = partial(self.step.prefill, inputs.rows, length=length)
-                self.graphs.capture(("prefill", inputs.num_rows, length), work)
-            report(f"recorded the prefill of {inputs.num_rows} rows")
-        torch.cuda.synchronize()
+                yield ("prefill", inputs.num_rows, length), partial(self.step.prefill, inputs.rows, length=length)
 
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence]) -> None:
@@ -267,7 +278,7 @@ def _build_step(tables: InputTables, state: BatchState, cache: KVCache, shape: R
     if shape.networks == "fused":
         from deployments.talker.fused_step import FusedStep  # needs Triton, which a CPU has not
 
-        return FusedStep(tables, state, cache, pdl=tables.device.type == "cuda")
+        return FusedStep(tables, state, cache, attention=shape.attention, pdl=tables.device.type == "cuda")
     networks = exact_networks if shape.by_rows else plain_networks
     return FrameStep(tables, state, networks(tables.talker, cache))
 
