@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.errors import CodecLost, NotReady
 from deployments.failover import persist
 from deployments.handles import call, stream
-from deployments.protocol import Codes, ModelInfo, PcmChunk, Resume, SynthesisRequest
+from deployments.protocol import Codes, ModelInfo, PcmChunk, Resume, SynthesisRequest, reached
 from serve_app.api import create_api
 from serve_app.api_settings import ApiSettings
 from serve_app.exposure import for_host
@@ -62,7 +62,7 @@ class HandleSynthesizer:
                 elif not chunk.pcm and chunk.finish_reason is None:
                     continue  # a sign of life
                 position = chunk.position
-                yield chunk
+                yield reached(chunk, "from-codec")
 
 
 class Ingress:
