@@ -88,6 +88,7 @@ async def with_beats(
     async with aclosing(items):
         try:
             check()
+            coming = asyncio.ensure_future(anext(items))  # works while the beat is on its way
             yield beat()
             while True:
                 check()
@@ -105,7 +106,7 @@ async def with_beats(
         finally:
             if coming is not None:
                 coming.cancel()
-                await asyncio.wait((coming,))
+                await asyncio.gather(coming, return_exceptions=True)
 
 
 def translate(error: Exception, lost: type[ReplicaLost]) -> Exception:
