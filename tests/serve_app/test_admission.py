@@ -76,7 +76,7 @@ async def test_a_line_that_moves_too_slowly_takes_nobody(clock: Clock) -> None:
     clock.now_s += 3
     await line.join()  # a first audio may take a second as long as none is known
     clock.now_s += 1.5
-    with pytest.raises(Overloaded, match="2 requests wait"):
+    with pytest.raises(Overloaded, match="2 of them for their first audio"):
         await line.speak()
     await line.finish()
     assert await line.speak()
