@@ -39,6 +39,7 @@ class Settings:
     timeout_s: float = 120.0
     limits: Limits = field(default_factory=Limits)
     status_url: str | None = None  # of Ray Serve, for replica counts
+    metrics_url: str | None = None  # of Talkray, for the same where Serve cannot be asked
 
     @property
     def target(self) -> Target:
