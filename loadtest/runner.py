@@ -45,6 +45,7 @@ class Settings:
     status_url: str | None = None  # of Ray Serve, for replica counts
     processes: int = 1  # that send the requests
     one_sentence: bool = False  # texts of one sentence only
+    metrics_url: str | None = None  # of Talkray, for the same where Serve cannot be asked
 
     @property
     def target(self) -> Target:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -70,7 +70,7 @@ def create_api(
     if node is not None:
         api.include_router(metrics_routes(node))
     api.include_router(catalogue_routes(synthesizer, settings))
-    api.include_router(speech_routes(synthesizer, settings))
+    api.include_router(speech_routes(synthesizer, settings, check_room=admission.check_room))
     api.include_router(websocket_routes(synthesizer, settings))
     return api
 
@@ -101,14 +101,16 @@ def status_routes(synthesizer: Synthesizer) -> APIRouter:
     return router
 
 
-def speech_routes(synthesizer: Synthesizer, settings: ApiSettings) -> APIRouter:
-    """`POST /v1/audio/speech`."""
+def speech_routes(synthesizer: Synthesizer, settings: ApiSettings, *, check_room: Callable[[], None]) -> APIRouter:
+    """`POST /v1/audio/speech`. `check_room` raises where there is no point in reading a request."""
     router = APIRouter()
 
     @router.post("/v1/audio/speech", response_class=Response, openapi_extra=SPEECH_DOCS)
     async def speech(request: Request) -> Response:
         """Speaks `input`, streaming unless `stream` is false."""
-        fields = parse_object(await read_body(request, settings))
+        content = await read_body(request, settings)
+        check_room()
+        fields = parse_object(content)
         body = parse_speech(fields)
         info = await synthesizer.describe()
         utterance = await build_request(body, info, settings, request_id=request.state.request_id)
