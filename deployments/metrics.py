@@ -42,6 +42,7 @@ KV_USED = Gauge("talkray_kv_blocks_used_ratio", "KV blocks in use.")
 CODEC_LAG = Gauge("talkray_codec_lag_seconds", "Audio that a codec replica has as codes and not yet as PCM, seconds.")
 WANTED = Gauge("talkray_replicas_wanted", "Replicas that Serve wants: running and starting.", _POOL)
 RUNNING = Gauge("talkray_replicas_running", "Replicas that take requests.", _POOL)
+DIED = Gauge("talkray_replicas_died", "Replicas and proxies that died, as Ray's control store remembers them.", _POOL)
 
 TALKER, CODEC = {"pool": "talker"}, {"pool": "codec"}
 
@@ -72,6 +73,11 @@ def replicas(pool: str, *, wanted: int, running: int) -> None:
     """Record a pool's size."""
     WANTED.set(wanted, {"pool": pool})
     RUNNING.set(running, {"pool": pool})
+
+
+def died(pool: str, count: int) -> None:
+    """Record how many replicas of a pool, or proxies, have died so far."""
+    DIED.set(count, {"pool": pool})
 
 
 def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting: int) -> None:

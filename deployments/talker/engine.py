@@ -28,7 +28,7 @@ from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
 from deployments.talker.model_runner import Flight, ModelRunner, NetworkKind, RunnerShape
-from deployments.talker.prompt import PromptBuilder
+from deployments.talker.prompt import Prompt, PromptBuilder
 from deployments.talker.scheduler import Batch, Scheduler
 from deployments.talker.sequence import FrameLimit, Sequence
 from deployments.talker.tokenizer import TextTokenizer
@@ -147,6 +147,7 @@ class Engine:
         prompt = self.prompts.build(request)
         sampling = complete(request.synthesis.sampling, self.model.generation)
         limit = self._frame_limit(request, sampling, prompt.num_rows, prompt.num_text_tokens)
+        self._check_following(request.synthesis.following, prompt)
         prefix = [] if request.prefix is None else list(request.prefix)
         sequence = Sequence(sequence_id, request, prompt, sampling, limit, prefix)
         if sequence.num_frames >= limit.frames:
@@ -339,19 +340,38 @@ class Engine:
 
         The last of `max_new_tokens` never becomes a frame, as in the official package.
         """
-        room = min(self.config.max_model_len, self.scheduler.blocks.capacity) - num_rows
+        room = self._max_positions - num_rows
         if room < 1:
-            raise InvalidRequest(
-                f"input and reference make {num_rows} positions, at most {num_rows + room - 1} fit: shorten them",
-                "input",
-                "context_length_exceeded",
-            )
+            raise self._too_long(num_rows)
         length = FrameLimit(min((sampling.max_new_tokens or 1) - 1, room), FinishReason.LENGTH)
         expected = num_text_tokens * self.config.runaway_frames_per_token
         runaway = FrameLimit(max(expected, self.config.runaway_min_frames), FinishReason.RUNAWAY)
         if request.synthesis.ignore_eos or length.frames <= runaway.frames:
             return length
         return runaway
+
+    @property
+    def _max_positions(self) -> int:
+        return min(self.config.max_model_len, self.scheduler.blocks.capacity)
+
+    def _too_long(self, num_rows: int) -> InvalidRequest:
+        return InvalidRequest(
+            f"input and reference make {num_rows} positions, at most {self._max_positions - 1} fit: shorten them",
+            "input",
+            "context_length_exceeded",
+        )
+
+    def _check_following(self, texts: tuple[str, ...], prompt: Prompt) -> None:
+        """Raise InvalidRequest where a later segment of the same request would not fit: now it is not heard yet."""
+        num_others = prompt.num_rows - prompt.num_text_tokens
+        for text in texts:
+            most = 2 * len(text.encode("utf-8", "replace"))  # tokens are bytes at least, of the text's normal form
+            num_rows = num_others + (most if num_others + most < self._max_positions else self._count(text))
+            if num_rows >= self._max_positions:
+                raise self._too_long(num_rows)
+
+    def _count(self, text: str) -> int:
+        return len(self.prompts.tokenizer.encode(text))
 
     def _num_blocks(self, dtype: torch.dtype, block_size: int) -> int:
         """As many KV blocks as the memory set aside holds, never more than all rows at full length could use."""

@@ -551,3 +551,20 @@ def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytes
     assert max(len(chunk.codes) for of_one in chunks.values() for chunk in of_one) > 1
     assert [same(*pair) for pair in zip(whole, map(Spoken.join, chunks.values()), strict=True)] == [True] * 4
     assert {sum(len(chunk.pcm) for chunk in of_one) for of_one in chunks.values()} == {20 * frame_bytes}
+
+
+def test_a_later_segment_that_would_not_fit_is_refused_with_the_first(checkpoint: Path) -> None:
+    """Where the first is spoken already, all that could be done is to break off."""
+    engine = Engine(checkpoint, CONFIG.model_copy(update={"max_model_len": 128}))
+    with pytest.raises(InvalidRequest, match="shorten") as caught:
+        engine.add(0, ask("Short.", following=("Short too.", "a" * 300)))
+    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
+    assert engine.is_idle
+    longest = max(n for n in range(1, 128) if _fits(engine, "a" * n))
+    engine._check_following(("a" * longest,), engine.prompts.build(ask("Short.")))
+    with pytest.raises(InvalidRequest):
+        engine._check_following(("a" * (longest + 1),), engine.prompts.build(ask("Short.")))
+
+
+def _fits(engine: Engine, text: str) -> bool:
+    return engine.prompts.build(ask(text)).num_rows < engine.config.max_model_len
