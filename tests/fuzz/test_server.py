@@ -4,68 +4,22 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-import requests
-import schemathesis
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from schemathesis import Case, GenerationMode
-from schemathesis.checks import not_a_server_error
 
-from deployments.config import CodecConfig, TalkerConfig
-from deployments.random_checkpoint import Options, write_checkpoint
-from deployments.released import SHAPES
-from deployments.talker.kv_cache import KVCache
-from deployments.talker.model.config import ModelConfig
-from serve_app.api_settings import AdmissionSettings, ApiSettings
-from serve_app.config import AppConfig
-from serve_app.local_server import Address, running
-from serve_app.ports import free_port
 from tests.e2e.speech import PATH, Pools, endless, fetch
 from tests.fuzz.conftest import NUM_CASES, SEED, Cases
+from tests.fuzz.server import AT_ONCE, BOUND_S, FEW_FRAMES
 from tests.fuzz.texts import body, text
 
 pytestmark = [pytest.mark.anyio, pytest.mark.fuzz]
-
-AT_ONCE = 8
-BOUND_S = 120
-# Short, so that a case takes milliseconds; long texts do not fit, which they have to be told before a byte is sent.
-MAX_MODEL_LEN = 256
-BLOCK = 16
-FEW_FRAMES = 3
-PATIENT = AdmissionSettings(max_line_s=1000, max_wait_s=1000)  # overload has tests of its own
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A tiny model. Its KV cache holds one utterance of the greatest length and not a block more: a block that leaks
-    is missed.
-    """
-    model: Path = tmp_path_factory.mktemp("fuzz") / "tiny"
-    write_checkpoint(model, SHAPES["tiny-CustomVoice"], Options(dtype=torch.float32))
-    block = BLOCK * KVCache.bytes_per_position(ModelConfig.load(model).talker, torch.float32)
-    talker = TalkerConfig(
-        max_num_seqs=AT_ONCE,
-        max_num_waiting=2 * AT_ONCE,
-        max_model_len=MAX_MODEL_LEN,
-        kv_block_size=BLOCK,
-        kv_cache_bytes=block * (MAX_MODEL_LEN // BLOCK + 1),  # one is nobody's
-    )
-    app = AppConfig(
-        model=str(model), talker=talker, codec=CodecConfig(max_late_s=1000), api=ApiSettings(admission=PATIENT)
-    )
-    with running(app, Address("127.0.0.1", free_port()), print) as url:
-        yield url
 
 
 @pytest.fixture(scope="session")
@@ -145,41 +99,6 @@ async def _send_something(socket: aiohttp.ClientWebSocketResponse, chance: rando
             await socket.send_json(
                 {"type": "speak", "input": text(chance)[:500], "max_new_tokens": FEW_FRAMES, "voice": "alloy"}
             )
-
-
-# What the document cannot say: which names are known. Most are spoken briefly, whatever else was asked.
-KNOWN = st.fixed_dictionaries(
-    {},
-    optional={
-        "input": st.sampled_from(["Hello.", "a" * 300, "One. " * 500]),
-        "model": st.just("tts-1"),
-        "voice": st.sampled_from(["alloy", "Vivian", {"id": "ash"}]),
-        "language": st.just("auto"),
-        "response_format": st.sampled_from(["pcm", "wav"]),
-        "instructions": st.just("Softly."),
-        "ref_audio": st.none(),
-    },
-)
-BRIEF = {"max_new_tokens": FEW_FRAMES}
-
-
-def test_requests_from_its_openapi_document(server: str, cases: Cases) -> None:
-    schema = schemathesis.openapi.from_url(f"{server}/openapi.json")
-    speech = next(operation.ok() for operation in schema.get_all_operations() if operation.ok().label == f"POST {PATH}")
-    allowed, others = (speech.as_strategy(mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE))
-
-    @settings(settings.get_profile("fuzz"), max_examples=NUM_CASES)
-    @given(case=allowed | allowed | others, known=KNOWN, brief=st.sampled_from([BRIEF] * 19 + [{}]))
-    def ask(case: Case, known: dict[str, object], brief: dict[str, object]) -> None:
-        if isinstance(case.body, dict):
-            case.body = {**case.body, **known, **brief}
-        answer = case.call_and_validate(base_url=server, session=session, checks=[not_a_server_error], timeout=BOUND_S)
-        cases.count(answer.status_code)
-        if answer.status_code >= 400:
-            assert set(json.loads(answer.content)["error"]) == {"message", "type", "param", "code"}
-
-    with requests.Session() as session:
-        ask()
 
 
 async def test_bytes_that_are_no_http(server: str, pools: Pools, cases: Cases) -> None:
