@@ -82,11 +82,11 @@ def _http_options(address: Address) -> dict[str, Any]:
 
 
 def _logical_cpus(config: AppConfig) -> int:
-    """This machine's, or as many as all replicas ask for: a small machine runs them all the same."""
+    """Those this process may use, or as many as all replicas ask for: a small machine runs them all the same."""
     scaled = ((config.codec_pool, config.codec_scaling), (config.talker_pool, config.talker_scaling))
     most = [(pool, scaling.max_replicas if scaling else pool.replicas) for pool, scaling in scaled]
     pools = [(config.ingress_pool, config.ingress_pool.replicas), *most]
-    return max(os.cpu_count() or 1, math.ceil(sum(pool.num_cpus * replicas for pool, replicas in pools)))
+    return max(len(os.sched_getaffinity(0)), math.ceil(sum(pool.num_cpus * replicas for pool, replicas in pools)))
 
 
 def _start_proxy(address: Address) -> None:
