@@ -18,7 +18,16 @@ from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.slots import load_slots
 from deployments.config import TalkerConfig
 from deployments.errors import InvalidRequest
-from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, ModelInfo, Sampling, SynthesisRequest
+from deployments.protocol import (
+    Codes,
+    FinishReason,
+    FrameChunk,
+    GenerateRequest,
+    ModelInfo,
+    Reference,
+    Sampling,
+    SynthesisRequest,
+)
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.bootstrap import Bootstrap
 from deployments.talker.compile_ahead import Prepare, compiling_ahead, prepare_nothing
@@ -141,12 +150,17 @@ class Engine:
             torch.cuda.empty_cache()  # what running once before each recording needed
 
     def _speak(self) -> None:
+        """A short utterance in each way that there is: with audio on a GPU, with a cloned voice where it can."""
         voice = next(iter(self.model.speakers), None)
         options = Sampling(max_new_tokens=3)
         request = SynthesisRequest("warm-up", "Hello.", voice=voice, sampling=options, ignore_eos=True)
-        self.add(-1, GenerateRequest(request))
+        if self.prompts.speaker_encoder is not None:
+            second = np.zeros(self.prompts.speaker_encoder.shape.sample_rate, dtype=np.float32)
+            request = replace(request, reference=Reference(second, x_vector_only=True))
+        self.add(-1, GenerateRequest(request, gpu_frames=0 if self._bootstrap is None else 2))
         while not self.is_idle:
             self.step()
+        self.prompts.speakers.take_lookups()
 
     @property
     def is_idle(self) -> bool:
