@@ -88,6 +88,8 @@ async def with_beats(
     async with aclosing(items):
         try:
             check()
+            coming = asyncio.ensure_future(anext(items))
+            await asyncio.sleep(0)  # it asks what is behind it before the beat is packed and sent
             yield beat()
             while True:
                 check()
@@ -105,7 +107,7 @@ async def with_beats(
         finally:
             if coming is not None:
                 coming.cancel()
-                await asyncio.wait((coming,))
+                await asyncio.gather(coming, return_exceptions=True)
 
 
 def translate(error: Exception, lost: type[ReplicaLost]) -> Exception:

@@ -19,6 +19,7 @@ from deployments.codec.slots import load_slots
 from deployments.config import TalkerConfig
 from deployments.errors import InvalidRequest
 from deployments.protocol import (
+    ALL_FRAMES,
     Codes,
     FinishReason,
     FrameChunk,
@@ -275,6 +276,8 @@ class Engine:
 
     def _can_wait(self, sequence: Sequence, now_s: float) -> bool:
         """Whether more frames may be sent with these: every message costs each stage behind the engine its time."""
+        if sequence.request.gpu_frames >= ALL_FRAMES:
+            return sequence.finish_reason is None  # their audio will carry them
         held = sequence.num_frames - sequence.num_sent
         is_calm = sequence.playback.lead_s(now_s, sequence.num_sent) > _CALM_S
         return sequence.finish_reason is None and held < self._max_held and is_calm

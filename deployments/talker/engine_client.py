@@ -193,4 +193,5 @@ async def _next_chunk(queue: "asyncio.Queue[Item]") -> FrameChunk:
     codes = np.concatenate([chunk.codes for chunk in chunks])
     pcm = b"".join(chunk.pcm for chunk in chunks)
     num_text_tokens = max(chunk.num_text_tokens for chunk in chunks)
-    return FrameChunk(codes, num_text_tokens, chunks[-1].finish_reason, pcm)
+    marks = next((chunk.marks for chunk in chunks if chunk.marks), ())
+    return FrameChunk(codes, num_text_tokens, chunks[-1].finish_reason, pcm, marks)

@@ -33,6 +33,7 @@ from deployments.talker.channel import (
     encode,
 )
 from deployments.talker.engine import Engine, load_engine
+from deployments.talker.trails import Trails
 from deployments.talker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class EngineProcess:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.unpacker = Unpacker()
+        self.trails = Trails()
         self.spoilt: set[int] = set()  # sequences that came to NaN, ever
         self._sending = threading.Lock()  # the watchdog sends too
 
@@ -74,6 +76,7 @@ class EngineProcess:
                 self._obey(engine, command)
             began_s = time.perf_counter()
             chunks = [(output.sequence_id, output.chunk) for output in engine.step()]
+            chunks = self.trails.follow(chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
             spoilt = engine.take_spoilt()
         if chunks or was_idle or engine.is_idle:  # the last word before a pause says that nothing runs
@@ -95,10 +98,12 @@ class EngineProcess:
     def _obey(self, engine: Engine, command: Command) -> None:
         if isinstance(command, Abort):
             engine.abort(command.id)
+            self.trails.end(command.id)
             return
         assert isinstance(command, Submit)
         try:
-            engine.add(command.id, command.request)
+            with self.trails.begin(command.id, command.request):
+                engine.add(command.id, command.request)
         except TalkrayError as error:
             self._send(Failed(command.id, error))
         except Exception as error:  # a request that trips the engine must not take the other streams with it

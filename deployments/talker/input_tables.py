@@ -48,8 +48,8 @@ class InputTables:
 
     def project(self, ids: Ids) -> None:
         """Make sure that the text table holds `ids`."""
-        missing = np.unique(ids[ids < self.no_text])
-        missing = missing[~self._known[missing]]
+        missing = ids[ids < self.no_text]
+        missing = np.unique(missing[~self._known[missing]])
         for start in range(0, len(missing), _CPU_ROWS):
             some = missing[start : start + _CPU_ROWS]
             padded = np.pad(some, (0, _CPU_ROWS - len(some)))

@@ -7,16 +7,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from deployments.talker.kernels.attention import (
+from deployments.talker.kernels.paged_attention import (
     MIN_BLOCK,
     Context,
-    HeadNorms,
-    Heads,
     PagedScratch,
     attend_paged,
     prepare_rows,
     splits_for,
 )
+from deployments.talker.kernels.qkv import HeadNorms, Heads
 
 logger = logging.getLogger(__name__)
 

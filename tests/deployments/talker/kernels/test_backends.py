@@ -6,8 +6,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from deployments.talker.kernels.attention import Heads
 from deployments.talker.kernels.backends import choose_backend
+from deployments.talker.kernels.qkv import Heads
 
 HEADS = Heads(4, 2, 32)
 
