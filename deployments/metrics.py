@@ -48,6 +48,7 @@ RECORDINGS = Counter(
 )  # fmt: skip
 WANTED = Gauge("talkray_replicas_wanted", "Replicas that Serve wants: running and starting.", _POOL)
 RUNNING = Gauge("talkray_replicas_running", "Replicas that take requests.", _POOL)
+DIED = Gauge("talkray_replicas_died", "Replicas and proxies that died, as Ray's control store remembers them.", _POOL)
 
 TALKER, CODEC = {"pool": "talker"}, {"pool": "codec"}
 
@@ -78,6 +79,11 @@ def replicas(pool: str, *, wanted: int, running: int) -> None:
     """Record a pool's size."""
     WANTED.set(wanted, {"pool": pool})
     RUNNING.set(running, {"pool": pool})
+
+
+def died(pool: str, count: int) -> None:
+    """Record how many replicas of a pool, or proxies, have died so far."""
+    DIED.set(count, {"pool": pool})
 
 
 def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting: int) -> None:

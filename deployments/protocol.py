@@ -92,6 +92,7 @@ class SynthesisRequest:
     ignore_eos: bool = False
     leading_silence: bool = False  # True keeps quiet leading frames
     continues: bool = False  # a later segment of a text that is being heard: it is not refused and goes first
+    following: tuple[str, ...] = ()  # texts of the segments behind this first one: it is refused where they do not fit
     resume: Resume | None = None  # set where a stream goes on that another replica began
     marks: Marks = ()  # on its way so far; none where nobody wants to know
 

@@ -89,7 +89,7 @@ def _http_options(address: Address) -> dict[str, Any]:
 
 
 def _logical_cpus(config: AppConfig) -> int:
-    """This machine's, or as many as all replicas ask for: a small machine runs them all the same."""
+    """Those this process may use, or as many as all replicas ask for: a small machine runs them all the same."""
     scaled = ((config.codec_pool, config.codec_scaling), (config.talker_pool, config.talker_scaling))
     most = [(pool, scaling.max_replicas if scaling else pool.replicas) for pool, scaling in scaled]
     pools = [(config.ingress_pool, config.ingress_pool.replicas), *most]

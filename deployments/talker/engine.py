@@ -1,6 +1,7 @@
 """The talker engine: requests in, frames out, one step at a time. Knows neither processes nor Ray."""
 
 import importlib.util
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from deployments.checkpoint import load_strict
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.slots import load_slots
 from deployments.config import TalkerConfig
-from deployments.errors import InvalidRequest
+from deployments.errors import EngineError, InvalidRequest
 from deployments.protocol import (
     ALL_FRAMES,
     Codes,
@@ -40,11 +41,13 @@ from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
 from deployments.talker.model_runner import Flight, ModelRunner, NetworkKind, RunnerShape
-from deployments.talker.prompt import PromptBuilder
+from deployments.talker.prompt import Prompt, PromptBuilder
 from deployments.talker.scheduler import Batch, Scheduler
 from deployments.talker.sequence import FrameLimit, Sequence
 from deployments.talker.start_clock import StartClock
 from deployments.talker.tokenizer import TextTokenizer
+
+logger = logging.getLogger(__name__)
 
 # What the host needs from the decision who takes part in a step to the device's start of it.
 _LAUNCH_NS = 800_000
@@ -53,6 +56,8 @@ _MAX_HELD = 8
 _CALM_S = 0.4
 # How often to look for audio while no step is under way.
 _AUDIO_POLL_S = 0.0002
+# Prefills in a row that raised: then it is not the requests.
+_MAX_FAILED_PREFILLS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,8 @@ class Engine:
         self._batch: Batch | None = None
         self._num_pushed = 0  # sequences at the batch's end whose frames are being decoded already
         self._spoilt: list[int] = []
+        self._failed: list[tuple[int, EngineError]] = []
+        self._num_failed_prefills = 0  # in a row
         self._no_codes = np.zeros((0, self.model.num_code_groups), dtype=np.int16)
         self._max_held = 1 if device.type == "cpu" else _MAX_HELD
         self._due_ns = 0  # when the next step has to be launched so that the device does not wait
@@ -142,7 +149,10 @@ class Engine:
         )
 
     def warm_up(self) -> None:
-        """Capture graphs and run one short utterance, so that the first request meets warm code paths."""
+        """Capture graphs and run one short utterance, so that the first request meets warm code paths.
+
+        Raises EngineError where even that fails: such an engine must not take requests.
+        """
         with self.clock.phase("recording GPU work"):
             self.runner.capture(self.clock.report)
         with self.clock.phase("speaking a warm-up"):
@@ -161,6 +171,10 @@ class Engine:
         self.add(-1, GenerateRequest(request, gpu_frames=0 if self._bootstrap is None else 2))
         while not self.is_idle:
             self.step()
+            for _, error in self.take_failed():
+                raise error
+            if self.take_spoilt():
+                raise EngineError("the first frames come to NaN or infinity: the weights or the device are broken")
         self.prompts.speakers.take_lookups()
 
     @property
@@ -179,6 +193,7 @@ class Engine:
         prompt = self.prompts.build(request)
         sampling = complete(request.synthesis.sampling, self.model.generation)
         limit = self._frame_limit(request, sampling, prompt.num_rows, prompt.num_text_tokens)
+        self._check_following(request.synthesis.following, prompt)
         prefix = [] if request.prefix is None else list(request.prefix)
         sequence = Sequence(sequence_id, request, prompt, sampling, limit, prefix)
         if sequence.num_frames >= limit.frames:
@@ -218,12 +233,48 @@ class Engine:
         spoilt, self._spoilt = self._spoilt, []
         return spoilt
 
+    def take_failed(self) -> list[tuple[int, EngineError]]:
+        """Requests that tripped the engine while it took them in; the others go on."""
+        failed, self._failed = self._failed, []
+        return failed
+
     def _launch(self) -> None:
         batch = self.scheduler.schedule()
-        if batch is not None:
-            self.runner.prefill(batch.prefill)
-            self._batch, self._num_pushed = batch, 0
-            self._flight = self.runner.launch(batch.decode, self._push_young)
+        if batch is None:
+            return
+        if failed := self._prefill(batch.prefill):
+            decode = [sequence for sequence in batch.decode if sequence not in failed]
+            batch = Batch([sequence for sequence in batch.prefill if sequence not in failed], decode)
+        self._batch, self._num_pushed = batch, 0
+        self._flight = self.runner.launch(batch.decode, self._push_young) if batch.decode else None
+
+    def _prefill(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Take sequences in; those that raise by themselves too are returned, and have left.
+
+        Raises what the device raised, and what the last of several in a row did.
+        """
+        try:
+            self.runner.prefill(sequences)
+        except torch.AcceleratorError:
+            raise  # nothing runs on this device any more
+        except Exception:
+            logger.exception("a prefill of %d sequences failed: each is tried by itself", len(sequences))
+            return [sequence for sequence in sequences if not self._prefill_alone(sequence)]
+        self._num_failed_prefills = 0 if sequences else self._num_failed_prefills
+        return []
+
+    def _prefill_alone(self, sequence: Sequence) -> bool:
+        try:
+            self.runner.prefill([sequence])
+        except Exception as error:
+            self._num_failed_prefills += 1
+            if self._num_failed_prefills >= _MAX_FAILED_PREFILLS or isinstance(error, torch.AcceleratorError):
+                raise
+            self.abort(sequence.id)
+            self._failed.append((sequence.id, EngineError(f"the engine failed on this request: {error!r}")))
+            return False
+        self._num_failed_prefills = 0
+        return True
 
     def _push_young(self, frames: Tensor) -> None:
         """Decode first frames, which never are the end of speech, as soon as they exist. `frames` are on the device."""
@@ -322,8 +373,10 @@ class Engine:
         return sent + [self._endings.pop(number) for number in over]
 
     def _audio(self, number: int, pcm: bytes) -> FrameChunk:
-        """Audio with the codes that were still to be sent: it never comes before them."""
-        sequence = self.scheduler.running.get(number)
+        """Audio with the codes that were still to be sent: it never comes before them, also where a sequence waits
+        because it was preempted.
+        """
+        sequence = self.scheduler.find(number)
         return FrameChunk(self._no_codes, 0, None, pcm) if sequence is None else self._unsent(sequence, pcm)
 
     def _chunk(self, sequence: Sequence, frames: list[np.ndarray], reason: FinishReason | None) -> FrameChunk:
@@ -337,19 +390,38 @@ class Engine:
 
         The last of `max_new_tokens` never becomes a frame, as in the official package.
         """
-        room = min(self.config.max_model_len, self.scheduler.blocks.capacity) - num_rows
+        room = self._max_positions - num_rows
         if room < 1:
-            raise InvalidRequest(
-                f"input and reference make {num_rows} positions, at most {num_rows + room - 1} fit: shorten them",
-                "input",
-                "context_length_exceeded",
-            )
+            raise self._too_long(num_rows)
         length = FrameLimit(min((sampling.max_new_tokens or 1) - 1, room), FinishReason.LENGTH)
         expected = num_text_tokens * self.config.runaway_frames_per_token
         runaway = FrameLimit(max(expected, self.config.runaway_min_frames), FinishReason.RUNAWAY)
         if request.synthesis.ignore_eos or length.frames <= runaway.frames:
             return length
         return runaway
+
+    @property
+    def _max_positions(self) -> int:
+        return min(self.config.max_model_len, self.scheduler.blocks.capacity)
+
+    def _too_long(self, num_rows: int) -> InvalidRequest:
+        return InvalidRequest(
+            f"input and reference make {num_rows} positions, at most {self._max_positions - 1} fit: shorten them",
+            "input",
+            "context_length_exceeded",
+        )
+
+    def _check_following(self, texts: tuple[str, ...], prompt: Prompt) -> None:
+        """Raise InvalidRequest where a later segment of the same request would not fit: now it is not heard yet."""
+        num_others = prompt.num_rows - prompt.num_text_tokens
+        for text in texts:
+            most = 2 * len(text.encode("utf-8", "replace"))  # tokens are bytes at least, of the text's normal form
+            num_rows = num_others + (most if num_others + most < self._max_positions else self._count(text))
+            if num_rows >= self._max_positions:
+                raise self._too_long(num_rows)
+
+    def _count(self, text: str) -> int:
+        return len(self.prompts.tokenizer.encode(text))
 
     def _num_blocks(self, dtype: torch.dtype, block_size: int, memory: GpuMemory | None) -> int:
         """As many KV blocks as the memory set aside holds, never more than all rows at full length could use."""

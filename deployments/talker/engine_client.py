@@ -17,6 +17,7 @@ from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
 from deployments.progress import tell
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
+from deployments.starvation import any_runnable
 from deployments.talker.channel import (
     Abort,
     Command,
@@ -37,6 +38,7 @@ _RECEIVE_BYTES = 1 << 18
 _STOP_TIMEOUT_S = 5.0
 # The engine process says four times a second that it is alive.
 _SILENCE_S = 1.5
+_LONGEST_SILENCE_S = 10.0  # of one that has no processor to run on
 _WATCH_S = 0.25
 
 Item = FrameChunk | Exception
@@ -141,8 +143,9 @@ class EngineClient:
             now_s = time.monotonic()
             if now_s - slept_s > 2 * _WATCH_S:
                 self._heard_s = now_s  # it was this process that stood still
-            if now_s - self._heard_s > _SILENCE_S:
-                logger.error("the engine process has been silent for %.1f s", now_s - self._heard_s)
+            silence_s = now_s - self._heard_s
+            if silence_s > _SILENCE_S and (silence_s > _LONGEST_SILENCE_S or not any_runnable(self._process.pid)):
+                logger.error("the engine process has been silent for %.1f s", silence_s)
                 self._process.kill()
                 reading.cancel()  # a process that hangs in a driver keeps its socket even when it is killed
 

@@ -78,12 +78,14 @@ class EngineProcess:
             chunks = [(output.sequence_id, output.chunk) for output in engine.step()]
             chunks = self.trails.follow(chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
-            spoilt = engine.take_spoilt()
+            spoilt, failed = engine.take_spoilt(), engine.take_failed()
         if chunks or was_idle or engine.is_idle:  # the last word before a pause says that nothing runs
             scheduler = engine.scheduler
             used_ratio = scheduler.blocks.used_ratio
             speakers = engine.prompts.speakers.take_lookups()
             self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting), step_s, used_ratio, speakers))
+        for number, error in failed:
+            self._send(Failed(number, error))
         self._send_away(engine, spoilt)
 
     def _send_away(self, engine: Engine, spoilt: list[int]) -> None:
