@@ -166,8 +166,9 @@ class Engine:
         options = Sampling(max_new_tokens=3)
         request = SynthesisRequest("warm-up", "Hello.", voice=voice, sampling=options, ignore_eos=True)
         if self.prompts.speaker_encoder is not None:
-            second = np.zeros(self.prompts.speaker_encoder.shape.sample_rate, dtype=np.float32)
-            request = replace(request, reference=Reference(second, x_vector_only=True))
+            num_samples = self.prompts.speaker_encoder.shape.sample_rate
+            hiss = np.random.default_rng(0).normal(0, 0.01, num_samples).astype(np.float32)
+            request = replace(request, reference=Reference(hiss, x_vector_only=True))
         self.add(-1, GenerateRequest(request, gpu_frames=0 if self._bootstrap is None else 2))
         while not self.is_idle:
             self.step()
