@@ -26,6 +26,7 @@ from deployments.protocol import (
     FrameChunk,
     GenerateRequest,
     ModelInfo,
+    Reference,
     Sampling,
     SynthesisRequest,
 )
@@ -160,16 +161,22 @@ class Engine:
             torch.cuda.empty_cache()  # what running once before each recording needed
 
     def _speak(self) -> None:
+        """A short utterance in each way that there is: with audio on a GPU, with a cloned voice where it can."""
         voice = next(iter(self.model.speakers), None)
         options = Sampling(max_new_tokens=3)
         request = SynthesisRequest("warm-up", "Hello.", voice=voice, sampling=options, ignore_eos=True)
-        self.add(-1, GenerateRequest(request))
+        if self.prompts.speaker_encoder is not None:
+            num_samples = self.prompts.speaker_encoder.shape.sample_rate
+            hiss = np.random.default_rng(0).normal(0, 0.01, num_samples).astype(np.float32)
+            request = replace(request, reference=Reference(hiss, x_vector_only=True))
+        self.add(-1, GenerateRequest(request, gpu_frames=0 if self._bootstrap is None else 2))
         while not self.is_idle:
             self.step()
             for _, error in self.take_failed():
                 raise error
             if self.take_spoilt():
                 raise EngineError("the first frames come to NaN or infinity: the weights or the device are broken")
+        self.prompts.speakers.take_lookups()
 
     @property
     def is_idle(self) -> bool:
