@@ -6,7 +6,7 @@ through them and take one stream and a short piece of time through all remaining
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -69,6 +69,7 @@ class Product:
         return packed
 
     def _multiply(self, rows: Tensor) -> Tensor:
+        assert self._matrix is not None
         rows = self._unfolded(rows) if self._taps > 1 else rows
         if not self._packs:
             return F.linear(rows, self._matrix, self._bias)
@@ -76,6 +77,7 @@ class Product:
         return out
 
     def _convolve(self, rows: Tensor) -> Tensor:
+        assert self._kernel is not None
         image = rows.transpose(1, 2).unsqueeze(2)
         if not self._packs:
             out = F.conv2d(image, self._kernel, self._bias, dilation=(1, self._dilation))
@@ -135,32 +137,41 @@ class _Scratch(threading.local):
     """Memory that a thread uses again and again: new memory costs a page fault for every 4 KB."""
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def take(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Buffer `number`, whose former content is lost."""
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """The buffer of that name, whose former content is lost."""
         size = prod(shape)
-        buffer = self._buffers.get((number, dtype))
+        buffer = self._buffers.get((name, dtype))
         if buffer is None or len(buffer) < size:
-            self._buffers[number, dtype] = buffer = torch.empty(size, dtype=dtype)
+            self._buffers[name, dtype] = buffer = torch.empty(size, dtype=dtype)
         return buffer[:size].view(shape)
 
 
 _scratch = _Scratch()
 
 
+@dataclass(frozen=True, slots=True)
+class _Snake:
+    """What is left of a snake, x - half * cos(double * x) per channel. Without `double` x has that factor already."""
+
+    half: Tensor
+    double: Tensor | None = None
+
+
 class _Convolution:
     """A product behind remembered rows, which are tensor `index` of a stream's state."""
 
-    def __init__(self, conv: Conv, index: int, dtype: torch.dtype, *, may_be_long: bool) -> None:
-        self.product = Product(conv.weight, conv.bias, conv.dilation, dtype, may_be_long=may_be_long)
+    def __init__(self, conv: Conv, product: Callable[[Tensor], Tensor], index: int, dtype: torch.dtype) -> None:
+        """`product` takes rows in `dtype`."""
+        self.product = product
         self.context, self.upsampling, self.index, self.dtype = conv.context, conv.upsampling, index, dtype
 
-    def __call__(self, x: Tensor, streams: _Streams, wave: Wave | None = None) -> Tensor:
-        """[B, time, in] -> [B, time * upsampling, out], of x behind `wave`."""
+    def __call__(self, x: Tensor, streams: _Streams, snake: _Snake | None = None) -> Tensor:
+        """[B, time, in] -> [B, time * upsampling, out], of x behind `snake`."""
         batch, time, channels = x.shape
-        rows = _scratch.take(0, (batch, self.context + time, channels), self.dtype)
-        _apply(wave, x, rows[:, self.context :])
+        rows = _scratch.take("rows", (batch, self.context + time, channels), self.dtype)
+        _apply(snake, x, rows[:, self.context :])
         if self.context:
             for own, memory in zip(rows, streams.memories, strict=True):
                 own[: self.context] = memory[self.index]
@@ -169,18 +180,15 @@ class _Convolution:
         return y.reshape(batch, time * self.upsampling, -1)
 
 
-def _apply(wave: Wave | None, x: Tensor, out: Tensor) -> None:
+def _apply(snake: _Snake | None, x: Tensor, out: Tensor) -> None:
     """Fill `out` [B, time, channels] with x behind the snake."""
-    if wave is None:
+    if snake is None:
         out.copy_(x)
         return
-    shape = (x.shape[1], x.shape[2])
-    cosine = _scratch.take(1, shape, torch.float32)
-    for stream, target in zip(x, out, strict=True):
-        if stream.dtype != torch.float32:
-            stream = _scratch.take(2, shape, torch.float32).copy_(stream)  # noqa: PLW2901
-        torch.cos(stream if wave.double is None else torch.mul(stream, wave.double, out=cosine), out=cosine)
-        target.copy_(torch.addcmul(stream, cosine, wave.half, value=-1, out=cosine))
+    cosine = _scratch.take("cosine", x.shape)
+    exact = x if x.dtype == torch.float32 else _scratch.take("exact", x.shape).copy_(x)
+    torch.cos(exact if snake.double is None else torch.mul(exact, snake.double, out=cosine), out=cosine)
+    out.copy_(torch.addcmul(exact, cosine, snake.half, value=-1, out=cosine))
 
 
 class CpuNetwork:
@@ -240,8 +248,8 @@ class CpuNetwork:
         x = self._first(x, streams)
         for block in self._wide:
             x = block(x, streams)
-        rows = zip(x.split(1), streams.alone(), strict=True)
-        return torch.cat([torch.cat(list(_by_pieces(row, self._narrow, stream)), dim=1) for row, stream in rows]).squeeze(2)
+        pieces = [_by_pieces(*row, self._narrow) for row in zip(torch.split(x, 1), streams.alone(), strict=True)]
+        return torch.cat([torch.cat(list(row), dim=1) for row in pieces]).squeeze(2)
 
     def remember(self, initial: Tensor) -> int:
         """Reserve a tensor of the streams' states; its index."""
@@ -251,8 +259,16 @@ class CpuNetwork:
     def convolution(self, conv: Conv, dtype: torch.dtype | None = None, *, may_be_long: bool = False) -> _Convolution:
         """A packed convolution and its place in the states."""
         dtype = dtype or self.dtype
+        product = Product(conv.weight, conv.bias, conv.dilation, dtype, may_be_long=may_be_long)
+        return self._remembering(conv, product, dtype)
+
+    def waveform(self, conv: Conv) -> _Convolution:
+        """A convolution to one channel, in float32."""
+        return self._remembering(conv, _ToOneChannel(conv), torch.float32)
+
+    def _remembering(self, conv: Conv, product: Callable[[Tensor], Tensor], dtype: torch.dtype) -> _Convolution:
         silence = conv.silence.to(dtype).repeat(conv.context, 1)
-        return _Convolution(conv, self.remember(silence) if conv.context else -1, dtype, may_be_long=may_be_long)
+        return _Convolution(conv, product, self.remember(silence) if conv.context else -1, dtype)
 
     def linear(self, linear: Linear, dtype: torch.dtype | None = None) -> Product:
         """A packed product."""
@@ -264,22 +280,18 @@ class _Block:
 
     def __init__(self, network: CpuNetwork, units: Sequence[Unit], wave: Wave, conv: Conv) -> None:
         self.units = [_Unit(network, unit) for unit in units]
-        self.wave = wave
-        if conv.upsampling > 1:
-            self.convolution = network.convolution(conv)
-        else:
-            self.convolution = network.convolution(conv, torch.float32)
-            self.convolution.product = _ToOneChannel(conv)
+        self.snake = _Snake(wave.half, wave.double)
+        self.convolution = network.waveform(conv) if conv.weight.shape[2] == 1 else network.convolution(conv)
         self.channels = len(wave.half)
         self.is_wide = self.channels >= _MANY_CHANNELS
 
     def __call__(self, x: Tensor, streams: _Streams) -> Tensor:
         """[B, time, channels], which is overwritten, -> [B, time * upsampling, out]."""
         if self.units:
-            x = _scratch.take(3, tuple(x.shape), torch.float32).copy_(x)
+            x = _scratch.take("signal", x.shape).copy_(x)
             for unit in self.units:
                 unit(x, streams)
-        return self.convolution(x, streams, self.wave)
+        return self.convolution(x, streams, self.snake)
 
 
 def _regrouped(folded: FoldedDecoder) -> Iterator[tuple[Sequence[Unit], Wave, Conv]]:
@@ -291,15 +303,15 @@ def _regrouped(folded: FoldedDecoder) -> Iterator[tuple[Sequence[Unit], Wave, Co
     yield units, folded.last_wave, folded.last_conv
 
 
-def _by_pieces(x: Tensor, blocks: Sequence[_Block], stream: _Streams) -> Iterator[Tensor]:
+def _by_pieces(x: Tensor, stream: _Streams, blocks: Sequence[_Block]) -> Iterator[Tensor]:
     """What comes out of all of `blocks` for x [1, time, channels], piece by piece of time."""
     if not blocks:
         yield x
         return
     block, time = blocks[0], x.shape[1]
     count = -(-time * block.channels // _PIECE)
-    for piece in x.split(-(-time // count), dim=1):
-        yield from _by_pieces(block(piece, stream), blocks[1:], stream)
+    for piece in torch.split(x, -(-time // count), dim=1):
+        yield from _by_pieces(block(piece, stream), stream, blocks[1:])
 
 
 class _Unit:
@@ -307,7 +319,7 @@ class _Unit:
 
     def __init__(self, network: CpuNetwork, unit: Unit) -> None:
         double, dilated, pointwise = unit.second.double, unit.dilated, unit.pointwise
-        self.first, self.second = unit.first, Wave(None, unit.second.half * double)
+        self.first, self.second = _Snake(unit.first.half, unit.first.double), _Snake(unit.second.half * double)
         dilated = replace(dilated, weight=dilated.weight * double, bias=dilated.bias * double)
         self.dilated = network.convolution(dilated, may_be_long=True)
         self.pointwise = network.convolution(replace(pointwise, weight=pointwise.weight / double[:, None]))
@@ -334,7 +346,7 @@ class _TransformerLayer:
         qkv = qkv.view(*qkv.shape[:2], -1, config.head_dim).transpose(1, 2)
         q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         q, new = rotate(q, rotary), torch.stack((rotate(k, rotary), v), dim=1)
-        rows = zip(q.split(1), new, mask.split(1), streams.memories, strict=True)
+        rows = zip(torch.split(q, 1), new, torch.split(mask, 1), streams.memories, strict=True)
         y = torch.cat([self._attend(*row) for row in rows])
         x = x + self.output(y.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(_normed(x, eps)).float().chunk(2, dim=2)
@@ -343,7 +355,8 @@ class _TransformerLayer:
     def _attend(self, q: Tensor, new: Tensor, mask: Tensor, memory: list[Tensor]) -> Tensor:
         """Of one stream, [1, heads, frames, size], with new keys and values [2, heads, frames, size]."""
         known = torch.cat((memory[self.index], new), dim=2)
-        memory[self.index] = known[:, :, -self.history :]
+        last = known[:, :, -self.history :]
+        memory[self.index] = last.clone() if 4 * new.shape[2] > self.history else last  # it keeps all of `known` alive
         grouped = q.shape[1] != known.shape[1]
         return F.scaled_dot_product_attention(q, known[:1], known[1:], attn_mask=mask, enable_gqa=grouped)
 
