@@ -110,7 +110,7 @@ def _processes_row(_decoder: CodecDecoder, options: argparse.Namespace, precisio
     ]
     for process in started:
         process.start()
-    seconds = [queue.get(timeout=_PATIENCE_S) for _ in started]
+    seconds: list[float] = [queue.get(timeout=_PATIENCE_S) for _ in started]
     for process in started:
         process.join()
     return {"precision": precision, "processes": processes, "realtime_streams": _realtime_streams(seconds, options)}
@@ -138,7 +138,7 @@ def _decode_calls(decoder: CodecDecoder, options: argparse.Namespace, calls: int
 
 def _realtime_streams(seconds: Sequence[float], options: argparse.Namespace) -> float:
     audio_s = options.repeats * 16 * options.frame_ms / 1e3
-    return sum(audio_s / each for each in seconds)
+    return float(sum(audio_s / each for each in seconds))
 
 
 def _bench_gpu(options: argparse.Namespace) -> list[Row]:

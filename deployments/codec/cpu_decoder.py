@@ -22,7 +22,6 @@ _LAYER_NORM_EPS = 1e-6
 _TYPICAL_ROWS = 128
 _MANY_CHANNELS = 512
 _ENOUGH_ROWS = 96  # from here on a convolution of many channels beats a matrix product
-POINTWISE_MATRIX = False
 _PIECE = 250_000  # values that a block makes at once: some buffers of as many fit a second-level cache of 2 MB
 
 
@@ -42,9 +41,8 @@ class Product:
         self._bias = None if bias is None else bias.to(dtype)
         self._packs = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         weight, is_wide = weight.to(dtype), channels >= _MANY_CHANNELS
-        as_matrix = is_wide or (self._taps == 1 and POINTWISE_MATRIX)
-        self._matrix = self._packed_matrix(weight) if as_matrix else None
-        self._kernel = self._packed_kernel(weight) if may_be_long or not as_matrix else None
+        self._matrix = self._packed_matrix(weight) if is_wide else None
+        self._kernel = self._packed_kernel(weight) if may_be_long or not is_wide else None
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`rows` must be contiguous."""
