@@ -29,17 +29,9 @@ from tests.faults.pools import CODEC, TALKER, Service, serving
 
 TEXT = "The lighthouse keeper climbed the stairs, lit the lamp, and waited for the boats to come home."
 MS = 1000.0
-CPU_WATCH_S = 0.2
 BYTES_PER_S = 48_000
 BUFFERS_S = (0.0, 0.1, 0.5)  # of the players that are simulated
 AFTER_S = 4.0
-
-
-def busiest(processes: Sequence[int]) -> int:
-    """The process that takes the most processor time just now."""
-    before = {process: cpu_ticks(process) for process in processes}
-    time.sleep(CPU_WATCH_S)
-    return max(processes, key=lambda process: cpu_ticks(process) - before[process])
 
 
 def cpu_ticks(process: int) -> int:
@@ -49,7 +41,8 @@ def cpu_ticks(process: int) -> int:
 
 
 async def long_streams(service: Service, *, count: int, audio_s: float, kill_at_s: float) -> list[Interruption]:
-    """Kill the busiest codec replica once each stream has brought `kill_at_s` of audio."""
+    """Kill the codec replica that was busiest since its streams began once each has brought `kill_at_s` of audio."""
+    before = {process: cpu_ticks(process) for process in service.processes(CODEC)}
     clock, frames = Clock.started(), round(audio_s * FRAMES_PER_S)
     requests = [ScheduledRequest(index, 0.0, TEXT, frames) for index in range(count)]
     recordings = [Recording(request, clock) for request in requests]
@@ -60,7 +53,7 @@ async def long_streams(service: Service, *, count: int, audio_s: float, kill_at_
         while any(recording.num_audio_bytes < kill_at_s * BYTES_PER_S for recording in recordings):
             assert not all(task.done() for task in speaking), [recording.error for recording in recordings]
             await asyncio.sleep(0.005)
-        victim = await asyncio.to_thread(busiest, service.processes(CODEC))
+        victim = max(before, key=lambda process: cpu_ticks(process) - before[process])
         os.kill(victim, signal.SIGKILL)
         killed_s = clock.now_s()
         await asyncio.gather(*speaking)
