@@ -99,6 +99,10 @@ def settings_from_options(
         str | None,
         typer.Option(callback=http_url, help="Replica counts: http://HOST:8265/api/serve/applications/ of Ray Serve."),
     ] = None,
+    metrics_url: Annotated[
+        str | None,
+        typer.Option(callback=http_url, help="Replica counts, ten seconds old: http://HOST:8000/metrics of Talkray."),
+    ] = None,
 ) -> Settings:
     """What the options say of a run, whose phases the command adds."""
     return Settings(
@@ -117,6 +121,7 @@ def settings_from_options(
         status_url=serve_status_url,
         processes=processes,
         one_sentence=one_sentence,
+        metrics_url=metrics_url,
     )
 
 

@@ -18,6 +18,9 @@ from loadtest.traces import Clock, Failure, RunFolder, ScheduledRequest, Trace
 
 RECENT = 200  # answers in the running percentiles
 
+# Event loops wake up to so much late.
+_EARLY_S = 0.002
+
 
 class WarmupFailedError(Exception):
     """A warm-up request failed, so the run did not start."""
@@ -42,6 +45,7 @@ class Settings:
     status_url: str | None = None  # of Ray Serve, for replica counts
     processes: int = 1  # that send the requests
     one_sentence: bool = False  # texts of one sentence only
+    metrics_url: str | None = None  # of Talkray, for the same where Serve cannot be asked
 
     @property
     def target(self) -> Target:
@@ -170,7 +174,7 @@ class Runner:
         clock = self.progress.clock = await self._begin()
         async with watching(self.watch, clock), asyncio.TaskGroup() as requests:
             for request in self.schedule:
-                await asyncio.sleep(request.planned_s - clock.now_s())
+                await until(request.planned_s, clock)
                 requests.create_task(self._measure(session, request, clock))
             await asyncio.sleep(self.progress.duration_s - clock.now_s())  # replicas are watched to the end
 
@@ -197,3 +201,10 @@ class Runner:
             self.folder.append_trace(trace, "warmup.jsonl")
             if trace.failure:
                 raise WarmupFailedError(f"Warm-up request {request.index + 1} failed ({trace.cause}): {trace.error}")
+
+
+async def until(at_s: float, clock: Clock) -> None:
+    """Sleeps, the last moment of it by looking at the clock."""
+    await asyncio.sleep(at_s - clock.now_s() - _EARLY_S)
+    while clock.now_s() < at_s:  # noqa: ASYNC110, an event would come late as well
+        await asyncio.sleep(0)

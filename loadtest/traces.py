@@ -104,6 +104,7 @@ class Trace:
     layout: PcmLayout | None  # None: no audio came
     audible_sample: int | None  # first audible one; None: all quiet
     chunks: tuple[tuple[float, int], ...]  # (arrival, audio bytes so far) for each read that brought audio
+    server_timing_s: Mapping[str, float] | None = None  # stage by stage up to the first audio, if the server says so
 
     @property
     def cause(self) -> str | None:
