@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 # What is late is judged over this time; a second such time must agree, since a replica that dies delays streams once.
 _PERIOD_S = 1.0
-# Late beyond this share: too many streams. Fewer than half of it: one more may be tried.
-_LATE_SHARE = 0.2
-_FEWER = 0.85
-_MORE = 0.05
+# Late beyond this share: too many streams. Below half of it: more may be tried.
+_LATE_SHARE = 0.1
+_FEWER = 0.9
+_MORE = 0.05  # of them, and at least one in two periods
+_LEAST_MORE = 0.5
 
 
 @dataclass(slots=True)
@@ -21,7 +22,7 @@ class _Share:
 
 
 class StreamLimit:
-    """Falls by a seventh while too much is late, rises slowly while it is reached and nothing is.
+    """Falls by a tenth while too much is late, rises slowly while it is reached and nothing is.
 
     What a stream costs is no guide: few streams make small batches, and small batches look dear.
     Times come from one monotonic clock.
@@ -33,6 +34,7 @@ class StreamLimit:
         self.streams: float | None = None  # None: nothing has been late yet
         self._beginnings, self._chunks = _Share(), _Share()
         self._since_s: float | None = None
+        self._most = 0  # streams at once
         self._was_bad = self._was_reached = False
 
     def has_room(self, streams: int) -> bool:
@@ -52,16 +54,18 @@ class StreamLimit:
     def _count(self, share: _Share, late: bool, streams: int, now_s: float) -> None:
         share.seen += 1
         share.late += late
+        self._most = max(self._most, streams)
         self._since_s = now_s if self._since_s is None else self._since_s
         if now_s - self._since_s >= _PERIOD_S:
             self._judge(max(self._beginnings.value, self._chunks.value), streams)
-            self._beginnings, self._chunks, self._since_s = _Share(), _Share(), now_s
+            self._beginnings, self._chunks, self._since_s, self._most = _Share(), _Share(), now_s, 0
 
     def _judge(self, late_share: float, streams: int) -> None:
         is_bad = late_share > _LATE_SHARE
         has_shown = self.streams is None or streams <= self.streams  # the last change
         if is_bad and self._was_bad and has_shown:
-            self.streams = max(float(self._least), _FEWER * streams)
+            most = self._most if self.streams is None else min(self._most, self.streams)
+            self.streams = max(float(self._least), _FEWER * most)
         elif self.streams is not None and self._was_reached and late_share < _LATE_SHARE / 2:
-            self.streams += max(1.0, _MORE * self.streams)
+            self.streams += max(_LEAST_MORE, _MORE * self.streams)
         self._was_bad, self._was_reached = is_bad, False

@@ -107,7 +107,7 @@ async def test_a_new_place_goes_to_the_line() -> None:
     streams = [Stream(line) for _ in range(3)]
     await settle()
     assert line.num_waiting == 2
-    for tick in range(12):
+    for tick in range(23):
         line.decoded(-1.0, now_s=tick / 10)
     await settle()
     assert line.num_waiting == 1
