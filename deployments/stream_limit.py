@@ -6,7 +6,7 @@ from dataclasses import dataclass
 _PERIOD_S = 1.0
 # Late beyond this share: too many streams. Below half of it: more may be tried.
 _LATE_SHARE = 0.1
-_FEWER = 0.9
+_LEAST_FEWER = 0.1  # of them; half the late share, where that is more
 _MORE = 0.05  # of them, and at least one in two periods
 _LEAST_MORE = 0.5
 
@@ -22,7 +22,7 @@ class _Share:
 
 
 class StreamLimit:
-    """Falls by a tenth while too much is late, rises slowly while it is reached and nothing is.
+    """Falls the faster the more is late, rises slowly while it is reached and nothing is.
 
     What a stream costs is no guide: few streams make small batches, and small batches look dear.
     Times come from one monotonic clock.
@@ -65,7 +65,7 @@ class StreamLimit:
         has_shown = self.streams is None or streams <= self.streams  # the last change
         if is_bad and self._was_bad and has_shown:
             most = self._most if self.streams is None else min(self._most, self.streams)
-            self.streams = max(float(self._least), _FEWER * most)
+            self.streams = max(float(self._least), most * (1.0 - max(_LEAST_FEWER, late_share / 2)))
         elif self.streams is not None and self._was_reached and late_share < _LATE_SHARE / 2:
             self.streams += max(_LEAST_MORE, _MORE * self.streams)
         self._was_bad, self._was_reached = is_bad, False

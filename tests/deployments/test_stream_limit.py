@@ -26,16 +26,22 @@ def test_there_is_no_limit_while_nothing_is_late() -> None:
 
 def test_streams_that_stay_late_lower_it() -> None:
     pools = Pools()
-    pools.speak(100, late_share=0.5, seconds=4)
+    pools.speak(100, late_share=0.15, seconds=4)
     assert pools.limit.streams == 90
     assert (pools.limit.has_room(89), pools.limit.has_room(90)) == (True, False)
 
 
+def test_the_more_is_late_the_lower_it_falls() -> None:
+    pools = Pools()
+    pools.speak(100, late_share=1.0, seconds=4)
+    assert pools.limit.streams == 50
+
+
 def test_a_change_is_given_time_to_show() -> None:
     pools = Pools()
-    pools.speak(100, late_share=0.5, seconds=30)  # all of them are still there
+    pools.speak(100, late_share=0.15, seconds=30)  # all of them are still there
     assert pools.limit.streams == 90
-    pools.speak(90, late_share=0.5, seconds=1)
+    pools.speak(90, late_share=0.15, seconds=1)
     assert pools.limit.streams == 81
 
 
@@ -72,7 +78,7 @@ def test_late_beginnings_count_as_late_chunks_do() -> None:
     for tick in range(40):
         limit.begun(late=True, streams=10, now_s=tick / 10)
         limit.delivered(late=False, streams=10, now_s=tick / 10)
-    assert limit.streams == 9
+    assert limit.streams == 5
 
 
 def test_it_has_a_floor() -> None:
