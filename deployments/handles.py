@@ -57,8 +57,7 @@ async def stream(
     finally:
         response.cancel()
         if coming is not None and not coming.done():
-            coming.cancel()
-            await asyncio.wait((coming,))
+            await _drop(coming)
 
 
 async def _settles(coming: asyncio.Future[Any], within_s: float) -> bool:
@@ -88,6 +87,8 @@ async def with_beats(
     async with aclosing(items):
         try:
             check()
+            coming = asyncio.ensure_future(anext(items))
+            await asyncio.sleep(0)  # it asks what is behind it before the beat is packed and sent
             yield beat()
             while True:
                 check()
@@ -104,8 +105,15 @@ async def with_beats(
                 yield item
         finally:
             if coming is not None:
-                coming.cancel()
-                await asyncio.wait((coming,))
+                await _drop(coming)
+
+
+async def _drop(coming: asyncio.Future[Any]) -> None:
+    """End what nobody waits for any more; how it ends is no news."""
+    coming.cancel()
+    await asyncio.wait((coming,))
+    if not coming.cancelled():
+        coming.exception()
 
 
 def translate(error: Exception, lost: type[ReplicaLost]) -> Exception:

@@ -17,6 +17,7 @@ import aiohttp
 from loadtest import corpus
 from loadtest.arrivals import Phase, PlacedPhase, place
 from loadtest.clients import check_reachable, open_session
+from loadtest.crew import Crew
 from loadtest.metrics import Limits, Summary, summarize
 from loadtest.replicas import NoReplicaCountsError, ReplicaWatch, Sample, parse_metrics, parse_status, read_samples
 from loadtest.runner import Progress, Runner, Settings
@@ -110,7 +111,7 @@ async def measure(settings: Settings, folder: RunFolder, *, show: Show) -> tuple
     folder.write_schedule(schedule)
     about = describe(settings)
     folder.write_json("run.json", about)
-    runner = Runner(settings.target, schedule, folder=folder, watch=watch, duration_s=settings.duration_s)
+    runner = _runner(settings, schedule, folder=folder, watch=watch)
     show(runner.progress)
     whole = await run_until_interrupted(runner, warmup_requests(settings))
     result = Result(
@@ -126,7 +127,16 @@ async def measure(settings: Settings, folder: RunFolder, *, show: Show) -> tuple
     return result, whole
 
 
-async def run_until_interrupted(runner: Runner, warmup: Sequence[ScheduledRequest]) -> bool:
+def _runner(
+    settings: Settings, schedule: Sequence[ScheduledRequest], *, folder: RunFolder, watch: ReplicaWatch | None
+) -> Runner | Crew:
+    target, duration_s = settings.target, settings.duration_s
+    if settings.processes == 1:
+        return Runner(target, schedule, folder=folder, watch=watch, duration_s=duration_s)
+    return Crew(target, schedule, folder=folder, processes=settings.processes, watch=watch, duration_s=duration_s)
+
+
+async def run_until_interrupted(runner: Runner | Crew, warmup: Sequence[ScheduledRequest]) -> bool:
     """Run it all; Ctrl-C ends the load and keeps what was measured."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, runner.interrupt)
@@ -140,7 +150,7 @@ def warmup_requests(settings: Settings) -> list[ScheduledRequest]:
     """Requests like those of the run, from a seed of their own."""
     seed = settings.seed + 1
     frames = settings.lengths.draw(settings.warmup, seed=seed) if settings.lengths else [None] * settings.warmup
-    texts = corpus.choose(settings.warmup, seed=seed)
+    texts = corpus.choose(settings.warmup, seed=seed, texts=settings.texts)
     return [ScheduledRequest(index, 0.0, *each) for index, each in enumerate(zip(texts, frames, strict=True))]
 
 

@@ -24,6 +24,7 @@ from serve_app.node import Node, metrics_routes
 from serve_app.refusals import BodyTooSlow
 from serve_app.rendering import Rendering
 from serve_app.schemas import SpeechBody, parse_object, parse_speech
+from serve_app.server_timing import ServerTiming
 from serve_app.speech_request import build_request
 from serve_app.speech_response import SpeechResponse
 from serve_app.speech_stream import Usage, audio_body, event_body
@@ -115,9 +116,15 @@ def speech_routes(synthesizer: Synthesizer, settings: ApiSettings, *, check_room
         utterance = await build_request(body, info, settings, request_id=request.state.request_id)
         delivery = negotiate(body, ", ".join(request.headers.getlist("accept")))
         rendering = Rendering(delivery, info.sample_rate, info.frame_samples)
-        chunks = synthesizer.synthesize(utterance)
+        timing = ServerTiming(request.state.received_ns) if settings.server_timing else None
+        chunks = (
+            timing.watch(synthesizer.synthesize(timing.begin(utterance)))
+            if timing
+            else synthesizer.synthesize(utterance)
+        )
         stream = event_body(chunks, rendering) if delivery.events else audio_body(chunks, rendering, Usage())
-        return SpeechResponse(stream, speech_headers(delivery, info), whole=delivery.whole)
+        late_headers = timing.headers if timing else dict
+        return SpeechResponse(stream, speech_headers(delivery, info), whole=delivery.whole, late_headers=late_headers)
 
     return router
 

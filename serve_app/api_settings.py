@@ -45,6 +45,7 @@ class ApiSettings(Strict):
 
     access: AccessSettings = AccessSettings()
     admission: AdmissionSettings = AdmissionSettings()
+    server_timing: bool = False  # responses say in a Server-Timing header how the time to first audio was spent
     max_header_bytes: Positive = 16 << 10  # all header lines together; HAProxy refuses more than about 15,000 bytes
     max_body_bytes: Positive = 16 << 20  # an HTTP body, and a WebSocket message with reference audio
     body_timeout_s: PositiveSeconds = 30.0  # for a whole HTTP body to arrive

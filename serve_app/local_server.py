@@ -5,7 +5,9 @@ import io
 import logging
 import math
 import os
+import shutil
 import signal
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deployments import progress
 from serve_app import ray_settings
 from serve_app.config import AppConfig
 from serve_app.exposure import check_exposure
@@ -50,6 +53,8 @@ def running(config: AppConfig, address: Address, report: Report) -> Iterator[str
     check_exposure(address.host, config.api.access)
     _check_port(address)
     ray_settings.apply_local()
+    scratch = tempfile.mkdtemp(prefix="talkray-")
+    os.environ[progress.VARIABLE] = str(Path(scratch) / "progress")  # replicas inherit it
     import ray  # behind the settings, which it reads at import
     from ray import serve
 
@@ -58,6 +63,7 @@ def running(config: AppConfig, address: Address, report: Report) -> Iterator[str
     cpus = _logical_cpus(config)
     ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="warning")
     node_id = ray.get_runtime_context().get_node_id()
+    report("starting the proxy")
     try:
         _start_proxy(address)
         _roll_out(config, report)
@@ -69,6 +75,7 @@ def running(config: AppConfig, address: Address, report: Report) -> Iterator[str
             serve.shutdown()
             ray.shutdown()
         _end_proxy(node_id)
+        shutil.rmtree(scratch)
 
 
 def _check_port(address: Address) -> None:
@@ -82,11 +89,11 @@ def _http_options(address: Address) -> dict[str, Any]:
 
 
 def _logical_cpus(config: AppConfig) -> int:
-    """This machine's, or as many as all replicas ask for: a small machine runs them all the same."""
+    """Those this process may use, or as many as all replicas ask for: a small machine runs them all the same."""
     scaled = ((config.codec_pool, config.codec_scaling), (config.talker_pool, config.talker_scaling))
     most = [(pool, scaling.max_replicas if scaling else pool.replicas) for pool, scaling in scaled]
     pools = [(config.ingress_pool, config.ingress_pool.replicas), *most]
-    return max(os.cpu_count() or 1, math.ceil(sum(pool.num_cpus * replicas for pool, replicas in pools)))
+    return max(len(os.sched_getaffinity(0)), math.ceil(sum(pool.num_cpus * replicas for pool, replicas in pools)))
 
 
 def _start_proxy(address: Address) -> None:

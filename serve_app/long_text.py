@@ -117,7 +117,7 @@ def segment_requests(request: SynthesisRequest, max_chars: int) -> list[Synthesi
     from the request's seed and the number: the same request makes the same segments.
     """
     first, *later = split_text(request.text, max_chars) or [request.text]
-    return [replace(request, text=first)] + [
+    return [replace(request, text=first, following=tuple(later))] + [
         replace(
             request,
             request_id=f"{request.request_id}.{number}",

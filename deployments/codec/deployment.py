@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,12 +12,15 @@ from ray.serve.handle import DeploymentHandle
 from deployments.codec.load import CodecLoad
 from deployments.config import CodecConfig
 from deployments.drain import Departure, end_process
-from deployments.errors import CodecLost, TalkerLost
+from deployments.errors import CodecLost, NotReady, Overloaded, TalkerLost
 from deployments.handles import call, stream, with_beats
-from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
 
 if TYPE_CHECKING:  # torch stays out of processes that only compose the application
     from deployments.codec.batcher import Decoded, DecodeJob
+
+# How long a replica that starts waits for a talker: the route to the pool is known by then, whether or not one answers.
+_MEETING_S = 2.0
 
 
 class CodecDecoder:
@@ -30,7 +33,7 @@ class CodecDecoder:
         self._service = CodecService(model, config, decode=self._decode)
         self._load = CodecLoad(config)
         self._decode.set_max_batch_size(config.max_batch_size)
-        self._knows_talker = False
+        self._knows_talker = self._has_tried = False
         self._no_codes: Codes = np.zeros((0, 0), np.int16)
         self._departure = Departure()
         self._ending: asyncio.Task[None] | None = None
@@ -51,10 +54,11 @@ class CodecDecoder:
         """
         if not self._knows_talker:
             await self.describe()
+        request = reached(request, "to-codec")
         audio = self._load.stream(self._service.synthesize, request, self._generate)
         async with aclosing(with_beats(audio, self._beat, self._check)) as chunks:
             async for chunk in chunks:
-                yield chunk
+                yield reached(chunk, "codec")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """The fields of `serve_app.autoscaling.CodecRecord`, for Serve's controller."""
@@ -65,8 +69,16 @@ class CodecDecoder:
         return self._service.gate.batches, self._service.gate.jobs
 
     async def check_health(self) -> None:
-        """Serve replaces the replica when this raises, or when it ends: a thread that hangs cannot be ended."""
+        """Serve replaces the replica when this raises, or when it ends: a thread that hangs cannot be ended.
+
+        A new replica takes requests once this has returned: the first call to the talkers, which sets up the route to
+        them and takes seconds on a busy machine, is made here and not by a stream that is heard already.
+        """
         self._check_workers()
+        if not self._has_tried:
+            self._has_tried = True
+            with suppress(TimeoutError, NotReady, Overloaded, TalkerLost):
+                await asyncio.wait_for(self.describe(), _MEETING_S)
 
     def _check(self) -> None:
         self._check_workers()

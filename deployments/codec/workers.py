@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from deployments.errors import CodecLost
+from deployments.starvation import is_runnable
 
 _CHECK_S = 0.25
 # A thread that decodes on a CPU uses it all the time. On a GPU it may wait, but no call takes nearly as long.
@@ -54,11 +55,13 @@ class _Watched:
 
     def __init__(self) -> None:
         self._clock: int | None = None  # processor time of the thread, once it has begun
+        self._thread = 0
         self._began_s = self._seen_working_s = 0.0
         self._worked_s = -1.0
 
     def run(self, call: Callable[[], T]) -> T:
         self._began_s = self._seen_working_s = time.monotonic()
+        self._thread = threading.get_native_id()
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         try:
             return call()
@@ -70,7 +73,7 @@ class _Watched:
         if clock is None:
             return False
         now_s, worked_s = time.monotonic(), time.clock_gettime(clock)
-        if worked_s != self._worked_s:
+        if worked_s != self._worked_s or is_runnable("self", self._thread):
             self._worked_s, self._seen_working_s = worked_s, now_s
         if on_gpu:
             return now_s - self._began_s > _LONGEST_GPU_CALL_S

@@ -15,7 +15,9 @@ import numpy as np
 from deployments import metrics
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
+from deployments.progress import tell
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
+from deployments.starvation import any_runnable
 from deployments.talker.channel import (
     Abort,
     Command,
@@ -36,6 +38,7 @@ _RECEIVE_BYTES = 1 << 18
 _STOP_TIMEOUT_S = 5.0
 # The engine process says four times a second that it is alive.
 _SILENCE_S = 1.5
+_LONGEST_SILENCE_S = 10.0  # of one that has no processor to run on
 _WATCH_S = 0.25
 
 Item = FrameChunk | Exception
@@ -110,7 +113,7 @@ class EngineClient:
                 if isinstance(report, Ready):
                     return report.info
                 if isinstance(report, Loading):
-                    logger.info("%s", report.stage)
+                    tell(f"talker: {report.stage}")
                 if isinstance(report, Failed):
                     raise report.error
         raise TalkerLost(
@@ -140,8 +143,9 @@ class EngineClient:
             now_s = time.monotonic()
             if now_s - slept_s > 2 * _WATCH_S:
                 self._heard_s = now_s  # it was this process that stood still
-            if now_s - self._heard_s > _SILENCE_S:
-                logger.error("the engine process has been silent for %.1f s", now_s - self._heard_s)
+            silence_s = now_s - self._heard_s
+            if silence_s > _SILENCE_S and (silence_s > _LONGEST_SILENCE_S or not any_runnable(self._process.pid)):
+                logger.error("the engine process has been silent for %.1f s", silence_s)
                 self._process.kill()
                 reading.cancel()  # a process that hangs in a driver keeps its socket even when it is killed
 
@@ -162,6 +166,7 @@ class EngineClient:
             self.num_running, self.num_waiting = report.num_running, report.num_waiting
             self.kv_used_ratio = report.kv_used_ratio
             metrics.talker_step(report.step_s, len(report.chunks), report.kv_used_ratio, waiting=report.num_waiting)
+            metrics.references("speaker", report.speakers)
             for number, chunk in report.chunks:
                 if number in self._streams:
                     self._streams[number].put_nowait(chunk)
@@ -191,4 +196,5 @@ async def _next_chunk(queue: "asyncio.Queue[Item]") -> FrameChunk:
     codes = np.concatenate([chunk.codes for chunk in chunks])
     pcm = b"".join(chunk.pcm for chunk in chunks)
     num_text_tokens = max(chunk.num_text_tokens for chunk in chunks)
-    return FrameChunk(codes, num_text_tokens, chunks[-1].finish_reason, pcm)
+    marks = next((chunk.marks for chunk in chunks if chunk.marks), ())
+    return FrameChunk(codes, num_text_tokens, chunks[-1].finish_reason, pcm, marks)

@@ -70,6 +70,12 @@ class Scheduler:
         else:
             self.waiting.append(sequence)
 
+    def find(self, sequence_id: int) -> Sequence | None:
+        """A sequence that runs or waits; None of one that has ended."""
+        if sequence_id in self.running:
+            return self.running[sequence_id]
+        return next((sequence for sequence in self.waiting if sequence.id == sequence_id), None)
+
     def abort(self, sequence_id: int) -> None:
         """Forget a sequence, running or waiting. One that has ended meanwhile is no error."""
         if sequence_id in self.running:

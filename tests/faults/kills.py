@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.faults.speaking import Speaking, requests
 
 VICTIMS = (TALKER, CODEC, ENGINE)  # in turn
 NOTICED_S = 3.0  # Serve has noticed by then that a replica is dead
+PROGRESS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,20 @@ class Kill:
 
     what: str
     at_s: float  # of time.time()
+
+
+class Progress:
+    """Lines that say how far it has come, none sooner than `every_s` after the last."""
+
+    def __init__(self, every_s: float = PROGRESS_S) -> None:
+        self._began_s = self._said_s = time.monotonic()
+        self._every_s = every_s
+
+    def __call__(self, line: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._said_s >= self._every_s:
+            self._said_s = now_s
+            print(f"{now_s - self._began_s:6.0f} s: {line}", flush=True)
 
 
 class Killer:
@@ -55,7 +71,13 @@ class Killer:
 
 
 def speak(
-    service: Service, streams: list[SynthesisRequest], *, at_once: int, kills: int, within_s: float = math.inf
+    service: Service,
+    streams: list[SynthesisRequest],
+    *,
+    at_once: int,
+    kills: int,
+    within_s: float = math.inf,
+    say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Speaking, Killer]:
     """Speak all streams, with that many kills spread over them; begin none when the time is up."""
     speaking = Speaking(streams, at_once=at_once)
@@ -67,6 +89,7 @@ def speak(
         if time.monotonic() - began_s > within_s:
             speaking.drop_rest()
         speaking.go_on(may_begin=len(killer.kills) >= due - 1)
+        say(f"{len(speaking.heard)} of {len(streams)} streams have ended, {len(killer.kills)} of {kills} kills")
     return speaking, killer
 
 
@@ -121,7 +144,12 @@ def main(arguments: list[str]) -> int:
             repeated = list(itertools.islice(itertools.cycle(asked), options.streams))
             began_s = time.monotonic()
             speaking, killer = speak(
-                service, repeated, at_once=options.at_once, kills=options.kills, within_s=options.within_s
+                service,
+                repeated,
+                at_once=options.at_once,
+                kills=options.kills,
+                within_s=options.within_s,
+                say=Progress(),
             )
             took_s, audio_s = time.monotonic() - began_s, options.frames * 0.08
             print(f"{took_s:.0f} s, {options.at_once} streams of {audio_s:.1f} s at once")

@@ -14,7 +14,7 @@ import ray
 from ray import serve
 
 from serve_app.rollout import APP_NAME
-from tests.faults.kills import Killer, percentile
+from tests.faults.kills import Killer, Progress, percentile
 from tests.faults.listener import gaps_after
 from tests.faults.pools import CODEC, TALKER, Service, config, serving, tiny_model
 from tests.faults.speaking import Speaking, requests, wrong
@@ -22,6 +22,7 @@ from tests.faults.speaking import Speaking, requests, wrong
 INGRESS = "Ingress"
 CONTROLLER = "ServeController"
 FRAMES = 60
+PROGRESS_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ def soak(service: Service, options: argparse.Namespace) -> int:
     asked = requests(4 * options.at_once, frames=FRAMES)
     expected = Speaking(asked, at_once=options.at_once).finish()
     before, began_s, killer, bad, gaps, count = survey(service), time.monotonic(), Killer(service), [], [], 0
+    say = Progress(PROGRESS_S)
     while time.monotonic() - began_s < 60 * options.minutes:
         speaking, num_kills = Speaking(asked, at_once=options.at_once), len(killer.kills)
         while not speaking.done:
@@ -82,12 +84,15 @@ def soak(service: Service, options: argparse.Namespace) -> int:
         bad += wrong(speaking.heard, expected)
         gaps += [gap for kill in killer.kills[num_kills:] for gap in gaps_after(kill.at_s, speaking.heard)]
         count += len(speaking.heard)
+        say(f"{count} streams, {len(killer.kills)} kills, {len(bad)} streams not as without them")
     service.wait_for(TALKER, options.replicas)
     service.wait_for(CODEC, options.replicas)
     after = survey(service)
     minutes = (time.monotonic() - began_s) / 60
     print(f"{minutes:.1f} minutes, {count} streams of {FRAMES * 0.08:.1f} s, {options.at_once} at once")
     print(f"kills: {len(killer.kills)}, streams not as without them: {len(bad)}")
+    for problem in bad:
+        print(f"  {problem}")
     if gaps:
         print(f"from a kill to the next audio: p50 {percentile(gaps, 0.5):.2f} s, longest {max(gaps):.2f} s")
     print("sequences left on a talker, running and waiting:", ray.get(sequences_left.remote()))

@@ -1,6 +1,7 @@
 """What a client sees of an ingress that dies, and how it goes on."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -42,6 +43,13 @@ async def answers(http: aiohttp.ClientSession) -> None:
             await asyncio.sleep(0.1)
 
 
+async def dead_ingresses(http: aiohttp.ClientSession) -> int:
+    """How many the metrics know of."""
+    async with http.get("/metrics") as answer:
+        counts = re.findall(r'^ray_talkray_replicas_died{.*pool="ingress".*} (\S+)', await answer.text(), re.MULTILINE)
+    return max((int(float(count)) for count in counts), default=0)
+
+
 async def test_a_dead_ingress_never_ends_a_body_cleanly(http: aiohttp.ClientSession, service: Service) -> None:
     async with http.post(PATH, json=endless()) as answer:
         assert await answer.content.readany()
@@ -49,6 +57,9 @@ async def test_a_dead_ingress_never_ends_a_body_cleanly(http: aiohttp.ClientSess
         with pytest.raises(aiohttp.ClientPayloadError):
             await answer.read()
     await answers(http)
+    async with asyncio.timeout(60):
+        while not await dead_ingresses(http):  # noqa: ASYNC110, another process counts
+            await asyncio.sleep(1)
 
 
 async def test_a_websocket_client_goes_on_after_it(http: aiohttp.ClientSession, service: Service) -> None:

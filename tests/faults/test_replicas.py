@@ -25,7 +25,7 @@ def disturb(fault: Callable[[], None]) -> list[Heard]:
 
 
 def test_kills_of_every_kind(service: Service, undisturbed: list[Heard]) -> None:
-    speaking, killer = speak(service, STREAMS * 3, at_once=AT_ONCE, kills=6)
+    speaking, killer = speak(service, STREAMS * 2, at_once=AT_ONCE, kills=6)
     assert wrong(speaking.heard, undisturbed) == []
     assert {kill.what for kill in killer.kills} == {TALKER, CODEC, ENGINE}
 
@@ -64,12 +64,13 @@ def test_the_controller_dies_and_then_a_replica(service: Service, undisturbed: l
 def test_a_rolling_redeploy(service: Service, undisturbed: list[Heard]) -> None:
     before = {*service.processes(TALKER), *service.processes(CODEC)}
     talker = service.app.talker.model_copy(update={"max_num_waiting": 65})
-    speaking = Speaking(STREAMS * 6, at_once=AT_ONCE)
+    speaking = Speaking(STREAMS * 20, at_once=AT_ONCE)
     speaking.go_on(may_begin=True)
     speaking.begun()
     redeploy(service.app.model_copy(update={"talker": talker}), {TALKER: 2, CODEC: 2})
     while before & {*service.processes(TALKER), *service.processes(CODEC)}:
         speaking.go_on(may_begin=True)
+    speaking.drop_rest()
     assert wrong(speaking.finish(), undisturbed) == []
 
 

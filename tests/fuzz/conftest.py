@@ -29,6 +29,15 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Base URL of a running server."""
+    from tests.fuzz.server import tiny_server  # the other fuzzers need neither Ray nor a model
+
+    with tiny_server(tmp_path_factory.mktemp("fuzz")) as url:
+        yield url
+
+
 @dataclass(slots=True)
 class Cases:
     """Counts what was tried and how it ended."""

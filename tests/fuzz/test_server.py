@@ -2,49 +2,24 @@
 
 import asyncio
 import json
-import os
 import random
 from collections.abc import AsyncIterator, Iterator
 from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-import torch
 
-from deployments.config import TalkerConfig
-from deployments.embedded import embedded_path
-from deployments.talker.kv_cache import KVCache
-from deployments.talker.model.config import ModelConfig
-from serve_app.config import AppConfig
-from serve_app.local_server import Address, running
-from serve_app.ports import free_port
 from tests.e2e.speech import PATH, Pools, endless, fetch
-from tests.fuzz.conftest import SEED, Cases
+from tests.fuzz.conftest import NUM_CASES, SEED, Cases
+from tests.fuzz.server import AT_ONCE, BOUND_S, FEW_FRAMES
 from tests.fuzz.texts import body, text
 
 pytestmark = [pytest.mark.anyio, pytest.mark.fuzz]
-
-NUM_CASES = int(os.environ.get("TALKRAY_FUZZ_SERVER_CASES", "400"))
-AT_ONCE = 8
-BOUND_S = 120
-MAX_MODEL_LEN = 256
-# A later segment that does not fit into so small a model would end a stream that has begun.
-ONE_SEGMENT = 333
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[str]:
-    """Its KV cache holds one utterance of the greatest length and not a block more: a block that leaks is missed."""
-    model = ModelConfig.load(embedded_path()).talker
-    cache = (MAX_MODEL_LEN + 16) * KVCache.bytes_per_position(model, torch.float32)
-    talker = TalkerConfig(max_num_seqs=AT_ONCE, max_model_len=MAX_MODEL_LEN, kv_cache_bytes=cache)
-    with running(AppConfig(model="embedded", talker=talker), Address("127.0.0.1", free_port()), print) as url:
-        yield url
 
 
 @pytest.fixture(scope="session")
@@ -70,13 +45,14 @@ def chances(name: str) -> Iterator[random.Random]:
 
 
 async def test_texts(http: aiohttp.ClientSession, pools: Pools, cases: Cases) -> None:
-    fields = {"voice": "alloy", "response_format": "pcm", "max_new_tokens": 3}
+    fields = {"voice": "alloy", "response_format": "pcm", "max_new_tokens": FEW_FRAMES}
     waiting = asyncio.Semaphore(AT_ONCE)
 
     async def ask(chance: random.Random) -> None:
-        content = text(chance)[:ONE_SEGMENT]
+        content = text(chance)[: chance.choice((40, 200, 5000))]
         async with waiting, http.post(PATH, data=body(chance, fields, content)) as answer:
             if chance.random() < 0.2:
+                cases.count("left")
                 return  # in the middle of it
             reply = await answer.read()
             cases.count(answer.status)
@@ -121,7 +97,7 @@ async def _send_something(socket: aiohttp.ClientWebSocketResponse, chance: rando
             await socket.send_bytes(chance.randbytes(chance.randint(0, 200)))
         case 5:
             await socket.send_json(
-                {"type": "speak", "input": text(chance)[:500], "max_new_tokens": 3, "voice": "alloy"}
+                {"type": "speak", "input": text(chance)[:500], "max_new_tokens": FEW_FRAMES, "voice": "alloy"}
             )
 
 

@@ -181,7 +181,7 @@ async def test_an_error_closes_the_segment_ahead() -> None:
 
 async def test_requests_of_the_segments() -> None:
     first, second, third = segment_requests(REQUEST, INFO.max_segment_chars)
-    assert first == replace(REQUEST, text="One two.")
+    assert first == replace(REQUEST, text="One two.", following=("Three four.", "Five six."))
     assert (second.text, third.text) == ("Three four.", "Five six.")
     assert (second.request_id, third.request_id) == ("id.2", "id.3")
     assert (first.continues, second.continues, third.continues) == (False, True, True)

@@ -156,6 +156,18 @@ async def test_frames_are_read_while_earlier_ones_are_decoded(decode: FakeDecode
     assert np.array_equal(joined_codes(await reading), numbered(31))
 
 
+async def test_for_a_reader_that_takes_nothing_nothing_is_decoded(decode: FakeDecode) -> None:
+    """Its codes wait: 32 bytes a frame. What it misses meanwhile it gets when it goes on."""
+    source = Source(*[numbered(1, start=number) for number in range(1, 201)], reason=FinishReason.STOP)
+    async with aclosing(run(decode, source)) as chunks:
+        first = await anext(chunks)
+        await source.exhausted.wait()
+        assert len(decode.jobs) == 1
+        rest = [chunk async for chunk in chunks]
+    pcm = np.frombuffer(b"".join(chunk.pcm for chunk in [first, *rest]), np.int16)
+    assert np.array_equal(pcm, np.arange(1, 201).repeat(FRAME_SAMPLES))
+
+
 async def test_an_error_comes_behind_the_audio_before_it(decode: FakeDecode) -> None:
     gone = TalkerLost("gone")
     seen, error = await collect_until_error(run(decode, Source(numbered(9), gone, reason=None)))

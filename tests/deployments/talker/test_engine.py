@@ -1,3 +1,5 @@
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from deployments.config import TalkerConfig
-from deployments.errors import CheckpointError, InvalidRequest, Overloaded
-from deployments.protocol import FinishReason, GenerateRequest, Reference, Sampling
+from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
+from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, GenerateRequest, Reference, Sampling
+from deployments.talker import engine as engine_module
 from deployments.talker.engine import Engine, complete
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.predictor import CodePredictor
@@ -440,3 +443,128 @@ def test_the_number_of_blocks_follows_the_memory_set_aside(checkpoint: Path) -> 
     assert with_blocks(checkpoint, CONFIG, 11).scheduler.blocks.num_blocks == 12
     unlimited = Engine(checkpoint, CONFIG)
     assert unlimited.scheduler.blocks.num_blocks == CONFIG.max_num_seqs * (CONFIG.max_model_len // 8) + 1
+
+
+def trip(monkeypatch: pytest.MonkeyPatch, engine: Engine, numbers: set[int], error: Exception | None = None) -> None:
+    """Prefills with one of these sequences among them raise."""
+    prefill = engine.runner.prefill
+
+    def tripping(sequences: list[Sequence]) -> None:
+        if any(sequence.id in numbers for sequence in sequences):
+            raise error or ValueError("tripped")
+        prefill(sequences)
+
+    monkeypatch.setattr(engine.runner, "prefill", tripping)
+
+
+def test_a_prefill_that_raises_ends_its_request_alone(
+    engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside one that runs, and two that come with it."""
+    trip(monkeypatch, engine, {1})
+    engine.add(3, MIX[3])
+    [first] = engine.step()
+    for number in (0, 1, 2):
+        engine.add(number, MIX[number])
+    spoken = drain(engine)
+    [(number, error)] = engine.take_failed()
+    assert (number, type(error)) == (1, EngineError)
+    assert "tripped" in str(error)
+    assert sorted(spoken) == [0, 2, 3]
+    assert all(same(alone[number], spoken[number]) for number in (0, 2))
+    assert np.array_equal(np.concatenate([first.chunk.codes, spoken[3].codes]), alone[3].codes)
+
+
+def test_a_prefill_that_raises_ends_its_request_where_nothing_else_runs(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trip(monkeypatch, engine, {5})
+    engine.add(5, ask())
+    assert drain(engine) == {}
+    assert [number for number, _ in engine.take_failed()] == [5]
+
+
+def test_prefills_that_all_raise_are_the_engines_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    trip(monkeypatch, engine, {1, 2, 4})
+    for number in range(4):  # 3 is sound: those before it count no more
+        engine.add(number, ask(frames=2))
+        drain(engine)
+    engine.take_failed()
+    trip(monkeypatch, engine, set(range(10)))
+    for number in range(2):
+        engine.add(number, ask())
+        drain(engine)
+    engine.add(2, ask())
+    with pytest.raises(ValueError, match="tripped"):
+        engine.step()
+    monkeypatch.undo()
+    engine.abort(2)
+    assert speak(engine, ask()).codes.size
+    assert engine.is_idle
+
+
+def test_a_prefill_that_loses_the_device_ends_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        trip(patch, engine, {1}, torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
+        engine.add(1, ask())
+        with pytest.raises(torch.AcceleratorError):
+            engine.step()
+    engine.abort(1)
+
+
+@pytest.mark.parametrize("fault", ["raises", "spoils"])
+def test_an_engine_that_cannot_warm_up_says_so(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    engine = Engine(checkpoint, CONFIG)
+    if fault == "raises":
+        trip(monkeypatch, engine, {-1})
+    else:
+        monkeypatch.setattr(engine.runner.state, "hidden", engine.runner.state.hidden * torch.nan)
+        monkeypatch.setattr(
+            engine.runner, "prefill", lambda sequences: [engine.runner.state.admit(s, []) for s in sequences]
+        )
+    with pytest.raises(EngineError):
+        engine.warm_up()
+
+
+def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a sequence that gives up its blocks while frames of it are held back."""
+    monkeypatch.setattr(engine_module, "_CALM_S", -math.inf)  # hold whatever can be held
+    requests = [ask("Short.", seed=seed, frames=20, ignore_eos=True) for seed in range(4)]
+    whole = speak_all(Engine(checkpoint, CONFIG), requests)
+    engine = with_blocks(checkpoint, CONFIG, 12)
+    engine._max_held = 8
+    bootstrap = engine._bootstrap = engine._load_bootstrap()
+    steps, take = itertools.count(1), bootstrap.take
+    monkeypatch.setattr(bootstrap, "take", lambda: [] if next(steps) % 5 else take())
+    prefilled = record_prefills(engine, monkeypatch)
+    for number, request in enumerate(requests):
+        engine.add(number, replace(request, gpu_frames=ALL_FRAMES))
+    frame_bytes = 2 * engine.describe("tiny").frame_samples
+    chunks: dict[int, list[FrameChunk]] = {number: [] for number in range(4)}
+    while not engine.is_idle:
+        for output in engine.step():
+            of_one = chunks[output.sequence_id]
+            of_one.append(output.chunk)
+            num_heard = sum(len(chunk.pcm) for chunk in of_one) // frame_bytes
+            assert num_heard <= sum(len(chunk.codes) for chunk in of_one)
+    assert len(prefilled) > 4
+    assert max(len(chunk.codes) for of_one in chunks.values() for chunk in of_one) > 1
+    assert [same(*pair) for pair in zip(whole, map(Spoken.join, chunks.values()), strict=True)] == [True] * 4
+    assert {sum(len(chunk.pcm) for chunk in of_one) for of_one in chunks.values()} == {20 * frame_bytes}
+
+
+def test_a_later_segment_that_would_not_fit_is_refused_with_the_first(checkpoint: Path) -> None:
+    """Where the first is spoken already, all that could be done is to break off."""
+    engine = Engine(checkpoint, CONFIG.model_copy(update={"max_model_len": 128}))
+    with pytest.raises(InvalidRequest, match="shorten") as caught:
+        engine.add(0, ask("Short.", following=("Short too.", "a" * 300)))
+    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
+    assert engine.is_idle
+    longest = max(n for n in range(1, 128) if _fits(engine, "a" * n))
+    engine._check_following(("a" * longest,), engine.prompts.build(ask("Short.")))
+    with pytest.raises(InvalidRequest):
+        engine._check_following(("a" * (longest + 1),), engine.prompts.build(ask("Short.")))
+
+
+def _fits(engine: Engine, text: str) -> bool:
+    return engine.prompts.build(ask(text)).num_rows < engine.config.max_model_len

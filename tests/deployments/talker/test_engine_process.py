@@ -29,6 +29,8 @@ from deployments.talker.channel import (
 )
 from deployments.talker.engine import Engine, Output
 from deployments.talker.engine_process import EngineProcess, PipeClosedError
+from deployments.talker.model_runner import ModelRunner
+from deployments.talker.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, speak
 
@@ -114,8 +116,11 @@ def start(checkpoint: Path) -> Start:
 def test_it_tells_what_it_loads_and_then_what_it_loaded(start: Start, engine: Engine) -> None:
     with engine_process() as replica:
         *loading, ready = replica.load(start)
-        assert len(loading) == 3
-        assert all(isinstance(report, Loading) for report in loading)
+        stages = [report.stage for report in loading if isinstance(report, Loading)]
+        assert len(stages) == len(loading)
+        assert stages[0] == f"looking for {start.model}"
+        assert "loading the talker" in stages
+        assert "in all: starting the device" in stages[-1]
         assert isinstance(ready, Ready)
         assert ready.info == engine.describe(start.model)
 
@@ -219,6 +224,26 @@ def test_a_request_that_trips_the_engine_fails_alone(start: Start) -> None:
     assert failed.id == 1
     assert isinstance(failed.error, EngineError)
     assert "klingon" in str(failed.error)
+
+
+def test_a_request_that_trips_its_prefill_fails_alone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill = ModelRunner.prefill
+
+    def tripping(runner: ModelRunner, sequences: list[Sequence]) -> None:
+        if any(sequence.id == 2 for sequence in sequences):
+            raise IndexError("tripped")
+        prefill(runner, sequences)
+
+    monkeypatch.setattr(ModelRunner, "prefill", tripping)
+    config = start.config.model_copy(update={"max_num_seqs": 2})
+    with engine_process() as replica:
+        replica.load(Start(start.model, config))
+        replica.send(*(Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
+        reports = replica.until(is_last(1))
+    [failed] = [report for report in reports if isinstance(report, Failed)]
+    assert (failed.id, type(failed.error)) == (2, EngineError)
+    assert "tripped" in str(failed.error)
+    assert len(chunks_of(reports, 1)) == 12
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, number: int, *, after: int) -> None:

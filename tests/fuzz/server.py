@@ -1,0 +1,47 @@
+"""A whole application in which a request costs milliseconds."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from deployments.config import CodecConfig, TalkerConfig
+from deployments.random_checkpoint import Options, write_checkpoint
+from deployments.released import SHAPES
+from deployments.talker.kv_cache import KVCache
+from deployments.talker.model.config import ModelConfig
+from serve_app.api_settings import AdmissionSettings, ApiSettings
+from serve_app.config import AppConfig
+from serve_app.local_server import Address, running
+from serve_app.ports import free_port
+
+AT_ONCE = 8
+BOUND_S = 120
+# Short, so that a case takes milliseconds; long texts do not fit, which they have to be told before a byte is sent.
+MAX_MODEL_LEN = 256
+BLOCK = 16
+FEW_FRAMES = 3
+PATIENT = AdmissionSettings(max_line_s=1000, max_wait_s=1000)  # overload has tests of its own
+
+
+@contextmanager
+def tiny_server(directory: Path) -> Iterator[str]:
+    """Its base URL. Its KV cache holds one utterance of the greatest length and not a block more: a block that leaks
+    is missed.
+    """
+    model = directory / "tiny"
+    write_checkpoint(model, SHAPES["tiny-CustomVoice"], Options(dtype=torch.float32))
+    block = BLOCK * KVCache.bytes_per_position(ModelConfig.load(model).talker, torch.float32)
+    talker = TalkerConfig(
+        max_num_seqs=AT_ONCE,
+        max_num_waiting=2 * AT_ONCE,
+        max_model_len=MAX_MODEL_LEN,
+        kv_block_size=BLOCK,
+        kv_cache_bytes=block * (MAX_MODEL_LEN // BLOCK + 1),  # one is nobody's
+    )
+    app = AppConfig(
+        model=str(model), talker=talker, codec=CodecConfig(max_late_s=1000), api=ApiSettings(admission=PATIENT)
+    )
+    with running(app, Address("127.0.0.1", free_port()), print) as url:
+        yield url
