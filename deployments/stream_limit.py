@@ -1,7 +1,5 @@
 """How many streams at once come in time: learned from those that came late."""
 
-from dataclasses import dataclass
-
 # What is late is judged over this time; a second such time must agree, since a replica that dies delays streams once.
 _PERIOD_S = 1.0
 # Late beyond this share: too many streams. Below half of it: more may be tried.
@@ -9,16 +7,6 @@ _LATE_SHARE = 0.1
 _LEAST_FEWER = 0.1  # of them; half the late share, where that is more
 _MORE = 0.05  # of them, and at least one in two periods
 _LEAST_MORE = 0.5
-
-
-@dataclass(slots=True)
-class _Share:
-    seen: int = 0
-    late: int = 0
-
-    @property
-    def value(self) -> float:
-        return self.late / self.seen if self.seen else 0.0
 
 
 class StreamLimit:
@@ -32,9 +20,9 @@ class StreamLimit:
         """It never falls below `least`."""
         self._least = least
         self.streams: float | None = None  # None: nothing has been late yet
-        self._beginnings, self._chunks = _Share(), _Share()
+        self._seen = self._late = 0  # chunks of this period
+        self._most = 0  # streams at once in it
         self._since_s: float | None = None
-        self._most = 0  # streams at once
         self._was_bad = self._was_reached = False
 
     def has_room(self, streams: int) -> bool:
@@ -43,22 +31,16 @@ class StreamLimit:
         self._was_reached |= not room
         return room
 
-    def begun(self, *, late: bool, streams: int, now_s: float) -> None:
-        """The first audio of one of `streams` came."""
-        self._count(self._beginnings, late, streams, now_s)
-
     def delivered(self, *, late: bool, streams: int, now_s: float) -> None:
-        """A later chunk came."""
-        self._count(self._chunks, late, streams, now_s)
-
-    def _count(self, share: _Share, late: bool, streams: int, now_s: float) -> None:
-        share.seen += 1
-        share.late += late
+        """A chunk of one of `streams` came."""
+        self._seen += 1
+        self._late += late
         self._most = max(self._most, streams)
         self._since_s = now_s if self._since_s is None else self._since_s
         if now_s - self._since_s >= _PERIOD_S:
-            self._judge(max(self._beginnings.value, self._chunks.value), streams)
-            self._beginnings, self._chunks, self._since_s, self._most = _Share(), _Share(), now_s, 0
+            self._judge(self._late / self._seen, streams)
+            self._seen = self._late = self._most = 0
+            self._since_s = now_s
 
     def _judge(self, late_share: float, streams: int) -> None:
         is_bad = late_share > _LATE_SHARE

@@ -73,14 +73,6 @@ def test_it_holds_where_some_streams_are_late() -> None:
     assert pools.limit.streams == 20
 
 
-def test_late_beginnings_count_as_late_chunks_do() -> None:
-    limit = StreamLimit(least=1)
-    for tick in range(40):
-        limit.begun(late=True, streams=10, now_s=tick / 10)
-        limit.delivered(late=False, streams=10, now_s=tick / 10)
-    assert limit.streams == 5
-
-
 def test_it_has_a_floor() -> None:
     pools = Pools(least=4)
     for _ in range(20):
