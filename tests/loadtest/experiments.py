@@ -96,7 +96,7 @@ def capacity(sweep: Path) -> float:
 
 def step(out: Path, rate: float) -> int:
     """A rate that one replica of each pool holds, five times that, and the rate again."""
-    phases = ("--before", "20", "--during", "60", "--after", "60")
+    phases = ("--before", "15", "--during", "50", "--after", "50")
     with running(GROWING, Address("127.0.0.1", free_port()), print) as url, status_server() as status:
         where = ("--url", url, "--serve-status-url", status, "--out", str(out))
         failed = loadtest("step", *where, "--rate", str(rate), *phases, "--warmup", "3", *REQUESTS)
