@@ -55,8 +55,8 @@ voice-eval: $(VENV)/.installed-dev ## Listen to the embedded voice: word error r
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
 	$(BIN)/python -m tests.parity.run
 
-step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (four minutes)
-	$(BIN)/python -m tests.loadtest.experiments step step-load-$$(date +%Y%m%d-%H%M%S) 0.4
+step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (three minutes)
+	$(BIN)/python -m tests.loadtest.experiments step step-load-$$(date +%Y%m%d-%H%M%S) 0.6
 
 overload: $(VENV)/.installed-dev ## The capacity, twice that for a minute, and a report (five minutes; make overload RATE=3 knows it)
 	$(BIN)/python -m tests.loadtest.experiments overload overload-$$(date +%Y%m%d-%H%M%S) $(RATE)
