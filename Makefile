@@ -58,8 +58,8 @@ parity: $(VENV)/.installed-dev ## Compare with the official package, in an envir
 step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (four minutes)
 	$(BIN)/python -m tests.loadtest.experiments step step-load-$$(date +%Y%m%d-%H%M%S) 0.4
 
-overload: $(VENV)/.installed-dev ## Twice the capacity for a minute, and its report (four minutes; options: make overload RATE=1.5)
-	$(BIN)/python -m tests.loadtest.experiments overload overload-$$(date +%Y%m%d-%H%M%S) $(or $(RATE),1.5)
+overload: $(VENV)/.installed-dev ## The capacity, twice that for a minute, and a report (five minutes; make overload RATE=3 knows it)
+	$(BIN)/python -m tests.loadtest.experiments overload overload-$$(date +%Y%m%d-%H%M%S) $(RATE)
 
 simulate-check: $(VENV)/.installed-dev ## The load test's simulator against a server on this machine (ten minutes)
 	$(BIN)/python -m tests.loadtest.simulate_check simulate-check-$$(date +%Y%m%d-%H%M%S)

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from deployments.errors import CheckpointError
+from deployments.gpu_upload import upload
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -42,7 +43,10 @@ def read_shapes(directory: Path, prefix: str = "") -> dict[str, tuple[int, ...]]
 
 def read_tensors(directory: Path, prefix: str = "", *, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Every tensor under `prefix` as it is stored, by its name without the prefix. The other tensors are not read."""
-    return _collect(directory, prefix, _tensor, device=device)
+    if torch.device(device).type == "cpu":
+        return _collect(directory, prefix, _tensor)
+    found = upload(_names_by_file(directory, prefix), torch.device(device))
+    return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
 
 
 def load_strict(
@@ -96,24 +100,26 @@ def _describe(directory: Path, prefix: str, problems: list[str]) -> str:
     return f"{file} does not fit the architecture: {shown}{more}"
 
 
-def _collect(
-    directory: Path, prefix: str, take: Callable[[safe_open, str], T], *, device: torch.device | str = "cpu"
-) -> dict[str, T]:
-    by_file: dict[Path, list[str]] = {}
-    for name, path in tensor_files(directory).items():
-        if name.startswith(prefix):
-            by_file.setdefault(path, []).append(name)
+def _collect(directory: Path, prefix: str, take: Callable[[safe_open, str], T]) -> dict[str, T]:
     collected: dict[str, T] = {}
-    for path, names in by_file.items():
-        with _opened(path, device) as file:
+    for path, names in _names_by_file(directory, prefix).items():
+        with _opened(path) as file:
             collected |= {name.removeprefix(prefix): take(file, name) for name in names}
     return collected
 
 
+def _names_by_file(directory: Path, prefix: str) -> dict[Path, list[str]]:
+    by_file: dict[Path, list[str]] = {}
+    for name, path in tensor_files(directory).items():
+        if name.startswith(prefix):
+            by_file.setdefault(path, []).append(name)
+    return by_file
+
+
 @contextmanager
-def _opened(path: Path, device: torch.device | str = "cpu") -> Iterator[safe_open]:
+def _opened(path: Path) -> Iterator[safe_open]:
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        with safe_open(path, framework="pt") as file:
             yield file
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error

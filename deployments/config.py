@@ -1,8 +1,8 @@
 """Settings of the two pools. `serve_app.config.AppConfig` holds them and reads them once from YAML."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -23,9 +23,14 @@ class TalkerConfig(Strict):
     max_num_seqs: Annotated[int, Field(ge=1)] = 8  # sequences in one batch; on CPU also the fixed number of rows
     max_num_waiting: Annotated[int, Field(ge=0)] = 16  # sequences that may wait behind them
     max_model_len: Annotated[int, Field(ge=64)] = 4096  # rows of one sequence: prompt and frames
-    # Positions of a KV block. Unset: 16 on a CPU; on a GPU 256 where flash-attn is, which takes no less, else 64.
+    # Positions of a KV block. Unset: 16 on a CPU; on a GPU 64, with flash-attn 256, as it takes no less.
     kv_block_size: Annotated[int | None, Field(ge=1)] = None
-    kv_cache_bytes: Annotated[int, Field(ge=1)] = 1 << 30
+    # The share of the GPU's memory that the engine may use, 0.85 where nothing is said: keys and values get what
+    # weights, codec and recorded work leave, and never more than they can use. Or their size itself.
+    gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
+    kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None
+    # Of the fused kernels. auto: our own, which measures as fast or faster (docs/performance.md); the start says which.
+    attention: Literal["auto", "triton", "flash_attn"] = "auto"
     kernels: Literal["auto", "plain"] = "auto"  # auto: fused Triton kernels on a GPU in half precision
     # On a GPU: codes do not depend on the batch, at the price of running every step in the shape of the fullest batch.
     deterministic: bool = False
@@ -33,6 +38,12 @@ class TalkerConfig(Strict):
     max_lead_s: Annotated[float, Field(gt=0)] = 8.0
     runaway_frames_per_token: Annotated[int, Field(ge=1)] = 12
     runaway_min_frames: Annotated[int, Field(ge=1)] = 75
+
+    @model_validator(mode="after")
+    def _sizes_once(self) -> Self:
+        if self.gpu_memory_fraction is not None and self.kv_cache_bytes is not None:
+            raise ValueError("gpu_memory_fraction and kv_cache_bytes both size the KV cache: set one of them")
+        return self
 
 
 class CodecConfig(Strict):

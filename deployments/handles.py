@@ -87,6 +87,8 @@ async def with_beats(
     async with aclosing(items):
         try:
             check()
+            coming = asyncio.ensure_future(anext(items))
+            await asyncio.sleep(0)  # it asks what is behind it before the beat is packed and sent
             yield beat()
             while True:
                 check()

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from deployments.recordings import Lookups
+
 _LATENCIES_S = [0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 15.0, 60.0]
 _STEPS_S = [0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.15, 0.3, 1.0]
 _RATIOS = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 3.0]
@@ -40,6 +42,10 @@ BATCH = Histogram("talkray_batch_size", "Sequences of a talker step, chunks of a
 STEP = Histogram("talkray_step_seconds", "A talker step, a codec call.", _STEPS_S, _POOL)
 KV_USED = Gauge("talkray_kv_blocks_used_ratio", "KV blocks in use.")
 CODEC_LAG = Gauge("talkray_codec_lag_seconds", "Audio that a codec replica has as codes and not yet as PCM, seconds.")
+RECORDINGS = Counter(
+    "talkray_reference_lookups_total", "Reference recordings by what was wanted of them, and whether it was known.",
+    ("wanted", "known"),
+)  # fmt: skip
 WANTED = Gauge("talkray_replicas_wanted", "Replicas that Serve wants: running and starting.", _POOL)
 RUNNING = Gauge("talkray_replicas_running", "Replicas that take requests.", _POOL)
 DIED = Gauge("talkray_replicas_died", "Replicas and proxies that died, as Ray's control store remembers them.", _POOL)
@@ -100,6 +106,13 @@ def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) ->
     BATCH.observe(batch_size, CODEC)
     QUEUE.set(waiting, CODEC)
     CODEC_LAG.set(lag_s)
+
+
+def references(wanted: str, lookups: Lookups) -> None:
+    """Count lookups of what is kept of reference recordings."""
+    for known, count in (("yes", lookups.hits), ("no", lookups.misses)):
+        if count:
+            RECORDINGS.inc(count, {"wanted": wanted, "known": known})
 
 
 @dataclass(slots=True)

@@ -4,9 +4,6 @@ import difflib
 import os
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import HFValidationError
-
 from deployments.checkpoint import INDEX_FILE, SINGLE_FILE
 from deployments.embedded import embedded_path
 from deployments.errors import CheckpointError
@@ -31,7 +28,9 @@ def locate(model: str, *, revision: str | None = None) -> Path:
         return check_complete(directory)
     if _looks_like_path(model):
         raise CheckpointError(f"there is no checkpoint directory {directory}")
-    return check_complete(_snapshot(repository(model), revision))
+    from deployments.hub import snapshot  # its library takes half a second to import
+
+    return check_complete(snapshot(repository(model), revision, is_complete=lambda found: not missing_files(found)))
 
 
 def check_complete(directory: Path) -> Path:
@@ -73,34 +72,4 @@ def _hint(short: str) -> str:
     meant = f", did you mean {close[0]!r}?" if close else "."
     return (
         f"{meant} Released: {', '.join(REPOSITORIES)}; or {EMBEDDED!r}, a directory, or a Hugging Face name OWNER/NAME"
-    )
-
-
-def _snapshot(name: str, revision: str | None) -> Path:
-    cached = _cached(name, revision)
-    if cached is not None and not missing_files(cached):
-        return cached
-    try:
-        return Path(snapshot_download(name, revision=revision))
-    except OSError as error:  # the hub's errors are OSErrors
-        raise CheckpointError(_download_failed(name, revision, error)) from error
-
-
-def _cached(name: str, revision: str | None) -> Path | None:
-    try:
-        return Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except OSError:
-        return None
-    except HFValidationError as error:
-        raise CheckpointError(f"{name!r} is no Hugging Face name: {error}") from None
-
-
-def _download_failed(name: str, revision: str | None, error: Exception) -> str:
-    at = f" at revision {revision}" if revision else ""
-    close = difflib.get_close_matches(name, REPOSITORIES.values(), n=1, cutoff=0.8)
-    meant = f"Did you mean {close[0]}? " if close and close[0] != name else ""
-    reason = str(error).strip().splitlines() or [type(error).__name__]
-    return (
-        f"{name}{at} is not in the cache {constants.HF_HUB_CACHE} and could not be downloaded: {reason[0]}. {meant}"
-        f"Check the network and HF_HOME, or fetch it elsewhere with `hf download {name}` and name its directory here."
     )

@@ -3,8 +3,10 @@
 Everything here is a frozen value of small plain objects, cheap to pickle. Codes are int16: 16 codes are 32 bytes.
 """
 
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,17 @@ class FinishReason(StrEnum):
     STOP = "stop"  # the talker sampled its end-of-speech code
     LENGTH = "length"  # max_new_tokens
     RUNAWAY = "runaway"  # far more frames than the text can need
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A stage that a request, or the audio it asked for, has come to."""
+
+    stage: str
+    at_ns: int  # time.time_ns(): hosts have it in common as well as their clocks agree
+
+
+Marks = tuple[Mark, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,7 @@ class SynthesisRequest:
     continues: bool = False  # a later segment of a text that is being heard: it is not refused and goes first
     following: tuple[str, ...] = ()  # texts of the segments behind this first one: it is refused where they do not fit
     resume: Resume | None = None  # set where a stream goes on that another replica began
+    marks: Marks = ()  # on its way so far; none where nobody wants to know
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +126,7 @@ class FrameChunk:
     num_text_tokens: int
     finish_reason: FinishReason | None = None
     pcm: bytes = b""  # s16le, whole frames
+    marks: Marks = ()  # of a marked request's first audio: all stages down to the engine and back up
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +141,7 @@ class PcmChunk:
     num_text_tokens: int
     finish_reason: FinishReason | None = None
     position: int = 0  # behind this chunk, as in `Resume`
+    marks: Marks = ()  # as in FrameChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +160,11 @@ class ModelInfo:
     talker_on_gpu: bool = False
     spoken_form: str | None = None  # language whose normalisation the voice needs: it has learnt only spoken words
     max_segment_chars: int = 1000  # longer texts are synthesised in segments
+
+
+Marked = TypeVar("Marked", SynthesisRequest, FrameChunk, PcmChunk)
+
+
+def reached(item: Marked, stage: str) -> Marked:
+    """`item`, with one mark more if it has any."""
+    return replace(item, marks=(*item.marks, Mark(stage, time.time_ns()))) if item.marks else item

@@ -14,7 +14,8 @@ from loadtest.arrivals import Phase, Shape
 from loadtest.lengths import SpeechLengths
 from loadtest.measure import NothingPlannedError, Result, UnreachableError, measure
 from loadtest.metrics import Limits
-from loadtest.options import positive, with_settings
+from loadtest.options import number_list, positive, with_settings
+from loadtest.rates import Rates, Row, header, line, try_rates
 from loadtest.runner import Settings, WarmupFailedError
 from loadtest.sweep import Plan, Sweep, read_sweep, sweep
 from loadtest.terminal import Screen, output_console, show_result, show_sweep, sweep_table
@@ -128,6 +129,26 @@ def sweep_command(
     """Rising rates until most requests miss a limit; the highest rate that was held is the capacity."""
     plan = Plan(first_rate, max_rate, factor, duration, settle, held, collapsed, refine)
     carry_out(sweep_rates(settings, plan, RunFolder(out)))
+
+
+@app.command("rates")
+@with_settings
+def rates_command(
+    settings: Settings,
+    rates: Annotated[str, typer.Option(help="Requests per second, such as 1,10,20.")],
+    out: Out,
+    duration: Annotated[float, typer.Option(callback=positive, help="Seconds measured at each rate.")] = 10.0,
+    min_requests: Annotated[int, typer.Option(min=0, help="A low rate is measured until it had so many.")] = 30,
+    settle: Annotated[float, typer.Option(min=0, help="Seconds at each rate before that, not measured.")] = 0.0,
+    budget: Annotated[float | None, typer.Option(callback=positive, help="Skip rates that would end later, s.")] = None,
+) -> None:
+    """Given rates one after the other, a row of percentiles each.
+
+    Exit code: 0 if every request of every rate was spoken, else 1.
+    """
+    plan = Rates(number_list(rates), duration, min_requests, settle, budget)
+    good = carry_out(print_rates(settings, plan, RunFolder(out)))
+    raise typer.Exit(0 if good else 1)
 
 
 @app.command("report")
@@ -254,6 +275,20 @@ async def run_once(settings: Settings, folder: RunFolder) -> Result:
     show_result(result, output_console(), whole=whole)
     say_where(folder)
     return result
+
+
+async def print_rates(settings: Settings, plan: Rates, folder: RunFolder) -> bool:
+    """Rates, each row printed as soon as it is there. Whether all was spoken."""
+    rows: list[Row] = []
+
+    def done(row: Row) -> None:
+        rows.append(row)
+        typer.echo(line(row))
+
+    typer.echo(header())
+    whole = await try_rates(settings, plan, folder=folder, show=lambda progress: None, done=done)
+    say_where(folder)
+    return whole and all(row.spoken == row.requests for row in rows)
 
 
 async def sweep_rates(settings: Settings, plan: Plan, folder: RunFolder) -> Sweep:

@@ -92,10 +92,15 @@ def arrival_times(arrivals: Arrivals, phases: Sequence[Phase], *, seed: int) -> 
 
 
 def plan_requests(
-    arrivals: Arrivals, phases: Sequence[Phase], *, seed: int, lengths: SpeechLengths | None = None
+    arrivals: Arrivals,
+    phases: Sequence[Phase],
+    *,
+    seed: int,
+    lengths: SpeechLengths | None = None,
+    texts: Sequence[str] = corpus.SENTENCES,
 ) -> list[ScheduledRequest]:
     """The whole schedule of a run: times, texts and lengths, all of them settled by the arguments."""
     times_s = arrival_times(arrivals, phases, seed=seed)
-    texts = corpus.choose(len(times_s), seed=seed)
+    said = corpus.choose(len(times_s), seed=seed, texts=texts)
     frames = lengths.draw(len(times_s), seed=seed) if lengths else [None] * len(times_s)
-    return [ScheduledRequest(index, *request) for index, request in enumerate(zip(times_s, texts, frames, strict=True))]
+    return [ScheduledRequest(index, *request) for index, request in enumerate(zip(times_s, said, frames, strict=True))]

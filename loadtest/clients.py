@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import struct
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import aiohttp
 
 from loadtest.lengths import length_fields
 from loadtest.playback import AudibleOnset
+from loadtest.server_timing import stages
 from loadtest.traces import Clock, Failure, PcmLayout, ScheduledRequest, Trace
 
 DEFAULT_SAMPLE_RATE = 24000  # of response_format pcm, says OpenAI
@@ -185,6 +187,8 @@ class Recording:
         self.body: PcmBody | WavBody | None = None
         self.onset: AudibleOnset | None = None
         self.chunks: list[tuple[float, int]] = []
+        self.sent_at_s = time.time()
+        self.server_timing: str | None = None
 
     def receive(self, data: bytes) -> None:
         """Take bytes of the body that were read just now."""
@@ -229,7 +233,13 @@ class Recording:
             layout=self.body.layout if self.body else None,
             audible_sample=self.onset.sample if self.onset else None,
             chunks=tuple(self.chunks),
+            server_timing_s=self._stages(),
         )
+
+    def _stages(self) -> dict[str, float] | None:
+        if self.server_timing is None or self.first_byte_s is None:
+            return None
+        return stages(self.server_timing, sent_at_s=self.sent_at_s, ttfb_s=self.first_byte_s - self.sent_s)
 
 
 @asynccontextmanager
@@ -266,6 +276,7 @@ async def _exchange(session: aiohttp.ClientSession, target: Target, recording: R
             _fail_with_status(recording, response.status, message=message, headers=response.headers)
             return
         recording.status = response.status
+        recording.server_timing = response.headers.get("Server-Timing")
         recording.body = open_body(target.audio_format, response.headers)
         async for data in response.content.iter_any():
             recording.receive(data)

@@ -1,5 +1,8 @@
 """What is said: three words to a short paragraph, as telephone systems, voice agents and narrators say them."""
 
+import re
+from collections.abc import Sequence
+
 import numpy as np
 
 SENTENCES = (
@@ -67,10 +70,13 @@ SENTENCES = (
 )
 
 
-def choose(count: int, *, seed: int) -> list[str]:
-    """`count` sentences in an order that depends on `seed` alone; every sentence comes once before any comes again."""
+ONE_SENTENCE = tuple(text for text in SENTENCES if not re.search(r"[.?!] ", text))
+
+
+def choose(count: int, *, seed: int, texts: Sequence[str] = SENTENCES) -> list[str]:
+    """`count` of `texts` in an order that depends on `seed` alone; every text comes once before any comes again."""
     generator = np.random.default_rng(seed)
     order: list[int] = []
     while len(order) < count:
-        order.extend(generator.permutation(len(SENTENCES)).tolist())
-    return [SENTENCES[index] for index in order[:count]]
+        order.extend(generator.permutation(len(texts)).tolist())
+    return [texts[index] for index in order[:count]]

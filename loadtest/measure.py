@@ -17,8 +17,9 @@ import aiohttp
 from loadtest import corpus
 from loadtest.arrivals import Phase, PlacedPhase, place
 from loadtest.clients import check_reachable, open_session
+from loadtest.crew import Crew
 from loadtest.metrics import Limits, Summary, summarize
-from loadtest.replicas import NotServeStatusError, ReplicaWatch, Sample, read_samples
+from loadtest.replicas import NoReplicaCountsError, ReplicaWatch, Sample, parse_metrics, parse_status, read_samples
 from loadtest.runner import Progress, Runner, Settings
 from loadtest.timeline import time_to_recover
 from loadtest.traces import NoRunError, RunFolder, ScheduledRequest, Trace
@@ -105,12 +106,12 @@ async def measure(settings: Settings, folder: RunFolder, *, show: Show) -> tuple
     if not schedule:
         raise NothingPlannedError("not one request falls into the run: raise --rate or the duration, or change --seed")
     folder.check_unused()
-    watch = ReplicaWatch(settings.status_url, folder) if settings.status_url else None
+    watch = replica_watch(settings, folder)
     await check_server(settings, watch)
     folder.write_schedule(schedule)
     about = describe(settings)
     folder.write_json("run.json", about)
-    runner = Runner(settings.target, schedule, folder=folder, watch=watch, duration_s=settings.duration_s)
+    runner = _runner(settings, schedule, folder=folder, watch=watch)
     show(runner.progress)
     whole = await run_until_interrupted(runner, warmup_requests(settings))
     result = Result(
@@ -126,7 +127,16 @@ async def measure(settings: Settings, folder: RunFolder, *, show: Show) -> tuple
     return result, whole
 
 
-async def run_until_interrupted(runner: Runner, warmup: Sequence[ScheduledRequest]) -> bool:
+def _runner(
+    settings: Settings, schedule: Sequence[ScheduledRequest], *, folder: RunFolder, watch: ReplicaWatch | None
+) -> Runner | Crew:
+    target, duration_s = settings.target, settings.duration_s
+    if settings.processes == 1:
+        return Runner(target, schedule, folder=folder, watch=watch, duration_s=duration_s)
+    return Crew(target, schedule, folder=folder, processes=settings.processes, watch=watch, duration_s=duration_s)
+
+
+async def run_until_interrupted(runner: Runner | Crew, warmup: Sequence[ScheduledRequest]) -> bool:
     """Run it all; Ctrl-C ends the load and keeps what was measured."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, runner.interrupt)
@@ -140,28 +150,38 @@ def warmup_requests(settings: Settings) -> list[ScheduledRequest]:
     """Requests like those of the run, from a seed of their own."""
     seed = settings.seed + 1
     frames = settings.lengths.draw(settings.warmup, seed=seed) if settings.lengths else [None] * settings.warmup
-    texts = corpus.choose(settings.warmup, seed=seed)
+    texts = corpus.choose(settings.warmup, seed=seed, texts=settings.texts)
     return [ScheduledRequest(index, 0.0, *each) for index, each in enumerate(zip(texts, frames, strict=True))]
 
 
+def replica_watch(settings: Settings, folder: RunFolder) -> ReplicaWatch | None:
+    """Who reads the replica counts, from Serve rather than from the metrics, which are older."""
+    if settings.status_url:
+        return ReplicaWatch(settings.status_url, folder, parse=parse_status)
+    if settings.metrics_url:
+        return ReplicaWatch(settings.metrics_url, folder, parse=parse_metrics)
+    return None
+
+
 async def check_server(settings: Settings, watch: ReplicaWatch | None) -> None:
-    """Raises UnreachableError, with advice, unless something answers, and the status URL with a status."""
+    """Raises UnreachableError, with advice, unless something answers, and the one of the replica counts with counts."""
     url, option = settings.url, "--url"
     try:
         async with open_session() as session:
             await check_reachable(session, settings.target)
         if watch is not None:
-            url, option = watch.url, "--serve-status-url"
+            url, option = watch.url, "--serve-status-url" if settings.status_url else "--metrics-url"
             await watch.check()
     except (aiohttp.ClientError, TimeoutError) as error:
         raise UnreachableError(
             f"Nothing answers at {url} ({error or type(error).__name__}).\n"
             f"Start the server and wait until it is ready, or correct {option}. Nothing was sent and nothing written."
         ) from error
-    except NotServeStatusError as error:
+    except NoReplicaCountsError as error:
         raise UnreachableError(
             f"{url} answers, but with {error}.\n"
-            f"Give {option} the dashboard's http://HOST:8265/api/serve/applications/, or leave it out."
+            f"Give --serve-status-url the dashboard's http://HOST:8265/api/serve/applications/ or --metrics-url "
+            f"Talkray's http://HOST:8000/metrics, or leave both out."
         ) from error
 
 

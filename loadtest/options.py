@@ -23,6 +23,17 @@ def positive(value: float | None) -> float | None:
     return value
 
 
+def number_list(value: str) -> tuple[float, ...]:
+    """The value of --rates: numbers above 0 with commas between them."""
+    try:
+        numbers = tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is not a list such as 1,10,20", param_hint="--rates") from None
+    for number in numbers:
+        positive(number)
+    return numbers
+
+
 def http_url(value: str | None) -> str | None:
     """Option check: an absolute HTTP URL, or nothing."""
     parts = urlsplit(value or "")
@@ -82,9 +93,15 @@ def settings_from_options(
     timeout: Annotated[float, typer.Option(callback=positive, help="Seconds a whole answer may take.")] = 120.0,
     max_ttfb: Annotated[float, typer.Option(callback=positive, help="Good requests: TTFB from plan, ms.")] = 500.0,
     max_stall: Annotated[float, typer.Option(min=0, help="Good requests: all their underruns together, ms.")] = 100.0,
+    one_sentence: Annotated[bool, typer.Option("--one-sentence", help="No text of several sentences.")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Client processes: more where the lag says so.")] = 1,
     serve_status_url: Annotated[
         str | None,
         typer.Option(callback=http_url, help="Replica counts: http://HOST:8265/api/serve/applications/ of Ray Serve."),
+    ] = None,
+    metrics_url: Annotated[
+        str | None,
+        typer.Option(callback=http_url, help="Replica counts, ten seconds old: http://HOST:8000/metrics of Talkray."),
     ] = None,
 ) -> Settings:
     """What the options say of a run, whose phases the command adds."""
@@ -102,6 +119,9 @@ def settings_from_options(
         timeout_s=timeout,
         limits=Limits(max_ttfb / 1000, max_stall / 1000),
         status_url=serve_status_url,
+        processes=processes,
+        one_sentence=one_sentence,
+        metrics_url=metrics_url,
     )
 
 

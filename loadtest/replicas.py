@@ -1,8 +1,10 @@
-"""How many replicas a server runs, read from Ray Serve's REST status while the load is on. Optional."""
+"""How many replicas a server runs, read while the load is on: from Ray Serve's status or from Talkray's metrics."""
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from loadtest.traces import Clock, RunFolder
 PERIOD_S = 0.5
 TIMEOUT = aiohttp.ClientTimeout(total=5)
 FILE = "replicas.jsonl"
+GAUGE = re.compile(r'^(?:ray_)?talkray_replicas_(wanted|running)\{[^}]*\bpool="(\w+)"[^}]*\}\s+(\S+)', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +40,37 @@ class Sample:
         return cls(record["time_s"], counts)
 
 
-class NotServeStatusError(Exception):
-    """The URL does not answer with Serve's status."""
+class NoReplicaCountsError(Exception):
+    """The URL does not answer with replica counts."""
 
 
-def parse_status(document: Any) -> dict[str, ReplicaCount]:
-    """Replica counts of every deployment in Serve's `GET /api/serve/applications/`. Raises NotServeStatusError.
+Parse = Callable[[str], dict[str, ReplicaCount]]  # a body; raises NoReplicaCountsError
+
+
+def parse_status(body: str) -> dict[str, ReplicaCount]:
+    """Replica counts in the JSON of Serve's `GET /api/serve/applications/`. Raises NoReplicaCountsError."""
+    try:
+        return count_deployments(json.loads(body))
+    except ValueError as error:
+        raise NoReplicaCountsError(f"what is no JSON ({error})") from error
+
+
+def parse_metrics(body: str) -> dict[str, ReplicaCount]:
+    """Replica counts of every pool in Prometheus' text format. Raises NoReplicaCountsError.
+
+    Every ingress replica tells them: the greatest counts, since one that is not asked any more may tell old ones.
+    """
+    told: dict[str, dict[str, int]] = {}
+    for kind, pool, value in GAUGE.findall(body):
+        counts = told.setdefault(pool, {})
+        counts[kind] = max(counts.get(kind, 0), int(float(value)))
+    if not told:
+        raise NoReplicaCountsError("metrics without talkray_replicas_running (they come ten seconds after the start)")
+    return {pool: ReplicaCount(counts.get("running", 0), counts.get("wanted")) for pool, counts in told.items()}
+
+
+def count_deployments(document: Any) -> dict[str, ReplicaCount]:
+    """Replica counts of every deployment in Serve's status. Raises NoReplicaCountsError.
 
     Deployments of the same name in several applications are added up.
     """
@@ -56,19 +84,20 @@ def parse_status(document: Any) -> dict[str, ReplicaCount]:
                 total = None if target is None or before.target is None else before.target + target
                 counts[name] = ReplicaCount(before.running + running, total)
     except (KeyError, TypeError, AttributeError) as error:
-        raise NotServeStatusError(f"not the status of Ray Serve ({error!r} is missing or of another type)") from error
+        raise NoReplicaCountsError(f"not the status of Ray Serve ({error!r} is missing or of another type)") from error
     return counts
 
 
 class ReplicaWatch:
     """Asks `url` for the replica counts, and writes them down. What cannot be read during the run is a gap in them."""
 
-    def __init__(self, url: str, folder: RunFolder) -> None:
+    def __init__(self, url: str, folder: RunFolder, *, parse: Parse) -> None:
         self.url = url
         self.folder = folder
+        self._parse = parse
 
     async def check(self) -> None:
-        """Raises NotServeStatusError, aiohttp.ClientError or TimeoutError unless the counts can be read."""
+        """Raises NoReplicaCountsError, aiohttp.ClientError or TimeoutError unless the counts can be read."""
         async with aiohttp.ClientSession() as session:
             await self._read(session)
 
@@ -76,7 +105,7 @@ class ReplicaWatch:
         """Sample until cancelled, in the time of `clock`."""
         async with aiohttp.ClientSession() as session:
             while True:
-                with contextlib.suppress(aiohttp.ClientError, TimeoutError, NotServeStatusError):
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError, NoReplicaCountsError):
                     counts = await self._read(session)
                     self.folder.append(FILE, asdict(Sample(clock.now_s(), counts)))
                 await asyncio.sleep(PERIOD_S)
@@ -84,8 +113,8 @@ class ReplicaWatch:
     async def _read(self, session: aiohttp.ClientSession) -> dict[str, ReplicaCount]:
         async with session.get(self.url, timeout=TIMEOUT) as response:
             if response.status != 200:
-                raise NotServeStatusError(f"HTTP {response.status}")
-            return parse_status(await response.json(content_type=None))
+                raise NoReplicaCountsError(f"HTTP {response.status}")
+            return self._parse(await response.text())
 
 
 def read_samples(folder: RunFolder) -> list[Sample]:

@@ -6,10 +6,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from loadtest.charts import DARK, LIGHT, Chart, comparison_charts, named_colours, percentile, run_charts, sweep_charts
+from loadtest.chart import DARK, LIGHT, Chart, named_colours
 from loadtest.measure import PhaseResult, Result, read_result
 from loadtest.metrics import MAX_CLIENT_LAG_S, Limits, Summary
+from loadtest.run_charts import comparison_charts, run_charts
 from loadtest.sweep import Sweep, read_sweep
+from loadtest.sweep_charts import percentile, sweep_charts
 from loadtest.traces import RunFolder
 
 MS = 1000.0

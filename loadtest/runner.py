@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
 
+from loadtest import corpus
 from loadtest.arrivals import Arrivals, Phase, PlacedPhase, place, plan_requests
 from loadtest.clients import AudioFormat, Recording, Target, Transport, open_session, speak
 from loadtest.lengths import SpeechLengths
@@ -16,6 +17,9 @@ from loadtest.replicas import ReplicaWatch
 from loadtest.traces import Clock, Failure, RunFolder, ScheduledRequest, Trace
 
 RECENT = 200  # answers in the running percentiles
+
+# Event loops wake up to so much late.
+_EARLY_S = 0.002
 
 
 class WarmupFailedError(Exception):
@@ -39,11 +43,19 @@ class Settings:
     timeout_s: float = 120.0
     limits: Limits = field(default_factory=Limits)
     status_url: str | None = None  # of Ray Serve, for replica counts
+    processes: int = 1  # that send the requests
+    one_sentence: bool = False  # texts of one sentence only
+    metrics_url: str | None = None  # of Talkray, for the same where Serve cannot be asked
 
     @property
     def target(self) -> Target:
         """Where the requests go."""
         return Target(self.url, self.audio_format, self.options, self.timeout_s, self.transport, self.headers)
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """What may be said."""
+        return corpus.ONE_SENTENCE if self.one_sentence else corpus.SENTENCES
 
     @property
     def placed(self) -> list[PlacedPhase]:
@@ -57,7 +69,7 @@ class Settings:
 
     def schedule(self) -> list[ScheduledRequest]:
         """The requests, in the order of their planned times."""
-        return plan_requests(self.arrivals, self.phases, seed=self.seed, lengths=self.lengths)
+        return plan_requests(self.arrivals, self.phases, seed=self.seed, lengths=self.lengths, texts=self.texts)
 
 
 @dataclass(slots=True)
@@ -88,16 +100,35 @@ class Progress:
         """Since the run proper began."""
         return self.clock.now_s() if self.clock else 0.0
 
-    def send(self, recording: Recording) -> None:
-        """Count one request that leaves now."""
+    def send(self, lag_s: float) -> None:
+        """Count one request that leaves now, so late."""
         self.sent += 1
-        self.max_lag_s = max(self.max_lag_s, recording.sent_s - recording.request.planned_s)
+        self.max_lag_s = max(self.max_lag_s, lag_s)
 
     def finish(self, trace: Trace) -> None:
         """Count one finished request."""
         self.finished[trace.failure] += 1
         if trace.failure is None and trace.first_byte_s is not None:
             self.recent_ttfb_s.append(trace.first_byte_s - trace.planned_s)
+
+
+async def at_once() -> Clock:
+    """Begin now."""
+    return Clock.started()
+
+
+@contextlib.asynccontextmanager
+async def watching(watch: ReplicaWatch | None, clock: Clock) -> AsyncIterator[None]:
+    """Replicas are watched, where they can be, while the context lasts."""
+    if watch is None:
+        yield
+        return
+    task = asyncio.create_task(watch.watch(clock))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 class Runner:
@@ -111,11 +142,14 @@ class Runner:
         folder: RunFolder,
         watch: ReplicaWatch | None = None,
         duration_s: float = 0.0,
+        begin: Callable[[], Awaitable[Clock]] = at_once,
     ) -> None:
+        """`begin` is awaited between warm-up and schedule; it returns the clock of the planned times."""
         self.target = target
         self.schedule = schedule
         self.folder = folder
         self.watch = watch
+        self._begin = begin
         self.traces: list[Trace] = []
         self.progress = Progress(planned=len(schedule), duration_s=duration_s)
         self._load: asyncio.Task[None] | None = None
@@ -137,28 +171,16 @@ class Runner:
 
     async def _drive(self, session: aiohttp.ClientSession, warmup: Sequence[ScheduledRequest]) -> None:
         await self._warm_up(session, warmup)
-        clock = self.progress.clock = Clock.started()
-        async with self._watching(clock), asyncio.TaskGroup() as requests:
+        clock = self.progress.clock = await self._begin()
+        async with watching(self.watch, clock), asyncio.TaskGroup() as requests:
             for request in self.schedule:
-                await asyncio.sleep(request.planned_s - clock.now_s())
+                await until(request.planned_s, clock)
                 requests.create_task(self._measure(session, request, clock))
             await asyncio.sleep(self.progress.duration_s - clock.now_s())  # replicas are watched to the end
 
-    @contextlib.asynccontextmanager
-    async def _watching(self, clock: Clock) -> AsyncIterator[None]:
-        if self.watch is None:
-            yield
-            return
-        watching = asyncio.create_task(self.watch.watch(clock))
-        try:
-            yield
-        finally:
-            watching.cancel()
-            await asyncio.wait([watching])
-
     async def _measure(self, session: aiohttp.ClientSession, request: ScheduledRequest, clock: Clock) -> None:
         recording = Recording(request, clock)
-        self.progress.send(recording)
+        self.progress.send(recording.sent_s - request.planned_s)
         try:
             await speak(session, self.target, recording=recording)
         except asyncio.CancelledError:
@@ -179,3 +201,10 @@ class Runner:
             self.folder.append_trace(trace, "warmup.jsonl")
             if trace.failure:
                 raise WarmupFailedError(f"Warm-up request {request.index + 1} failed ({trace.cause}): {trace.error}")
+
+
+async def until(at_s: float, clock: Clock) -> None:
+    """Sleeps, the last moment of it by looking at the clock."""
+    await asyncio.sleep(at_s - clock.now_s() - _EARLY_S)
+    while clock.now_s() < at_s:  # noqa: ASYNC110, an event would come late as well
+        await asyncio.sleep(0)

@@ -6,7 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from loadtest.charts import MAX_WINDOWS, MS, Chart, Palette, plain_log
+from loadtest.chart import MS, Chart, Palette, plain_log
+from loadtest.run_charts import MAX_WINDOWS
 from loadtest.simulate import Simulated
 
 

@@ -13,8 +13,9 @@ from rich.table import Table
 from loadtest.measure import PhaseResult, Result
 from loadtest.metrics import MAX_CLIENT_LAG_S, Distribution, Limits, Summary
 from loadtest.runner import Progress
+from loadtest.server_timing import by_stage
 from loadtest.sweep import Step, Sweep
-from loadtest.traces import Failure
+from loadtest.traces import Failure, Trace
 
 MS = 1000.0
 LIVE_PERIOD_S = 0.5
@@ -124,6 +125,8 @@ def show_result(result: Result, console: Console, *, whole: bool) -> None:
     if len(result.phase_results) > 1:
         console.print(phase_table(result.phase_results))
     console.print(percentile_table(summary))
+    if any(trace.server_timing_s for trace in result.measured):
+        console.print(stage_table(result.measured))
     show_warnings(warnings(summary), console)
 
 
@@ -192,6 +195,16 @@ def percentile_table(summary: Summary) -> Table:
             continue
         cells = (values.mean, values.p50, values.p90, values.p95, values.p99, values.max)
         table.add_row(title, str(values.count), *(number(cell * scale, 1 if scale == MS else 3) for cell in cells))
+    return table
+
+
+def stage_table(traces: Sequence[Trace]) -> Table:
+    """Where the time to the first byte goes, in the order of the stages."""
+    table = right_aligned("stage before the first byte, ms", "n", "mean", "p50", "p95", "max")
+    for stage, durations_s in by_stage(traces).items():
+        p50, p95 = np.percentile(durations_s, (50, 95))
+        cells = (float(np.mean(durations_s)), float(p50), float(p95), max(durations_s))
+        table.add_row(stage, str(len(durations_s)), *(number(cell * MS, 2) for cell in cells))
     return table
 
 

@@ -15,7 +15,16 @@ from typing import Any, Self
 from loadtest.playback import Playback, heard_at, simulate
 
 SAMPLE_BYTES = 2  # s16le
-FILES = ("run.json", "sweep.json", "schedule.jsonl", "requests.jsonl", "warmup.jsonl", "replicas.jsonl", "summary.json")
+FILES = (
+    "run.json",
+    "sweep.json",
+    "rates.json",
+    "schedule.jsonl",
+    "requests.jsonl",
+    "warmup.jsonl",
+    "replicas.jsonl",
+    "summary.json",
+)
 
 
 class RunExistsError(Exception):
@@ -95,6 +104,7 @@ class Trace:
     layout: PcmLayout | None  # None: no audio came
     audible_sample: int | None  # first audible one; None: all quiet
     chunks: tuple[tuple[float, int], ...]  # (arrival, audio bytes so far) for each read that brought audio
+    server_timing_s: Mapping[str, float] | None = None  # stage by stage up to the first audio, if the server says so
 
     @property
     def cause(self) -> str | None:

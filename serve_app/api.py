@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -24,6 +24,7 @@ from serve_app.node import Node, metrics_routes
 from serve_app.refusals import BodyTooSlow
 from serve_app.rendering import Rendering
 from serve_app.schemas import SpeechBody, parse_object, parse_speech
+from serve_app.server_timing import ServerTiming
 from serve_app.speech_request import build_request
 from serve_app.speech_response import SpeechResponse
 from serve_app.speech_stream import Usage, audio_body, event_body
@@ -69,7 +70,7 @@ def create_api(
     if node is not None:
         api.include_router(metrics_routes(node))
     api.include_router(catalogue_routes(synthesizer, settings))
-    api.include_router(speech_routes(synthesizer, settings))
+    api.include_router(speech_routes(synthesizer, settings, check_room=admission.check_room))
     api.include_router(websocket_routes(synthesizer, settings))
     return api
 
@@ -100,22 +101,30 @@ def status_routes(synthesizer: Synthesizer) -> APIRouter:
     return router
 
 
-def speech_routes(synthesizer: Synthesizer, settings: ApiSettings) -> APIRouter:
-    """`POST /v1/audio/speech`."""
+def speech_routes(synthesizer: Synthesizer, settings: ApiSettings, *, check_room: Callable[[], None]) -> APIRouter:
+    """`POST /v1/audio/speech`. `check_room` raises where there is no point in reading a request."""
     router = APIRouter()
 
     @router.post("/v1/audio/speech", response_class=Response, openapi_extra=SPEECH_DOCS)
     async def speech(request: Request) -> Response:
         """Speaks `input`, streaming unless `stream` is false."""
-        fields = parse_object(await read_body(request, settings))
+        content = await read_body(request, settings)
+        check_room()
+        fields = parse_object(content)
         body = parse_speech(fields)
         info = await synthesizer.describe()
         utterance = await build_request(body, info, settings, request_id=request.state.request_id)
         delivery = negotiate(body, ", ".join(request.headers.getlist("accept")))
         rendering = Rendering(delivery, info.sample_rate, info.frame_samples)
-        chunks = synthesizer.synthesize(utterance)
+        timing = ServerTiming(request.state.received_ns) if settings.server_timing else None
+        chunks = (
+            timing.watch(synthesizer.synthesize(timing.begin(utterance)))
+            if timing
+            else synthesizer.synthesize(utterance)
+        )
         stream = event_body(chunks, rendering) if delivery.events else audio_body(chunks, rendering, Usage())
-        return SpeechResponse(stream, speech_headers(delivery, info), whole=delivery.whole)
+        late_headers = timing.headers if timing else dict
+        return SpeechResponse(stream, speech_headers(delivery, info), whole=delivery.whole, late_headers=late_headers)
 
     return router
 

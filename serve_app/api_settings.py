@@ -28,6 +28,9 @@ class AdmissionSettings(Strict):
     max_streams: Positive = 256  # that are spoken or wait, below the pool's max_ongoing_requests
     # In front of the pools, on top of what a first audio takes anyway. While the eldest waits longer, nobody may join.
     max_line_s: Annotated[float, Field(gt=0)] = 0.25
+    # Where listeners hear more silence than this in all, too many streams are open: fewer are let in from then on.
+    max_late_s: Annotated[float, Field(gt=0)] = 0.25
+    min_streams: Positive = 4  # are let in, however late they come
     max_wait_s: Annotated[float, Field(gt=0)] = 5.0  # for the first audio: what would come later is refused
     start_wait_s: Annotated[float, Field(gt=0)] = 30.0  # the same while no talker runs; then it is a 503
     client_streams: Positive | None = None  # open at once from one address
@@ -42,6 +45,7 @@ class ApiSettings(Strict):
 
     access: AccessSettings = AccessSettings()
     admission: AdmissionSettings = AdmissionSettings()
+    server_timing: bool = False  # responses say in a Server-Timing header how the time to first audio was spent
     max_header_bytes: Positive = 16 << 10  # all header lines together; HAProxy refuses more than about 15,000 bytes
     max_body_bytes: Positive = 16 << 20  # an HTTP body, and a WebSocket message with reference audio
     body_timeout_s: PositiveSeconds = 30.0  # for a whole HTTP body to arrive

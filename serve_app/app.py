@@ -40,7 +40,8 @@ def build_app(config: AppConfig) -> Application:
     decoder = codec.bind(model, config.codec, talker)
     refusal = {"backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1)}
     ingress = serve.deployment(name="Ingress", **options(config.ingress_pool), **refusal)(serve.ingress()(Ingress))
-    return ingress.bind(config.api, decoder)
+    # Audio that the talker's GPU makes to the end takes no way round by the codec pool.
+    return ingress.bind(config.api, decoder, talker if config.codec.placement == "inline" else None)
 
 
 def codec_scaling(config: AppConfig) -> CodecScaling | None:

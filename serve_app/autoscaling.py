@@ -5,8 +5,10 @@ that the last decision returned, and a clock; they return a decision and the nex
 functions. `TalkerPolicy` and `CodecPolicy` wrap them for Ray Serve's controller, which calls them every 0.1 s. Standard
 library only and no Ray import: Serve pickles this module by value and runs it on a head node without torch.
 
-Replicas are added at once, by as many as are needed. They are removed slowly: only what a whole window did not need,
-a step at a time, and never below what the streams in flight occupy (Serve lets a removed replica finish its streams).
+Replicas are added at once, by as many as are needed: for everybody who is there where somebody waits or a replica's
+worth of room is missing, for the mean over some seconds otherwise, since arrivals come in bursts that end before a
+replica has started. They are removed slowly: only what a whole window did not need, and not what would soon be needed
+again, a step at a time, and never below what the streams in flight occupy (Serve lets a removed replica finish them).
 """
 
 import logging
@@ -21,6 +23,8 @@ _logger = logging.getLogger("ray.serve")  # the controller's own log
 _MIN_TREND_S = 0.4
 # A demand that is a whole number of replicas does not ask for one more because of rounding.
 _ROUNDING = 1e-6
+# A mean of fewer streams, and none now, is none.
+_NOBODY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class Bounds:
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012, how pydantic reads a plain dataclass in AppConfig
 
+    smoothing_s: float = 10.0  # time constant of the mean that counts while nobody waits
+    scale_down_margin: float = 0.1  # a replica stays where so much more load would ask for it again
     min_replicas: int = 1  # 0: the pool goes away when nobody speaks, and the next request waits for a start
     max_replicas: int = 4
     scale_down_window_s: float = 120.0  # a replica goes when the whole window did not need it
@@ -109,7 +115,8 @@ class State:
     """What a decision leaves for the next one. The first one gets `State()`."""
 
     line: tuple[Sample, ...] = ()  # requests that wait, over the trend window
-    peaks: tuple[Sample, ...] = ()  # replicas needed over the scale-down window; values fall
+    mean: Sample | None = None  # of the streams that are there
+    peaks: tuple[Sample, ...] = ()  # the need over the scale-down window, in replicas; values fall
     busy_s: float = -math.inf  # when there was a request
     removed_s: float = -math.inf  # when replicas were removed
 
@@ -133,8 +140,10 @@ def decide_talker(
     line = _recent(state.line, Sample(now_s, waiting + counts.queued), window_s=settings.trend_window_s)
     growth = min(_growth(line) * settings.trend_horizon_s, demand)  # at most twice what is here
     per_replica = settings.sequences_per_replica * settings.target_use
+    mean = _smoothed(state.mean, Sample(now_s, demand), over_s=settings.smoothing_s)
     needs = {
-        "sequences": demand / per_replica,
+        "sequences": (demand if line[-1].value else mean.value) / per_replica,
+        "rows": demand / settings.sequences_per_replica,
         "growing line": (demand + growth) / per_replica if growth else 0.0,
         "kv use": sum(record.kv_used_ratio for record in records) / settings.target_kv_use,
     }
@@ -142,7 +151,7 @@ def decide_talker(
         needs,
         counts,
         settings=settings,
-        state=replace(state, line=line),
+        state=replace(state, line=line, mean=mean),
         now_s=now_s,
         demand=demand,
         occupied=running / settings.sequences_per_replica,
@@ -163,8 +172,10 @@ def decide_codec(
     backlog_s = sum(record.backlog_s for record in records)
     replicas_behind = len(records) * backlog_s / (cores * settings.target_backlog_s) if cores else 0.0
     expected = max(flowing, min(streams, settings.max_talker_streams))
+    mean = _smoothed(state.mean, Sample(now_s, expected), over_s=settings.smoothing_s)
     needs = {
-        "streams": expected / (settings.streams_per_replica * settings.target_use),
+        "streams": (expected if counts.queued else mean.value) / (settings.streams_per_replica * settings.target_use),
+        "room": expected / settings.streams_per_replica,
         "busy cores": len(records) * sum(record.busy_cores for record in records) / (cores * settings.target_use)
         if cores
         else 0.0,
@@ -175,7 +186,7 @@ def decide_codec(
         needs,
         counts,
         settings=settings,
-        state=state,
+        state=replace(state, mean=mean),
         now_s=now_s,
         demand=streams,
         occupied=flowing / settings.streams_per_replica,
@@ -196,7 +207,7 @@ def _settle(
     reason, need = max(needs.items(), key=lambda item: item[1])
     needed = max(math.ceil(need - _ROUNDING), 1 if demand else 0)
     is_first = state.busy_s == -math.inf  # what is there then was needed, as far as we know
-    peak = Sample(now_s, max(needed, counts.wanted) if is_first else needed)
+    peak = Sample(now_s, max(need, counts.wanted) if is_first else need)
     state = replace(state, peaks=_peaks(state.peaks, peak, window_s=settings.scale_down_window_s))
     if demand or is_first or counts.running < counts.wanted:  # a replica that starts was wanted by somebody
         state = replace(state, busy_s=now_s)
@@ -205,11 +216,25 @@ def _settle(
     needed = min(max(needed, lowest), settings.max_replicas)
     if needed > counts.wanted:
         return Decision(needed, state, reason)
-    floor = max(lowest, int(state.peaks[0].value), math.ceil(occupied - _ROUNDING))
+    floor = max(lowest, _roundly(state.peaks[0].value, settings), math.ceil(occupied - _ROUNDING))
     if floor >= counts.wanted or now_s - state.removed_s < settings.scale_down_interval_s:
         return Decision(_within(counts.wanted, settings), state, "hold")
     step = max(1, int(counts.wanted * settings.scale_down_step))
     return Decision(_within(max(floor, counts.wanted - step), settings), replace(state, removed_s=now_s), "not needed")
+
+
+def _roundly(need: float, settings: Bounds) -> int:
+    """Replicas that would not be needed again at once."""
+    return math.ceil(need * (1.0 + settings.scale_down_margin) - _ROUNDING)
+
+
+def _smoothed(mean: Sample | None, new: Sample, *, over_s: float) -> Sample:
+    """The moving mean at the time of the new sample; the first one is the mean, and of nobody for long it is zero."""
+    if mean is None or not over_s:
+        return new
+    weight = -math.expm1(-max(0.0, new.at_s - mean.at_s) / over_s)
+    value = mean.value + weight * (new.value - mean.value)
+    return Sample(new.at_s, value if new.value or value > _NOBODY else 0.0)
 
 
 def _within(replicas: int, settings: Bounds) -> int:

@@ -3,6 +3,7 @@
 import logging
 import re
 import secrets
+import time
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -16,7 +17,8 @@ SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class RequestBoundary:
-    """ASGI middleware. `scope["state"]["request_id"]` is the client's own `x-request-id` if it is sane, else a new one.
+    """ASGI middleware. `scope["state"]["request_id"]` is the client's own `x-request-id` if it is sane, else a new one;
+    `received_ns`, of time.time_ns(), is when the request came.
 
     `echo_request_id` is False where the server in front adds `x-request-id` to responses.
     """
@@ -31,7 +33,7 @@ class RequestBoundary:
             await self._app(scope, receive, send)
             return
         request_id = choose_request_id(Headers(scope=scope).get("x-request-id", ""))
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, received_ns=time.time_ns())
         started = False
 
         async def named_send(message: Message) -> None:

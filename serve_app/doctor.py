@@ -86,8 +86,9 @@ def _attention() -> Finding:
     try:
         installed = importlib.metadata.version("flash-attn")
     except importlib.metadata.PackageNotFoundError:
-        return Finding(True, "attention", "built-in (torch)")
-    return Finding(True, "attention", f"built-in (torch); flash-attn {installed} is installed and not used yet")
+        return Finding(True, "attention", "built-in")
+    chosen = "talker.attention: flash_attn chooses it"
+    return Finding(True, "attention", f"built-in; flash-attn {installed} is installed: {chosen}")
 
 
 def _weights(config: AppConfig) -> Finding:

@@ -11,10 +11,11 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
-from deployments.errors import CodecLost, NotReady
+from deployments.errors import CodecLost, NotReady, TalkerLost
 from deployments.failover import persist
+from deployments.forward import forward
 from deployments.handles import call, stream
-from deployments.protocol import Codes, ModelInfo, PcmChunk, Resume, SynthesisRequest
+from deployments.protocol import Codes, ModelInfo, PcmChunk, Resume, SynthesisRequest, reached
 from serve_app.api import create_api
 from serve_app.api_settings import ApiSettings
 from serve_app.exposure import for_host
@@ -26,10 +27,11 @@ _DESCRIBE_TIMEOUT_S = 2.0
 
 
 class HandleSynthesizer:
-    """Synthesis by the codec pool, which in turn asks the talker pool."""
+    """Synthesis by the codec pool, which in turn asks the talker pool; or by the talker pool, whose GPU decodes too."""
 
-    def __init__(self, codec: DeploymentHandle) -> None:
-        self._codec = codec
+    def __init__(self, codec: DeploymentHandle, *, talker: DeploymentHandle | None = None) -> None:
+        """With a `talker`, only what needs a codec encoder goes through the codec pool."""
+        self._codec, self._talker = codec, talker
         self._info: ModelInfo | None = None
 
     async def describe(self) -> ModelInfo:
@@ -46,8 +48,19 @@ class HandleSynthesizer:
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance; leaving the generator frees everything behind it, down to the talker's KV blocks.
 
-        A codec replica that is lost is followed by another one, which goes on at the very next sample.
+        A replica that is lost is followed by another one, which goes on at the very next sample.
         """
+        async with aclosing(await self._begin(request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _begin(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        talker, reference = self._talker, request.reference
+        if talker is None or (reference is not None and not reference.x_vector_only):
+            return self._from_codec(request)
+        return forward(request, lambda asked: stream(talker, "generate", asked, lost=TalkerLost), await self.describe())
+
+    async def _from_codec(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         codes: list[Codes] = []
         position = 0
 
@@ -62,17 +75,18 @@ class HandleSynthesizer:
                 elif not chunk.pcm and chunk.finish_reason is None:
                     continue  # a sign of life
                 position = chunk.position
-                yield chunk
+                yield reached(chunk, "from-codec")
 
 
 class Ingress:
     """One replica of the HTTP surface. Imports no torch. Raises StartError where anybody could use it without a key."""
 
-    def __init__(self, settings: ApiSettings, codec: DeploymentHandle) -> None:
+    def __init__(self, settings: ApiSettings, codec: DeploymentHandle, talker: DeploymentHandle | None = None) -> None:
+        """`talker` as in HandleSynthesizer."""
         settings = for_host(settings, _bind_host())
         watch = PoolWatch(serve.get_replica_context().app_name)
         node = Node(is_running=watch.has_talker, scrape=scrape)
-        self._api = create_api(HandleSynthesizer(codec), settings, echo_request_id=False, node=node)
+        self._api = create_api(HandleSynthesizer(codec, talker=talker), settings, echo_request_id=False, node=node)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._api

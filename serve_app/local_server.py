@@ -5,7 +5,9 @@ import io
 import logging
 import math
 import os
+import shutil
 import signal
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deployments import progress
 from serve_app import ray_settings
 from serve_app.config import AppConfig
 from serve_app.exposure import check_exposure
@@ -50,6 +53,8 @@ def running(config: AppConfig, address: Address, report: Report) -> Iterator[str
     check_exposure(address.host, config.api.access)
     _check_port(address)
     ray_settings.apply_local()
+    scratch = tempfile.mkdtemp(prefix="talkray-")
+    os.environ[progress.VARIABLE] = str(Path(scratch) / "progress")  # replicas inherit it
     import ray  # behind the settings, which it reads at import
     from ray import serve
 
@@ -58,6 +63,7 @@ def running(config: AppConfig, address: Address, report: Report) -> Iterator[str
     cpus = _logical_cpus(config)
     ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="warning")
     node_id = ray.get_runtime_context().get_node_id()
+    report("starting the proxy")
     try:
         _start_proxy(address)
         _roll_out(config, report)
@@ -69,6 +75,7 @@ def running(config: AppConfig, address: Address, report: Report) -> Iterator[str
             serve.shutdown()
             ray.shutdown()
         _end_proxy(node_id)
+        shutil.rmtree(scratch)
 
 
 def _check_port(address: Address) -> None:

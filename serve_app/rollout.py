@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
+from deployments.progress import Told
 from serve_app.app import build_app
 from serve_app.config import AppConfig
 from serve_app.start_error import StartError
@@ -29,7 +30,7 @@ def roll_out(config: AppConfig, report: Report) -> None:
     """
     target = serve.RunTarget(build_app(config), name=APP_NAME, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)
-    started_s, last = time.monotonic(), ""
+    started_s, last, told = time.monotonic(), "", Told.here()
     while (application := serve.status().applications[APP_NAME]).status is not ApplicationStatus.RUNNING:
         if failures := _failures(application):
             raise StartError("\n".join(failures))
@@ -37,6 +38,8 @@ def roll_out(config: AppConfig, report: Report) -> None:
         if line != last:
             report(f"{line} ({time.monotonic() - started_s:.0f} s)")
             last = line
+        for stage in told.new_lines():
+            report(stage)
         time.sleep(_POLL_S)
 
 

@@ -1,7 +1,7 @@
 """The HTTP response that carries speech, and stops it when the client leaves."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 
 from starlette.requests import ClientDisconnect
@@ -17,11 +17,20 @@ class SpeechResponse(Response):
     the start is raised as well, so that the server breaks the connection off instead of ending the body cleanly.
     """
 
-    def __init__(self, body: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, whole: bool) -> None:
+    def __init__(
+        self,
+        body: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        *,
+        whole: bool,
+        late_headers: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """`late_headers` are asked for when the response starts."""
         self.status_code = 200
         self.background = None
         self._body = body
         self._whole = whole
+        self._late_headers = late_headers
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,6 +64,7 @@ class SpeechResponse(Response):
         await _deliver(send, _part(content, more=False))
 
     def _start(self) -> Message:
+        self.headers.update(self._late_headers())
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
 

@@ -14,7 +14,7 @@ from deployments.config import CodecConfig
 from deployments.drain import Departure, end_process
 from deployments.errors import CodecLost, NotReady, Overloaded, TalkerLost
 from deployments.handles import call, stream, with_beats
-from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
 
 if TYPE_CHECKING:  # torch stays out of processes that only compose the application
     from deployments.codec.batcher import Decoded, DecodeJob
@@ -54,10 +54,11 @@ class CodecDecoder:
         """
         if not self._knows_talker:
             await self.describe()
+        request = reached(request, "to-codec")
         audio = self._load.stream(self._service.synthesize, request, self._generate)
         async with aclosing(with_beats(audio, self._beat, self._check)) as chunks:
             async for chunk in chunks:
-                yield chunk
+                yield reached(chunk, "codec")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """The fields of `serve_app.autoscaling.CodecRecord`, for Serve's controller."""

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +18,14 @@ from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest
 from deployments.model_store import locate
 from deployments.protocol import Codes, ModelKind
+from deployments.recordings import ByRecording
 
 logger = logging.getLogger(__name__)
 
 _PROBE_FRAMES = 4
 _PROBE_CALLS = 3
+# Kept for recordings that come again: about fifty.
+_REFERENCE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +35,26 @@ class Codec:
     decoder: CodecDecoder
     encoder: CodecEncoder | None
     sample_rate: int
+    references: ByRecording[tuple[Codes, DecoderState]] = field(
+        default_factory=lambda: ByRecording(max_bytes=_REFERENCE_BYTES, size=_reference_bytes)
+    )
 
     def encode_reference(self, audio: NDArray[np.float32]) -> tuple[Codes, DecoderState]:
         """Codes [frames, num_code_groups] of a recording [samples], and the decoder's state behind them."""
         if self.encoder is None:
             raise InvalidRequest("this checkpoint has no speech encoder, so it cannot clone a recording", "ref_audio")
-        codes = self.encoder.encode(audio)
-        batch = torch.from_numpy(codes).long()[None]
-        _, (state,) = self.decoder.decode(batch, [self.decoder.initial_state()])
-        return codes, state
+        encoder = self.encoder
+
+        def encode() -> tuple[Codes, DecoderState]:
+            codes = encoder.encode(audio)
+            return codes, self.decoder.recall(torch.from_numpy(codes).long())
+
+        return self.references.get(audio, encode)
+
+
+def _reference_bytes(reference: tuple[Codes, DecoderState]) -> int:
+    codes, state = reference
+    return codes.nbytes + sum(tensor.nbytes for tensor in state.tensors)
 
 
 def load_codec(model: str, config: CodecConfig) -> Codec:

@@ -5,22 +5,16 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-# Fewer at once when chunks come late, one more at a time while they do not: neither more often than this.
-_PERIOD_S = 1.0
-_FEWER = 0.8
+from deployments.stream_limit import StreamLimit
 
 
 class Places:
-    """Streams enter in order while there is a place. All methods belong to one event loop, times to one clock.
+    """Streams enter in order while there is a place. All methods belong to one event loop, times to one clock."""
 
-    What decoding costs is no guide: a worker that decodes few streams makes small batches, and seems to be dear.
-    """
-
-    def __init__(self, *, max_late_s: float) -> None:
-        """Chunks may be done `max_late_s` after their listener needs them."""
+    def __init__(self, *, max_late_s: float, limit: StreamLimit | None = None) -> None:
+        """Chunks may be done `max_late_s` after their listener needs them. `limit` may know something already."""
         self._max_late_s = max_late_s
-        self.limit: int | None = None  # streams at once; None: nothing has been late yet
-        self._changed_s = 0.0
+        self._limit = limit or StreamLimit(least=1)
         self._taken = 0
         self._line: deque[asyncio.Future[None]] = deque()
 
@@ -44,20 +38,11 @@ class Places:
 
     def decoded(self, late_s: float, *, now_s: float) -> None:
         """Learn from a call whose most urgent chunk was done `late_s` after it was needed."""
-        if late_s > self._max_late_s:
-            self._lower(now_s)
-        elif self.limit is not None and self._taken >= self.limit and now_s - self._changed_s >= _PERIOD_S:
-            self.limit, self._changed_s = self.limit + 1, now_s
-            self._admit()
-
-    def _lower(self, now_s: float) -> None:
-        if self.limit is not None and (self._taken > self.limit or now_s - self._changed_s < _PERIOD_S):
-            self._changed_s = now_s if self._taken > self.limit else self._changed_s
-            return  # the last change has not shown yet
-        self.limit, self._changed_s = max(1, int(_FEWER * self._taken)), now_s
+        self._limit.delivered(late=late_s > self._max_late_s, streams=self._taken, now_s=now_s)
+        self._admit()
 
     def _has_room(self) -> bool:
-        return self.limit is None or self._taken < self.limit
+        return self._limit.has_room(self._taken)
 
     async def _wait(self) -> None:
         turn = asyncio.get_running_loop().create_future()

@@ -1,14 +1,16 @@
 """What a codec replica does, without Ray: a request and a source of frames in, PCM out."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
 import numpy as np
 import torch
 
+from deployments import metrics
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob, decode_batch
 from deployments.codec.chunking import ChunkPlan
+from deployments.codec.frames import Generate, all_frames
 from deployments.codec.loading import load_codec
 from deployments.codec.placement import Placement
 from deployments.codec.silence import LeadingSilence
@@ -16,11 +18,7 @@ from deployments.codec.state import DecoderState
 from deployments.codec.stream import Decode, Opening, Start, StreamDecoder
 from deployments.codec.workers import Workers
 from deployments.config import CodecConfig
-from deployments.errors import TalkerLost
-from deployments.failover import persist
-from deployments.protocol import Codes, FrameChunk, GenerateRequest, PcmChunk, Resume, SynthesisRequest
-
-Generate = Callable[[GenerateRequest], AsyncGenerator[FrameChunk, None]]
+from deployments.protocol import Codes, GenerateRequest, PcmChunk, Resume, SynthesisRequest
 
 
 class CodecService:
@@ -72,7 +70,9 @@ class CodecService:
         reference = request.reference
         if reference is None or reference.x_vector_only:
             return None, self._codec.decoder.initial_state()
-        return await self.workers.run(self._codec.encode_reference, reference.audio)
+        begun = await self.workers.run(self._codec.encode_reference, reference.audio)
+        metrics.references("codes", self._codec.references.take_lookups())
+        return begun
 
     async def _start(self, resume: Resume | None, reference_codes: Codes | None, state: DecoderState) -> Start:
         """Behind the reference, or where another replica stopped: its state is remade from the codes."""
@@ -91,25 +91,3 @@ def _generate_request(request: SynthesisRequest, reference_codes: Codes | None) 
     if request.resume is None:
         return GenerateRequest(request, reference_codes)
     return GenerateRequest(replace(request, resume=None), reference_codes, request.resume.codes)
-
-
-async def all_frames(
-    generate: Generate, request: GenerateRequest, *, frame_bytes: int
-) -> AsyncGenerator[FrameChunk, None]:
-    """Frames of an utterance behind `request.prefix`, to its end: a talker that is lost is followed by another one."""
-    frames = [] if request.prefix is None else [request.prefix]
-    num_known = 0 if request.prefix is None else len(request.prefix)
-    num_heard = 0  # frames behind those whose audio a talker brought
-
-    def ask() -> AsyncGenerator[FrameChunk, None]:
-        prefix = np.concatenate(frames) if frames else None
-        wanted = max(0, request.gpu_frames - num_heard)
-        heard = num_known + num_heard if wanted and prefix is not None else None
-        return generate(replace(request, prefix=prefix, heard=heard, gpu_frames=wanted))
-
-    async with aclosing(persist(ask, request_id=request.synthesis.request_id, lost=TalkerLost)) as chunks:
-        async for chunk in chunks:
-            if len(chunk.codes):
-                frames.append(chunk.codes)
-            num_heard += len(chunk.pcm) // frame_bytes
-            yield chunk

@@ -1,7 +1,7 @@
 """Streams of a decoder by slot, and calls that are under way: the same on a GPU, in captured graphs, and on a CPU."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -137,12 +137,25 @@ class GpuSlots:
         pool = None
         torch.cuda.synchronize()  # weights and slots were filled on another stream
         with torch.cuda.stream(self.stream):
-            for frames in reversed(FRAME_SIZES):
-                for batch in reversed([size for size in self.batches if size <= self.largest_batch(frames)]):
-                    captured = _Captured(self.decoder, batch, frames, pool)
-                    pool = captured.graph.pool()
-                    self._graphs[batch, frames] = captured
+            for batch, frames in self._calls():
+                captured = _Captured(self.decoder, batch, frames, pool)
+                pool = captured.graph.pool()
+                self._graphs[batch, frames] = captured
         self.stream.synchronize()
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Issue every call there is once, not captured."""
+        with torch.cuda.stream(self.stream):
+            for batch, frames in self._calls():
+                slots = torch.full((batch,), self.decoder.scratch_slot, device=self.decoder.device, dtype=torch.int32)
+                self.decoder.decode(slots, frames)
+
+    def _calls(self) -> Iterator[tuple[int, int]]:
+        """Batch and frames of each call; the largest first, whose memory all share."""
+        for frames in reversed(FRAME_SIZES):
+            for batch in reversed([size for size in self.batches if size <= self.largest_batch(frames)]):
+                yield batch, frames
 
     @torch.inference_mode()
     def snr_db(self, exact: CodecDecoder) -> float:
@@ -282,10 +295,17 @@ def batch_buckets(largest: int) -> list[int]:
     return [size for size in sizes if size < largest] + [largest]
 
 
-def load_slots(directory: Path, *, num_slots: int, device: torch.device) -> SlotDecoder:
+def load_slots(
+    directory: Path,
+    *,
+    num_slots: int,
+    device: torch.device,
+    prepare: Callable[[Callable[[], None]], None] = lambda work: None,
+) -> SlotDecoder:
     """A slot decoder from a checkpoint's `speech_tokenizer` folder: float32 on a CPU, on a GPU float16 or TF32.
 
-    Raises CheckpointError, and EngineError where neither precision is close enough to float32.
+    `prepare` is given all the work of a GPU before any of it is done: it may compile what that launches. Raises
+    CheckpointError, and EngineError where neither precision is close enough to float32.
     """
     if device.type == "cpu":
         return PlainSlots(CodecDecoder.load(directory), num_slots=num_slots)
@@ -298,6 +318,7 @@ def load_slots(directory: Path, *, num_slots: int, device: torch.device) -> Slot
     exact = CodecDecoder(network, device=device)
     for dtype in (torch.float16, torch.float32):  # float16 has more digits than bfloat16, but can overflow
         slots = GpuSlots(network, num_slots=num_slots, device=device, dtype=dtype)
+        prepare(slots.rehearse)
         if (noise_db := slots.snr_db(exact)) >= MIN_SNR_DB:
             logger.info("the first frames are decoded in %s, %.1f dB above its error", dtype, noise_db)
             slots.capture()

@@ -17,7 +17,7 @@ from deployments.codec.playback import PlaybackClock
 from deployments.codec.silence import LeadingSilence
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
-from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk
+from deployments.protocol import Codes, FinishReason, FrameChunk, Marks, PcmChunk, reached
 
 Decode = Callable[[DecodeJob], Awaitable[Decoded]]
 
@@ -31,6 +31,7 @@ class FrameBuffer:
         self._frames: list[Codes] = [] if first is None else list(first)
         self._num_code_groups = 0
         self._pcm = bytearray()
+        self._marks: Marks = ()
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -72,6 +73,11 @@ class FrameBuffer:
         pcm, self._pcm = bytes(self._pcm), bytearray()
         return pcm
 
+    def take_marks(self) -> Marks:
+        """Those that have arrived since the last time."""
+        marks, self._marks = self._marks, ()
+        return marks
+
     def peek(self, count: int) -> list[Codes]:
         """The next `count` frames at most, each [num_code_groups]; they stay."""
         return self._frames[:count]
@@ -87,6 +93,8 @@ class FrameBuffer:
             async for chunk in self._chunks:
                 self._frames.extend(chunk.codes)
                 self._pcm += chunk.pcm
+                if chunk.marks:
+                    self._marks = reached(chunk, "from-talker").marks
                 self._num_code_groups = chunk.codes.shape[1]
                 self.num_text_tokens = max(self.num_text_tokens, chunk.num_text_tokens)
                 self.finish_reason = chunk.finish_reason
@@ -180,7 +188,8 @@ class StreamDecoder:
                     delivered = position
                 elif self._clock.started_s is None:
                     self._plan.restart()  # quiet so far: the first sound shall not wait for a wider chunk
-                yield PcmChunk(pcm.tobytes(), new_codes, buffer.num_text_tokens, reason, delivered)
+                marks = buffer.take_marks()
+                yield PcmChunk(pcm.tobytes(), new_codes, buffer.num_text_tokens, reason, delivered, marks)
 
     async def _forward(
         self, buffer: FrameBuffer, opening: Opening, progress: _Progress
@@ -210,7 +219,8 @@ class StreamDecoder:
                 if len(pcm):
                     self._clock.deliver(len(pcm) / self._sample_rate, now_s=time.monotonic())
                     delivered = progress.position
-                yield PcmChunk(pcm.tobytes(), codes, buffer.num_text_tokens, progress.reason, delivered)
+                marks = buffer.take_marks()
+                yield PcmChunk(pcm.tobytes(), codes, buffer.num_text_tokens, progress.reason, delivered, marks)
             if progress.reason is None and heard:
                 replay = replay or asyncio.create_task(self._replay(np.stack(heard), progress.state, 0.0))
                 progress.state = (await replay).state

@@ -78,11 +78,13 @@ class BatchState:
             floats[:, column + _TOP_P] = 1.0
             self.packed[:, column + _GREEDY] = 1
 
-    def admit(self, sequence: Sequence, blocks: list[int]) -> None:
-        """Write the row of a sequence that is about to be prefilled."""
+    def admit(self, sequence: Sequence, blocks: list[int], *, num_frames: int) -> None:
+        """Write the row of a sequence that is about to be prefilled together with `num_frames` of its frames."""
         assert sequence.row is not None
         staged = self._staging.take()
         self._pack(staged.values, sequence, blocks)
+        staged.values[Columns.POSITION] = sequence.prompt.num_rows + num_frames
+        staged.values[Columns.FRAME] = num_frames
         self.packed[sequence.row].copy_(staged.tensor, non_blocking=True)
         seen = self.seen[sequence.row]
         seen.zero_()
@@ -145,7 +147,6 @@ class BatchState:
     def _pack(self, out: NDArray[np.int32], sequence: Sequence, blocks: list[int]) -> None:
         floats = out.view(np.float32)
         out[Columns.SEED : Columns.SEED + 2] = np.array([sequence.signed_seed], dtype=np.int64).view(np.int32)
-        out[Columns.POSITION], out[Columns.FRAME] = sequence.num_positions, sequence.num_frames
         trailing = sequence.prompt.trailing[: self.size.max_model_len]
         out[Columns.NUM_TRAILING] = len(trailing)
         out[Columns.IGNORE_EOS] = sequence.request.synthesis.ignore_eos

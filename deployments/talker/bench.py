@@ -1,6 +1,7 @@
 """Measures the talker engine by itself, without Ray and HTTP.
 
     python -m deployments.talker.bench --random 1.7B-CustomVoice [--batches 1 8 32 64] [--json FILE]
+    python -m deployments.talker.bench --deterministic --arrivals 40    # are the codes those of each stream alone?
 
 Step times come from CUDA events around recorded steps that follow each other without a gap (`device`), and from the
 clock around whole engine steps (`loop`), of which the host computes for `host` milliseconds and waits for the rest.
@@ -8,7 +9,9 @@ clock around whole engine steps (`loop`), of which the host computes for `host` 
 """
 
 import argparse
+import itertools
 import json
+import random
 import statistics
 import sys
 import tempfile
@@ -18,18 +21,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from deployments.config import TalkerConfig
 from deployments.model_store import locate
-from deployments.protocol import GenerateRequest, ModelKind, Sampling, SynthesisRequest
+from deployments.protocol import Codes, GenerateRequest, ModelKind, Sampling, SynthesisRequest
 from deployments.random_checkpoint import Options, write_checkpoint
 from deployments.released import SHAPES
-from deployments.talker.engine import Engine
+from deployments.talker.breakdown import Share, profile_step
+from deployments.talker.engine import Engine, load_engine
 from deployments.talker.kv_cache import KVCache
 
 TEXT = "The quick brown fox jumps over the lazy dog, and then it rests in the shade of a tree."
 _WARM_UP_STEPS = 5
+_STREAM_FRAMES = 71  # 5.7 s of speech
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,17 @@ class PrefillTime:
     first_codes_p95: float
 
 
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Streams that arrive at random, against the same ones each by itself."""
+
+    rate: float  # requests per second
+    streams: int
+    equal: int  # those with the same codes as alone
+    most_together: int  # streams that ran in one step
+    first_difference: int | None  # the earliest frame in which a stream differs
+
+
 @dataclass(slots=True)
 class Report:
     """Everything measured."""
@@ -61,6 +78,8 @@ class Report:
     startup_s: dict[str, float] = field(default_factory=dict)
     steps: list[StepTime] = field(default_factory=list)
     prefills: list[PrefillTime] = field(default_factory=list)
+    arrivals: list[Arrivals] = field(default_factory=list)
+    breakdown: list[Share] = field(default_factory=list)
     eager_passes: int = 0
     memory_gib: float = 0.0
 
@@ -72,6 +91,13 @@ class Report:
         lines += [f"{s.batch:5} {s.device:7.2f} {s.loop:7.2f} {s.host:7.2f} {s.floor:7.2f}" for s in self.steps]
         lines.append("prompts  first codes p50 / p95, ms")
         lines += [f"{p.prompts:7}  {p.first_codes:.2f} / {p.first_codes_p95:.2f}" for p in self.prefills]
+        for a in self.arrivals:
+            where = "" if a.first_difference is None else f"; the first difference is in frame {a.first_difference}"
+            lines.append(
+                f"{a.equal} of {a.streams} streams at {a.rate:g} r/s (up to {a.most_together} together)"
+                f" have the codes that they have alone{where}"
+            )
+        lines += [f"batch {s.batch:3} {s.half:9} {s.part:24} {s.launches:4} {s.ms:7.3f} ms" for s in self.breakdown]
         return "\n".join(lines)
 
 
@@ -99,14 +125,18 @@ class EngineBench:
 
     def _steps(self, count: int) -> int:
         """Returns for how many nanoseconds the engine would have waited for requests between them."""
-        lingered = 0
-        while count:
+        lingered, wanted = 0, self._num_frames() + count
+        while self._num_frames() < wanted:
             start = time.perf_counter_ns()
             while self.engine.patience_s:
                 pass
             lingered += time.perf_counter_ns() - start
-            count -= bool(self.engine.step())
+            self.engine.step()
         return lingered
+
+    def _num_frames(self) -> int:
+        """Frames of the longest running sequence: chunks tell nothing, those of several steps leave together."""
+        return max((sequence.num_frames for sequence in self.engine.scheduler.running.values()), default=0)
 
     def prefill_time(self, prompts: int) -> PrefillTime:
         """From requests to first codes."""
@@ -124,6 +154,47 @@ class EngineBench:
             for number in range(prompts):
                 engine.abort(number)
         return PrefillTime(prompts, statistics.median(times), statistics.quantiles(times, n=20)[-1])
+
+    def arrivals(self, rate: float, *, streams: int) -> Arrivals:
+        """Whether streams that arrive at random, `rate` a second, get the codes that they get alone."""
+        requests = [self._request(seed, frames=_STREAM_FRAMES) for seed in range(streams)]
+        alone = [self._speak([0.0], [request])[0][0] for request in requests]
+        draw = random.Random(0)
+        due = list(itertools.accumulate(draw.expovariate(rate) for _ in requests))
+        spoken, most_together = self._speak(due, requests)
+        differing = [
+            int((one[: len(other)] != other[: len(one)]).any(1).argmax())
+            for one, other in zip(alone, spoken, strict=True)
+            if one.shape != other.shape or (one != other).any()
+        ]
+        equal = streams - len(differing)
+        return Arrivals(rate, streams, equal, most_together, min(differing, default=None))
+
+    def _speak(self, due_s: list[float], requests: list[GenerateRequest]) -> tuple[list[Codes], int]:
+        """The codes of requests that arrive at times [s] from now, and how many streams ran in one step at most."""
+        engine, start, joined, most = self.engine, time.perf_counter(), 0, 0
+        codes: list[list[Codes]] = [[] for _ in requests]
+        while joined < len(requests) or not engine.is_idle:
+            while joined < len(requests) and time.perf_counter() - start >= due_s[joined]:
+                engine.add(joined, requests[joined])
+                joined += 1
+            for output in engine.step():
+                codes[output.sequence_id].append(output.chunk.codes)
+            most = max(most, len(engine.scheduler.running))
+        return [np.concatenate(chunks) for chunks in codes], most
+
+    def breakdown(self, batch: int) -> list[Share]:
+        """Where the time of a step of `batch` sequences goes."""
+        engine = self.engine
+        for number in range(batch):
+            engine.add(number, self._request(number, frames=self.steps * 3 + 2 * _WARM_UP_STEPS))
+        self._steps(_WARM_UP_STEPS)
+        sequences = list(engine.scheduler.running.values())
+        torch.cuda.synchronize()
+        shares = profile_step(lambda: engine.runner.replay(sequences), batch=batch)
+        for number in range(batch):
+            engine.abort(number)
+        return shares
 
     def _device_time(self) -> float:
         """The running batch's step, again and again without the host between."""
@@ -162,32 +233,22 @@ class EngineBench:
         )  # fmt: skip
 
 
-@contextmanager
-def timed(phases: dict[str, float], name: str) -> Iterator[None]:
-    """Note how many seconds a phase takes."""
-    start = time.perf_counter()
-    yield
-    phases[name] = time.perf_counter() - start
-
-
 def measure(
     directory: Path, config: TalkerConfig, options: argparse.Namespace, report: Callable[[str], None]
 ) -> Report:
     """Load, warm up, and measure."""
-    phases: dict[str, float] = {}
-    with timed(phases, "load"):
-        engine = Engine(directory, config)
-    with timed(phases, "capture and warm-up"):
-        engine.warm_up(report)
+    engine = load_engine(directory, config, report)
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    result = Report(name, engine.runner.step.name, phases)
+    result = Report(name, engine.runner.step.name, engine.clock.seconds)
     bench = EngineBench(engine, steps=options.steps, bandwidth=options.bandwidth * 1e12)
     before = engine.runner.num_eager
     result.prefills = [bench.prefill_time(prompts) for prompts in (1, 2, 4, 8) if prompts <= config.max_num_seqs]
     result.steps = [bench.step_time(batch) for batch in options.batches if batch <= config.max_num_seqs]
+    result.arrivals = [bench.arrivals(rate, streams=options.streams) for rate in options.arrivals]
     result.eager_passes = engine.runner.num_eager - before
     if torch.cuda.is_available():
         result.memory_gib = torch.cuda.max_memory_reserved() / 2**30
+        result.breakdown = list(itertools.chain.from_iterable(bench.breakdown(batch) for batch in options.profile))
     return result
 
 
@@ -201,6 +262,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--deterministic", action="store_true", help="one configuration for every batch")
+    parser.add_argument("--arrivals", type=float, nargs="+", default=[], help="rates (r/s): are codes those of 1 r/s?")
+    parser.add_argument("--streams", type=int, default=40, help="streams that arrive")
+    parser.add_argument("--profile", type=int, nargs="+", default=[], help="batch sizes whose step is taken apart")
     parser.add_argument("--plain", action="store_true", help="plain PyTorch instead of fused kernels")
     parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s that the floor assumes")
     parser.add_argument("--json", type=Path, help="also write the report to this file")

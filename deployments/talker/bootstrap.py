@@ -14,6 +14,7 @@ from torch import Tensor
 from deployments.codec.playback import PlaybackClock
 from deployments.codec.silence import QUIET
 from deployments.codec.slots import CODE_RING, FRAME_SIZES, Flight, SlotDecoder
+from deployments.errors import Overloaded
 from deployments.protocol import Codes
 
 REPLAY_FRAMES = (
@@ -91,12 +92,15 @@ class Bootstrap:
     def open(self, stream_id: int, prefix: Codes | None, *, heard: int | None = None, frames: int) -> None:
         """Decode `frames` frames of a stream behind the first `heard` of `prefix` [frames, groups], by default all.
 
-        What was heard is replayed without audio.
+        What was heard is replayed without audio. Raises Overloaded where every slot is taken: streams that have ended
+        in the talker keep theirs until their audio is complete.
         """
         if frames <= 0:
             return
-        while not self._free:
+        while not self._free and self._calls:
             self._land(self._calls.pop(0))
+        if not self._free:
+            raise Overloaded(f"{len(self._streams)} streams have their audio made on this talker's GPU, its limit")
         slot = self._free.pop()
         self._decoder.begin(slot)
         known = np.zeros((0, 0), np.int16) if prefix is None else prefix

@@ -2,10 +2,11 @@
 
 import pickle
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deployments.config import TalkerConfig
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
+from deployments.recordings import Lookups
 
 _LENGTH = struct.Struct("<I")
 
@@ -56,6 +57,7 @@ class Produced:
     num_waiting: int
     step_s: float = 0.0  # what the step took; 0 where nothing was made
     kv_used_ratio: float = 0.0
+    speakers: Lookups = field(default_factory=Lookups)  # of voices to clone, since the last report
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from deployments.config import TalkerConfig
 from deployments.drain import Departure, end_process
 from deployments.errors import TalkerLost
 from deployments.handles import with_beats
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, reached
 from deployments.talker.engine_client import EngineClient
 
 
@@ -27,9 +28,10 @@ class Talker:
 
         Raises InvalidRequest and Overloaded; TalkerLost and Moved where another talker should go on.
         """
+        request = replace(request, synthesis=reached(request.synthesis, "to-talker"))
         async with aclosing(with_beats(self._engine.generate(request), self._beat, self._check)) as chunks:
             async for chunk in chunks:
-                yield chunk
+                yield reached(chunk, "from-engine")
 
     def _beat(self) -> FrameChunk:
         return FrameChunk(np.zeros((0, self._engine.info.num_code_groups), np.int16), 0)

@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -18,12 +19,23 @@ from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.slots import load_slots
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError, InvalidRequest
-from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, ModelInfo, Sampling, SynthesisRequest
+from deployments.protocol import (
+    ALL_FRAMES,
+    Codes,
+    FinishReason,
+    FrameChunk,
+    GenerateRequest,
+    ModelInfo,
+    Sampling,
+    SynthesisRequest,
+)
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.bootstrap import Bootstrap
+from deployments.talker.compile_ahead import Prepare, compiling_ahead, prepare_nothing
 from deployments.talker.frame_step import MIN_NEW_TOKENS, SPOILT
 from deployments.talker.input_tables import InputTables
 from deployments.talker.kv_cache import KVCache
+from deployments.talker.memory import CPU_CACHE_BYTES, DEFAULT_FRACTION, GpuMemory, Wanted
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
@@ -31,6 +43,7 @@ from deployments.talker.model_runner import Flight, ModelRunner, NetworkKind, Ru
 from deployments.talker.prompt import Prompt, PromptBuilder
 from deployments.talker.scheduler import Batch, Scheduler
 from deployments.talker.sequence import FrameLimit, Sequence
+from deployments.talker.start_clock import StartClock
 from deployments.talker.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -57,24 +70,45 @@ class Output:
 class Engine:
     """Continuous batching over one checkpoint on one device."""
 
-    def __init__(self, directory: Path, config: TalkerConfig) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: TalkerConfig,
+        *,
+        clock: StartClock | None = None,
+        prepare: Prepare = prepare_nothing,
+    ) -> None:
+        """See `load_engine`, which also makes it ready."""
         torch.set_num_threads(config.threads)
+        self.clock = clock = clock or StartClock()
         self.config, self.directory = config, directory
         self.model = ModelConfig.load(directory)
         device = _device(config)
         dtype = _dtype(config, device)
-        talker = load_talker(directory, self.model, dtype=dtype, device=device)
-        talker.prepare(max_positions=config.max_model_len)
-        tables = InputTables(talker)
+        memory = GpuMemory(device) if device.type == "cuda" else None
+        with clock.phase("loading the talker"):
+            talker = load_talker(directory, self.model, dtype=dtype, device=device)
+            talker.prepare(max_positions=config.max_model_len)
+        with clock.phase("projecting text"):
+            tables = InputTables(talker)
         speaker_encoder = load_speaker_encoder(directory, self.model, device=device)
-        self.prompts = PromptBuilder(tables, TextTokenizer(directory, self.model.tokens), speaker_encoder)
-        size = config.kv_block_size or _block_size(device)
-        number = self._num_blocks(dtype, size)
+        with clock.phase("loading the tokenizer"):
+            tokenizer = TextTokenizer(directory, self.model.tokens)
+        self.prompts = PromptBuilder(tables, tokenizer, speaker_encoder)
+        self._bootstrap = None
+        if device.type == "cuda":
+            with clock.phase("loading and recording the codec"):
+                self._bootstrap = self._load_bootstrap(device, prepare)
+            torch.cuda.empty_cache()  # what loading needed for a moment
+        size = config.kv_block_size or _block_size(device, config.attention)
+        number = self._num_blocks(dtype, size, memory)
         blocks = BlockManager(number, size)
         cache = KVCache(self.model.talker, num_blocks=number, block_size=size, dtype=dtype, device=device)
         networks = _networks(config, device, dtype)
-        shape = RunnerShape(config.max_num_seqs, config.max_model_len, config.deterministic, networks)
-        self.runner = ModelRunner(tables, cache, blocks, shape)
+        shape = RunnerShape(config.max_num_seqs, config.max_model_len, config.deterministic, networks, config.attention)
+        with clock.phase("packing weights"):
+            self.runner = ModelRunner(tables, cache, blocks, shape)
+        prepare(self.runner.rehearse)
         self.scheduler = Scheduler(
             blocks,
             max_num_seqs=config.max_num_seqs,
@@ -94,7 +128,6 @@ class Engine:
         self._due_ns = 0  # when the next step has to be launched so that the device does not wait
         self.waited_ns = 0  # how long the host has waited for codes
         self._endings: dict[int, Output] = {}  # last chunks that wait for audio of theirs
-        self._bootstrap = self._load_bootstrap() if device.type == "cuda" else None
 
     def describe(self, name: str) -> ModelInfo:
         """What the ingress needs to know to check requests; `name` is what the model was asked for as."""
@@ -114,12 +147,19 @@ class Engine:
             max_segment_chars=self.model.text.max_segment_chars,
         )
 
-    def warm_up(self, report: Callable[[str], None] = lambda stage: None) -> None:
+    def warm_up(self) -> None:
         """Capture graphs and run one short utterance, so that the first request meets warm code paths.
 
         Raises EngineError where even that fails: such an engine must not take requests.
         """
-        self.runner.capture(report)
+        with self.clock.phase("recording GPU work"):
+            self.runner.capture(self.clock.report)
+        with self.clock.phase("speaking a warm-up"):
+            self._speak()
+        if self.runner.device.type == "cuda":
+            torch.cuda.empty_cache()  # what running once before each recording needed
+
+    def _speak(self) -> None:
         voice = next(iter(self.model.speakers), None)
         options = Sampling(max_new_tokens=3)
         request = SynthesisRequest("warm-up", "Hello.", voice=voice, sampling=options, ignore_eos=True)
@@ -281,6 +321,8 @@ class Engine:
 
     def _can_wait(self, sequence: Sequence, now_s: float) -> bool:
         """Whether more frames may be sent with these: every message costs each stage behind the engine its time."""
+        if sequence.request.gpu_frames >= ALL_FRAMES:
+            return sequence.finish_reason is None  # their audio will carry them
         held = sequence.num_frames - sequence.num_sent
         is_calm = sequence.playback.lead_s(now_s, sequence.num_sent) > _CALM_S
         return sequence.finish_reason is None and held < self._max_held and is_calm
@@ -290,17 +332,19 @@ class Engine:
         frames, sequence.num_sent = sequence.frames[sequence.num_sent :], sequence.num_frames
         return replace(self._chunk(sequence, frames, sequence.finish_reason), pcm=pcm)
 
-    def _load_bootstrap(self) -> Bootstrap:
+    def _load_bootstrap(self, device: torch.device, prepare: Prepare = prepare_nothing) -> Bootstrap:
         """The decoder of first frames, which shares the talker's device."""
         directory = self.directory / "speech_tokenizer"
         # A stream that has ended in the talker may still hold its slot while another one has taken its row.
-        slots = load_slots(directory, num_slots=2 * self.config.max_num_seqs, device=self.runner.device)
+        slots = load_slots(directory, num_slots=2 * self.config.max_num_seqs, device=device, prepare=prepare)
         codec = SpeechTokenizerConfig.load(directory)
         return Bootstrap(slots, frame_s=codec.frame_samples / codec.sample_rate)
 
     def _open_bootstrap(self, sequence_id: int, request: GenerateRequest) -> None:
         if request.gpu_frames > 0 and self._bootstrap is None:
-            self._bootstrap = self._load_bootstrap()  # nobody asks a talker on a CPU for audio but to try it
+            self._bootstrap = self._load_bootstrap(
+                self.runner.device
+            )  # nobody asks a talker on a CPU for audio but to try it
         if self._bootstrap is not None:
             self._bootstrap.open(sequence_id, request.prefix, heard=request.heard, frames=request.gpu_frames)
 
@@ -373,11 +417,41 @@ class Engine:
     def _count(self, text: str) -> int:
         return len(self.prompts.tokenizer.encode(text))
 
-    def _num_blocks(self, dtype: torch.dtype, block_size: int) -> int:
+    def _num_blocks(self, dtype: torch.dtype, block_size: int, memory: GpuMemory | None) -> int:
         """As many KV blocks as the memory set aside holds, never more than all rows at full length could use."""
+        config = self.config
         block_bytes = KVCache.bytes_per_position(self.model.talker, dtype) * block_size
-        useful = self.config.max_num_seqs * -(-self.config.max_model_len // block_size) + 1
-        return max(2, min(self.config.kv_cache_bytes // block_bytes, useful))
+        longest = -(-config.max_model_len // block_size)
+        useful = config.max_num_seqs * longest + 1
+        if config.kv_cache_bytes is not None:
+            cache_bytes = config.kv_cache_bytes
+        elif memory is None:
+            cache_bytes = CPU_CACHE_BYTES
+        else:
+            fraction = config.gpu_memory_fraction or DEFAULT_FRACTION
+            cache_bytes = memory.kv_bytes(Wanted(fraction, (longest + 1) * block_bytes, useful * block_bytes))
+        return max(2, min(cache_bytes // block_bytes, useful))
+
+
+def load_engine(directory: Path, config: TalkerConfig, report: Callable[[str], None]) -> Engine:
+    """An engine that is ready: loaded, compiled, recorded, warmed up. `report` hears what the start is busy with."""
+    clock = StartClock(report)
+    with clock.phase("starting the device"):
+        device = _device(config)
+        torch.zeros(1, device=device)
+        fused = _networks(config, device, _dtype(config, device)) == "fused"
+    compiling = compiling_ahead(clock, _facts(directory, config)) if fused else nullcontext(prepare_nothing)
+    with compiling as prepare:
+        engine = Engine(directory, config, clock=clock, prepare=prepare)
+    engine.warm_up()
+    return engine
+
+
+def _facts(directory: Path, config: TalkerConfig) -> str:
+    """What decides which kernels there are."""
+    files = [directory / "config.json", directory / "speech_tokenizer" / "config.json"]
+    versions = [torch.__version__, torch.cuda.get_device_name(), config.model_dump_json()]
+    return "\n".join([*versions, *(file.read_text(encoding="utf-8") for file in files)])
 
 
 def complete(asked: Sampling, defaults: Sampling) -> Sampling:
@@ -403,10 +477,10 @@ def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.
     return encoder.eval()
 
 
-def _block_size(device: torch.device) -> int:
+def _block_size(device: torch.device, attention: str) -> int:
     if device.type == "cpu":
         return 16
-    return 64 if importlib.util.find_spec("flash_attn") is None else 256
+    return 256 if attention == "flash_attn" else 64
 
 
 def _networks(config: TalkerConfig, device: torch.device, dtype: torch.dtype) -> NetworkKind:

@@ -15,6 +15,7 @@ import numpy as np
 from deployments import metrics
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
+from deployments.progress import tell
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
 from deployments.starvation import any_runnable
 from deployments.talker.channel import (
@@ -112,7 +113,7 @@ class EngineClient:
                 if isinstance(report, Ready):
                     return report.info
                 if isinstance(report, Loading):
-                    logger.info("%s", report.stage)
+                    tell(f"talker: {report.stage}")
                 if isinstance(report, Failed):
                     raise report.error
         raise TalkerLost(
@@ -165,6 +166,7 @@ class EngineClient:
             self.num_running, self.num_waiting = report.num_running, report.num_waiting
             self.kv_used_ratio = report.kv_used_ratio
             metrics.talker_step(report.step_s, len(report.chunks), report.kv_used_ratio, waiting=report.num_waiting)
+            metrics.references("speaker", report.speakers)
             for number, chunk in report.chunks:
                 if number in self._streams:
                     self._streams[number].put_nowait(chunk)
@@ -194,4 +196,5 @@ async def _next_chunk(queue: "asyncio.Queue[Item]") -> FrameChunk:
     codes = np.concatenate([chunk.codes for chunk in chunks])
     pcm = b"".join(chunk.pcm for chunk in chunks)
     num_text_tokens = max(chunk.num_text_tokens for chunk in chunks)
-    return FrameChunk(codes, num_text_tokens, chunks[-1].finish_reason, pcm)
+    marks = next((chunk.marks for chunk in chunks if chunk.marks), ())
+    return FrameChunk(codes, num_text_tokens, chunks[-1].finish_reason, pcm, marks)

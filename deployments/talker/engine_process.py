@@ -32,7 +32,8 @@ from deployments.talker.channel import (
     Unpacker,
     encode,
 )
-from deployments.talker.engine import Engine
+from deployments.talker.engine import Engine, load_engine
+from deployments.talker.trails import Trails
 from deployments.talker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class EngineProcess:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.unpacker = Unpacker()
+        self.trails = Trails()
         self.spoilt: set[int] = set()  # sequences that came to NaN, ever
         self._sending = threading.Lock()  # the watchdog sends too
 
@@ -74,12 +76,14 @@ class EngineProcess:
                 self._obey(engine, command)
             began_s = time.perf_counter()
             chunks = [(output.sequence_id, output.chunk) for output in engine.step()]
+            chunks = self.trails.follow(chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
             spoilt, failed = engine.take_spoilt(), engine.take_failed()
         if chunks or was_idle or engine.is_idle:  # the last word before a pause says that nothing runs
             scheduler = engine.scheduler
             used_ratio = scheduler.blocks.used_ratio
-            self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting), step_s, used_ratio))
+            speakers = engine.prompts.speakers.take_lookups()
+            self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting), step_s, used_ratio, speakers))
         for number, error in failed:
             self._send(Failed(number, error))
         self._send_away(engine, spoilt)
@@ -96,10 +100,12 @@ class EngineProcess:
     def _obey(self, engine: Engine, command: Command) -> None:
         if isinstance(command, Abort):
             engine.abort(command.id)
+            self.trails.end(command.id)
             return
         assert isinstance(command, Submit)
         try:
-            engine.add(command.id, command.request)
+            with self.trails.begin(command.id, command.request):
+                engine.add(command.id, command.request)
         except TalkrayError as error:
             self._send(Failed(command.id, error))
         except Exception as error:  # a request that trips the engine must not take the other streams with it
@@ -109,12 +115,10 @@ class EngineProcess:
     def _load(self, start: Start) -> tuple[Engine, ModelInfo]:
         self._send(Loading(f"looking for {start.model}"))
         directory = locate(start.model)
-        self._send(Loading(f"loading the talker from {directory}"))
-        engine = Engine(directory, start.config)
-        self._send(
-            Loading(f"talker on {engine.runner.device}, {engine.scheduler.blocks.num_blocks} KV blocks; warming up")
-        )
-        engine.warm_up(lambda stage: self._send(Loading(stage)))
+        engine = load_engine(directory, start.config, lambda stage: self._send(Loading(stage)))
+        blocks = engine.scheduler.blocks.num_blocks
+        self._send(Loading(f"{engine.runner.step.name} on {engine.runner.device}, {blocks} KV blocks"))
+        self._send(Loading(engine.clock.summary()))
         gc.collect()
         gc.freeze()  # what is there now stays: looking at it again would take longer than a step
         return engine, engine.describe(start.model)

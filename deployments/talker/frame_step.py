@@ -48,6 +48,9 @@ class FrameStep:
         like = state.hidden
         # Results of `predict`, by place in the batch: other streams may read them behind the event of the codes.
         self.codes = torch.zeros((max_num_seqs, self.config.num_code_groups), dtype=torch.int16, device=like.device)
+        self.given = torch.zeros_like(
+            self.codes, dtype=torch.int32
+        )  # frames that `recall` takes, by place in the batch
         self._embeds = torch.zeros((max_num_seqs, like.shape[1]), dtype=like.dtype, device=like.device)
 
     @property
@@ -70,6 +73,10 @@ class FrameStep:
         self.codes[: len(rows)] = codes.masked_fill(~sound, SPOILT)
         self._embeds[: len(rows)] = embeds
 
+    def recall(self, rows: Tensor) -> None:
+        """In place of `predict`: the next frames of state rows [rows] are those `given`."""
+        self._embeds[: len(rows)] = self._embed(self.given[: len(rows)].long())
+
     def advance(self, rows: Tensor, *, length: int) -> None:
         """The talker's step behind `predict`; no position is at or beyond `length`."""
         state = self.state
@@ -82,6 +89,10 @@ class FrameStep:
         inputs, owners = self.tables.rows(rows.text_ids, rows.codec_ids), rows.owners.long()
         hidden = self.networks.prompt(inputs, self._rows(owners, rows.positions), owners, length)
         self.state.hidden[rows.finished.long()] = hidden[rows.last.long()]
+
+    def _embed(self, frames: Tensor) -> Tensor:
+        """Sums [rows, hidden] of the embeddings of frames [rows, groups], bit for bit as `predict` adds them."""
+        return self.talker.embed_frames(frames)
 
     def _sample_code0(self, rows: Tensor, hidden: Tensor, breadth: Breadth) -> Tensor:
         """Codebook 0 [rows] int64 of the next frames of state rows [rows], whose hidden states are [rows, hidden]."""

@@ -6,13 +6,15 @@ from torch import Tensor
 from deployments.talker.batch_state import BatchState
 from deployments.talker.frame_step import MIN_NEW_TOKENS, SPOILT, FrameStep, PrefillRows
 from deployments.talker.input_tables import InputTables
-from deployments.talker.kernels.attention import Context
 from deployments.talker.kernels.backends import choose_backend
+from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul
+from deployments.talker.kernels.paged_attention import Context
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.prompt import MAX_PROMPT_ROWS, PromptAttention
 from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kernels.state import Gathered, StateKernels
+from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.sampling import WIDE, Breadth, Draw
 from deployments.talker.stacks import plain_networks
@@ -27,7 +29,10 @@ class FusedStep(FrameStep):
     breadths = (WIDE,)
     packed_rows = _MAX_FUSED_ROWS  # two short passes cost less than one that the fused kernels do not take
 
-    def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, pdl: bool = True) -> None:
+    def __init__(
+        self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str = "auto", pdl: bool = True
+    ) -> None:
+        """`attention` is what `choose_backend` is asked for."""
         super().__init__(tables, state, plain_networks(tables.talker, cache))
         config, max_num_seqs = self.config, state.size.max_num_seqs
         self.cache, self.pdl = cache, pdl
@@ -37,11 +42,12 @@ class FusedStep(FrameStep):
         )
         self.predictor = FusedPredictor(self.talker, max_rows=max_num_seqs, pdl=pdl)
         self.attention = choose_backend(
-            "auto", self.stack.heads, block_size=cache.block_size, dtype=tables.dtype, pdl=pdl
+            attention, self.stack.heads, block_size=cache.block_size, dtype=tables.dtype, pdl=pdl
         )
         self.kernels = StateKernels(state, tables.text, padding=tables.pad)
-        self._code0 = torch.zeros(state.size.max_num_seqs + 1, dtype=torch.long, device=tables.device)
-        self._ended = torch.zeros(max_num_seqs, dtype=torch.bool, device=tables.device)
+        self._embeds = self.predictor.totals
+        self._code0 = torch.zeros(max_num_seqs, dtype=torch.long, device=tables.device)
+        self._logits = like_rows(max_num_seqs, config.vocab_size, self.talker.codec_head.weight)
 
     @property
     def name(self) -> str:
@@ -53,9 +59,8 @@ class FusedStep(FrameStep):
         gathered = self.kernels.gather(rows)
         draw = Draw(gathered.seeds, gathered.frames, 0)
         code0 = self._first_codes(rows, gathered, draw)
-        codes, sums = self.predictor.frame(gathered.hidden, code0, gathered.predictor, draw)
-        self.codes[: len(rows)] = codes.masked_fill(~gathered.sound, SPOILT)
-        self._embeds[: len(rows)] = sums
+        codes, _ = self.predictor.frame(gathered.hidden, code0, gathered.predictor, draw)
+        self.kernels.deliver(codes, gathered.sound, self.codes, spoilt=SPOILT)
 
     def advance(self, rows: Tensor, *, length: int) -> None:
         """See FrameStep; contexts have no fixed length here."""
@@ -75,6 +80,14 @@ class FusedStep(FrameStep):
         hidden = self.stack.talker_step(inputs, context, self.cache, attention)
         self.state.hidden[rows.finished.long()] = hidden[rows.last.long()]
 
+    def _embed(self, frames: Tensor) -> Tensor:
+        """See FrameStep."""
+        first, *rest = (table.summed[frames[:, group]] for group, table in enumerate(self.predictor.tables))
+        total = first.float()
+        for embeds in rest:
+            total = total + embeds.float()
+        return total.to(first.dtype)
+
     def _first_codes(self, rows: Tensor, gathered: Gathered, draw: Draw) -> Tensor:
         rules = FirstCodeRules(
             state_rows=rows,
@@ -85,6 +98,15 @@ class FusedStep(FrameStep):
             eos=self.config.codes.eos,
             min_new_tokens=MIN_NEW_TOKENS,
         )
-        logits = self.talker.codec_head(gathered.hidden)
-        sample_first_code(logits, gathered.talker, draw, rules, self._code0, self._ended[: len(rows)], pdl=self.pdl)
-        return self._code0[rows]
+        logits = self._first_logits(gathered.hidden)
+        code0 = self._code0[: len(rows)]
+        sample_first_code(logits, gathered.talker, draw, rules, code0, pdl=self.pdl)
+        return code0
+
+    def _first_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of codebook 0 [rows, vocab]; the library would choose its kernel by the number of rows."""
+        weight, squares = self.talker.codec_head.weight, self._logits.squares
+        out = Rows(self._logits.values[: len(hidden)], squares, 1)
+        tile = tile_for(*weight.shape, gated=False, rows=len(hidden))
+        matmul(Rows(hidden, squares, 1), weight, out, tile, Product(pdl=self.pdl))
+        return out.values

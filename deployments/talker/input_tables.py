@@ -22,7 +22,10 @@ _GPU_ROWS = 8192
 
 
 class InputTables:
-    """Both tables of one talker. On a GPU all text is projected at load, on a CPU each token when it first occurs."""
+    """Both tables of one talker. On a GPU all text is projected at load, on a CPU each token when it first occurs.
+
+    On a GPU the tables take the place of the talker's text embedding, which it has no longer.
+    """
 
     def __init__(self, talker: Talker) -> None:
         self.talker = talker
@@ -45,8 +48,8 @@ class InputTables:
 
     def project(self, ids: Ids) -> None:
         """Make sure that the text table holds `ids`."""
-        missing = np.unique(ids[ids < self.no_text])
-        missing = missing[~self._known[missing]]
+        missing = ids[ids < self.no_text]
+        missing = np.unique(missing[~self._known[missing]])
         for start in range(0, len(missing), _CPU_ROWS):
             some = missing[start : start + _CPU_ROWS]
             padded = np.pad(some, (0, _CPU_ROWS - len(some)))
@@ -68,3 +71,4 @@ class InputTables:
             stop = min(start + _GPU_ROWS, self.no_text)
             self.text[start:stop] = self.talker.text_projection(self.talker.model.text_embedding.weight[start:stop])
         self._known[:] = True
+        del self.talker.model.text_embedding  # a sixth of a checkpoint's memory, never read again

@@ -3,8 +3,8 @@
 Layout: one contiguous tensor `blocks` [layers, 2, num_blocks, block_size, kv_heads, head_dim]; index 0 of the second
 dimension holds keys, 1 values. `blocks[layer, 0]` and `blocks[layer, 1]` are what flash-attn's paged functions take.
 A *slot* is `block * block_size + offset`, the index into `keys[layer]` and `values[layer]`, which are flat views.
-Block 0 belongs to nobody: padded rows write there. On a GPU a block has 256 positions where flash-attn runs (it takes
-no less) and 64 otherwise.
+Block 0 belongs to nobody: padded rows write there. On a GPU a block has 64 positions, 256 with flash-attn, which takes
+no less.
 """
 
 import torch

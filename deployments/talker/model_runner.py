@@ -6,7 +6,7 @@ bucket it fits in, everything is replayed from CUDA graphs, and the host waits f
 half of a step still runs while it hands them on and prepares the next step.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -41,9 +41,11 @@ class RunnerShape:
 
     max_num_seqs: int
     max_model_len: int
-    deterministic: bool = False  # one bucket, and prompts are prefilled one by one
+    deterministic: bool = False
+    """On a GPU: one bucket, prompts one by one, and frames that exist already go through the steps that made them."""
     networks: NetworkKind = "by_rows"
     """By rows is the CPU's way: passes of `max_num_seqs` rows, each with a context of its own."""
+    attention: str = "auto"  # of the fused kernels: see `choose_backend`
 
     @property
     def by_rows(self) -> bool:
@@ -108,6 +110,8 @@ class ModelRunner:
         self._prefills = [PrefillInputs(rows, scratch_row=self.state.scratch_row, tables=tables) for rows in sizes]
         self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
         self._staging = Staging(2 * shape.max_num_seqs, device=self.device)
+        self._retraces = shape.deterministic and not shape.by_rows
+        self._given = Staging(self.step.given.numel(), device=self.device) if self._retraces else None
         self._batch: _Batch | None = None
         self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
 
@@ -120,22 +124,34 @@ class ModelRunner:
         """On a GPU, record every shape that a step or a prefill can take; the largest first, whose memory all share."""
         if self._on_cpu:
             return
+        shapes = list(self._shapes())
+        for number, (key, work) in enumerate(shapes):
+            report(f"recording GPU work {number}/{len(shapes)}")
+            self.graphs.capture(key, work)
+        torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Do once, unrecorded, everything that `capture` records."""
+        for _, work in self._shapes():
+            work()
+
+    def _shapes(self) -> Iterator[tuple[Hashable, Callable[[], None]]]:
+        """Every shape that a step or a prefill can take on a GPU."""
         assert not self._by_rows
         most = self._length(0)
         for bucket in reversed(self.buckets):
             rows = self._rows[:bucket]
             rows.fill_(self.state.scratch_row)
             for breadth in reversed(self.step.breadths):
-                self.graphs.capture(("predict", bucket, breadth), partial(self.step.predict, rows, breadth))
-            self.graphs.capture(("advance", bucket), partial(self.step.advance, rows, length=most))
-            report(f"recorded the step of {bucket} sequences")
+                yield ("predict", bucket, breadth), partial(self.step.predict, rows, breadth)
+            yield ("advance", bucket), partial(self.step.advance, rows, length=most)
+            if self._retraces:
+                yield ("recall", bucket), partial(self.step.recall, rows)
         for inputs in reversed(self._prefills):
             inputs.fill([])
             for length in {0, most if inputs is self._prefills[-1] else 0}:
-                work = partial(self.step.prefill, inputs.rows, length=length)
-                self.graphs.capture(("prefill", inputs.num_rows, length), work)
-            report(f"recorded the prefill of {inputs.num_rows} rows")
-        torch.cuda.synchronize()
+                yield ("prefill", inputs.num_rows, length), partial(self.step.prefill, inputs.rows, length=length)
 
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence]) -> None:
@@ -143,11 +159,15 @@ class ModelRunner:
         if sequences:
             self._batch = None
         for sequence in sequences:
-            self.state.admit(sequence, self.blocks.table(sequence.id))
+            num_frames = 0 if self._retraces else sequence.num_frames
+            self.state.admit(sequence, self.blocks.table(sequence.id), num_frames=num_frames)
+        sized = [(each, each.prompt.num_rows if self._retraces else each.num_positions) for each in sequences]
         limit = self._prefills[-1].num_rows
         alone = self._by_rows or self.shape.deterministic
-        for parts in pack(sequences, num_rows=limit, together=0 if alone else self.step.packed_rows):
+        for parts in pack(sized, num_rows=limit, together=0 if alone else self.step.packed_rows):
             self._run_prefill(parts)
+        if self._retraces:
+            self._retrace(sequences)
 
     @torch.inference_mode()
     def launch(self, sequences: list[Sequence], on_codes: OnCodes | None = None) -> Flight:
@@ -180,6 +200,25 @@ class ModelRunner:
         batch = self._as_batch(sequences)
         self._predict(batch)
         self._advance(batch, length=self._length(0))
+
+    def _retrace(self, sequences: list[Sequence]) -> None:
+        """Run the frames that sequences have already, one step after the other.
+
+        A prefill of them adds in another order, and so rounds to other bits, than the steps that made them.
+        """
+        for number in range(max((sequence.num_frames for sequence in sequences), default=0)):
+            going = [sequence for sequence in sequences if number < sequence.num_frames]
+            batch = self._as_batch(going)
+            self._send_frames([sequence.frames[number] for sequence in going])
+            self.graphs.run(("recall", len(batch.rows)), partial(self.step.recall, batch.rows))
+            self._advance(batch, length=self._length(0))
+
+    def _send_frames(self, frames: list[Codes]) -> None:
+        assert self._given is not None
+        given = self.step.given
+        staged = self._given.take()
+        staged.values.reshape(given.shape)[: len(frames)] = frames
+        given.copy_(staged.tensor.view(given.shape), non_blocking=True)
 
     def _predict(self, batch: _Batch) -> None:
         work = partial(self.step.predict, batch.rows, batch.breadth)
@@ -239,7 +278,7 @@ def _build_step(tables: InputTables, state: BatchState, cache: KVCache, shape: R
     if shape.networks == "fused":
         from deployments.talker.fused_step import FusedStep  # needs Triton, which a CPU has not
 
-        return FusedStep(tables, state, cache, pdl=tables.device.type == "cuda")
+        return FusedStep(tables, state, cache, attention=shape.attention, pdl=tables.device.type == "cuda")
     networks = exact_networks if shape.by_rows else plain_networks
     return FrameStep(tables, state, networks(tables.talker, cache))
 

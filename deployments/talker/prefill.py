@@ -21,28 +21,27 @@ class Part:
     sequence: Sequence
     start: int
     stop: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the sequence's last row is among them."""
-        return self.stop == self.sequence.num_positions
+    is_last: bool  # whether the last row that the prefill runs is among them
 
 
 Pass = list[Part]
 
 
-def pack(sequences: Iterable[Sequence], *, num_rows: int, together: int) -> Iterator[Pass]:
-    """Passes of at most `num_rows` rows; prompts share one of up to `together`, longer ones have their own."""
+def pack(sized: Iterable[tuple[Sequence, int]], *, num_rows: int, together: int) -> Iterator[Pass]:
+    """Passes of at most `num_rows` rows over the first rows of sequences, as many as each comes with.
+
+    Sequences share a pass of up to `together` rows, longer ones have their own.
+    """
     packed: Pass = []
-    for sequence in sequences:
-        size = sequence.num_positions
+    for sequence, size in sized:
         if size > together:
-            yield from ([Part(sequence, at, min(at + num_rows, size))] for at in range(0, size, num_rows))
+            starts = range(0, size, num_rows)
+            yield from ([Part(sequence, at, min(at + num_rows, size), at + num_rows >= size)] for at in starts)
             continue
         if sum(part.stop for part in packed) + size > together:
             yield packed
             packed = []
-        packed.append(Part(sequence, 0, size))
+        packed.append(Part(sequence, 0, size, is_last=True))
     if packed:
         yield packed
 

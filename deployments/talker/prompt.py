@@ -9,14 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import Codes, GenerateRequest, ModelKind, SynthesisRequest
+from deployments.recordings import ByRecording
 from deployments.talker.input_tables import Ids, InputTables
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.tokenizer import TextTokenizer
+
+# Speaker vectors kept for recordings that come again: a thousand.
+_SPEAKER_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class PromptBuilder:
         self.config: ModelConfig = self.talker.config
         self.tokenizer = tokenizer
         self.speaker_encoder = speaker_encoder
+        self.speakers: ByRecording[Tensor] = ByRecording(max_bytes=_SPEAKER_BYTES, size=lambda vector: vector.nbytes)
 
     @torch.inference_mode()
     def build(self, request: GenerateRequest) -> Prompt:
@@ -127,12 +133,15 @@ class PromptBuilder:
         """A built-in speaker's row, the x-vector of the reference, or none for described voices."""
         if request.reference is not None:
             assert self.speaker_encoder is not None, "only base checkpoints are asked to clone"
-            vector = self.speaker_encoder.embed(torch.from_numpy(request.reference.audio.copy()))
+            vector = self._speaker_vector(self.speaker_encoder, request.reference.audio)
             return _Track(self._dense(1), (vector.to(self.tables.text)[None],))
         if self.config.kind is ModelKind.CUSTOM_VOICE:
             assert request.voice is not None, "the ingress names a speaker"
             return _Track([self.config.speakers[request.voice]])
         return _Track([])
+
+    def _speaker_vector(self, encoder: SpeakerEncoder, audio: NDArray[np.float32]) -> Tensor:
+        return self.speakers.get(audio, lambda: encoder.embed(torch.from_numpy(audio.copy())))
 
     def _clone_rows(
         self, request: GenerateRequest, body: list[int], frames: _Track

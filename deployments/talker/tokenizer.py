@@ -3,11 +3,18 @@
 import json
 from pathlib import Path
 
-from tokenizers import Tokenizer
-from transformers import Qwen2Tokenizer
+from tokenizers import Regex, Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from deployments.errors import CheckpointError
 from deployments.talker.model.config import ControlTokens
+
+# How Qwen2's tokenizer cuts text before it merges bytes; `transformers`, which says the same, takes seconds to import.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 class TextTokenizer:
@@ -42,8 +49,11 @@ def _plain_tokenizer(directory: Path) -> Tokenizer:
             raise CheckpointError(f"{directory / name} is missing: the tokenizer needs it")
     vocab = json.loads((directory / "vocab.json").read_text(encoding="utf-8"))
     lines = (directory / "merges.txt").read_text(encoding="utf-8").splitlines()
-    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    tokenizer = Qwen2Tokenizer(vocab=vocab, merges=merges)
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    state["added_tokens"] = []
-    return Tokenizer.from_str(json.dumps(state))
+    pairs = (line.split(" ") for line in lines if line and not line.startswith("#version"))
+    merges = [(left, right) for left, right in pairs]
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, continuing_subword_prefix="", end_of_word_suffix=""))
+    tokenizer.normalizer = NFC()
+    words = Split(Regex(_WORDS), behavior="isolated")
+    tokenizer.pre_tokenizer = Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer

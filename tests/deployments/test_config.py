@@ -23,6 +23,9 @@ def test_an_unknown_key_is_an_error_that_names_it(config: type[TalkerConfig] | t
         ("max_model_len", 63),
         ("kv_block_size", 0),
         ("kv_cache_bytes", 0),
+        ("gpu_memory_fraction", 0),
+        ("gpu_memory_fraction", 1.1),
+        ("attention", "sdpa"),
         ("runaway_frames_per_token", 0),
         ("runaway_min_frames", 0),
     ],
@@ -30,6 +33,11 @@ def test_an_unknown_key_is_an_error_that_names_it(config: type[TalkerConfig] | t
 def test_talker_settings_out_of_range_are_refused(key: str, value: object) -> None:
     with pytest.raises(ValidationError, match=key):
         TalkerConfig.model_validate({key: value})
+
+
+def test_the_cache_is_sized_in_one_way() -> None:
+    with pytest.raises(ValidationError, match="set one of them"):
+        TalkerConfig(gpu_memory_fraction=0.5, kv_cache_bytes=1 << 30)
 
 
 @pytest.mark.parametrize(

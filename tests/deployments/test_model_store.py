@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from deployments import model_store
 from deployments.errors import CheckpointError
@@ -44,7 +45,7 @@ class FakeHub:
 @pytest.fixture
 def use_hub(monkeypatch: pytest.MonkeyPatch) -> Any:
     def use(hub: FakeHub) -> FakeHub:
-        monkeypatch.setattr(model_store, "snapshot_download", hub)
+        monkeypatch.setattr("deployments.hub.snapshot_download", hub)
         return hub
 
     return use
@@ -123,7 +124,7 @@ def test_a_failed_download_says_what_to_do(use_hub: Any) -> None:
         "Did you mean Qwen/Qwen3-TTS-12Hz-1.7B-Base?",
         "HF_HOME",
         "`hf download Qwen/Qwen3-TTS-12Hz-1.7B-Bass`",
-        str(model_store.constants.HF_HUB_CACHE),
+        str(constants.HF_HUB_CACHE),
     ):
         assert part in message
 

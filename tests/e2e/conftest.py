@@ -19,7 +19,7 @@ TALKER = TalkerConfig(max_num_seqs=16, max_num_waiting=4)
 # Tests fill the talker with more streams than two cores can speak in real time, and compare audio within 1 LSB whatever
 # this CPU can do.
 CODEC = CodecConfig(precision="float32", max_late_s=1000)
-PATIENT = AdmissionSettings(max_line_s=100, max_wait_s=100)
+PATIENT = AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

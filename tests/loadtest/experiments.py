@@ -27,7 +27,8 @@ POOL = PoolConfig(num_cpus=0.2, max_ongoing_requests=16)
 SCALING = {"max_replicas": 3, "scale_down_window_s": 15, "scale_down_interval_s": 3}
 GROWING = AppConfig(
     model="embedded",
-    api=ApiSettings(admission=AdmissionSettings(max_wait_s=30)),  # wait for the replicas that start, rather than refuse
+    # Wait for the replicas that start, rather than refuse.
+    api=ApiSettings(admission=AdmissionSettings(max_line_s=30, max_wait_s=30, min_streams=64)),
     talker=TalkerConfig(max_num_seqs=4),
     talker_pool=POOL,
     codec_pool=POOL,
@@ -35,7 +36,9 @@ GROWING = AppConfig(
     codec_scaling=CodecScaling(streams_per_replica=2, **SCALING),
 )
 FIXED = AppConfig(model="embedded")
-REQUESTS = ("--speech-s", "1", "--warmup", "3", "--max-ttfb", "1000", "--max-stall", "500")
+REQUESTS = ("--speech-s", "1.5", "--max-ttfb", "1000", "--max-stall", "500")
+RISING = ("--from", "2", "--factor", "1.3", "--duration", "12", "--settle", "3", "--warmup", "4", "--refine", "0")
+PHASES = ("--before", "20", "--during", "60", "--relief", "10", "--after", "20")
 
 
 class Status(BaseHTTPRequestHandler):
@@ -82,15 +85,42 @@ def loadtest(*arguments: str) -> int:
     return subprocess.call([sys.executable, "-m", "loadtest", *arguments])
 
 
-def main() -> int:
-    """`step OUT RATE` or `overload OUT RATE`, with a rate that one replica of each pool holds."""
-    experiment, out, rate = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-    phases = ("--before", "20", "--during", "60", "--after", "60") if experiment == "step" else ()
-    config = GROWING if experiment == "step" else FIXED
-    with running(config, Address("127.0.0.1", free_port()), print) as url, status_server() as status:
+def capacity(sweep: Path) -> float:
+    """The highest rate that the server held."""
+    found: float | None = json.loads((sweep / "sweep.json").read_text(encoding="utf-8"))["capacity_per_s"]
+    if found is None:
+        sys.exit("not even the lowest rate was held: is the machine busy with something else?")
+    return found
+
+
+def step(out: Path, rate: float) -> int:
+    """A rate that one replica of each pool holds, five times that, and the rate again."""
+    phases = ("--before", "20", "--during", "60", "--after", "60")
+    with running(GROWING, Address("127.0.0.1", free_port()), print) as url, status_server() as status:
         where = ("--url", url, "--serve-status-url", status, "--out", str(out))
-        failed = loadtest(experiment, *where, "--rate", rate, *phases, *REQUESTS)
+        failed = loadtest("step", *where, "--rate", str(rate), *phases, "--warmup", "3", *REQUESTS)
     return failed or loadtest("report", str(out))
+
+
+def overload(out: Path, rate: float | None) -> int:
+    """Twice the rate that the server holds, which a sweep finds where none is given."""
+    with running(FIXED, Address("127.0.0.1", free_port()), print) as url:
+        where = ("--url", url, *REQUESTS)
+        sweep = out / "sweep"
+        if rate is None:
+            loadtest("sweep", *where, "--out", str(sweep), *RISING)
+            rate = capacity(sweep)
+        failed = loadtest("overload", *where, "--out", str(out / "overload"), "--rate", str(rate), *PHASES)
+    swept = (str(sweep),) if sweep.exists() else ()
+    return failed or loadtest("report", str(out / "overload"), *swept, "--out", str(out / "report"))
+
+
+def main() -> int:
+    """`step OUT RATE` or `overload OUT [RATE]`."""
+    experiment, out, *rate = sys.argv[1:]
+    if experiment == "step":
+        return step(Path(out), float(rate[0]))
+    return overload(Path(out), float(rate[0]) if rate else None)
 
 
 if __name__ == "__main__":

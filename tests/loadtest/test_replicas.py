@@ -1,3 +1,4 @@
+import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,10 +9,11 @@ from aiohttp.test_utils import TestServer
 
 from loadtest.replicas import (
     FILE,
-    NotServeStatusError,
+    NoReplicaCountsError,
     ReplicaCount,
     ReplicaWatch,
     Sample,
+    parse_metrics,
     parse_status,
     read_samples,
 )
@@ -39,13 +41,33 @@ def anyio_backend() -> str:
 
 
 def test_running_and_wanted_replicas_are_counted_over_all_applications() -> None:
-    assert parse_status(STATUS) == {"Talker": ReplicaCount(3, None), "Ingress": ReplicaCount(0, 1)}
+    assert parse_status(json.dumps(STATUS)) == {"Talker": ReplicaCount(3, None), "Ingress": ReplicaCount(0, 1)}
 
 
 @pytest.mark.parametrize("document", [{}, [], None, {"applications": {"a": {}}}, {"applications": {"a": None}}])
 def test_another_document_is_not_taken_for_a_status(document: object) -> None:
-    with pytest.raises(NotServeStatusError, match="not the status of Ray Serve"):
-        parse_status(document)
+    with pytest.raises(NoReplicaCountsError, match="not the status of Ray Serve"):
+        parse_status(json.dumps(document))
+
+
+def test_what_is_no_json_is_no_status() -> None:
+    with pytest.raises(NoReplicaCountsError, match="no JSON"):
+        parse_status("<html>")
+
+
+METRICS = """# HELP ray_talkray_replicas_running Replicas that take requests.
+ray_talkray_replicas_running{Component="core_worker",pool="talker",WorkerId="a"} 1.0
+ray_talkray_replicas_running{Component="core_worker",pool="talker",WorkerId="b"} 2.0
+ray_talkray_replicas_wanted{pool="talker",WorkerId="b"} 3.0
+ray_talkray_replicas_running{WorkerId="b",pool="codec"} 1.0
+ray_talkray_queue_depth{pool="talker",WorkerId="c"} 7.0
+"""
+
+
+def test_metrics_tell_the_counts_of_each_pool() -> None:
+    assert parse_metrics(METRICS) == {"talker": ReplicaCount(2, 3), "codec": ReplicaCount(1, None)}
+    with pytest.raises(NoReplicaCountsError, match="talkray_replicas_running"):
+        parse_metrics("up 1\n")
 
 
 def test_samples_survive_their_file(tmp_path: Path) -> None:
@@ -68,8 +90,8 @@ async def test_a_status_url_is_checked_before_the_run(tmp_path: Path) -> None:
     app.router.add_get("/missing", missing)
     async with TestServer(app) as server:
         url = str(server.make_url("/status"))
-        await ReplicaWatch(url, RunFolder(tmp_path)).check()
-        with pytest.raises(NotServeStatusError, match="HTTP 404"):
-            await ReplicaWatch(str(server.make_url("/missing")), RunFolder(tmp_path)).check()
+        await ReplicaWatch(url, RunFolder(tmp_path), parse=parse_status).check()
+        with pytest.raises(NoReplicaCountsError, match="HTTP 404"):
+            await ReplicaWatch(str(server.make_url("/missing")), RunFolder(tmp_path), parse=parse_status).check()
     with pytest.raises(aiohttp.ClientError):
-        await ReplicaWatch(url, RunFolder(tmp_path)).check()
+        await ReplicaWatch(url, RunFolder(tmp_path), parse=parse_status).check()

@@ -3,7 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadtest.arrivals import Phase, place
-from loadtest.charts import LIGHT, named_colours, placeholder_palette
+from loadtest.chart import LIGHT, named_colours, placeholder_palette
 from loadtest.measure import Result
 from loadtest.metrics import Limits
 from loadtest.replicas import ReplicaCount, Sample

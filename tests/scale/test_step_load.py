@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 POOL = PoolConfig(num_cpus=0.2, max_ongoing_requests=16)
 STEP = AppConfig(
     model="embedded",
-    api=ApiSettings(admission=AdmissionSettings(max_line_s=100, max_wait_s=100)),
+    api=ApiSettings(admission=AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)),
     talker=TalkerConfig(max_num_seqs=2),
     codec=CodecConfig(max_late_s=1000),  # two cores decode no faster for more replicas
     talker_pool=POOL,

@@ -1,12 +1,14 @@
 """Who is refused, with which answer, and that a refusal leaves nothing behind."""
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
 
+import numpy as np
 import pytest
 
 from deployments.errors import NotReady, Overloaded
-from deployments.protocol import FinishReason, SynthesisRequest
+from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest
 from serve_app import admission as module
 from serve_app.admission import Admission
 from serve_app.api_settings import AdmissionSettings
@@ -76,7 +78,7 @@ async def test_a_line_that_moves_too_slowly_takes_nobody(clock: Clock) -> None:
     clock.now_s += 3
     await line.join()  # a first audio may take a second as long as none is known
     clock.now_s += 1.5
-    with pytest.raises(Overloaded, match="2 requests wait"):
+    with pytest.raises(Overloaded, match="2 of them for their first audio"):
         await line.speak()
     await line.finish()
     assert await line.speak()
@@ -112,6 +114,61 @@ async def test_retry_after_is_the_line_over_its_speed(clock: Clock) -> None:
     elapsed_s = 10 * 0.5 + 6
     assert refused.value.retry_after_s == pytest.approx((5 + 1) / (10 / elapsed_s))
     await line.finish()
+
+
+class Slow(FakeSynthesizer):
+    """Brings frame after frame of 80 ms, each after `pause_s`."""
+
+    def __init__(self, clock: Clock, pause_s: float) -> None:
+        super().__init__(script=utterance(100))
+        self.clock, self.pause_s = clock, pause_s
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        async for item in super().synthesize(request):
+            self.clock.now_s += self.pause_s
+            yield item
+
+
+async def hear(admission: Admission, opened: AsyncExitStack, *, streams: int, frames: int, clock: Clock) -> None:
+    """So many streams side by side, whose listeners take a moment for each frame."""
+    listened = [await opened.enter_async_context(aclosing(admission.synthesize(REQUEST))) for _ in range(streams)]
+    for _ in range(frames):
+        for stream in listened:
+            await anext(stream)
+            clock.now_s += 0.01
+
+
+async def test_while_listeners_hear_pauses_fewer_streams_are_let_in(clock: Clock) -> None:
+    settings = AdmissionSettings(max_late_s=0.25, max_line_s=1000, max_wait_s=1000)
+    synthesizer = Slow(clock, 0.2)
+    admission = Admission(synthesizer, settings)
+    async with AsyncExitStack() as opened:
+        await hear(admission, opened, streams=10, frames=40, clock=clock)
+        with pytest.raises(Overloaded):
+            admission.check_room()
+        with pytest.raises(Overloaded):
+            await anext(admission.synthesize(REQUEST))
+        assert len(synthesizer.requests) == 10  # nobody behind the ingress heard of the last one
+    admission.check_room()
+
+
+async def test_a_listener_who_is_slow_is_no_reason_to_refuse_others(clock: Clock) -> None:
+    settings = AdmissionSettings(max_late_s=0.25, max_line_s=1000, max_wait_s=1000)
+    admission = Admission(Slow(clock, 0.001), settings)
+    async with AsyncExitStack() as opened:
+        await hear(admission, opened, streams=10, frames=40, clock=clock)  # 100 ms of them for each frame
+        admission.check_room()
+
+
+async def test_a_recording_takes_its_time_and_is_no_line(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    request = SynthesisRequest("id", "Hello.", reference=Reference(np.zeros(24000, np.float32), "Hello."))
+    cloning = asyncio.create_task(anext(line.admission.synthesize(request)))
+    await line.synthesizer.waiting.wait()
+    clock.now_s += 60
+    await line.join()
+    await line.finish()
+    await cloning
 
 
 async def test_what_has_become_late_is_refused_instead_of_served() -> None:

@@ -142,8 +142,34 @@ def test_a_large_pool_gives_back_a_share_at_a_time() -> None:
     assert steps == {0, 4, 5}  # a tenth of 50, then of 45
 
 
+def test_a_burst_that_finds_room_asks_for_nothing() -> None:
+    pool = talkers(wanted=2)
+    pool.run(60, [TalkerRecord(running=5), TalkerRecord(running=4)])
+    assert set(pool.run(1, [TalkerRecord(running=8), TalkerRecord(running=7)])) == {2}
+    assert pool.run(30, [TalkerRecord(running=8), TalkerRecord(running=7)])[-1] == 3  # it was no burst
+
+
+def test_a_burst_that_finds_none_asks_at_once() -> None:
+    pool = talkers(wanted=2)
+    pool.run(60, [TalkerRecord(running=5), TalkerRecord(running=4)])
+    assert pool.tick([TalkerRecord(running=9), TalkerRecord(running=8)]).replicas == 3
+    waiting = talkers(wanted=2)
+    waiting.run(60, [TalkerRecord(running=5), TalkerRecord(running=4)])
+    assert waiting.tick([TalkerRecord(running=8, waiting=1), TalkerRecord(running=5)]).replicas == 3
+
+
+def test_load_that_wavers_moves_nothing() -> None:
+    pool = talkers()
+    pool.run(60, [TalkerRecord(running=13)])
+    assert pool.wanted == 3
+    moved = [pool.run(100, [TalkerRecord(running=running)]) for running in (11, 12, 13, 11, 12.5)]
+    assert {replicas for history in moved for replicas in history} == {3}
+    assert pool.run(100, [TalkerRecord(running=10)])[-1] == 2
+
+
 def test_streams_in_flight_keep_their_replicas() -> None:
-    pool = talkers(replace(TALKER, target_use=2.0), wanted=4)  # a target that would pack two streams to a row
+    settings = replace(TALKER, target_use=2.0, scale_down_margin=0.0)  # would pack two streams to a row
+    pool = talkers(settings, wanted=4)
     pool.run(600, [TalkerRecord(running=8), TalkerRecord(running=8), TalkerRecord(running=8)])
     assert pool.wanted == 3
 

@@ -58,6 +58,18 @@ async def test_a_refusal_says_when_to_come_back() -> None:
     assert await server.status("10.0.0.2") == 200
 
 
+async def test_a_full_server_does_not_read_what_it_refuses() -> None:
+    server = Server(max_streams=1)
+    async with server.ask("10.0.0.1") as connection:
+        await server.synthesizer.waiting.wait()
+        async with http(server.api, "POST", PATH, body=["no object"]) as refused:
+            assert (await refused.next())["status"] == 429
+        server.gate.set()
+        assert (await connection.next())["status"] == 200
+    async with http(server.api, "POST", PATH, body=["no object"]) as wrong:
+        assert (await wrong.next())["status"] == 400
+
+
 async def test_asking_for_anything_but_speech_costs_nothing() -> None:
     server = Server(client_requests_per_minute=1)
     for _ in range(3):

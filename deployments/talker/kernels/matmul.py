@@ -40,6 +40,7 @@ class Tile:
     block_k: int
     warps: int
     stages: int = 1  # of a pipeline
+    chains: int = 1  # of a pipeline: sums that do not wait for each other, each over a part of `block_k`
     pdl: bool = True  # start early, where the stack uses dependent launch at all
 
 
@@ -53,10 +54,10 @@ class Rows:
 
 
 @triton.jit
-def _inverse_rms(squares, rows_stride, m, parts: tl.constexpr, width: tl.constexpr, eps):
+def _load_squares(squares, rows_stride, m, parts: tl.constexpr):
+    """The partial sums of squares [parts, block_m]: asked for before the product, added up behind it."""
     part = tl.arange(0, triton.next_power_of_2(parts))
-    partial = tl.load(squares + part[:, None] * rows_stride + m[None, :], mask=part[:, None] < parts, other=0.0)
-    return tl.rsqrt(tl.sum(partial, axis=0) / width + eps)
+    return tl.load(squares + part[:, None] * rows_stride + m[None, :], mask=part[:, None] < parts, other=0.0)
 
 
 @triton.jit
@@ -71,9 +72,30 @@ def _early_residual(residual, place, inside):
 
 
 @triton.jit
-def _store(acc, out, squares_out, place, inside, m, rows_stride):
-    """Store [block_m, block_n] and, where asked for, the sums of squares of what was stored."""
-    stored = acc.to(out.dtype.element_ty)
+def _grid(rows, n_size: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
+    """A program's columns, all rows, and where they meet: which places exist, and where in the output they are."""
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    m = tl.arange(0, block_m)
+    return n, m, m[:, None] < rows, m[:, None] * n_size + n[None, :]
+
+
+@triton.jit
+def _finish(
+    total, up, partial, bias, added, out, squares_out, n, m, inside, place, rows_stride, eps,
+    k_size: tl.constexpr, gated: tl.constexpr,
+):  # fmt: skip
+    """Everything behind the product [block_m, block_n], and the sums of squares of what was stored."""
+    if partial is not None:
+        scale = tl.rsqrt(tl.sum(partial, axis=0) / k_size + eps)[:, None]
+        total *= scale
+        up *= scale
+    if gated:
+        total = _silu(total) * up
+    if bias is not None:
+        total += tl.load(bias + n)[None, :].to(tl.float32)
+    if added is not None:
+        total += added
+    stored = total.to(out.dtype.element_ty)
     tl.store(out + place, stored, mask=inside)
     if squares_out is not None:
         exact = stored.to(tl.float32)
@@ -81,59 +103,70 @@ def _store(acc, out, squares_out, place, inside, m, rows_stride):
 
 
 @triton.jit
+def _link(x_tile, w_tile, inside, acc, up, up_from: tl.constexpr, gated: tl.constexpr):
+    """One more part of the depth of one chain of sums, and of the second half's where there is one."""
+    values = tl.load(x_tile, mask=inside, other=0.0)
+    acc = tl.dot(values, tl.load(w_tile), acc, input_precision="ieee")
+    if gated:
+        up = tl.dot(values, tl.load(w_tile + up_from), up, input_precision="ieee")
+    return acc, up
+
+
+@triton.jit
 def pipelined_matmul(
     x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
-    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
-    """See `matmul` and `Form`."""
-    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
-    m = tl.arange(0, block_m)
-    k = tl.arange(0, block_k)
-    inside = m[:, None] < rows
-    place = m[:, None] * n_size + n[None, :]
+    """See `matmul`, `Form` and `Tile`. A sum waits tens of cycles for the one before: 1, 2 or 4 chains take turns."""
+    n, m, inside, place = _grid(rows, n_size, block_m, block_n)
+    part_k: tl.constexpr = block_k // chains
+    up_from: tl.constexpr = n_size * k_size
+    added, partial = None, None
     if residual is not None:
         added = _early_residual(residual, place, inside)
     wait_for_predecessor(pdl)
     if squares is not None:
-        scale = _inverse_rms(squares, rows_stride, m, parts, k_size, eps)[:, None]
+        partial = _load_squares(squares, rows_stride, m, parts)
+    k = tl.arange(0, part_k)
     x_tile = x + m[:, None] * k_size + k[None, :]
     w_tile = weight + n[None, :] * k_size + k[:, None]
-    acc = tl.zeros([block_m, block_n], tl.float32)
-    up = tl.zeros([block_m, block_n], tl.float32)
+    none = tl.zeros([block_m, block_n], tl.float32)
+    sum_1, sum_2, sum_3, sum_4 = none, none, none, none
+    up_1, up_2, up_3, up_4 = none, none, none, none
     for start in tl.range(0, k_size, block_k, num_stages=stages):
-        values = tl.load(x_tile + start, mask=inside, other=0.0)
-        acc = tl.dot(values, tl.load(w_tile + start), acc, input_precision="ieee")
-        if gated:
-            up = tl.dot(values, tl.load(w_tile + (start + n_size * k_size)), up, input_precision="ieee")
-    if squares is not None:
-        acc *= scale
-        up *= scale
-    if gated:
-        acc = _silu(acc) * up
-    if bias is not None:
-        acc += tl.load(bias + n)[None, :].to(tl.float32)
-    if residual is not None:
-        acc += added
-    _store(acc, out, squares_out, place, inside, m, rows_stride)
+        sum_1, up_1 = _link(x_tile + start, w_tile + start, inside, sum_1, up_1, up_from, gated)
+        if chains > 1:
+            at = start + part_k
+            sum_2, up_2 = _link(x_tile + at, w_tile + at, inside, sum_2, up_2, up_from, gated)
+        if chains > 2:
+            at = start + 2 * part_k
+            sum_3, up_3 = _link(x_tile + at, w_tile + at, inside, sum_3, up_3, up_from, gated)
+            at = start + 3 * part_k
+            sum_4, up_4 = _link(x_tile + at, w_tile + at, inside, sum_4, up_4, up_from, gated)
+    acc, up = sum_1, up_1
+    if chains > 1:
+        acc, up = acc + sum_2, up + up_2
+    if chains > 2:
+        acc, up = acc + (sum_3 + sum_4), up + (up_3 + up_4)
+    _finish(
+        acc, up, partial, bias, added, out, squares_out, n, m, inside, place, rows_stride, eps, k_size, gated
+    )  # fmt: skip
 
 
 @triton.jit
 def split_matmul(
     x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
-    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
     """See `matmul` and `Form`. `stages` is the number of warps: the batch of a batched product is one for each."""
-    n = tl.program_id(0) * block_n + tl.arange(0, block_n)
-    m = tl.arange(0, block_m)
+    n, m, inside, place = _grid(rows, n_size, block_m, block_n)
     k = tl.arange(0, block_k)
     depth: tl.constexpr = k_size // stages
     first = (tl.arange(0, stages) * depth)[:, None, None]
     chunks: tl.constexpr = depth // block_k
     matrices: tl.constexpr = 2 if gated else 1
-    inside = m[:, None] < rows
-    place = m[:, None] * n_size + n[None, :]
     w_tile = weight + first + n[None, :, None] * k_size + k[None, None, :]
     if pdl and chunks > 1:  # one chunk is waited for before the next is asked for
         slab: tl.constexpr = block_n * k_size * weight.dtype.element_ty.primitive_bitwidth // 8
@@ -146,9 +179,12 @@ def split_matmul(
         weights = weights + (tl.load(w_tile + chunk * block_k),)
         if gated:
             weights = weights + (tl.load(w_tile + (chunk * block_k + n_size * k_size)),)
+    added, partial = None, None
     if residual is not None:
         added = _early_residual(residual, place, inside)
     wait_for_predecessor(pdl)
+    if squares is not None:
+        partial = _load_squares(squares, rows_stride, m, parts)
     x_tile = x + first + m[None, :, None] * k_size + k[None, None, :]
     acc = tl.zeros([stages, block_m, block_n], tl.float32)
     up = tl.zeros([stages, block_m, block_n], tl.float32)
@@ -157,20 +193,10 @@ def split_matmul(
         acc = tl.dot(values, tl.permute(weights[chunk * matrices], (0, 2, 1)), acc, input_precision="ieee")
         if gated:
             up = tl.dot(values, tl.permute(weights[chunk * matrices + 1], (0, 2, 1)), up, input_precision="ieee")
-    total = tl.sum(acc, axis=0)
-    if squares is not None:
-        scale = _inverse_rms(squares, rows_stride, m, parts, k_size, eps)[:, None]
-        total *= scale
-    if gated:
-        second = tl.sum(up, axis=0)
-        if squares is not None:
-            second *= scale
-        total = _silu(total) * second
-    if bias is not None:
-        total += tl.load(bias + n)[None, :].to(tl.float32)
-    if residual is not None:
-        total += added
-    _store(total, out, squares_out, place, inside, m, rows_stride)
+    _finish(
+        tl.sum(acc, axis=0), tl.sum(up, axis=0), partial, bias, added, out, squares_out, n, m, inside, place,
+        rows_stride, eps, k_size, gated,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -186,7 +212,7 @@ def _weighted(inputs, weights, chunks: tl.constexpr, first: tl.constexpr, stride
 def vector_matmul(
     x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
-    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
     """See `matmul` and `Form`; `block_m` is the number of rows."""
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
@@ -280,9 +306,10 @@ def matmul(x: Rows, weight: Tensor, out: Rows, tile: Tile, product: Product, *, 
     _KERNELS[tile.form][(n_size // tile.block_n,)](
         x.values, weight, bias, x.squares if product.eps is not None else None, residual, out.values,
         out.squares if residual is not None else None, rows, x.squares.stride(0), product.eps or 0.0,
-        n_size=n_size, k_size=k_size, parts=x.parts, gated=product.gated, pdl=pdl,
+        n_size=n_size, k_size=k_size, parts=1 if product.eps is None else x.parts, gated=product.gated, pdl=pdl,
         block_m=block_m, block_n=tile.block_n, block_k=tile.block_k,
-        stages=tile.warps if tile.form is Form.SPLIT else tile.stages, num_warps=tile.warps, launch_pdl=pdl,
+        stages=tile.warps if tile.form is Form.SPLIT else tile.stages, chains=tile.chains,
+        num_warps=tile.warps, launch_pdl=pdl,
     )  # fmt: skip
     out.parts = n_size // tile.block_n
 

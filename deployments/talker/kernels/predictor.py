@@ -37,6 +37,11 @@ class FusedPredictor:
             total=torch.empty((max_rows, hidden), dtype=like.dtype, device=like.device),
         )
 
+    @property
+    def totals(self) -> Tensor:
+        """[max rows, talker hidden]: where `frame` leaves its sums."""
+        return self._outputs.total
+
     def frame(self, hidden: Tensor, code0: Tensor, options: BatchFilter, draw: Draw) -> tuple[Tensor, Tensor]:
         """As `CodePredictor.forward`: codes [rows, groups] and the sum of their embeddings [rows, talker hidden].
 

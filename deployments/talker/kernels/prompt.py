@@ -7,8 +7,9 @@ import triton.language as tl
 from torch import Tensor
 
 from deployments.talker.attention import attend_rows
-from deployments.talker.kernels.attention import Context, HeadNorms, Heads, prepare_rows
 from deployments.talker.kernels.launch import wait_for_predecessor
+from deployments.talker.kernels.paged_attention import Context, prepare_rows
+from deployments.talker.kernels.qkv import HeadNorms, Heads
 
 MAX_PROMPT_ROWS = 128  # all scores of a head stay in registers
 

@@ -38,17 +38,32 @@ def _ordered(values):
 
 
 @triton.jit
+def _last_of(keys, wanted, bits: tl.constexpr):
+    """The largest number that at least `wanted` keys reach, in its first `bits` bits: two bits with each sum.
+
+    Three counts of 20 bits share an int64: what a sum over the program costs is its latency.
+    """
+    one = tl.full([], 1, tl.uint32)
+    threshold = one * 0
+    for step in tl.static_range(bits // 2):
+        first, second = threshold | (one << (30 - 2 * step)), threshold | (one << (31 - 2 * step))
+        third = first | second
+        reached = (keys >= first).to(tl.int64) + ((keys >= second).to(tl.int64) << 20)
+        counts = tl.sum(reached + ((keys >= third).to(tl.int64) << 40))
+        threshold = tl.where((counts & 0xFFFFF) >= wanted, first, threshold)
+        threshold = tl.where(((counts >> 20) & 0xFFFFF) >= wanted, second, threshold)
+        threshold = tl.where((counts >> 40) >= wanted, third, threshold)
+    return threshold
+
+
+@triton.jit
 def _choose(values, inside, noise, greedy, temperature, top_k, top_p, vocab: tl.constexpr, bits: tl.constexpr):
     """The code of one row from float32 logits, whose order shows in the first `bits` bits of `_ordered`."""
     scaled = values / temperature
     keys = tl.where(inside, _ordered(values), tl.zeros_like(values).to(tl.uint32))
-    wanted = tl.where(top_k > 0, tl.minimum(top_k, vocab), vocab).to(tl.int32)
+    wanted = tl.where(top_k > 0, tl.minimum(top_k, vocab), vocab).to(tl.int64)
     one = tl.full([], 1, tl.uint32)
-    threshold = one * 0
-    for bit in tl.static_range(bits):
-        candidate = threshold | (one << (31 - bit))
-        enough = tl.sum((keys >= candidate).to(tl.int32)) >= wanted
-        threshold = tl.where(enough, candidate, threshold)
+    threshold = _last_of(keys, wanted, bits)
     keep = inside & (keys >= threshold)
     weights = tl.where(keep, tl.exp(scaled - tl.max(scaled, axis=0)), 0.0)
     if top_p < 1.0:
@@ -128,7 +143,7 @@ def _begin_frame(
 @triton.jit
 def _sample_first_code(
     logits, greedy, temperature, top_k, top_p, seeds, frames, state_rows, seen, penalty, suppressed, ignore_eos,
-    code0, ended, eos, min_new_tokens, vocab: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
+    code0, eos, min_new_tokens, vocab: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     code_ids = tl.arange(0, block)
@@ -148,8 +163,7 @@ def _sample_first_code(
         values, inside, noise, tl.load(greedy + row) != 0, tl.load(temperature + row), tl.load(top_k + row),
         tl.load(top_p + row), vocab, 32,
     )  # fmt: skip
-    tl.store(code0 + state_row, code.to(tl.int64))
-    tl.store(ended + row, (code == eos).to(tl.int8))
+    tl.store(code0 + row, code.to(tl.int64))
     tl.store(seen + state_row * vocab + code, tl.full([], 1, tl.int8))
 
 
@@ -216,7 +230,7 @@ def sample_code(logits: Tensor, options: BatchFilter, draw: Draw, embeddings: Em
 class FirstCodeRules:
     """What keeps codes of codebook 0 from being sampled."""
 
-    state_rows: Tensor  # [rows] int64: each row's place in `seen` and in the codes
+    state_rows: Tensor  # [rows] int64: each row's place in `seen`
     seen: Tensor  # [state rows, vocab] bool: codes that the row has had
     penalty: Tensor  # [rows, 1] float32
     suppressed: Tensor  # [vocab] bool
@@ -226,16 +240,13 @@ class FirstCodeRules:
 
 
 def sample_first_code(logits: Tensor, options: BatchFilter, draw: Draw, rules: FirstCodeRules, code0: Tensor,
-                      ended: Tensor, *, pdl: bool = False, warps: int = 8) -> None:  # fmt: skip
-    """Sample codebook 0 from logits [rows, vocab] into `code0` [state rows] int64 and mark it as seen.
-
-    `ended` [rows] bool tells where it is the end of speech.
-    """
+                      *, pdl: bool = False, warps: int = 8) -> None:  # fmt: skip
+    """Sample codebook 0 from logits [rows, vocab] into `code0` [rows] int64 and mark it as seen."""
     rows, vocab = logits.shape
     _sample_first_code[(rows,)](
         logits, *_filter_tensors(options), draw.seeds, draw.frames, rules.state_rows, rules.seen.view(torch.int8),
         rules.penalty, rules.suppressed.view(torch.int8), rules.ignore_eos.view(torch.int8), code0,
-        ended.view(torch.int8), rules.eos, rules.min_new_tokens, vocab=vocab, block=triton.next_power_of_2(vocab),
+        rules.eos, rules.min_new_tokens, vocab=vocab, block=triton.next_power_of_2(vocab),
         pdl=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 

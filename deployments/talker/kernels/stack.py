@@ -7,9 +7,11 @@ import torch
 import triton
 from torch import Tensor
 
-from deployments.talker.kernels.attention import Context, HeadNorms, Heads, attend_frame, attend_frame_start
 from deployments.talker.kernels.backends import PagedBackend
+from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start
 from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, measure_squares, normalise
+from deployments.talker.kernels.paged_attention import Context
+from deployments.talker.kernels.qkv import HeadNorms, Heads
 from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.model.config import TransformerConfig
 from deployments.talker.model.layers import DecoderLayer, DecoderStack
@@ -160,10 +162,24 @@ def _pack(layer: DecoderLayer, cos: Tensor, sin: Tensor, config: TransformerConf
     qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
     gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
     norms = HeadNorms(attention.q_norm.weight.detach(), attention.k_norm.weight.detach(), cos, sin, config.rms_norm_eps)
-    return PackedLayer(
+    packed = PackedLayer(
         qkv=fold_norm(qkv, layer.input_layernorm.weight),
         out=attention.o_proj.weight.detach(),
         gate_up=fold_norm(gate_up, layer.post_attention_layernorm.weight),
         down=mlp.down_proj.weight.detach(),
         norms=norms,
     )
+    _share(layer, packed)
+    return packed
+
+
+def _share(layer: DecoderLayer, packed: PackedLayer) -> None:
+    """Let a plain layer, which long prompts take, read the packed matrices: weights are there once."""
+    attention, mlp = layer.self_attn, layer.mlp
+    sizes = [len(linear.weight) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    shared = [*packed.qkv.split(sizes), *packed.gate_up.chunk(2)]
+    linears = (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj)
+    for linear, weight in zip(linears, shared, strict=True):
+        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+        norm.weight = torch.nn.Parameter(torch.ones_like(norm.weight), requires_grad=False)  # folded in

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deployments.talker.batch_state import BatchState, Columns
-from deployments.talker.kernels.attention import Context
+from deployments.talker.kernels.paged_attention import Context
 from deployments.talker.sampling import WIDE, BatchFilter
 
 _IGNORE_EOS, _PENALTY = tl.constexpr(Columns.IGNORE_EOS), tl.constexpr(Columns.PENALTY)
@@ -45,6 +45,14 @@ def _gather(
     tl.store(out + place.to(tl.int64) * width + column, values, mask=real)
     finite = tl.abs(values.to(tl.float32)) < float("inf")  # false for NaN too
     tl.store(sound + place, tl.min(finite.to(tl.int32), axis=0).to(tl.int8))
+
+
+@triton.jit
+def _deliver(codes, sound, out, spoilt, groups: tl.constexpr, block: tl.constexpr):
+    place, group = tl.program_id(0), tl.arange(0, block)
+    frame = tl.load(codes + place * groups + group, mask=group < groups, other=0)
+    frame = tl.where(tl.load(sound + place) != 0, frame, spoilt)
+    tl.store(out + place * groups + group, frame.to(out.dtype.element_ty), mask=group < groups)
 
 
 @triton.jit
@@ -137,6 +145,13 @@ class StateKernels:
             self._sound[:count, None],
             _filter(self._greedy[0, :count], self._talker[:, :count]),
             _filter(self._greedy[1, :count], self._predictor[:, :count]),
+        )
+
+    def deliver(self, codes: Tensor, sound: Tensor, out: Tensor, *, spoilt: int) -> None:
+        """Codes [places, groups] into the first rows of `out`; all are `spoilt` where the state is not `sound`."""
+        count, groups = codes.shape
+        _deliver[(count,)](
+            codes, sound.view(torch.int8), out, spoilt, groups=groups, block=triton.next_power_of_2(groups)
         )
 
     def feed(self, rows: Tensor, sums: Tensor) -> tuple[Tensor, Context]:

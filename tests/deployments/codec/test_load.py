@@ -71,14 +71,16 @@ async def test_frames_wait_from_their_arrival_until_they_are_decoded() -> None:
     assert load.record()["streams"] == 0
 
 
-async def test_a_stream_without_a_place_has_its_talker_but_no_decoder() -> None:
+async def test_a_stream_without_a_place_has_its_talker_but_no_decoder(clock: Clock) -> None:
     load, first, second = CodecLoad(CodecConfig(chunk_frames=(1,))), Stream(), Stream()
     for stream in (first, second):
         stream.frames.put_nowait(3)
         stream.decode.put_nowait(1)
     async with aclosing(load.stream(first.synthesize, REQUEST, first.generate)) as one:
         await anext(one)
-        await load.call(asyncio.sleep(0), [0.0], waiting=0)  # very late: one stream is enough
+        for _ in range(4):  # very late, and it stays so: one stream is enough
+            await load.call(asyncio.sleep(0), [0.0], waiting=0)
+            clock.now_s += 1
         async with aclosing(load.stream(second.synthesize, REQUEST, second.generate)) as other:
             waiting = asyncio.create_task(anext(other))
             while not second.frames.empty():  # noqa: ASYNC110, the queue tells nobody

@@ -14,7 +14,7 @@ from torch import Tensor
 from deployments.codec.batcher import Decoded, DecodeJob, decode_batch
 from deployments.codec.chunking import ChunkPlan
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
-from deployments.codec.service import all_frames
+from deployments.codec.frames import all_frames
 from deployments.codec.stream import Opening, Start, StreamDecoder
 from deployments.errors import TalkerLost
 from deployments.protocol import (

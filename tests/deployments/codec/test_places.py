@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from deployments.codec.places import Places
+from deployments.stream_limit import StreamLimit
 
 pytestmark = pytest.mark.anyio
 
@@ -17,9 +18,9 @@ def anyio_backend() -> str:
 
 def places(limit: int | None) -> Places:
     """Places for so many streams, as if chunks had been late with more."""
-    made = Places(max_late_s=0.25)
-    made.limit = limit
-    return made
+    known = StreamLimit(least=1)
+    known.streams = limit
+    return Places(max_late_s=0.25, limit=known)
 
 
 class Stream:
@@ -53,52 +54,21 @@ async def held(line: Places, count: int) -> list[Stream]:
     return streams
 
 
-async def test_late_chunks_take_places_away_and_chunks_in_time_give_them_back() -> None:
+async def test_late_chunks_take_places_away() -> None:
     line = Places(max_late_s=0.25)
     streams = await held(line, 10)
-    line.decoded(0.2, now_s=1.0)
-    assert line.limit is None
-    line.decoded(0.3, now_s=2.0)
-    assert line.limit == 8
-    await end(streams[:2])
-    for tick in range(31):
-        line.decoded(-1.0, now_s=2.5 + tick / 10)
-        if tick % 10 == 9:
-            streams += await held(line, 1)
-    assert line.limit == 11
-    await end(streams[2:])
-
-
-async def test_a_change_is_given_time_to_show() -> None:
-    line = Places(max_late_s=0.25)
-    streams = await held(line, 10)
-    for tick in range(50):
-        line.decoded(5.0, now_s=1.0 + tick)  # ten streams are still there
-    assert line.limit == 8
-    await end(streams[:2])
-    line.decoded(5.0, now_s=50.5)
-    assert line.limit == 8
-    line.decoded(5.0, now_s=51.5)
-    assert line.limit == 6
-    await end(streams[2:])
-
-
-async def test_places_that_nobody_takes_do_not_grow_in_number() -> None:
-    line = places(4)
-    streams = await held(line, 3)
-    for tick in range(100):
-        line.decoded(-1.0, now_s=float(tick))
-    assert line.limit == 4
-    await end(streams)
-
-
-async def test_one_stream_may_always_be_decoded() -> None:
-    line = Places(max_late_s=0.25)
-    streams = await held(line, 1)
-    for tick in range(10):
-        line.decoded(9.0, now_s=2.0 * tick)
-    assert line.limit == 1
-    await end(streams)
+    for tick in range(30):
+        line.decoded(0.2, now_s=tick / 10)
+    more = Stream(line)
+    await settle()
+    assert more.entered.is_set()
+    for tick in range(30, 60):
+        line.decoded(0.3, now_s=tick / 10)
+    others = [Stream(line) for _ in range(2)]
+    await end(streams[:3])
+    await settle()
+    assert line.num_waiting == 1  # of eleven streams nine may stay
+    await end([more, *streams[3:], *others])
 
 
 async def test_streams_enter_in_order_while_there_is_a_place() -> None:
@@ -137,7 +107,8 @@ async def test_a_new_place_goes_to_the_line() -> None:
     streams = [Stream(line) for _ in range(3)]
     await settle()
     assert line.num_waiting == 2
-    line.decoded(-1.0, now_s=10.0)
+    for tick in range(12):
+        line.decoded(-1.0, now_s=tick / 10)
     await settle()
     assert line.num_waiting == 1
     await end(streams)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.slots import CODE_RING, Pcm, PlainSlots
+from deployments.errors import Overloaded
 from deployments.protocol import ALL_FRAMES, Codes
 from deployments.talker.bootstrap import Bootstrap
 from deployments.talker.engine import Engine
@@ -90,6 +91,15 @@ def test_a_resumed_stream_goes_on_behind_what_was_heard(
 def test_who_asks_for_nothing_gets_nothing(bootstrap: Bootstrap) -> None:
     bootstrap.open(1, None, frames=0)
     assert feed(bootstrap, {1: random_codes(3)}) == {1: b""}
+
+
+def test_a_stream_without_a_slot_is_refused(bootstrap: Bootstrap) -> None:
+    for number in range(4):
+        bootstrap.open(number, None, frames=ALL_FRAMES)
+    with pytest.raises(Overloaded, match="4 streams"):
+        bootstrap.open(4, None, frames=ALL_FRAMES)
+    bootstrap.close(0)
+    bootstrap.open(4, None, frames=ALL_FRAMES)
 
 
 def test_slots_are_used_again_also_after_leaving(bootstrap: Bootstrap, decoder: CodecDecoder) -> None:

@@ -116,8 +116,11 @@ def start(checkpoint: Path) -> Start:
 def test_it_tells_what_it_loads_and_then_what_it_loaded(start: Start, engine: Engine) -> None:
     with engine_process() as replica:
         *loading, ready = replica.load(start)
-        assert len(loading) == 3
-        assert all(isinstance(report, Loading) for report in loading)
+        stages = [report.stage for report in loading if isinstance(report, Loading)]
+        assert len(stages) == len(loading)
+        assert stages[0] == f"looking for {start.model}"
+        assert "loading the talker" in stages
+        assert "in all: starting the device" in stages[-1]
         assert isinstance(ready, Ready)
         assert ready.info == engine.describe(start.model)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from deployments.config import TalkerConfig
+from deployments.protocol import GenerateRequest
 from deployments.talker.engine import Engine
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model_runner import ModelRunner, NetworkKind, RunnerShape, batch_buckets
@@ -54,26 +55,46 @@ def test_it_speaks_as_the_cpu_does(
         assert one.reason is other.reason
 
 
-def test_it_resumes_as_the_cpu_does(tiny_checkpoint: Callable[[str], Path]) -> None:
-    engine = like_a_gpu(tiny_checkpoint("CustomVoice"))
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_it_resumes_as_the_cpu_does(tiny_checkpoint: Callable[[str], Path], deterministic: bool) -> None:
+    engine = like_a_gpu(tiny_checkpoint("CustomVoice"), deterministic=deterministic)
     whole = speak(engine, REQUESTS[4])
     rest = speak(engine, replace(REQUESTS[4], prefix=whole.codes[:30]))
     np.testing.assert_array_equal(rest.codes, whole.codes[30:])
 
 
+def test_deterministic_resumption_ends_in_the_very_same_state(tiny_checkpoint: Callable[[str], Path]) -> None:
+    def hidden_after(engine: Engine, request: GenerateRequest, *, steps: int) -> torch.Tensor:
+        engine.add(0, request)
+        for _ in range(steps):
+            engine.step()
+        assert engine.scheduler.running[0].num_frames == 30
+        hidden = engine.runner.state.hidden[0].clone()
+        engine.abort(0)
+        return hidden
+
+    checkpoint = tiny_checkpoint("CustomVoice")
+    engine = like_a_gpu(checkpoint, deterministic=True)
+    whole = speak(engine, REQUESTS[4])
+    made = hidden_after(engine, REQUESTS[4], steps=30)
+    again = hidden_after(engine, replace(REQUESTS[4], prefix=whole.codes[:29]), steps=1)
+    assert torch.equal(again, made)
+
+
 def test_prompts_are_packed_in_their_order() -> None:
     class Prompted:
         def __init__(self, rows: int) -> None:
-            self.num_positions = rows
+            self.rows = rows
 
-    sizes = [10, 10, 40, 12, 150, 3]
-    passes = list(pack([Prompted(rows) for rows in sizes], num_rows=64, together=64))  # type: ignore[misc]
-    cut = [[(part.sequence.num_positions, part.start, part.stop) for part in parts] for parts in passes]
+    sized = [(Prompted(rows), rows) for rows in [10, 10, 40, 12, 150, 3]]
+    passes = list(pack(sized, num_rows=64, together=64))  # type: ignore[arg-type]
+    cut = [[(part.sequence.rows, part.start, part.stop) for part in parts] for parts in passes]  # type: ignore[attr-defined]
+    assert all(part.is_last == (part.stop == part.sequence.rows) for parts in passes for part in parts)  # type: ignore[attr-defined]
     assert sorted(part for parts in cut for part in parts) == sorted(
         [(10, 0, 10), (10, 0, 10), (40, 0, 40), (12, 0, 12), (3, 0, 3), (150, 0, 64), (150, 64, 128), (150, 128, 150)]
     )
     assert all(sum(stop - start for _, start, stop in parts) <= 64 for parts in cut)
-    alone = list(pack([Prompted(rows) for rows in sizes], num_rows=64, together=0))  # type: ignore[misc]
+    alone = list(pack(sized, num_rows=64, together=0))  # type: ignore[arg-type]
     assert [len(parts) for parts in alone] == [1] * 8
 
 

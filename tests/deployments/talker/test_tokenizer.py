@@ -1,3 +1,4 @@
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -84,3 +85,14 @@ def test_merges_that_split_the_role_are_refused(directory: Path, tokens: Control
     (copy / "merges.txt").write_text("#version: 0.2\n")
     with pytest.raises(CheckpointError, match="role is 11 tokens, the model expects 3"):
         TextTokenizer(copy, tokens)
+
+
+def test_text_is_cut_as_transformers_cuts_it(directory: Path, tokenizer: TextTokenizer) -> None:
+    from transformers import Qwen2Tokenizer
+
+    vocab = json.loads((directory / "vocab.json").read_text(encoding="utf-8"))
+    official = json.loads(Qwen2Tokenizer(vocab=vocab, merges=[]).backend_tokenizer.to_str())
+    ours = json.loads(tokenizer._bpe.to_str())
+    for part in ("normalizer", "pre_tokenizer"):
+        assert ours[part] == official[part]
+    assert ours["model"] | {"merges": None} == official["model"] | {"merges": None}

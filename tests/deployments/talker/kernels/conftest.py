@@ -20,6 +20,14 @@ if INTERPRETED:
     accept_numpy_scalars()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On a GPU they are part of `-m gpu`."""
+    if not INTERPRETED:
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.gpu)
+
+
 @pytest.fixture
 def device() -> torch.device:
     if not INTERPRETED and not torch.cuda.is_available():

@@ -3,17 +3,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from deployments.talker.kernels.attention import (
-    Context,
-    HeadNorms,
-    Heads,
-    PagedScratch,
-    attend_frame,
-    attend_frame_start,
-    attend_paged,
-    reference_attend_frame,
-    reference_attend_paged,
-)
+from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start, reference_attend_frame
+from deployments.talker.kernels.paged_attention import Context, PagedScratch, attend_paged, reference_attend_paged
+from deployments.talker.kernels.qkv import HeadNorms, Heads
 
 HEADS = Heads(4, 2, 32)
 POSITIONS = 400

@@ -26,13 +26,13 @@ SAMPLINGS = [SAMPLED, replace(SAMPLED, top_p=0.7, subtalker_top_k=0, repetition_
 BLOCK_SIZE, NUM_BLOCKS = 16, 20
 
 
-def runner(talker: Talker, networks: NetworkKind) -> ModelRunner:
+def runner(talker: Talker, networks: NetworkKind, *, deterministic: bool = False) -> ModelRunner:
     blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
     like = talker.codec_head.weight
     cache = KVCache(
         talker.config.talker, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=like.dtype, device=like.device
     )
-    return ModelRunner(InputTables(talker), cache, blocks, RunnerShape(4, 64, networks=networks))
+    return ModelRunner(InputTables(talker), cache, blocks, RunnerShape(4, 64, deterministic, networks))
 
 
 def sequences(talker: Talker) -> list[Sequence]:
@@ -50,10 +50,20 @@ def sequences(talker: Talker) -> list[Sequence]:
 
 def frames(made_by: ModelRunner, talker: Talker, *, count: int) -> list[list[list[int]]]:
     """The codes of sequences that are prefilled together."""
+    return speak(made_by, prepared(made_by, talker, count=count), count=count)
+
+
+def prepared(made_by: ModelRunner, talker: Talker, *, count: int) -> list[Sequence]:
+    """Sequences with room for `count` frames, which are yet to be prefilled."""
     speaking = sequences(talker)
     for sequence in speaking:
         made_by.blocks.grow(sequence.id, sequence.num_positions + count)
         made_by.step.tables.project(np.concatenate((sequence.prompt.text_ids, sequence.prompt.trailing)))
+    return speaking
+
+
+def speak(made_by: ModelRunner, speaking: list[Sequence], *, count: int) -> list[list[list[int]]]:
+    """Prefill sequences, then make `count` frames of each: the frames, step by step."""
     made_by.prefill(speaking)
     made = []
     for _ in range(count):
@@ -70,3 +80,16 @@ def test_frames_are_those_of_the_plain_step(talker: Talker) -> None:
     torch.testing.assert_close(fused.state.hidden[:3], plain.state.hidden[:3], rtol=1e-3, atol=1e-4)
     assert torch.equal(fused.state.packed[:3], plain.state.packed[:3])
     assert torch.equal(fused.state.seen[:3], plain.state.seen[:3])
+
+
+def test_deterministic_frames_depend_on_nothing_else(talker: Talker) -> None:
+    """Alone, together, and preempted after two frames: the same bits."""
+    together = runner(talker, "fused", deterministic=True)
+    made = frames(together, talker, count=3)
+    again = runner(talker, "fused", deterministic=True)
+    sequence = prepared(again, talker, count=3)[1]
+    expected = [[step[1]] for step in made]
+    assert speak(again, [sequence], count=2) == expected[:2]
+    again.state.hidden.zero_()
+    assert speak(again, [sequence], count=1) == expected[2:]
+    assert torch.equal(again.state.hidden[sequence.row], together.state.hidden[sequence.row])

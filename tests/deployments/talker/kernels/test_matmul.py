@@ -19,7 +19,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:Runtim
 WIDE, DEPTH = 64, 96
 VECTOR, DOT = Tile(Form.VECTOR, 8, 32, 4), Tile(Form.PIPELINED, 16, 32, 4, 3)
 SPLIT = Tile(Form.SPLIT, 16, 16, 2)
-CASES = [(1, VECTOR), (3, VECTOR), (1, DOT), (5, DOT), (20, DOT), (1, SPLIT), (5, SPLIT), (20, SPLIT)]
+CHAINS = Tile(Form.PIPELINED, 16, 32, 4, 3, chains=2)
+CASES = [(1, VECTOR), (3, VECTOR), (1, DOT), (5, DOT), (20, DOT), (5, CHAINS), (1, SPLIT), (5, SPLIT), (20, SPLIT)]
 
 
 def given(rows: int, dtype: torch.dtype, device: torch.device) -> tuple[Rows, torch.Tensor]:

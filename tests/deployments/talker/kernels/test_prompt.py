@@ -5,8 +5,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from deployments.talker.kernels.attention import Context, Heads
+from deployments.talker.kernels.paged_attention import Context
 from deployments.talker.kernels.prompt import attend_prompt, reference_attend_prompt
+from deployments.talker.kernels.qkv import Heads
 
 HEADS = Heads(4, 2, 16)
 SIZES = [5, 1, 9, 3]  # rows of each prompt
@@ -26,4 +27,5 @@ def test_rows_see_their_own_sequence_up_to_themselves(device: torch.device, dtyp
     out = torch.full((rows, 64), torch.nan, device=device, dtype=dtype)
     attend_prompt(queries, (caches[0], caches[1]), context, owners.to(device), HEADS, out)
     expected = reference_attend_prompt(queries, (caches[0], caches[1]), context, owners.to(device))
-    torch.testing.assert_close(out, expected)
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-2
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)

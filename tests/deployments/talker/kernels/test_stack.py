@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("triton")
 
 from deployments.talker.attention import attend_rows
-from deployments.talker.kernels.attention import Context
 from deployments.talker.kernels.backends import choose_backend
+from deployments.talker.kernels.paged_attention import Context
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.stack import FrameCache, FusedStack
 from deployments.talker.model.predictor import FrameAttention

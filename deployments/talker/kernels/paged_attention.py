@@ -1,7 +1,6 @@
-"""Attention of one new position per row, with everything around it: QK-norm, RoPE, the cache write, the softmax.
+"""Attention of one new position per row over its paged context: QK-norm, RoPE, the cache write, the softmax.
 
-Both kernels read the rows of the QKV product [rows, (heads + 2 * kv_heads) * head_dim]. The new position's key and
-value are taken from there, not from the cache, so nothing waits for the write.
+The new position's key and value are taken from the QKV product, not from the cache, so nothing waits for the write.
 """
 
 from dataclasses import dataclass
@@ -13,158 +12,20 @@ from torch import Tensor
 
 from deployments.talker.attention import attend_rows
 from deployments.talker.kernels.launch import wait_for_predecessor
-from deployments.talker.model.layers import rotate
+from deployments.talker.kernels.qkv import HeadNorms, Heads, new_position, reference_qkv, rotated
 
 MIN_BLOCK = 16  # positions: the tensor cores' smallest product
 _MAX_TILE = 64  # positions of a paged context that one iteration covers
 
 
 @dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """What turns raw queries and keys into what attention compares."""
+class Context:
+    """Where the rows of a decode step stand. `lengths` counts the new position, which is `positions + 1`."""
 
-    query: Tensor  # [head_dim] weight of the queries' RMSNorm
-    key: Tensor  # [head_dim]
-    cos: Tensor  # [positions, head_dim / 2] float32
-    sin: Tensor  # [positions, head_dim / 2] float32
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """How many heads share how many keys."""
-
-    query: int
-    key: int
-    dim: int
-
-
-@triton.jit
-def _rotated(first, second, weight_1, weight_2, cos, sin, eps, head_dim: tl.constexpr):
-    """RMSNorm and rotate-half of [..., head_dim / 2] twice, in float32."""
-    scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / head_dim + eps)[:, None]
-    first, second = first * scale * weight_1, second * scale * weight_2
-    return first * cos - second * sin, second * cos + first * sin
-
-
-@triton.jit
-def _new_position(
-    qkv, q_weight, k_weight, cos, sin, position, head, eps,
-    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
-    """Queries [group, half] twice, key [1, half] twice and value [1, head_dim] of a row, float32 rounded to `dtype`."""
-    group: tl.constexpr = heads // kv_heads
-    half: tl.constexpr = head_dim // 2
-    column = tl.arange(0, half)[None, :]
-    cosines = tl.load(cos + position * half + column)
-    sines = tl.load(sin + position * half + column)
-    member = (head * group + tl.arange(0, group))[:, None]
-    q_1 = tl.load(qkv + member * head_dim + column).to(tl.float32)
-    q_2 = tl.load(qkv + member * head_dim + half + column).to(tl.float32)
-    key = qkv + (heads + head) * head_dim
-    k_1 = tl.load(key + column).to(tl.float32)
-    k_2 = tl.load(key + half + column).to(tl.float32)
-    value = tl.load(qkv + (heads + kv_heads + head) * head_dim + tl.arange(0, head_dim)[None, :]).to(tl.float32)
-    wq_1, wq_2 = tl.load(q_weight + column).to(tl.float32), tl.load(q_weight + half + column).to(tl.float32)
-    wk_1, wk_2 = tl.load(k_weight + column).to(tl.float32), tl.load(k_weight + half + column).to(tl.float32)
-    q_1, q_2 = _rotated(q_1, q_2, wq_1, wq_2, cosines, sines, eps, head_dim)
-    k_1, k_2 = _rotated(k_1, k_2, wk_1, wk_2, cosines, sines, eps, head_dim)
-    q_1, q_2 = q_1.to(dtype).to(tl.float32), q_2.to(dtype).to(tl.float32)
-    return q_1, q_2, k_1.to(dtype).to(tl.float32), k_2.to(dtype).to(tl.float32), value
-
-
-@triton.jit(do_not_specialize=["position"])
-def _frame_attention(
-    qkv, q_weight, k_weight, cos, sin, keys, values, out, position, eps,
-    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, length: tl.constexpr, pdl: tl.constexpr,
-):  # fmt: skip
-    """One program of one warp per (row, query head). Caches [rows, kv_heads, length, head_dim].
-
-    Everything has the shape [length, head_dim / 2], what belongs to one position repeated: no values change threads.
-    """
-    row, head = tl.program_id(0), tl.program_id(1)
-    group: tl.constexpr = heads // kv_heads
-    half: tl.constexpr = head_dim // 2
-    dtype: tl.constexpr = keys.dtype.element_ty
-    kv_head = head // group
-    past = tl.arange(0, length)[:, None]
-    column = tl.arange(0, half)[None, :]
-    both = past * 0 + column
-    cached = (row * kv_heads + kv_head).to(tl.int64) * length * head_dim + past * head_dim + column
-    known = (past < position) & (column < half)
-    # Earlier positions were written by the previous pass at the latest.
-    past_1 = tl.load(keys + cached, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
-    past_2 = tl.load(keys + cached + half, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
-    values_1 = tl.load(values + cached, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
-    values_2 = tl.load(values + cached + half, mask=known, other=0.0, cache_modifier=".cg").to(tl.float32)
-    cosines, sines = tl.load(cos + position * half + both), tl.load(sin + position * half + both)
-    wq_1, wq_2 = tl.load(q_weight + both).to(tl.float32), tl.load(q_weight + half + both).to(tl.float32)
-    wk_1, wk_2 = tl.load(k_weight + both).to(tl.float32), tl.load(k_weight + half + both).to(tl.float32)
-    wait_for_predecessor(pdl)
-    qkv_row = qkv + row * (heads + 2 * kv_heads) * head_dim
-    query, key = qkv_row + head * head_dim + both, qkv_row + (heads + kv_head) * head_dim + both
-    value = qkv_row + (heads + kv_heads + kv_head) * head_dim + both
-    q_1, q_2 = tl.load(query).to(tl.float32), tl.load(query + half).to(tl.float32)
-    k_1, k_2 = tl.load(key).to(tl.float32), tl.load(key + half).to(tl.float32)
-    v_1, v_2 = tl.load(value).to(tl.float32), tl.load(value + half).to(tl.float32)
-    q_1, q_2 = _rotated(q_1, q_2, wq_1, wq_2, cosines, sines, eps, head_dim)
-    k_1, k_2 = _rotated(k_1, k_2, wk_1, wk_2, cosines, sines, eps, head_dim)
-    q_1, q_2 = q_1.to(dtype).to(tl.float32), q_2.to(dtype).to(tl.float32)
-    is_new = (past == position) & (column < half)
-    k_1 = tl.where(is_new, k_1.to(dtype).to(tl.float32), past_1)
-    k_2 = tl.where(is_new, k_2.to(dtype).to(tl.float32), past_2)
-    v_1, v_2 = tl.where(is_new, v_1, values_1), tl.where(is_new, v_2, values_2)
-    is_writer = is_new & (head % group == 0)
-    tl.store(keys + cached, k_1.to(dtype), mask=is_writer)
-    tl.store(keys + cached + half, k_2.to(dtype), mask=is_writer)
-    tl.store(values + cached, v_1.to(dtype), mask=is_writer)
-    tl.store(values + cached + half, v_2.to(dtype), mask=is_writer)
-    products = tl.sum(q_1 * k_1 + q_2 * k_2, axis=1)[:, None]
-    scores = tl.where(past <= position, products * (head_dim**-0.5), float("-inf"))
-    weights = tl.exp(scores - tl.max(scores, axis=0)[None, :])
-    total = tl.sum(weights, axis=0)
-    attended_1, attended_2 = tl.sum(weights * v_1, axis=0) / total, tl.sum(weights * v_2, axis=0) / total
-    target = out + (row * heads + head) * head_dim + tl.arange(0, half)
-    tl.store(target, attended_1.to(dtype))
-    tl.store(target + half, attended_2.to(dtype))
-
-
-@triton.jit
-def _frame_start_attention(
-    qkv, q_weight, k_weight, cos, sin, keys, values, out, rows, eps,
-    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, length: tl.constexpr, pdl: tl.constexpr,
-):  # fmt: skip
-    """As `_frame_attention` for positions 0 and 1 at once: row `rows + r` is position 1 of row `r`."""
-    wait_for_predecessor(pdl)
-    row, head = tl.program_id(0), tl.program_id(1)
-    group: tl.constexpr = heads // kv_heads
-    half: tl.constexpr = head_dim // 2
-    dtype: tl.constexpr = keys.dtype.element_ty
-    column = tl.arange(0, half)[None, :]
-    wide = tl.arange(0, head_dim)[None, :]
-    member = (head * group + tl.arange(0, group))[:, None]
-    qkv_width: tl.constexpr = (heads + 2 * kv_heads) * head_dim
-    _, _, k_1, k_2, value = _new_position(
-        qkv + row * qkv_width, q_weight, k_weight, cos, sin, 0, head, eps, heads, kv_heads, head_dim, dtype
-    )
-    q_1, q_2, next_1, next_2, next_value = _new_position(
-        qkv + (rows + row) * qkv_width, q_weight, k_weight, cos, sin, 1, head, eps, heads, kv_heads, head_dim, dtype
-    )
-    place = (row * kv_heads + head).to(tl.int64) * length * head_dim
-    tl.store(keys + place + column, k_1.to(dtype))
-    tl.store(keys + place + half + column, k_2.to(dtype))
-    tl.store(values + place + wide, value.to(dtype))
-    tl.store(keys + place + head_dim + column, next_1.to(dtype))
-    tl.store(keys + place + head_dim + half + column, next_2.to(dtype))
-    tl.store(values + place + head_dim + wide, next_value.to(dtype))
-    zero = (tl.sum(q_1 * k_1, axis=1) + tl.sum(q_2 * k_2, axis=1)) * (head_dim**-0.5)
-    one = (tl.sum(q_1 * next_1, axis=1) + tl.sum(q_2 * next_2, axis=1)) * (head_dim**-0.5)
-    share = (1.0 / (1.0 + tl.exp(zero - one)))[:, None]
-    tl.store(
-        out + row * heads * head_dim + member * head_dim + wide, tl.broadcast_to(value, [group, head_dim]).to(dtype)
-    )
-    attended = value * (1.0 - share) + next_value * share
-    tl.store(out + (rows + row) * heads * head_dim + member * head_dim + wide, attended.to(dtype))
+    positions: Tensor  # [rows] int32
+    slots: Tensor  # [rows] int64: where the new key and value go
+    block_tables: Tensor  # [rows, max_blocks] int32
+    lengths: Tensor  # [rows] int32
 
 
 @triton.jit
@@ -235,7 +96,7 @@ def _paged_attention(
     member = tl.minimum(tl.arange(0, padded), group - 1)[:, None] + head * group
     q_1 = tl.load(qkv_row + member * head_dim + column).to(tl.float32)
     q_2 = tl.load(qkv_row + member * head_dim + half + column).to(tl.float32)
-    q_1, q_2 = _rotated(q_1, q_2, wq_1, wq_2, cosines, sines, eps, head_dim)
+    q_1, q_2 = rotated(q_1, q_2, wq_1, wq_2, cosines, sines, eps, head_dim)
     q_1, q_2 = q_1.to(dtype), q_2.to(dtype)
     top = tl.full([padded], float("-inf"), tl.float32)
     total = tl.zeros([padded], tl.float32)
@@ -244,7 +105,7 @@ def _paged_attention(
         key = qkv_row + (heads + head) * head_dim
         new_1, new_2 = tl.load(key + column).to(tl.float32), tl.load(key + half + column).to(tl.float32)
         wk_1, wk_2 = tl.load(k_weight + column).to(tl.float32), tl.load(k_weight + half + column).to(tl.float32)
-        new_1, new_2 = _rotated(new_1, new_2, wk_1, wk_2, cosines, sines, eps, head_dim)
+        new_1, new_2 = rotated(new_1, new_2, wk_1, wk_2, cosines, sines, eps, head_dim)
         new_value = tl.load(qkv_row + (heads + kv_heads + head) * head_dim + wide)
         new = (tl.load(slots + row) * kv_heads + head) * head_dim
         tl.store(keys + new + column, new_1.to(dtype))
@@ -285,67 +146,6 @@ def _paged_attention(
                 merged = merged / tl.sum(totals * weight, axis=0)
                 target = out + (row * heads + head * group + mine) * head_dim + tl.arange(0, head_dim)
                 tl.store(target, merged.to(dtype))
-
-
-def attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], position: int,
-                 out: Tensor, *, pdl: bool = False) -> None:  # fmt: skip
-    """Attention over one frame's few positions, of which `position` is new.
-
-    `caches`: keys and values [rows, kv_heads, length, head_dim] with room for `position`;
-    `out` [rows, heads * head_dim].
-    """
-    keys, values = caches
-    _frame_attention[(qkv.shape[0], heads.query)](
-        qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, out, position, norms.eps,
-        heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, length=keys.shape[2], pdl=pdl,
-        num_warps=1, launch_pdl=pdl,
-    )  # fmt: skip
-
-
-def attend_frame_start(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], out: Tensor, *,
-                       pdl: bool = False) -> None:  # fmt: skip
-    """Positions 0 and 1 of frames in one pass: the first half of the rows of `qkv` and `out`, and the second."""
-    keys, values = caches
-    rows = qkv.shape[0] // 2
-    _frame_start_attention[(rows, heads.key)](
-        qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, out, rows, norms.eps,
-        heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, length=keys.shape[2], pdl=pdl,
-        num_warps=2, launch_pdl=pdl,
-    )  # fmt: skip
-
-
-def reference_qkv(qkv: Tensor, norms: HeadNorms, heads: Heads, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised and rotated queries and keys, and values: [rows, heads, head_dim] each."""
-    rows = qkv.shape[0]
-    split = qkv.view(rows, -1, heads.dim).split((heads.query, heads.key, heads.key), dim=1)
-    cos, sin = (table[positions].to(qkv.dtype).repeat(1, 2)[:, None] for table in (norms.cos, norms.sin))
-
-    def norm(x: Tensor, weight: Tensor) -> Tensor:
-        return torch.nn.functional.rms_norm(x, (heads.dim,), weight.to(x.dtype), norms.eps)
-
-    query, key = norm(split[0], norms.query), norm(split[1], norms.key)
-    return rotate(query, (cos, sin)), rotate(key, (cos, sin)), split[2]
-
-
-def reference_attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor],
-                           position: int) -> Tensor:  # fmt: skip
-    """What `attend_frame` writes to `out`; it writes the caches alike."""
-    positions = torch.full((qkv.shape[0],), position, device=qkv.device)
-    query, key, value = reference_qkv(qkv, norms, heads, positions)
-    keys, values = caches
-    keys[:, :, position], values[:, :, position] = key, value
-    past = slice(None, position + 1)
-    return attend_rows(query, keys[:, :, past], values[:, :, past], None).flatten(1)
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """Where the rows of a decode step stand. `lengths` counts the new position, which is `positions + 1`."""
-
-    positions: Tensor  # [rows] int32
-    slots: Tensor  # [rows] int64: where the new key and value go
-    block_tables: Tensor  # [rows, max_blocks] int32
-    lengths: Tensor  # [rows] int32
 
 
 class PagedScratch:
@@ -412,7 +212,7 @@ def _prepare_rows(
     dtype: tl.constexpr = keys.dtype.element_ty
     column = tl.arange(0, half)[None, :]
     position = tl.load(positions + row)
-    q_1, q_2, k_1, k_2, value = _new_position(
+    q_1, q_2, k_1, k_2, value = new_position(
         qkv + row * (heads + 2 * kv_heads) * head_dim, q_weight, k_weight, cos, sin, position, head, eps,
         heads, kv_heads, head_dim, dtype,
     )  # fmt: skip

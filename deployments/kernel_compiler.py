@@ -1,0 +1,140 @@
+"""Triton kernels compiled ahead, in as many processes as there are CPUs.
+
+Triton compiles a kernel where it is first launched, one after the other. Here the work is run once with its launches
+noted instead of made; what was noted is compiled by `deployments.compile_worker` processes into the cache folder that
+Triton reads, and the launches that follow find everything there. Workers use no GPU.
+"""
+
+import json
+import logging
+import os
+import pickle
+import queue
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import triton
+from triton import knobs
+
+logger = logging.getLogger(__name__)
+
+_MAX_WORKERS = 16  # each imports torch: about a third of a gigabyte of memory
+_PACKAGE = Path(__file__).parent
+
+Progress = Callable[[int, int], None]
+"""(kernels done, kernels in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel for one kind of arguments: what Triton's compiler is given."""
+
+    module: str
+    function: str
+    signature: dict[str, str]
+    constants: dict[tuple[int, ...], object]
+    attributes: dict[tuple[int, ...], list[list[object]]]
+    options: dict[str, object]
+    target: tuple[str, int, int]  # backend, architecture, warp size
+
+
+@contextmanager
+def noted_launches() -> Iterator[list[Kernel]]:
+    """Launches in the block are not made, unless their kernel is loaded already; each missing kernel is noted once."""
+    noted: dict[str, Kernel] = {}
+
+    def note(*, key: str, fn: Any, compile: dict[str, Any], **_: object) -> bool:  # noqa: A002  # Triton's name
+        unique = f"{fn.module}.{fn.name}{key}"
+        if unique not in noted:
+            noted[unique] = _kernel(fn.jit_function, compile)
+        return True  # Triton then neither compiles nor launches
+
+    before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, note
+    kernels: list[Kernel] = []
+    try:
+        yield kernels
+    finally:
+        knobs.runtime.jit_cache_hook = before
+        kernels.extend(noted.values())
+
+
+def _kernel(function: Any, compiled: dict[str, Any]) -> Kernel:
+    target = triton.runtime.driver.active.get_current_target()
+    return Kernel(
+        module=function.fn.__module__,
+        function=function.fn.__qualname__,
+        signature=compiled["signature"],
+        constants=compiled["constants"],
+        attributes=compiled["configs"][0],
+        options={
+            name: _as_tuple(value) for name, value in json.loads(compiled["specialization_data"])["options"].items()
+        },
+        target=(target.backend, target.arch, target.warp_size),
+    )
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(_as_tuple(each) for each in value) if isinstance(value, list) else value
+
+
+class CompileWorkers:
+    """Processes that compile. They start at once, so that they import while the caller loads weights."""
+
+    def __init__(self, count: int | None = None) -> None:
+        number = count or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
+        command = [sys.executable, "-m", "deployments.compile_worker"]
+        # A worker ends when its input closes, so none outlives this process.
+        self._processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(number)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.close()
+            process.stdout.close()
+            process.wait()
+
+    def compile(self, kernels: Sequence[Kernel], report: Progress) -> None:
+        """Return once all are in the cache. One that fails is logged: who launches it meets its error again."""
+        idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        for process in self._processes:
+            idle.put(process)
+
+        def compile_one(kernel: Kernel) -> None:
+            process = idle.get()
+            problem = _ask(process, kernel)
+            idle.put(process)
+            if problem is not None:
+                logger.warning("%s.%s was not compiled ahead: %s", kernel.module, kernel.function, problem)
+
+        report(0, len(kernels))
+        with ThreadPoolExecutor(len(self._processes)) as threads:
+            for number, _ in enumerate(as_completed([threads.submit(compile_one, kernel) for kernel in kernels])):
+                report(number + 1, len(kernels))
+
+
+def _ask(process: "subprocess.Popen[bytes]", kernel: Kernel) -> str | None:
+    """What went wrong, None where nothing did."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        pickle.dump(kernel, process.stdin)
+        process.stdin.flush()
+        problem: str | None = pickle.load(process.stdout)
+    except (EOFError, OSError) as error:
+        return f"its process has ended: {error!r}"
+    return problem

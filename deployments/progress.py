@@ -1,0 +1,44 @@
+"""What a start is busy with, for whoever waits for it.
+
+A command that starts the application names a file in TALKRAY_PROGRESS, which replicas inherit; what they `tell` is
+appended there, a line each.
+"""
+
+import logging
+import os
+from pathlib import Path
+from typing import Self
+
+VARIABLE = "TALKRAY_PROGRESS"
+
+logger = logging.getLogger(__name__)
+
+
+def tell(stage: str) -> None:
+    """Log what begins now, and tell it to the command that waits."""
+    logger.info("%s", stage)
+    named = os.environ.get(VARIABLE)
+    if named:
+        with Path(named).open("a", encoding="utf-8") as file:  # lines this short are written whole
+            file.write(f"{stage}\n")
+
+
+class Told:
+    """What replicas tell this process, line by line as it comes."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._read = file, 0
+
+    @classmethod
+    def here(cls) -> Self:
+        """Of the file that was named when replicas were started; of none where there was none."""
+        return cls(Path(os.environ.get(VARIABLE, os.devnull)))
+
+    def new_lines(self) -> list[str]:
+        """Whole lines since the last call."""
+        if not self._file.is_file():
+            return []
+        text = self._file.read_text(encoding="utf-8")
+        fresh = text[self._read : text.rfind("\n") + 1]
+        self._read += len(fresh)
+        return fresh.splitlines()

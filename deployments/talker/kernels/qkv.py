@@ -1,0 +1,80 @@
+"""What the rows of a QKV product are before they are compared: normalised by head, and rotated by position.
+
+Rows are [rows, (heads + 2 * kv_heads) * head_dim].
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deployments.talker.model.layers import rotate
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """What turns raw queries and keys into what attention compares."""
+
+    query: Tensor  # [head_dim] weight of the queries' RMSNorm
+    key: Tensor  # [head_dim]
+    cos: Tensor  # [positions, head_dim / 2] float32
+    sin: Tensor  # [positions, head_dim / 2] float32
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How many heads share how many keys."""
+
+    query: int
+    key: int
+    dim: int
+
+
+@triton.jit
+def rotated(first, second, weight_1, weight_2, cos, sin, eps, head_dim: tl.constexpr):
+    """RMSNorm and rotate-half of [..., head_dim / 2] twice, in float32."""
+    scale = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / head_dim + eps)[:, None]
+    first, second = first * scale * weight_1, second * scale * weight_2
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def new_position(
+    qkv, q_weight, k_weight, cos, sin, position, head, eps,
+    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Queries [group, half] twice, key [1, half] twice and value [1, head_dim] of a row, float32 rounded to `dtype`."""
+    group: tl.constexpr = heads // kv_heads
+    half: tl.constexpr = head_dim // 2
+    column = tl.arange(0, half)[None, :]
+    cosines = tl.load(cos + position * half + column)
+    sines = tl.load(sin + position * half + column)
+    member = (head * group + tl.arange(0, group))[:, None]
+    q_1 = tl.load(qkv + member * head_dim + column).to(tl.float32)
+    q_2 = tl.load(qkv + member * head_dim + half + column).to(tl.float32)
+    key = qkv + (heads + head) * head_dim
+    k_1 = tl.load(key + column).to(tl.float32)
+    k_2 = tl.load(key + half + column).to(tl.float32)
+    value = tl.load(qkv + (heads + kv_heads + head) * head_dim + tl.arange(0, head_dim)[None, :]).to(tl.float32)
+    wq_1, wq_2 = tl.load(q_weight + column).to(tl.float32), tl.load(q_weight + half + column).to(tl.float32)
+    wk_1, wk_2 = tl.load(k_weight + column).to(tl.float32), tl.load(k_weight + half + column).to(tl.float32)
+    q_1, q_2 = rotated(q_1, q_2, wq_1, wq_2, cosines, sines, eps, head_dim)
+    k_1, k_2 = rotated(k_1, k_2, wk_1, wk_2, cosines, sines, eps, head_dim)
+    q_1, q_2 = q_1.to(dtype).to(tl.float32), q_2.to(dtype).to(tl.float32)
+    return q_1, q_2, k_1.to(dtype).to(tl.float32), k_2.to(dtype).to(tl.float32), value
+
+
+def reference_qkv(qkv: Tensor, norms: HeadNorms, heads: Heads, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalised and rotated queries and keys, and values: [rows, heads, head_dim] each."""
+    rows = qkv.shape[0]
+    split = qkv.view(rows, -1, heads.dim).split((heads.query, heads.key, heads.key), dim=1)
+    cos, sin = (table[positions].to(qkv.dtype).repeat(1, 2)[:, None] for table in (norms.cos, norms.sin))
+
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(x, (heads.dim,), weight.to(x.dtype), norms.eps)
+
+    query, key = norm(split[0], norms.query), norm(split[1], norms.key)
+    return rotate(query, (cos, sin)), rotate(key, (cos, sin)), split[2]

@@ -1,0 +1,44 @@
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.recordings import ByRecording, Lookups
+
+
+def recording(number: int) -> NDArray[np.float32]:
+    return np.full(100, number, np.float32)
+
+
+class Computing:
+    """Counts how often each result is computed."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def get(self, results: ByRecording[bytes], number: int, size: int = 10) -> bytes:
+        def compute() -> bytes:
+            self.calls.append(number)
+            return bytes([number]) * size
+
+        return results.get(recording(number), compute)
+
+
+def test_equal_recordings_are_computed_once() -> None:
+    results, computing = ByRecording[bytes](max_bytes=100, size=len), Computing()
+    assert [computing.get(results, number) for number in (1, 2, 1)] == [bytes([n]) * 10 for n in (1, 2, 1)]
+    assert computing.calls == [1, 2]
+    assert results.take_lookups() == Lookups(hits=1, misses=2)
+    assert results.take_lookups() == Lookups()
+
+
+def test_the_least_recently_used_gives_way() -> None:
+    results, computing = ByRecording[bytes](max_bytes=25, size=len), Computing()
+    for number in (1, 2, 1, 3, 1, 2):
+        computing.get(results, number)
+    assert computing.calls == [1, 2, 3, 2]
+
+
+def test_what_is_larger_than_the_bound_is_not_kept() -> None:
+    results, computing = ByRecording[bytes](max_bytes=25, size=len), Computing()
+    for number, size in ((1, 10), (2, 26), (2, 26), (1, 10)):
+        computing.get(results, number, size)
+    assert computing.calls == [1, 2, 2]

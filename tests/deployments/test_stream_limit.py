@@ -1,0 +1,83 @@
+"""A limit that follows what listeners hear."""
+
+from deployments.stream_limit import StreamLimit
+
+
+class Pools:
+    """Speak `streams` streams, five chunks a second each, of which a share is late."""
+
+    def __init__(self, *, least: int = 4) -> None:
+        self.limit = StreamLimit(least=least)
+        self.now_s = 0.0
+
+    def speak(self, streams: int, *, late_share: float, seconds: int) -> None:
+        for number in range(5 * streams * seconds):
+            late = (number * 0.618) % 1.0 < late_share
+            self.limit.delivered(late=late, streams=streams, now_s=self.now_s)
+            self.now_s += 1 / (5 * streams)
+
+
+def test_there_is_no_limit_while_nothing_is_late() -> None:
+    pools = Pools()
+    pools.speak(200, late_share=0.05, seconds=20)
+    assert pools.limit.streams is None
+    assert pools.limit.has_room(10_000)
+
+
+def test_streams_that_stay_late_lower_it() -> None:
+    pools = Pools()
+    pools.speak(100, late_share=0.5, seconds=4)
+    assert pools.limit.streams == 85
+    assert (pools.limit.has_room(84), pools.limit.has_room(85)) == (True, False)
+
+
+def test_a_change_is_given_time_to_show() -> None:
+    pools = Pools()
+    pools.speak(100, late_share=0.5, seconds=30)  # all of them are still there
+    assert pools.limit.streams == 85
+    pools.speak(85, late_share=0.5, seconds=1)
+    assert pools.limit.streams == 0.85 * 85
+
+
+def test_a_single_bad_moment_lowers_nothing() -> None:
+    pools = Pools()
+    pools.speak(100, late_share=0.0, seconds=5)
+    pools.speak(100, late_share=1.0, seconds=1)  # a replica has died
+    pools.speak(100, late_share=0.0, seconds=5)
+    assert pools.limit.streams is None
+
+
+def test_it_rises_while_it_is_reached_and_nothing_is_late() -> None:
+    pools = Pools()
+    pools.limit.streams = 100.0
+    pools.speak(80, late_share=0.0, seconds=10)  # nobody was refused
+    assert pools.limit.streams == 100
+    for _ in range(10):
+        assert not pools.limit.has_room(int(pools.limit.streams))
+        pools.speak(100, late_share=0.0, seconds=1)
+    assert 140 < pools.limit.streams < 165
+
+
+def test_it_holds_where_some_streams_are_late() -> None:
+    pools = Pools()
+    pools.limit.streams = 20.0
+    for _ in range(10):
+        pools.limit.has_room(20)
+        pools.speak(20, late_share=0.15, seconds=1)
+    assert pools.limit.streams == 20
+
+
+def test_late_beginnings_count_as_late_chunks_do() -> None:
+    limit = StreamLimit(least=1)
+    for tick in range(40):
+        limit.begun(late=True, streams=10, now_s=tick / 10)
+        limit.delivered(late=False, streams=10, now_s=tick / 10)
+    assert limit.streams == 8.5
+
+
+def test_it_has_a_floor() -> None:
+    pools = Pools(least=4)
+    for _ in range(20):
+        pools.speak(4, late_share=1.0, seconds=2)
+    assert pools.limit.streams == 4
+    assert (pools.limit.has_room(3), pools.limit.has_room(4)) == (True, False)

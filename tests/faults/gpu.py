@@ -1,0 +1,242 @@
+"""What a listener gets when a replica dies on a GPU host, over HTTP: `python -m tests.faults.gpu codec|talker ...`.
+
+`codec`: kill -9 of the codec replica behind a stream that is a minute long by then. `talker`: kill -9 of one of several
+talker replicas under load. Clients read as fast as audio comes: a gap is the longest time without any after the kill.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtest.arrivals import Arrivals, Phase, plan_requests
+from loadtest.clients import AudioFormat, Recording, Target, open_session, speak
+from loadtest.interruption import Interruption, interruption
+from loadtest.lengths import FRAMES_PER_S, SpeechLengths
+from loadtest.runner import Runner
+from loadtest.traces import Clock, RunFolder, ScheduledRequest, Trace
+from serve_app.config import AppConfig, read_config
+from tests.faults.pools import CODEC, TALKER, Service, serving
+
+TEXT = "The lighthouse keeper climbed the stairs, lit the lamp, and waited for the boats to come home."
+MS = 1000.0
+CPU_WATCH_S = 0.2
+BYTES_PER_S = 48_000
+BUFFERS_S = (0.0, 0.1, 0.5)  # of the players that are simulated
+AFTER_S = 4.0
+
+
+def busiest(processes: Sequence[int]) -> int:
+    """The process that takes the most processor time just now."""
+    before = {process: cpu_ticks(process) for process in processes}
+    time.sleep(CPU_WATCH_S)
+    return max(processes, key=lambda process: cpu_ticks(process) - before[process])
+
+
+def cpu_ticks(process: int) -> int:
+    """Processor time of a process and its threads."""
+    user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return int(user) + int(system)
+
+
+async def long_streams(service: Service, *, count: int, audio_s: float, kill_at_s: float) -> list[Interruption]:
+    """Kill the busiest codec replica once each stream has brought `kill_at_s` of audio."""
+    clock, frames = Clock.started(), round(audio_s * FRAMES_PER_S)
+    requests = [ScheduledRequest(index, 0.0, TEXT, frames) for index in range(count)]
+    recordings = [Recording(request, clock) for request in requests]
+    async with open_session() as session:
+        speaking = [
+            asyncio.create_task(speak(session, target(service), recording=recording)) for recording in recordings
+        ]
+        while any(recording.num_audio_bytes < kill_at_s * BYTES_PER_S for recording in recordings):
+            assert not all(task.done() for task in speaking), [recording.error for recording in recordings]
+            await asyncio.sleep(0.005)
+        victim = await asyncio.to_thread(busiest, service.processes(CODEC))
+        os.kill(victim, signal.SIGKILL)
+        killed_s = clock.now_s()
+        await asyncio.gather(*speaking)
+    traces = [recording.trace() for recording in recordings]
+    check_whole(traces, requests)
+    return [found for trace in traces if (found := interruption(trace, killed_s)) is not None]
+
+
+def target(service: Service) -> Target:
+    """Streamed text, as a voice agent asks."""
+    options = {"model": "qwen3-tts", "voice": "ryan", "language": "english", "non_streaming_mode": False}
+    return Target(service.url, AudioFormat.PCM, options | {"leading_silence": True}, 120.0)
+
+
+def check_whole(traces: Sequence[Trace], requests: Sequence[ScheduledRequest]) -> None:
+    """Every stream has ended, with all of its audio."""
+    lengths = {request.index: request.frames for request in requests}
+    for trace in traces:
+        assert trace.failure is None, f"{trace.request_id}: {trace.error}"
+        frames = round(trace.audio_s * FRAMES_PER_S, 3)
+        assert frames == lengths[trace.index], f"{trace.request_id}: {frames} frames, not {lengths[trace.index]}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnderLoad:
+    """One kill under load."""
+
+    sent: int
+    finished: int
+    refused: int
+    failed: int
+    interruptions: list[Interruption]
+    ttfa_p95_before_s: float
+    ttfa_p95_after_s: float  # of requests due within AFTER_S of the kill
+
+
+async def kill_under_load(
+    service: Service, out: Path, *, rate: float, duration_s: float, kill_at_s: float, seed: int
+) -> UnderLoad:
+    """Poisson arrivals of speech of log-normal length; one talker replica is killed at `kill_at_s`."""
+    phases = (Phase("measured", rate, duration_s),)
+    requests = plan_requests(Arrivals.POISSON, phases, seed=seed, lengths=SpeechLengths(5.7, 0.35))
+    folder = RunFolder(out)
+    folder.write_schedule(requests)
+    begun = asyncio.Event()
+
+    async def begin() -> Clock:
+        begun.set()
+        return Clock.started()
+
+    runner = Runner(target(service), requests, folder=folder, duration_s=duration_s, begin=begin)
+    running = asyncio.create_task(runner.run())
+    await begun.wait()
+    await asyncio.sleep(kill_at_s)
+    victim = service.processes(TALKER)[0]
+    os.kill(victim, signal.SIGKILL)
+    killed_s = runner.progress.elapsed_s
+    await running
+    found = [each for trace in runner.traces if (each := interruption(trace, killed_s)) is not None]
+    spoken = [trace for trace in runner.traces if trace.failure is None]
+    check_whole(spoken, requests)
+    refused = sum(trace.failure == "refused" for trace in runner.traces)
+    return UnderLoad(
+        sent=len(runner.traces),
+        finished=len(spoken),
+        refused=refused,
+        failed=len(runner.traces) - len(spoken) - refused,
+        interruptions=found,
+        ttfa_p95_before_s=ttfa_p95_s(spoken, 0.0, killed_s),
+        ttfa_p95_after_s=ttfa_p95_s(spoken, killed_s, killed_s + AFTER_S),
+    )
+
+
+def ttfa_p95_s(traces: Sequence[Trace], begin_s: float, end_s: float) -> float:
+    """Of requests that were due in between, from their planned arrival."""
+    inside = [
+        trace.first_audible_s - trace.planned_s
+        for trace in traces
+        if begin_s <= trace.planned_s < end_s and trace.first_audible_s is not None
+    ]
+    return float(np.percentile(inside, 95)) if inside else float("nan")
+
+
+def say_gaps(interruptions: Sequence[Interruption]) -> str:
+    """Gaps, and who would have heard them."""
+    if not interruptions:
+        return "no stream was under way"
+    gaps_ms = np.array([each.gap_s for each in interruptions]) * MS
+    p50, p95 = np.percentile(gaps_ms, (50, 95))
+    heard = ", ".join(
+        f"{sum(each.heard_s > buffer_s for each in interruptions)} with {buffer_s:g} s" for buffer_s in BUFFERS_S
+    )
+    least_ms = min(each.buffered_s for each in interruptions) * MS
+    return (
+        f"{len(interruptions)} streams, gap p50 {p50:.0f}, p95 {p95:.0f}, longest {gaps_ms.max():.0f} ms; "
+        f"least buffered {least_ms:.0f} ms; heard by (player's buffer): {heard}"
+    )
+
+
+def run_codec(service: Service, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The trials of `codec`."""
+    records = []
+    for trial in range(options.trials):
+        service.wait_for(CODEC, 2)
+        found = asyncio.run(long_streams(service, count=options.streams, audio_s=options.seconds, kill_at_s=options.at))
+        print(f"trial {trial}: codec replica killed at {options.at:g} s of audio: {say_gaps(found)}", flush=True)
+        records.append({"interruptions": [asdict(each) for each in found]})
+    return records
+
+
+def run_talker(service: Service, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The trials of `talker`."""
+    records = []
+    for trial in range(options.trials):
+        service.wait_for(TALKER, options.replicas)
+        done = asyncio.run(
+            kill_under_load(
+                service,
+                options.out / f"trial-{trial}",
+                rate=options.rate,
+                duration_s=options.at + options.after,
+                kill_at_s=options.at,
+                seed=trial,
+            )
+        )
+        outcome = f"{done.sent} sent, {done.finished} finished, {done.refused} refused, {done.failed} failed"
+        ttfa = f"TTFA p95 {done.ttfa_p95_before_s * MS:.1f} ms before, {done.ttfa_p95_after_s * MS:.1f} ms after"
+        print(f"trial {trial}: talker killed at {options.rate:g} r/s: {outcome}; {ttfa}", flush=True)
+        print(f"  {say_gaps(done.interruptions)}", flush=True)
+        records.append(asdict(done))
+    return records
+
+
+def application(options: argparse.Namespace) -> AppConfig:
+    """The config file with the replicas that the experiment needs."""
+    app = read_config(options.config)
+    app = app.model_copy(update={"model": options.model})
+    if options.placement:
+        app = app.model_copy(update={"codec": app.codec.model_copy(update={"placement": options.placement})})
+    codecs = app.codec_pool.model_copy(update={"replicas": options.codecs})
+    talkers = app.talker_pool
+    if options.what == "talker":
+        updates = {"replicas": options.replicas} | ({"num_gpus": options.gpus} if options.gpus is not None else {})
+        talkers = talkers.model_copy(update=updates)
+    return app.model_copy(update={"codec_pool": codecs, "talker_pool": talkers})
+
+
+def main(arguments: list[str]) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.gpu", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="what", required=True)
+    codec, talker = commands.add_parser("codec"), commands.add_parser("talker")
+    for each in (codec, talker):
+        each.add_argument("--model", required=True, help="a checkpoint directory")
+        each.add_argument("--config", type=Path, default=Path("cluster/serve/one-gpu.yaml"))
+        each.add_argument("--placement", choices=("inline", "hybrid", "pool"), help="else as the config has it")
+        each.add_argument("--codecs", type=int, default=3, help="codec replicas")
+        each.add_argument("--trials", type=int, default=3)
+        each.add_argument("--out", type=Path, required=True, help="new folder for the results")
+    codec.add_argument("--streams", type=int, default=1, help="at once")
+    codec.add_argument("--at", type=float, default=60.0, help="seconds of audio before the kill")
+    codec.add_argument("--seconds", type=float, default=90.0, help="of audio in all")
+    talker.add_argument("--replicas", type=int, default=2, help="talker replicas")
+    talker.add_argument("--gpus", type=float, help="of a talker replica; 0.5: two share a GPU")
+    talker.add_argument("--rate", type=float, default=20.0, help="requests per second")
+    talker.add_argument("--at", type=float, default=6.0, help="seconds before the kill")
+    talker.add_argument("--after", type=float, default=8.0, help="seconds of load after it")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True)
+    began_s = time.monotonic()
+    with serving(application(options)) as service:
+        print(f"ready after {time.monotonic() - began_s:.1f} s", flush=True)
+        records = run_codec(service, options) if options.what == "codec" else run_talker(service, options)
+    (options.out / f"{options.what}.json").write_text(json.dumps(records, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
