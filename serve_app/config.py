@@ -59,7 +59,7 @@ def one_gpu() -> AppConfig:
     """Defaults for one machine whose GPU makes codes and audio; `cluster/serve/one-gpu.yaml` says the same."""
     return AppConfig(
         api=ApiSettings(admission=AdmissionSettings(max_line_s=0.25)),
-        talker=TalkerConfig(max_num_seqs=64, max_num_waiting=64, kv_cache_bytes=8 << 30),
+        talker=TalkerConfig(max_num_seqs=64, max_num_waiting=64, gpu_memory_fraction=0.85),
         codec=CodecConfig(placement="inline"),
         talker_pool=PoolConfig(num_gpus=1.0, max_ongoing_requests=160, max_queued_requests=64),
         codec_pool=PoolConfig(max_ongoing_requests=160, max_queued_requests=64),
