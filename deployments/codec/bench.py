@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deployments.checkpoint import load_strict
+from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, DecoderNetwork, snr_db, to_pcm16
 from deployments.codec.random_init import randomize_decoder
@@ -217,7 +217,7 @@ def _network(options: argparse.Namespace) -> DecoderNetwork:
     if options.model is not None:
         directory = options.model / "speech_tokenizer"
         config = SpeechTokenizerConfig.load(directory)
-        with torch.device("meta"):
+        with without_values():
             network = DecoderNetwork(config.decoder)
         load_strict(network, directory, prefix="decoder.", dtype=torch.float32, device="cpu")
     else:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from deployments.checkpoint import load_strict
+from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.cpu_decoder import CpuNetwork
 from deployments.codec.folding import fold
@@ -119,7 +119,7 @@ class CodecDecoder:
     def load(cls, directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Self:
         """Load from `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
         config = SpeechTokenizerConfig.load(directory)
-        with torch.device("meta"):
+        with without_values():
             network = DecoderNetwork(config.decoder)
         load_strict(network, directory, prefix="decoder.", dtype=torch.float32, device=device)
         return cls(network, device=device, dtype=dtype)

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from deployments.checkpoint import load_strict
+from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import EncoderConfig, SpeechTokenizerConfig
 from deployments.codec.transformer import LayerScale, rotary_tables, rotate
 from deployments.protocol import Codes
@@ -262,7 +262,7 @@ class CodecEncoder:
     def load(cls, directory: Path, *, device: torch.device | str = "cpu") -> Self:
         """Load from `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
         config = SpeechTokenizerConfig.load(directory)
-        with torch.device("meta"):
+        with without_values():
             network = EncoderNetwork(config.encoder)
         load_strict(
             network,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.checkpoint import load_strict
+from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.slots import load_slots
 from deployments.config import TalkerConfig
@@ -474,7 +474,7 @@ def complete(asked: Sampling, defaults: Sampling) -> Sampling:
 
 def load_talker(directory: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> Talker:
     """The talker with its code predictor; raises CheckpointError for a missing, unexpected or mis-shaped tensor."""
-    with torch.device("meta"):
+    with without_values():
         talker = Talker(config)
     load_strict(talker, directory, prefix="talker.", dtype=dtype, device=device)
     return talker.eval()
@@ -484,7 +484,7 @@ def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.
     """The x-vector network of a base checkpoint, in float32; None for other kinds."""
     if config.speaker_encoder is None:
         return None
-    with torch.device("meta"):
+    with without_values():
         encoder = SpeakerEncoder(config.speaker_encoder)
     load_strict(encoder, directory, prefix="speaker_encoder.", dtype=torch.float32, device=device)
     return encoder.eval()

@@ -122,9 +122,9 @@ async def offer(rates: list[tuple[float, float]], seed: int) -> list[list[Heard]
     """What became of Poisson arrivals, phase by phase of (rate, seconds)."""
     server, generator = SmallServer(seed), np.random.default_rng(seed)
     admission, serving = Admission(server, AdmissionSettings()), asyncio.create_task(server.run())
-    phases = []
+    phases: list[list[asyncio.Task[Heard]]] = []
     for rate, duration_s in rates:
-        listening, left_s = [], duration_s
+        left_s, listening = duration_s, list[asyncio.Task[Heard]]()
         while (gap_s := generator.exponential(1 / rate)) < left_s:
             left_s -= gap_s
             await asyncio.sleep(gap_s)

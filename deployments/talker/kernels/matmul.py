@@ -44,7 +44,6 @@ class Tile:
     stages: int = 1  # of a pipeline
     chains: int = 1  # of a pipeline: sums that do not wait for each other, each over a part of `block_k`
     block_m: int = 16  # rows that a program on tensor cores covers at least
-    pdl: bool = True  # start early, where the stack uses dependent launch at all
 
 
 @dataclass(slots=True)
@@ -304,15 +303,14 @@ def matmul(x: Rows, weight: Tensor, out: Rows, tile: Tile, product: Product, *, 
     """
     rows, k_size = x.values.shape
     n_size = weight.shape[0] // (2 if product.gated else 1)
-    pdl = product.pdl and tile.pdl
     block_m = rows if tile.form is Form.VECTOR else max(tile.block_m, triton.next_power_of_2(rows))
     _KERNELS[tile.form][(n_size // tile.block_n,)](
         x.values, weight, bias, x.squares if product.eps is not None else None, residual, out.values,
         out.squares if residual is not None else None, rows, x.squares.stride(0), product.eps or 0.0,
-        n_size=n_size, k_size=k_size, parts=1 if product.eps is None else x.parts, gated=product.gated, pdl=pdl,
+        n_size=n_size, k_size=k_size, parts=1 if product.eps is None else x.parts, gated=product.gated, pdl=product.pdl,
         block_m=block_m, block_n=tile.block_n, block_k=tile.block_k,
         stages=tile.warps if tile.form is Form.SPLIT else tile.stages, chains=tile.chains,
-        num_warps=tile.warps, launch_pdl=pdl,
+        num_warps=tile.warps, launch_pdl=product.pdl,
     )  # fmt: skip
     out.parts = n_size // tile.block_n
 
