@@ -28,7 +28,7 @@ unit: $(VENV)/.installed-dev ## Tests without Ray
 
 kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU (installs Triton)
 	$(PIP) "triton>=3.6"
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/deployments/talker/kernels
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/deployments/talker/kernels tests/deployments/codec/test_gpu_decoder.py
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m e2e
@@ -55,8 +55,8 @@ voice-eval: $(VENV)/.installed-dev ## Listen to the embedded voice: word error r
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
 	$(BIN)/python -m tests.parity.run
 
-step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (four minutes)
-	$(BIN)/python -m tests.loadtest.experiments step step-load-$$(date +%Y%m%d-%H%M%S) 0.4
+step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (three minutes)
+	$(BIN)/python -m tests.loadtest.experiments step step-load-$$(date +%Y%m%d-%H%M%S) 0.6
 
 overload: $(VENV)/.installed-dev ## The capacity, twice that for a minute, and a report (five minutes; make overload RATE=3 knows it)
 	$(BIN)/python -m tests.loadtest.experiments overload overload-$$(date +%Y%m%d-%H%M%S) $(RATE)

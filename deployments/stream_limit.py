@@ -1,27 +1,16 @@
 """How many streams at once come in time: learned from those that came late."""
 
-from dataclasses import dataclass
-
 # What is late is judged over this time; a second such time must agree, since a replica that dies delays streams once.
 _PERIOD_S = 1.0
-# Late beyond this share: too many streams. Fewer than half of it: one more may be tried.
-_LATE_SHARE = 0.2
-_FEWER = 0.85
-_MORE = 0.05
-
-
-@dataclass(slots=True)
-class _Share:
-    seen: int = 0
-    late: int = 0
-
-    @property
-    def value(self) -> float:
-        return self.late / self.seen if self.seen else 0.0
+# Late beyond this share: too many streams. Below half of it: more may be tried.
+_LATE_SHARE = 0.1
+_LEAST_FEWER = 0.1  # of them; half the late share, where that is more
+_MORE = 0.05  # of them, and at least one in two periods
+_LEAST_MORE = 0.5
 
 
 class StreamLimit:
-    """Falls by a seventh while too much is late, rises slowly while it is reached and nothing is.
+    """Falls the faster the more is late, rises slowly while it is reached and nothing is.
 
     What a stream costs is no guide: few streams make small batches, and small batches look dear.
     Times come from one monotonic clock.
@@ -31,7 +20,8 @@ class StreamLimit:
         """It never falls below `least`."""
         self._least = least
         self.streams: float | None = None  # None: nothing has been late yet
-        self._beginnings, self._chunks = _Share(), _Share()
+        self._seen = self._late = 0  # chunks of this period
+        self._most = 0  # streams at once in it
         self._since_s: float | None = None
         self._was_bad = self._was_reached = False
 
@@ -41,27 +31,23 @@ class StreamLimit:
         self._was_reached |= not room
         return room
 
-    def begun(self, *, late: bool, streams: int, now_s: float) -> None:
-        """The first audio of one of `streams` came."""
-        self._count(self._beginnings, late, streams, now_s)
-
     def delivered(self, *, late: bool, streams: int, now_s: float) -> None:
-        """A later chunk came."""
-        self._count(self._chunks, late, streams, now_s)
-
-    def _count(self, share: _Share, late: bool, streams: int, now_s: float) -> None:
-        share.seen += 1
-        share.late += late
+        """A chunk of one of `streams` came."""
+        self._seen += 1
+        self._late += late
+        self._most = max(self._most, streams)
         self._since_s = now_s if self._since_s is None else self._since_s
         if now_s - self._since_s >= _PERIOD_S:
-            self._judge(max(self._beginnings.value, self._chunks.value), streams)
-            self._beginnings, self._chunks, self._since_s = _Share(), _Share(), now_s
+            self._judge(self._late / self._seen, streams)
+            self._seen = self._late = self._most = 0
+            self._since_s = now_s
 
     def _judge(self, late_share: float, streams: int) -> None:
         is_bad = late_share > _LATE_SHARE
         has_shown = self.streams is None or streams <= self.streams  # the last change
         if is_bad and self._was_bad and has_shown:
-            self.streams = max(float(self._least), _FEWER * streams)
+            most = self._most if self.streams is None else min(self._most, self.streams)
+            self.streams = max(float(self._least), most * (1.0 - max(_LEAST_FEWER, late_share / 2)))
         elif self.streams is not None and self._was_reached and late_share < _LATE_SHARE / 2:
-            self.streams += max(1.0, _MORE * self.streams)
+            self.streams += max(_LEAST_MORE, _MORE * self.streams)
         self._was_bad, self._was_reached = is_bad, False

@@ -119,8 +119,6 @@ class Admission:
 
     def _note_wait(self, waited_s: float) -> None:
         now_s = time.monotonic()
-        is_late = waited_s > self._usual_s + self._settings.max_line_s
-        self._limit.begun(late=is_late, streams=self._num_streams, now_s=now_s)
         self._begun.count(now_s)
         self._waits_s.append(waited_s)
 

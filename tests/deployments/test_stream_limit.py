@@ -26,17 +26,23 @@ def test_there_is_no_limit_while_nothing_is_late() -> None:
 
 def test_streams_that_stay_late_lower_it() -> None:
     pools = Pools()
-    pools.speak(100, late_share=0.5, seconds=4)
-    assert pools.limit.streams == 85
-    assert (pools.limit.has_room(84), pools.limit.has_room(85)) == (True, False)
+    pools.speak(100, late_share=0.15, seconds=4)
+    assert pools.limit.streams == 90
+    assert (pools.limit.has_room(89), pools.limit.has_room(90)) == (True, False)
+
+
+def test_the_more_is_late_the_lower_it_falls() -> None:
+    pools = Pools()
+    pools.speak(100, late_share=1.0, seconds=4)
+    assert pools.limit.streams == 50
 
 
 def test_a_change_is_given_time_to_show() -> None:
     pools = Pools()
-    pools.speak(100, late_share=0.5, seconds=30)  # all of them are still there
-    assert pools.limit.streams == 85
-    pools.speak(85, late_share=0.5, seconds=1)
-    assert pools.limit.streams == 0.85 * 85
+    pools.speak(100, late_share=0.15, seconds=30)  # all of them are still there
+    assert pools.limit.streams == 90
+    pools.speak(90, late_share=0.15, seconds=1)
+    assert pools.limit.streams == 81
 
 
 def test_a_single_bad_moment_lowers_nothing() -> None:
@@ -63,16 +69,8 @@ def test_it_holds_where_some_streams_are_late() -> None:
     pools.limit.streams = 20.0
     for _ in range(10):
         pools.limit.has_room(20)
-        pools.speak(20, late_share=0.15, seconds=1)
+        pools.speak(20, late_share=0.08, seconds=1)
     assert pools.limit.streams == 20
-
-
-def test_late_beginnings_count_as_late_chunks_do() -> None:
-    limit = StreamLimit(least=1)
-    for tick in range(40):
-        limit.begun(late=True, streams=10, now_s=tick / 10)
-        limit.delivered(late=False, streams=10, now_s=tick / 10)
-    assert limit.streams == 8.5
 
 
 def test_it_has_a_floor() -> None:

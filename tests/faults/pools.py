@@ -17,6 +17,7 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.config import CodecConfig, TalkerConfig
 from deployments.random_checkpoint import Options, write_checkpoint
 from deployments.released import SHAPES
+from serve_app.api_settings import AdmissionSettings, ApiSettings
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.local_server import Address, running
 from serve_app.ports import free_port
@@ -40,6 +41,7 @@ def config(model: Path, *, talkers: int = 2, codecs: int = 2) -> AppConfig:
     pool = PoolConfig(num_cpus=0.1, max_ongoing_requests=64, max_queued_requests=256)
     return AppConfig(
         model=str(model),
+        api=ApiSettings(admission=AdmissionSettings(max_late_s=100)),  # pauses are what these tests make
         talker=TalkerConfig(max_num_seqs=16, max_num_waiting=64),
         codec=CodecConfig(),
         ingress_pool=PoolConfig(num_cpus=0.1, max_ongoing_requests=512, max_queued_requests=256),

@@ -13,14 +13,11 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from ray import serve
-
 from deployments.config import TalkerConfig
 from serve_app.api_settings import AdmissionSettings, ApiSettings
 from serve_app.autoscaling import CodecScaling, TalkerScaling
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.local_server import Address, running
-from serve_app.pool_watch import sizes
 from serve_app.ports import free_port
 
 POOL = PoolConfig(num_cpus=0.2, max_ongoing_requests=16)
@@ -46,6 +43,8 @@ class Status(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The part of Serve's status that the load test reads."""
+        from ray import serve  # behind the settings of `running`, which Ray reads at import
+
         applications = {name: {"deployments": deployments(app)} for name, app in serve.status().applications.items()}
         body = json.dumps({"applications": applications}).encode()
         with contextlib.suppress(BrokenPipeError):  # the load test is over
@@ -60,6 +59,8 @@ class Status(BaseHTTPRequestHandler):
 
 def deployments(application: object) -> dict[str, object]:
     """Wanted and running replicas of each deployment, as the dashboard tells them."""
+    from serve_app.pool_watch import sizes  # imports Ray
+
     found = {}
     for name, deployment in application.deployments.items():  # type: ignore[attr-defined]
         wanted, up = sizes(deployment)
@@ -95,7 +96,7 @@ def capacity(sweep: Path) -> float:
 
 def step(out: Path, rate: float) -> int:
     """A rate that one replica of each pool holds, five times that, and the rate again."""
-    phases = ("--before", "20", "--during", "60", "--after", "60")
+    phases = ("--before", "15", "--during", "50", "--after", "50")
     with running(GROWING, Address("127.0.0.1", free_port()), print) as url, status_server() as status:
         where = ("--url", url, "--serve-status-url", status, "--out", str(out))
         failed = loadtest("step", *where, "--rate", str(rate), *phases, "--warmup", "3", *REQUESTS)

@@ -65,10 +65,10 @@ async def test_late_chunks_take_places_away() -> None:
     for tick in range(30, 60):
         line.decoded(0.3, now_s=tick / 10)
     others = [Stream(line) for _ in range(2)]
-    await end(streams[:3])
+    await end(streams[:7])
     await settle()
-    assert line.num_waiting == 1  # of eleven streams nine may stay
-    await end([more, *streams[3:], *others])
+    assert line.num_waiting == 1  # of eleven streams five may stay
+    await end([more, *streams[7:], *others])
 
 
 async def test_streams_enter_in_order_while_there_is_a_place() -> None:
@@ -107,7 +107,7 @@ async def test_a_new_place_goes_to_the_line() -> None:
     streams = [Stream(line) for _ in range(3)]
     await settle()
     assert line.num_waiting == 2
-    for tick in range(12):
+    for tick in range(23):
         line.decoded(-1.0, now_s=tick / 10)
     await settle()
     assert line.num_waiting == 1
