@@ -152,9 +152,15 @@ class DecodeGate:
     def _next_batch(self) -> list[_Waiter]:
         shape = self._waiting[0].job.shape
         fitting = [waiter for waiter in self._waiting if waiter.job.shape == shape]
-        batch = fitting[: min(self._max_batch_size, max(1, self._most_frames // shape[0]))]
+        batch = fitting[: self._size(min(len(fitting), self._max_batch_size, self._most_frames // shape[0]), shape)]
         self._waiting = [waiter for waiter in self._waiting if waiter not in batch]
         return batch
+
+    @staticmethod
+    def _size(most: int, shape: tuple[int, bool]) -> int:
+        """Jobs of one call: few sizes, all of which were called before (see chunking.py); silent jobs go alone."""
+        _, silent = shape
+        return 1 if silent else 1 << max(0, most.bit_length() - 1)
 
     @property
     def _most_frames(self) -> int:

@@ -1,6 +1,28 @@
-"""How many frames of a stream to decode next."""
+"""How many frames of a stream to decode next.
+
+The first call of a shape costs a CPU's matrix library up to a second, while it makes a kernel for it. So there are few
+shapes, and all have been called before a replica is ready.
+"""
+
+from collections.abc import Iterable
 
 MIN_LEAD_S = 0.25  # covers a decode and a frame of the talker
+# Of calls that only bring the decoder's state behind frames that exist, besides the sizes of chunks.
+REPLAY_SIZES = (24, 48, 96, 192)
+
+
+def call_sizes(ramp: Iterable[int]) -> tuple[int, ...]:
+    """Frames that one call may have of a stream whose chunks grow as `ramp` says, the largest first."""
+    return tuple(sorted({1, *ramp}, reverse=True))
+
+
+def parts(frames: int, sizes: tuple[int, ...]) -> list[int]:
+    """The sizes of the calls that `frames` take, out of `sizes`, which are the largest first and end in 1."""
+    taken: list[int] = []
+    for size in sizes:
+        count, frames = divmod(frames, size)
+        taken += [size] * count
+    return taken
 
 
 class ChunkPlan:
@@ -13,7 +35,7 @@ class ChunkPlan:
     def __init__(self, ramp: tuple[int, ...], *, min_lead_s: float = MIN_LEAD_S) -> None:
         assert ramp, "a ramp has at least one size"
         assert min(ramp) >= 1, ramp
-        self._ramp = ramp
+        self._ramp, self._sizes = ramp, call_sizes(ramp)
         self._min_lead_s = min_lead_s
         self._num_chunks = 0
 
@@ -25,14 +47,18 @@ class ChunkPlan:
         """
         wanted = self._wanted(load)
         size = min(available, wanted)
-        if size < wanted and not ended and not self._must_hurry(lead_s):
+        if not size or (size < wanted and not ended and not self._must_hurry(lead_s)):
             return 0
-        self._num_chunks += size > 0
-        return size
+        self._num_chunks += 1
+        return parts(size, self._sizes)[0]
 
     def patience_s(self, lead_s: float) -> float | None:
         """How long to wait for a frame before asking again; None before the first chunk, when nothing plays yet."""
         return max(0.0, lead_s - self._min_lead_s) if self._num_chunks else None
+
+    def replay(self, frames: int) -> list[int]:
+        """The sizes of the calls that bring the decoder's state behind `frames` frames."""
+        return parts(frames, call_sizes((*self._ramp, *REPLAY_SIZES)))
 
     def restart(self) -> None:
         """Begin the ramp again: nothing that was decoded is heard."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deployments.checkpoint import load_strict, without_values
+from deployments.codec.chunking import REPLAY_SIZES, call_sizes, parts
 from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.cpu_decoder import CpuNetwork
 from deployments.codec.folding import fold
@@ -157,7 +158,10 @@ class CodecDecoder:
         )
         if not len(codes):
             return self._initial_state
-        (state,) = self.advance(codes[-reach:][None], [self._initial_state])
+        codes, state = codes[-reach:], self._initial_state
+        for size in parts(len(codes), call_sizes(REPLAY_SIZES)):
+            (state,) = self.advance(codes[None, :size], [state])
+            codes = codes[size:]
         return state
 
     @torch.inference_mode()

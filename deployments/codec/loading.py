@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from deployments.codec.chunking import REPLAY_SIZES, call_sizes
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
 from deployments.codec.encoder import CodecEncoder
@@ -125,10 +126,18 @@ def _cpu_flags() -> list[str]:
 
 
 def _warm_up(decoder: CodecDecoder, config: CodecConfig) -> None:
-    """Decode a chunk of every size once: the first call of a shape may take a second on a GPU."""
-    for num_frames in sorted(set(config.chunk_frames)):
-        codes = torch.zeros((1, num_frames, decoder.config.num_quantizers), dtype=torch.long)
-        decoder.decode(codes, [decoder.initial_state()])
+    """Make every call once that there will be: the first of a shape may take a second, on a GPU as on a CPU."""
+    sizes, state = call_sizes(config.chunk_frames), decoder.initial_state()
+    codes = torch.zeros((config.max_batch_size, max(REPLAY_SIZES), decoder.config.num_quantizers), dtype=torch.long)
+    for size in (*sizes, *REPLAY_SIZES):
+        decoder.advance(codes[:1, :size], [state])
+    for size in sizes:
+        batch, seconds = 1, 0.0
+        while batch == 1 or (batch <= config.max_batch_size and 2 * seconds <= config.max_call_s):
+            decoder.decode(codes[:batch, :size], [state] * batch)
+            started_s = time.monotonic()
+            decoder.decode(codes[:batch, :size], [state] * batch)
+            batch, seconds = 2 * batch, time.monotonic() - started_s
 
 
 def _clones(checkpoint: Path) -> bool:

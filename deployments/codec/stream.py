@@ -196,7 +196,7 @@ class StreamDecoder:
     ) -> AsyncGenerator[PcmChunk, None]:
         """The talker's audio as it comes. Once all codes of the opening are there, their replay begins beside it."""
         heard: list[Codes] = []  # frames whose audio has come
-        replay: asyncio.Task[Decoded] | None = None
+        replay: asyncio.Task[DecoderState] | None = None
         delivered = progress.position
         try:
             while (missing := opening.frames - len(heard)) and progress.reason is None:
@@ -223,17 +223,20 @@ class StreamDecoder:
                 yield PcmChunk(pcm.tobytes(), codes, buffer.num_text_tokens, progress.reason, delivered, marks)
             if progress.reason is None and heard:
                 replay = replay or asyncio.create_task(self._replay(np.stack(heard), progress.state, 0.0))
-                progress.state = (await replay).state
+                progress.state = await replay
                 self._plan.skip(len(heard))
         finally:
             if replay is not None:
                 replay.cancel()
                 await asyncio.gather(replay, return_exceptions=True)
 
-    async def _replay(self, codes: Codes, state: DecoderState, ahead_s: float) -> Decoded:
-        """Bring the state behind `codes`; the last `ahead_s` of their audio is still to be delivered."""
+    async def _replay(self, codes: Codes, state: DecoderState, ahead_s: float) -> DecoderState:
+        """The state behind `codes`; the last `ahead_s` of their audio is still to be delivered."""
         deadline_s = self._clock.deadline_s(time.monotonic()) + ahead_s
-        return await self._decode(DecodeJob(codes=codes, state=state, deadline_s=deadline_s, silent=True))
+        for size in self._plan.replay(len(codes)):
+            job = DecodeJob(codes=codes[:size], state=state, deadline_s=deadline_s, silent=True)
+            state, codes = (await self._decode(job)).state, codes[size:]
+        return state
 
     async def _next_count(self, buffer: FrameBuffer) -> int:
         """How many frames to decode next, waiting for them; 0 only behind the last frame."""
