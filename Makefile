@@ -28,7 +28,7 @@ unit: $(VENV)/.installed-dev ## Tests without Ray
 
 kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU (installs Triton)
 	$(PIP) "triton>=3.6"
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/deployments/talker/kernels
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/deployments/talker/kernels tests/deployments/codec/test_gpu_decoder.py
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m e2e

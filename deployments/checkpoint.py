@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from deployments.errors import CheckpointError
 from deployments.gpu_upload import upload
@@ -49,6 +50,22 @@ def read_tensors(directory: Path, prefix: str = "", *, device: torch.device | st
     return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
 
 
+class _NoDraws(TorchFunctionMode):
+    """Leaves out the random first values of embeddings: drawing them on the meta device imports a thousand modules."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return None if func is nn.init.normal_ else func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Modules constructed in the block have shapes and no values, as `load_strict` wants them."""
+    with torch.device("meta"), _NoDraws():
+        yield
+
+
 def load_strict(
     module: nn.Module,
     directory: Path,
@@ -58,7 +75,7 @@ def load_strict(
     device: torch.device | str,
     ignore: tuple[str, ...] = (),
 ) -> None:
-    """Fill a module, best constructed on the meta device, with the checkpoint's tensors under `prefix`.
+    """Fill a module, best constructed `without_values`, with the checkpoint's tensors under `prefix`.
 
     A missing, unexpected or mis-shaped tensor raises CheckpointError with its name, before any weight is read. `ignore`
     holds shell patterns of names (without the prefix) that may be missing or unexpected. Floating point tensors get

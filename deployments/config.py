@@ -54,13 +54,17 @@ class CodecConfig(Strict):
     # 35 dB below the signal, which is tried at start, else float32; on a GPU float16.
     precision: DType = "auto"
     # Who decodes: hybrid leaves the first frames of a stream to the talker's GPU and all of it where the pool is full.
+    # inline leaves all to it; the ingress then asks the talkers itself, and the pool only encodes recordings to clone.
     placement: Literal["hybrid", "pool", "inline"] = "hybrid"
     gpu_frames: Annotated[int, Field(ge=1)] = 12  # hybrid, with an idle pool: time for a CPU to take over
     workers: Annotated[int, Field(ge=1)] = 1  # decoder threads of a replica, one torch thread each
     max_batch_size: Annotated[int, Field(ge=1)] = 16
-    max_batch_frames: Annotated[int, Field(ge=1)] = 64  # in one call: urgent streams wait behind it
+    max_batch_frames: Annotated[int, Field(ge=1)] = 64  # in one call
+    # Streams share a call only while it takes no longer than that: an urgent one may have to wait for its end.
+    max_call_s: Annotated[float, Field(gt=0)] = 0.12
     # A replica takes on fewer streams once chunks are done so long after their listeners need them, or first chunks so
     # long after they arrived.
     max_late_s: Annotated[float, Field(gt=0)] = 0.25
-    # Frames of a stream's first, second, ... chunk at most; the last repeats.
-    chunk_frames: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (1, 2, 4, 8, 12)
+    # Frames of a stream's first, second, ... chunk at most; the last repeats. The second is as short as the first: a
+    # CPU may need longer for two frames than the first plays.
+    chunk_frames: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (1, 1, 2, 4, 8, 12)

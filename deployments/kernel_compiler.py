@@ -104,6 +104,7 @@ class CompileWorkers:
         for process in self._processes:
             assert process.stdin is not None
             assert process.stdout is not None
+            process.kill()  # it may still be importing; the cache is written by renaming whole files
             process.stdin.close()
             process.stdout.close()
             process.wait()

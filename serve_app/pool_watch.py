@@ -46,7 +46,7 @@ class PoolWatch:
                 self._look()
                 if number % _LOOKS_PER_COUNT == 0:
                     self._count_deaths()
-            except (RayError, TimeoutError) as error:  # the controller is being replaced
+            except (RayError, TimeoutError, ConnectionError) as error:  # the controller or the control store is away
                 logger.info("the pools cannot be seen now: %s", error)
             pause.wait(_INTERVAL_S)
 

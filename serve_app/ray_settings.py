@@ -26,6 +26,9 @@ TUNED = {
 # On one machine: a stop does not wait half a minute for clients.
 LOCAL = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    # Ray would start a process for each CPU before anybody wants one, and the start wait for their imports.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
 }
 
 # Ray listens on the loopback address where this is 0, on Linux too.

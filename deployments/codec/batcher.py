@@ -105,10 +105,15 @@ class DecodeGate:
         workers: int,
         max_batch_size: int,
         max_batch_frames: int,
+        max_call_s: float,
     ) -> None:
-        """A batch has at most `max_batch_size` jobs and `max_batch_frames` frames in all: the next one waits for it."""
+        """A batch has at most `max_batch_size` jobs and `max_batch_frames` frames in all: the next one waits for it.
+
+        Jobs share a batch only as long as the call is expected to end within `max_call_s`.
+        """
         self._decode = decode
         self._max_batch_size, self._max_batch_frames = max_batch_size, max_batch_frames
+        self._max_call_s = max_call_s
         self._workers = workers
         self._idle_workers = workers
         self._waiting: list[_Waiter] = []  # by deadline
@@ -147,9 +152,16 @@ class DecodeGate:
     def _next_batch(self) -> list[_Waiter]:
         shape = self._waiting[0].job.shape
         fitting = [waiter for waiter in self._waiting if waiter.job.shape == shape]
-        batch = fitting[: min(self._max_batch_size, max(1, self._max_batch_frames // shape[0]))]
+        batch = fitting[: min(self._max_batch_size, max(1, self._most_frames // shape[0]))]
         self._waiting = [waiter for waiter in self._waiting if waiter not in batch]
         return batch
+
+    @property
+    def _most_frames(self) -> int:
+        """Of one call, by what frames have cost so far."""
+        if not self.seconds_per_frame:
+            return self._max_batch_frames
+        return min(self._max_batch_frames, int(self._max_call_s / self.seconds_per_frame))
 
     def _start(self, batch: list[_Waiter]) -> None:
         self._idle_workers -= 1

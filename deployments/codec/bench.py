@@ -8,6 +8,7 @@ CPU seconds of one thread; GPU numbers are CUDA events around replays of capture
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deployments.checkpoint import load_strict
+from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, DecoderNetwork, snr_db, to_pcm16
 from deployments.codec.random_init import randomize_decoder
@@ -28,6 +29,7 @@ from deployments.released import SHAPES
 Row = dict[str, Any]
 _SMOKE_SHAPE = "tiny-CustomVoice"
 _SNR_FRAMES = 27  # the ramp once
+_PATIENCE_S = 300.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,11 +61,13 @@ def _bench_cpu(options: argparse.Namespace) -> list[Row]:
                 rows.append(_cpu_row(decoder, options, precision, streams, frames) | {"snr_db": noise_db})
                 row = rows[-1]
                 print(f"{streams:>8}{frames:>8}{row['cpu_ms']:>10.1f}{row['cores_per_stream']:>18.3f}", flush=True)
-        for workers in options.workers:
-            rows.append(_workers_row(decoder, options, precision, workers))
-            print(
-                f"{workers} workers at 4 streams of 4 frames: {rows[-1]['realtime_streams']:.1f} streams in real time"
-            )
+        for kind, measure, counts in (
+            ("threads", _threads_row, options.threads),
+            ("processes", _processes_row, options.processes),
+        ):
+            for count in counts:
+                rows.append(measure(decoder, options, precision, count))
+                print(f"{count} {kind} of 4 streams, 4 frames: {rows[-1]['realtime_streams']:.1f} streams in real time")
     return rows
 
 
@@ -88,23 +92,53 @@ def _cpu_row(decoder: CodecDecoder, options: argparse.Namespace, precision: str,
     }
 
 
-def _workers_row(decoder: CodecDecoder, options: argparse.Namespace, precision: str, workers: int) -> Row:
-    """How many streams `workers` threads keep up with, each decoding 4 streams of 4 frames at a time."""
+def _threads_row(decoder: CodecDecoder, options: argparse.Namespace, precision: str, threads: int) -> Row:
+    """How many streams `threads` threads keep up with, each decoding 4 streams of 4 frames at a time."""
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda _: _decode_calls(decoder, options, 1), range(threads)))
+        seconds = list(pool.map(lambda _: _decode_calls(decoder, options, options.repeats), range(threads)))
+    return {"precision": precision, "threads": threads, "realtime_streams": _realtime_streams(seconds, options)}
+
+
+def _processes_row(_decoder: CodecDecoder, options: argparse.Namespace, precision: str, processes: int) -> Row:
+    """As `_threads_row`, of processes of one thread, which make their weights themselves."""
+    context = multiprocessing.get_context("spawn")
+    barrier, queue = context.Barrier(processes), context.Queue()
+    started = [
+        context.Process(target=_decode_alone, args=(options, precision, barrier, queue), daemon=True)
+        for _ in range(processes)
+    ]
+    for process in started:
+        process.start()
+    seconds: list[float] = [queue.get(timeout=_PATIENCE_S) for _ in started]
+    for process in started:
+        process.join()
+    return {"precision": precision, "processes": processes, "realtime_streams": _realtime_streams(seconds, options)}
+
+
+def _decode_alone(options: argparse.Namespace, precision: str, barrier: Any, queue: Any) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    decoder = CodecDecoder(_network(options), dtype=getattr(torch, precision))
+    _decode_calls(decoder, options, 2)
+    barrier.wait(_PATIENCE_S)
+    queue.put(_decode_calls(decoder, options, options.repeats))
+
+
+def _decode_calls(decoder: CodecDecoder, options: argparse.Namespace, calls: int) -> float:
+    """Seconds that so many calls of 4 streams and 4 frames take."""
+    torch.set_num_threads(1)
     codes = _codes(decoder, options, 4, 4)
+    states = [decoder.initial_state()] * 4
+    start = time.perf_counter()
+    for _ in range(calls):
+        _, states = decoder.decode(codes, states)
+    return time.perf_counter() - start
 
-    def work(calls: int) -> None:
-        torch.set_num_threads(1)
-        states = [decoder.initial_state()] * 4
-        for _ in range(calls):
-            _, states = decoder.decode(codes, states)
 
-    with ThreadPoolExecutor(workers) as threads:
-        list(threads.map(work, [1] * workers))
-        start = time.perf_counter()
-        list(threads.map(work, [options.repeats] * workers))
-        wall_ms = (time.perf_counter() - start) * 1e3
-    audio_ms = workers * options.repeats * 16 * options.frame_ms
-    return {"precision": precision, "workers": workers, "wall_ms": wall_ms, "realtime_streams": audio_ms / wall_ms}
+def _realtime_streams(seconds: Sequence[float], options: argparse.Namespace) -> float:
+    audio_s = options.repeats * 16 * options.frame_ms / 1e3
+    return float(sum(audio_s / each for each in seconds))
 
 
 def _bench_gpu(options: argparse.Namespace) -> list[Row]:
@@ -183,7 +217,7 @@ def _network(options: argparse.Namespace) -> DecoderNetwork:
     if options.model is not None:
         directory = options.model / "speech_tokenizer"
         config = SpeechTokenizerConfig.load(directory)
-        with torch.device("meta"):
+        with without_values():
             network = DecoderNetwork(config.decoder)
         load_strict(network, directory, prefix="decoder.", dtype=torch.float32, device="cpu")
     else:
@@ -227,7 +261,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", nargs="+", help="float32 bfloat16 on a CPU, float16 float32 (TF32) on a GPU")
     parser.add_argument("--streams", type=int, nargs="+", help="streams in a call")
     parser.add_argument("--frames", type=int, nargs="+", default=[1, 4, 12], help="frames of each stream (CPU)")
-    parser.add_argument("--workers", type=int, nargs="*", default=[], help="also: so many threads at once (CPU)")
+    parser.add_argument(
+        "--threads", type=int, nargs="*", default=[], help="also: so many at once, of one process (CPU)"
+    )
+    parser.add_argument("--processes", type=int, nargs="*", default=[], help="also: so many at once (CPU)")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--smoke", action="store_true", help="tiny weights, one repetition: does it run?")

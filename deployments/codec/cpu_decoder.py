@@ -1,47 +1,61 @@
 """The decoder's arithmetic on a CPU: every layer is one oneDNN convolution over rows of channels, weights packed once.
 
 In bfloat16 only the products are: what is added up, the snakes, the last convolution and attention stay in float32.
+Layers of many channels are bound by their weights and take all streams together. The others are bound by what flows
+through them and take one stream and a short piece of time through all remaining layers, so that it stays in the cache.
 """
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from deployments.codec.folding import Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Wave
-from deployments.codec.state import BatchState, DecoderState
+from deployments.codec.folding import Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Unit, Wave
+from deployments.codec.state import DecoderState
 from deployments.codec.transformer import rotary_tables, rotate, window_mask
 
 _LAYER_NORM_EPS = 1e-6
 _TYPICAL_ROWS = 128
 _MANY_CHANNELS = 512
-_BLOCK = 1 << 16  # values that the steps of a snake take together: they stay in the second-level cache
+_ENOUGH_ROWS = 96  # from here on a convolution of many channels beats a matrix product
+_PIECE = 250_000  # values that a block makes at once: some buffers of as many fit a second-level cache of 2 MB
 
 
 class Product:
     """A convolution [B, context + time, in] -> [B, time, out] with its weight in oneDNN's own order.
 
     Layers of many channels have few rows: they are multiplied as matrices, over rows that were copied tap by tap. The
-    others are convolutions to oneDNN, which needs no copies but has no fast way for fewer rows than context.
+    others are convolutions to oneDNN, which needs no copies but is hundreds of times slower for few rows.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dilation: int, dtype: torch.dtype) -> None:
-        """`weight` is [taps, in, out]."""
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, dilation: int, dtype: torch.dtype, *, may_be_long: bool = False
+    ) -> None:
+        """`weight` is [taps, in, out]. `may_be_long` keeps it in both orders, so that calls of many rows are faster."""
         self._taps, channels, _ = weight.shape
         self._dilation, self._context, self._dtype = dilation, (self._taps - 1) * dilation, dtype
         self._bias = None if bias is None else bias.to(dtype)
-        self._is_matrix = channels >= _MANY_CHANNELS
         self._packs = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        self._weight = self._pack(weight.to(dtype))
+        weight, is_wide = weight.to(dtype), channels >= _MANY_CHANNELS
+        self._matrix = self._packed_matrix(weight) if is_wide else None
+        self._kernel = self._packed_kernel(weight) if may_be_long or not is_wide else None
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`rows` must be contiguous."""
         rows = rows.to(self._dtype)
-        return self._multiply(rows) if self._is_matrix else self._convolve(rows)
+        if self._matrix is None or (self._kernel is not None and rows.shape[1] - self._context >= _ENOUGH_ROWS):
+            return self._convolve(rows)
+        return self._multiply(rows)
 
-    def _pack(self, weight: Tensor) -> Tensor:
-        if self._is_matrix:
-            matrix = weight.permute(2, 0, 1).flatten(1).contiguous()
-            return torch.ops.mkldnn._reorder_linear_weight(matrix, _TYPICAL_ROWS) if self._packs else matrix
+    def _packed_matrix(self, weight: Tensor) -> Tensor:
+        matrix = weight.permute(2, 0, 1).flatten(1).contiguous()
+        return torch.ops.mkldnn._reorder_linear_weight(matrix, _TYPICAL_ROWS) if self._packs else matrix
+
+    def _packed_kernel(self, weight: Tensor) -> Tensor:
         kernel = weight.permute(2, 1, 0).unsqueeze(2).contiguous()
         if not self._packs:
             return kernel
@@ -53,19 +67,21 @@ class Product:
         return packed
 
     def _multiply(self, rows: Tensor) -> Tensor:
+        assert self._matrix is not None
         rows = self._unfolded(rows) if self._taps > 1 else rows
         if not self._packs:
-            return F.linear(rows, self._weight, self._bias)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+            return F.linear(rows, self._matrix, self._bias)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._matrix, self._bias, "none", [], "")
         return out
 
     def _convolve(self, rows: Tensor) -> Tensor:
+        assert self._kernel is not None
         image = rows.transpose(1, 2).unsqueeze(2)
         if not self._packs:
-            out = F.conv2d(image, self._weight, self._bias, dilation=(1, self._dilation))
+            out = F.conv2d(image, self._kernel, self._bias, dilation=(1, self._dilation))
         else:
             out = torch.ops.mkldnn._convolution_pointwise(
-                image, self._weight, self._bias, [0, 0], [1, 1], [1, self._dilation], 1, "none", [], ""
+                image, self._kernel, self._bias, [0, 0], [1, 1], [1, self._dilation], 1, "none", [], ""
             )
         return out.squeeze(2).transpose(1, 2)
 
@@ -77,40 +93,104 @@ class Product:
         return rows.as_strided(shape, strides).flatten(2)
 
 
-class _Convolution:
-    """A product behind remembered rows, which are slot `index` of a stream's state."""
+class _ToOneChannel:
+    """A convolution [B, context + time, in] -> [B, time, 1]: every row times all taps, then sums along diagonals."""
 
-    def __init__(self, conv: Conv, index: int, dtype: torch.dtype) -> None:
-        self.product = Product(conv.weight, conv.bias, conv.dilation, dtype)
+    def __init__(self, conv: Conv) -> None:
+        assert conv.dilation == conv.weight.shape[2] == 1, conv.weight.shape
+        self._taps = conv.weight[:, :, 0].T.contiguous()
+        self._bias = conv.bias
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        products = rows @ self._taps  # [B, context + time, taps]
+        batch, length, taps = products.shape
+        diagonals = products.as_strided((batch, length - taps + 1, taps), (length * taps, taps, taps + 1))
+        return diagonals.sum(dim=2, keepdim=True) + self._bias
+
+
+@dataclass(slots=True)
+class _Streams:
+    """The streams of a call. Every layer reads its tensor of each stream and puts the one for the next call there."""
+
+    positions: Tensor  # [B] int64, frames decoded before this call
+    memories: list[list[Tensor]]  # of each stream, of each layer
+
+    @classmethod
+    def resume(cls, states: Sequence[DecoderState]) -> "_Streams":
+        return cls(torch.tensor([state.position for state in states]), [list(state.tensors) for state in states])
+
+    def alone(self) -> Iterator["_Streams"]:
+        """Each stream by itself; it leaves its memories here."""
+        return (_Streams(self.positions[row : row + 1], [memory]) for row, memory in enumerate(self.memories))
+
+    def behind(self, frames: int) -> list[DecoderState]:
+        """The streams' states after a call of so many frames."""
+        positions = (self.positions + frames).tolist()
+        return [
+            DecoderState(position, tuple(memory)) for position, memory in zip(positions, self.memories, strict=True)
+        ]
+
+
+class _Scratch(threading.local):
+    """Memory that a thread uses again and again: new memory costs a page fault for every 4 KB."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """The buffer of that name, whose former content is lost."""
+        size = prod(shape)
+        buffer = self._buffers.get((name, dtype))
+        if buffer is None or len(buffer) < size:
+            self._buffers[name, dtype] = buffer = torch.empty(size, dtype=dtype)
+        return buffer[:size].view(shape)
+
+
+_scratch = _Scratch()
+
+
+@dataclass(frozen=True, slots=True)
+class _Snake:
+    """What is left of a snake, x - half * cos(double * x) per channel. Without `double` x has that factor already."""
+
+    half: Tensor
+    double: Tensor | None = None
+
+
+class _Convolution:
+    """A product behind remembered rows, which are tensor `index` of a stream's state."""
+
+    def __init__(self, conv: Conv, product: Callable[[Tensor], Tensor], index: int, dtype: torch.dtype) -> None:
+        """`product` takes rows in `dtype`."""
+        self.product = product
         self.context, self.upsampling, self.index, self.dtype = conv.context, conv.upsampling, index, dtype
 
-    def __call__(self, x: Tensor, state: BatchState, wave: Wave | None = None) -> Tensor:
-        """[B, time, in] -> [B, time * upsampling, out], of x behind `wave`."""
+    def __call__(self, x: Tensor, streams: _Streams, snake: _Snake | None = None) -> Tensor:
+        """[B, time, in] -> [B, time * upsampling, out], of x behind `snake`."""
         batch, time, channels = x.shape
-        rows = torch.empty((batch, self.context + time, channels), dtype=self.dtype)
+        rows = _scratch.take("rows", (batch, self.context + time, channels), self.dtype)
+        _apply(snake, x, rows[:, self.context :])
         if self.context:
-            rows[:, : self.context] = state.tensors[self.index]
-        _apply(wave, x, rows[:, self.context :])
-        if self.context:
-            state.tensors[self.index] = rows[:, time:].clone()
+            for own, memory in zip(rows, streams.memories, strict=True):
+                own[: self.context] = memory[self.index]
+                memory[self.index] = own[time:].clone()
         y = self.product(rows)
         return y.reshape(batch, time * self.upsampling, -1)
 
 
-def _apply(wave: Wave | None, x: Tensor, out: Tensor) -> None:
+def _apply(snake: _Snake | None, x: Tensor, out: Tensor) -> None:
     """Fill `out` [B, time, channels] with x behind the snake."""
-    if wave is None:
+    if snake is None:
         out.copy_(x)
         return
-    step = max(1, _BLOCK // x.shape[2])
-    for stream, target in zip(x, out, strict=True):
-        for start in range(0, len(stream), step):
-            part = stream[start : start + step].float()
-            target[start : start + step] = torch.addcmul(part, (part * wave.double).cos_(), wave.half, value=-1)
+    cosine = _scratch.take("cosine", x.shape)
+    exact = x if x.dtype == torch.float32 else _scratch.take("exact", x.shape).copy_(x)
+    torch.cos(exact if snake.double is None else torch.mul(exact, snake.double, out=cosine), out=cosine)
+    out.copy_(torch.addcmul(exact, cosine, snake.half, value=-1, out=cosine))
 
 
 class CpuNetwork:
-    """Folded weights, packed. Called as DecoderNetwork is."""
+    """Folded weights, packed."""
 
     def __init__(self, folded: FoldedDecoder, *, dtype: torch.dtype) -> None:
         """`dtype` is that of the products: float32 or bfloat16."""
@@ -118,115 +198,181 @@ class CpuNetwork:
         self._folded = folded
         self._initial: list[Tensor] = []
         # The whole signal goes through these projections: rounding is heard most there, and exactness costs least.
-        self._pre_conv = self._convolution(folded.pre_conv, torch.float32)
-        self._input_proj = self._linear(folded.input_proj, torch.float32)
+        self._pre_conv = self.convolution(folded.pre_conv, torch.float32)
+        self._input_proj = self.linear(folded.input_proj, torch.float32)
         self._layers = [_TransformerLayer(self, layer) for layer in folded.layers]
-        self._output_proj = self._linear(folded.output_proj, torch.float32)
+        self._output_proj = self.linear(folded.output_proj, torch.float32)
         self._stages = [
-            (self._convolution(up, torch.float32), _ConvNeXtLayer(self, block)) for up, block in folded.stages
+            (self.convolution(up, torch.float32), _ConvNeXtLayer(self, block)) for up, block in folded.stages
         ]
-        self._first = self._convolution(folded.first_conv)
-        self._blocks = [
-            (
-                block.wave,
-                self._convolution(block.upsample),
-                [
-                    (unit.first, self._convolution(unit.dilated), unit.second, self._convolution(unit.pointwise))
-                    for unit in block.units
-                ],
-            )
-            for block in folded.blocks
-        ]
-        self._last = self._convolution(folded.last_conv, torch.float32)
+        self._first = self.convolution(folded.first_conv)
+        blocks = [_Block(self, units, wave, conv) for units, wave, conv in _regrouped(folded)]
+        self._wide = [block for block in blocks if block.is_wide]
+        self._narrow = [block for block in blocks if not block.is_wide]
 
     def initial_state(self) -> DecoderState:
         """State of a stream before its first frame."""
         return DecoderState(0, tuple(self._initial))
 
-    def __call__(self, codes: Tensor, state: BatchState) -> Tensor:
-        """As DecoderNetwork.forward."""
-        return self._waveform(self._latents(codes, state), state).clamp(-1, 1)
+    def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
+        """As DecoderNetwork.decode."""
+        streams = _Streams.resume(states)
+        samples = self._waveform(self._latents(codes, streams), streams).clamp_(-1, 1)
+        return samples, streams.behind(codes.shape[1])
 
-    def recall(self, codes: Tensor, state: BatchState) -> None:
-        """As DecoderNetwork.recall."""
-        self._waveform(self._latents(codes, state)[:, -self.config.convolved_frames :], state)
+    def advance(self, codes: Tensor, states: Sequence[DecoderState]) -> list[DecoderState]:
+        """As DecoderNetwork.advance."""
+        streams = _Streams.resume(states)
+        self._waveform(self._latents(codes, streams)[:, -self.config.convolved_frames :], streams)
+        return streams.behind(codes.shape[1])
 
-    def _latents(self, codes: Tensor, state: BatchState) -> Tensor:
+    def _latents(self, codes: Tensor, streams: _Streams) -> Tensor:
         """[B, frames, latent_dim]."""
         folded, config = self._folded, self.config
         x = F.embedding(codes + folded.offsets, folded.tables).sum(dim=2)
-        x = self._input_proj(self._pre_conv(x, state)).float()
-        positions, frames = state.positions, codes.shape[1]
+        x = self._input_proj(self._pre_conv(x, streams)).float()
+        positions, frames = streams.positions, codes.shape[1]
         mask = window_mask(positions, frames, window=config.sliding_window)
         numbers = positions[:, None] + torch.arange(frames)
         rotary = rotary_tables(numbers, head_dim=config.head_dim, theta=config.rope_theta, dtype=torch.float32)
         for layer in self._layers:
-            x = layer(x, state, mask=mask, rotary=rotary)
+            x = layer(x, streams, mask=mask, rotary=rotary)
         return self._output_proj(_normed(x, config.rms_norm_eps))
 
-    def _waveform(self, x: Tensor, state: BatchState) -> Tensor:
+    def _waveform(self, x: Tensor, streams: _Streams) -> Tensor:
         """Samples [B, time]."""
-        for upsample, block in self._stages:
-            x = block(upsample(x, state), state)
-        x = self._first(x, state)
-        for wave, upsample, units in self._blocks:
-            x = upsample(x, state, wave).float()
-            for first, dilated, second, pointwise in units:
-                x += pointwise(dilated(x, state, first), state, second)
-        return self._last(x, state, self._folded.last_wave).squeeze(2)
+        for upsample, convnext in self._stages:
+            x = convnext(upsample(x, streams), streams)
+        x = self._first(x, streams)
+        for block in self._wide:
+            x = block(x, streams)
+        pieces = [_by_pieces(*row, self._narrow) for row in zip(torch.split(x, 1), streams.alone(), strict=True)]
+        return torch.cat([torch.cat(list(row), dim=1) for row in pieces]).squeeze(2)
 
     def remember(self, initial: Tensor) -> int:
         """Reserve a tensor of the streams' states; its index."""
         self._initial.append(initial)
         return len(self._initial) - 1
 
-    def _convolution(self, conv: Conv, dtype: torch.dtype | None = None) -> _Convolution:
+    def convolution(self, conv: Conv, dtype: torch.dtype | None = None, *, may_be_long: bool = False) -> _Convolution:
+        """A packed convolution and its place in the states."""
         dtype = dtype or self.dtype
-        silence = conv.silence.to(dtype).repeat(conv.context, 1)
-        return _Convolution(conv, self.remember(silence) if conv.context else -1, dtype)
+        product = Product(conv.weight, conv.bias, conv.dilation, dtype, may_be_long=may_be_long)
+        return self._remembering(conv, product, dtype)
 
-    def _linear(self, linear: Linear, dtype: torch.dtype | None = None) -> Product:
+    def waveform(self, conv: Conv) -> _Convolution:
+        """A convolution to one channel, in float32."""
+        return self._remembering(conv, _ToOneChannel(conv), torch.float32)
+
+    def _remembering(self, conv: Conv, product: Callable[[Tensor], Tensor], dtype: torch.dtype) -> _Convolution:
+        silence = conv.silence.to(dtype).repeat(conv.context, 1)
+        return _Convolution(conv, product, self.remember(silence) if conv.context else -1, dtype)
+
+    def linear(self, linear: Linear, dtype: torch.dtype | None = None) -> Product:
+        """A packed product."""
         return Product(linear.weight[None], linear.bias, 1, dtype or self.dtype)
+
+
+class _Block:
+    """Residual units, then the convolution that leads to the next ones or to samples."""
+
+    def __init__(self, network: CpuNetwork, units: Sequence[Unit], wave: Wave, conv: Conv) -> None:
+        self.units = [_Unit(network, unit) for unit in units]
+        self.snake = _Snake(wave.half, wave.double)
+        self.convolution = network.waveform(conv) if conv.weight.shape[2] == 1 else network.convolution(conv)
+        self.channels = len(wave.half)
+        self.is_wide = self.channels >= _MANY_CHANNELS
+
+    def __call__(self, x: Tensor, streams: _Streams) -> Tensor:
+        """[B, time, channels], which is overwritten, -> [B, time * upsampling, out]."""
+        if self.units:
+            x = _scratch.take("signal", x.shape).copy_(x)
+            for unit in self.units:
+                unit(x, streams)
+        return self.convolution(x, streams, self.snake)
+
+
+def _regrouped(folded: FoldedDecoder) -> Iterator[tuple[Sequence[Unit], Wave, Conv]]:
+    """Blocks begin with their units, so that those whose weights are large come first."""
+    units: Sequence[Unit] = ()
+    for block in folded.blocks:
+        yield units, block.wave, block.upsample
+        units = block.units
+    yield units, folded.last_wave, folded.last_conv
+
+
+def _by_pieces(x: Tensor, stream: _Streams, blocks: Sequence[_Block]) -> Iterator[Tensor]:
+    """What comes out of all of `blocks` for x [1, time, channels], piece by piece of time."""
+    if not blocks:
+        yield x
+        return
+    block, time = blocks[0], x.shape[1]
+    count = -(-time * block.channels // _PIECE)
+    for piece in torch.split(x, -(-time // count), dim=1):
+        yield from _by_pieces(block(piece, stream), stream, blocks[1:])
+
+
+class _Unit:
+    """A residual unit. Its second snake takes what is already multiplied by its frequency."""
+
+    def __init__(self, network: CpuNetwork, unit: Unit) -> None:
+        double, dilated, pointwise = unit.second.double, unit.dilated, unit.pointwise
+        self.first, self.second = _Snake(unit.first.half, unit.first.double), _Snake(unit.second.half * double)
+        dilated = replace(dilated, weight=dilated.weight * double, bias=dilated.bias * double)
+        self.dilated = network.convolution(dilated, may_be_long=True)
+        self.pointwise = network.convolution(replace(pointwise, weight=pointwise.weight / double[:, None]))
+
+    def __call__(self, x: Tensor, streams: _Streams) -> None:
+        """Add to x [B, time, channels]."""
+        x += self.pointwise(self.dilated(x, streams, self.first), streams, self.second)
 
 
 class _TransformerLayer:
     def __init__(self, network: CpuNetwork, layer: Layer) -> None:
         config = network.config
         self.config = config
-        self.qkv, self.output, self.down = map(network._linear, (layer.qkv, layer.output, layer.down))
+        self.qkv, self.output, self.down = map(network.linear, (layer.qkv, layer.output, layer.down))
         self.gate_up = Product(torch.cat((layer.gate.weight, layer.up.weight), dim=1)[None], None, 1, network.dtype)
         self.history = config.sliding_window - 1
         heads, size = config.num_key_value_heads, config.head_dim
         self.index = network.remember(torch.zeros(2, heads, self.history, size))
 
-    def __call__(self, x: Tensor, state: BatchState, *, mask: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    def __call__(self, x: Tensor, streams: _Streams, *, mask: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         config, eps = self.config, self.config.rms_norm_eps
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         qkv = self.qkv(_normed(x, eps)).float()
         qkv = qkv.view(*qkv.shape[:2], -1, config.head_dim).transpose(1, 2)
         q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         q, new = rotate(q, rotary), torch.stack((rotate(k, rotary), v), dim=1)
-        known = torch.cat((state.tensors[self.index], new), dim=3)  # [B, 2, heads, history + frames, size]
-        state.tensors[self.index] = known[:, :, :, -self.history :]
-        y = F.scaled_dot_product_attention(q, known[:, 0], known[:, 1], attn_mask=mask, enable_gqa=heads != kv_heads)
+        rows = zip(torch.split(q, 1), new, torch.split(mask, 1), streams.memories, strict=True)
+        y = torch.cat([self._attend(*row) for row in rows])
         x = x + self.output(y.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(_normed(x, eps)).float().chunk(2, dim=2)
         return x + self.down(F.silu(gate) * up)
+
+    def _attend(self, q: Tensor, new: Tensor, mask: Tensor, memory: list[Tensor]) -> Tensor:
+        """Of one stream, [1, heads, frames, size], with new keys and values [2, heads, frames, size]."""
+        known = torch.cat((memory[self.index], new), dim=2)
+        last = known[:, :, -self.history :]
+        memory[self.index] = last.clone() if 4 * new.shape[2] > self.history else last  # it keeps all of `known` alive
+        grouped = q.shape[1] != known.shape[1]
+        return F.scaled_dot_product_attention(q, known[:1], known[1:], attn_mask=mask, enable_gqa=grouped)
 
 
 class _ConvNeXtLayer:
     def __init__(self, network: CpuNetwork, block: ConvNeXt) -> None:
         self.block = block
-        self.up, self.down = network._linear(block.up), network._linear(block.down)
+        self.up, self.down = network.linear(block.up), network.linear(block.down)
         taps, channels = block.taps.shape
         self.index = network.remember(torch.zeros(taps - 1, channels))
 
-    def __call__(self, x: Tensor, state: BatchState) -> Tensor:
+    def __call__(self, x: Tensor, streams: _Streams) -> Tensor:
         x = x.float()
         taps = self.block.taps
-        rows = torch.cat((state.tensors[self.index], x), dim=1)
+        rows = torch.cat((torch.stack([memory[self.index] for memory in streams.memories]), x), dim=1)
         time = x.shape[1]
-        state.tensors[self.index] = rows[:, time:].clone()
+        for own, memory in zip(rows, streams.memories, strict=True):
+            memory[self.index] = own[time:].clone()
         y = self.block.bias + sum(rows[:, tap : tap + time] * weight for tap, weight in enumerate(taps))
         y = F.layer_norm(y, y.shape[2:], eps=_LAYER_NORM_EPS)
         out: Tensor = x + self.down(F.gelu(self.up(y).float()))

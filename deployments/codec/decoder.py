@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from deployments.checkpoint import load_strict
+from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.cpu_decoder import CpuNetwork
 from deployments.codec.folding import fold
@@ -55,10 +55,18 @@ class DecoderNetwork(nn.Module):
         """Unbounded samples [B, frames * frame_samples] of quantized latents [B, frames, codebook_dim]."""
         return self._waveform(self._latents(x, state), state)
 
-    def recall(self, codes: Tensor, state: BatchState) -> None:
-        """Bring `state` to where decoding `codes` would bring it; only the last frames are made audio of."""
-        x = self._latents(self.quantizer(codes), state)
-        self._waveform(x[:, :, -self.config.convolved_frames :], state)
+    def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
+        """Samples [B, frames * frame_samples] within [-1, 1], and the next states of the streams."""
+        batch = stack(states)
+        audio = self(codes, batch)
+        return audio, split(batch, [state.position + codes.shape[1] for state in states])
+
+    def advance(self, codes: Tensor, states: Sequence[DecoderState]) -> list[DecoderState]:
+        """The states that `decode` would return; only the last frames are made audio of."""
+        batch = stack(states)
+        x = self._latents(self.quantizer(codes), batch)
+        self._waveform(x[:, :, -self.config.convolved_frames :], batch)
+        return split(batch, [state.position + codes.shape[1] for state in states])
 
     def _latents(self, x: Tensor, state: BatchState) -> Tensor:  # [B, frames, codebook_dim] -> [B, latent_dim, frames]
         x = self.pre_conv(x.transpose(1, 2), state)
@@ -111,7 +119,7 @@ class CodecDecoder:
     def load(cls, directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Self:
         """Load from `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
         config = SpeechTokenizerConfig.load(directory)
-        with torch.device("meta"):
+        with without_values():
             network = DecoderNetwork(config.decoder)
         load_strict(network, directory, prefix="decoder.", dtype=torch.float32, device=device)
         return cls(network, device=device, dtype=dtype)
@@ -134,9 +142,8 @@ class CodecDecoder:
         codes that are in no codebook.
         """
         self._check(codes, len(states))
-        batch = stack(states)
-        audio = self._network(codes.to(self.device), batch)
-        return audio.float(), split(batch, [state.position + codes.shape[1] for state in states])
+        audio, behind = self._network.decode(codes.to(self.device), states)
+        return audio.float(), behind
 
     def recall(self, codes: Tensor) -> DecoderState:
         """State of a stream behind its frames so far, `codes` [frames, num_code_groups] int64, without their audio.
@@ -157,9 +164,7 @@ class CodecDecoder:
     def advance(self, codes: Tensor, states: Sequence[DecoderState]) -> list[DecoderState]:
         """The states that `decode` would return, for less: only the last frames are made audio of."""
         self._check(codes, len(states))
-        batch = stack(states)
-        self._network.recall(codes.to(self.device), batch)
-        return split(batch, [state.position + codes.shape[1] for state in states])
+        return self._network.advance(codes.to(self.device), states)
 
     def _check(self, codes: Tensor, num_streams: int) -> None:
         assert codes.dim() == 3, codes.shape

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from deployments.checkpoint import load_strict, tensor_files
+from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import EncoderConfig, SpeechTokenizerConfig
 from deployments.codec.transformer import LayerScale, rotary_tables, rotate
 from deployments.protocol import Codes
@@ -262,7 +262,7 @@ class CodecEncoder:
     def load(cls, directory: Path, *, device: torch.device | str = "cpu") -> Self:
         """Load from `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
         config = SpeechTokenizerConfig.load(directory)
-        with torch.device("meta"):
+        with without_values():
             network = EncoderNetwork(config.encoder)
         load_strict(
             network,
@@ -275,12 +275,6 @@ class CodecEncoder:
         return cls(
             network, num_quantizers=config.encoder_valid_num_quantizers, frame_samples=config.encode_downsample_rate
         )
-
-    @classmethod
-    def load_if_present(cls, directory: Path, *, device: torch.device | str = "cpu") -> Self | None:
-        """Load as `load` does; None where the file holds no encoder at all."""
-        has_encoder = any(name.startswith("encoder.") for name in tensor_files(directory))
-        return cls.load(directory, device=device) if has_encoder else None
 
     @torch.inference_mode()
     def encode(self, audio: NDArray[np.float32]) -> Codes:

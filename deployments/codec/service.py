@@ -34,6 +34,7 @@ class CodecService:
             workers=config.workers,
             max_batch_size=config.max_batch_size,
             max_batch_frames=config.max_batch_frames,
+            max_call_s=config.max_call_s,
         )
         self.placement = Placement(config, frame_s=self._codec.decoder.frame_samples / self._codec.sample_rate)
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.checkpoint import load_strict
+from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, DecoderNetwork, snr_db, to_pcm16
 from deployments.codec.state import DecoderState
@@ -312,7 +312,7 @@ def load_slots(
     config = SpeechTokenizerConfig.load(directory)
     if not config.decoder.suits_matrix_units:
         return PlainSlots(CodecDecoder.load(directory, device=device), num_slots=num_slots)
-    with torch.device("meta"):
+    with without_values():
         network = DecoderNetwork(config.decoder)
     load_strict(network, directory, prefix="decoder.", dtype=torch.float32, device=device)
     exact = CodecDecoder(network, device=device)

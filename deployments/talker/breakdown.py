@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 _RUNS = 5
@@ -54,7 +55,7 @@ def profile_step(step: Callable[[], None], *, batch: int) -> list[Share]:
         for _ in range(_RUNS):
             step()
         torch.cuda.synchronize()
-    events = [event for event in recorded.events() or [] if event.device_type == torch.autograd.DeviceType.CUDA]
+    events = [event for event in recorded.events() or [] if event.device_type == DeviceType.CUDA]
     ran = [Ran(event.name, event.time_range.start, event.time_range.end) for event in events]
     return shares_of(ran, batch=batch, runs=_RUNS)
 

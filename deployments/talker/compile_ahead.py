@@ -1,14 +1,12 @@
 """When the engine compiles its kernels: ahead and in parallel on the first start, not at all on the next."""
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deployments.talker.start_clock import StartClock
+from deployments.talker.start_clock import StartClock, throttled
 
-_REPORT_S = 1.0
 _PACKAGE = Path(__file__).parent.parent
 
 Prepare = Callable[[Callable[[], None]], None]
@@ -40,25 +38,11 @@ def compiling_ahead(clock: StartClock, facts: str) -> Iterator[Prepare]:
             with clock.phase("looking for kernels to compile"), noted_launches() as kernels:
                 work()
             with clock.phase("compiling kernels"):
-                workers.compile(kernels, throttled(clock.report))
+                workers.compile(kernels, throttled("compiling kernels", clock.report))
 
         yield prepare
     stamp.parent.mkdir(parents=True, exist_ok=True)
     stamp.touch()
-
-
-def throttled(report: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Lines such as "compiling kernels 12/345", at most one a second."""
-    last_s = -_REPORT_S
-
-    def progress(done: int, total: int) -> None:
-        nonlocal last_s
-        now_s = time.monotonic()
-        if now_s - last_s >= _REPORT_S:
-            last_s = now_s
-            report(f"compiling kernels {done}/{total}")
-
-    return progress
 
 
 def _digest(facts: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.checkpoint import load_strict
+from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.slots import load_slots
 from deployments.config import TalkerConfig
@@ -26,6 +26,7 @@ from deployments.protocol import (
     FrameChunk,
     GenerateRequest,
     ModelInfo,
+    Reference,
     Sampling,
     SynthesisRequest,
 )
@@ -160,16 +161,22 @@ class Engine:
             torch.cuda.empty_cache()  # what running once before each recording needed
 
     def _speak(self) -> None:
+        """A short utterance in each way that there is: with audio on a GPU, with a cloned voice where it can."""
         voice = next(iter(self.model.speakers), None)
         options = Sampling(max_new_tokens=3)
         request = SynthesisRequest("warm-up", "Hello.", voice=voice, sampling=options, ignore_eos=True)
-        self.add(-1, GenerateRequest(request))
+        if self.prompts.speaker_encoder is not None:
+            num_samples = self.prompts.speaker_encoder.shape.sample_rate
+            hiss = np.random.default_rng(0).normal(0, 0.01, num_samples).astype(np.float32)
+            request = replace(request, reference=Reference(hiss, x_vector_only=True))
+        self.add(-1, GenerateRequest(request, gpu_frames=0 if self._bootstrap is None else 2))
         while not self.is_idle:
             self.step()
             for _, error in self.take_failed():
                 raise error
             if self.take_spoilt():
                 raise EngineError("the first frames come to NaN or infinity: the weights or the device are broken")
+        self.prompts.speakers.take_lookups()
 
     @property
     def is_idle(self) -> bool:
@@ -193,7 +200,6 @@ class Engine:
         if sequence.num_frames >= limit.frames:
             self._finished.append(Output(sequence_id, self._chunk(sequence, [], limit.reason)))
         else:
-            self._open_bootstrap(sequence_id, request)
             self.scheduler.add(sequence)
 
     def abort(self, sequence_id: int) -> None:
@@ -211,16 +217,17 @@ class Engine:
         spare_s = max(0.0, (self._due_ns - time.perf_counter_ns()) / 1e9)
         return min(spare_s, _AUDIO_POLL_S) if self._bootstrap is not None else spare_s
 
-    def step(self) -> list[Output]:
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[Output]:
         """Admit what fits, make one frame for each running sequence, and return new frames and audio.
 
         On a GPU a call may return without frames: where audio is ready earlier, or where the previous step leaves so
-        much time that who comes meanwhile can still join the next.
+        much time that who comes meanwhile can still join the next. While the device works `meanwhile` is called, again
+        and again; it may add and abort.
         """
         finished, self._finished = self._finished, []
         if self._flight is None and time.perf_counter_ns() >= self._due_ns:
             self._launch()
-        return self._with_audio(finished + self._land())
+        return self._with_audio(finished + self._land(meanwhile))
 
     def take_spoilt(self) -> list[int]:
         """Running sequences whose state has become NaN or infinite: what they would sample is noise."""
@@ -239,6 +246,7 @@ class Engine:
         if failed := self._prefill(batch.prefill):
             decode = [sequence for sequence in batch.decode if sequence not in failed]
             batch = Batch([sequence for sequence in batch.prefill if sequence not in failed], decode)
+        self._open_bootstraps(batch.prefill)  # the device has their prompts to work on
         self._batch, self._num_pushed = batch, 0
         self._flight = self.runner.launch(batch.decode, self._push_young) if batch.decode else None
 
@@ -279,7 +287,7 @@ class Engine:
             self._num_pushed = len(young)
             self._bootstrap.push([sequence.id for sequence in reversed(young)], frames[-len(young) :].clone())
 
-    def _land(self) -> list[Output]:
+    def _land(self, meanwhile: Callable[[], None]) -> list[Output]:
         """The frames of the step under way, once they are there; nothing where audio is ready before."""
         flight, batch, start = self._flight, self._batch, time.perf_counter_ns()
         if flight is None or batch is None:
@@ -287,6 +295,7 @@ class Engine:
         while not flight.has_codes:
             if self._bootstrap is not None and self._bootstrap.has_audio:
                 return []
+            meanwhile()
         frames = flight.land()
         now_ns = time.perf_counter_ns()
         self.waited_ns += now_ns - start
@@ -340,13 +349,17 @@ class Engine:
         codec = SpeechTokenizerConfig.load(directory)
         return Bootstrap(slots, frame_s=codec.frame_samples / codec.sample_rate)
 
-    def _open_bootstrap(self, sequence_id: int, request: GenerateRequest) -> None:
-        if request.gpu_frames > 0 and self._bootstrap is None:
-            self._bootstrap = self._load_bootstrap(
-                self.runner.device
-            )  # nobody asks a talker on a CPU for audio but to try it
-        if self._bootstrap is not None:
-            self._bootstrap.open(sequence_id, request.prefix, heard=request.heard, frames=request.gpu_frames)
+    def _open_bootstraps(self, sequences: list[Sequence]) -> None:
+        """Get ready to decode what they will bring; one that was preempted is open already."""
+        for sequence in sequences:
+            request = sequence.request
+            if (
+                request.gpu_frames > 0 and self._bootstrap is None
+            ):  # a talker on a CPU is asked for audio in trials only
+                self._bootstrap = self._load_bootstrap(self.runner.device)
+            if self._bootstrap is not None and not sequence.is_open:
+                self._bootstrap.open(sequence.id, request.prefix, heard=request.heard, frames=request.gpu_frames)
+                sequence.is_open = True
 
     def _with_audio(self, outputs: list[Output]) -> list[Output]:
         """`outputs` and the audio that is ready; a last chunk waits until its stream's audio is complete."""
@@ -461,7 +474,7 @@ def complete(asked: Sampling, defaults: Sampling) -> Sampling:
 
 def load_talker(directory: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> Talker:
     """The talker with its code predictor; raises CheckpointError for a missing, unexpected or mis-shaped tensor."""
-    with torch.device("meta"):
+    with without_values():
         talker = Talker(config)
     load_strict(talker, directory, prefix="talker.", dtype=dtype, device=device)
     return talker.eval()
@@ -471,7 +484,7 @@ def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.
     """The x-vector network of a base checkpoint, in float32; None for other kinds."""
     if config.speaker_encoder is None:
         return None
-    with torch.device("meta"):
+    with without_values():
         encoder = SpeakerEncoder(config.speaker_encoder)
     load_strict(encoder, directory, prefix="speaker_encoder.", dtype=torch.float32, device=device)
     return encoder.eval()

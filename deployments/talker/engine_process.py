@@ -72,10 +72,10 @@ class EngineProcess:
         was_idle = engine.is_idle
         commands = self._receive(timeout_s=None if was_idle else engine.patience_s)
         with watchdog.step():
-            for command in commands:
-                self._obey(engine, command)
+            self._obey_all(engine, commands)
             began_s = time.perf_counter()
-            chunks = [(output.sequence_id, output.chunk) for output in engine.step()]
+            outputs = engine.step(meanwhile=lambda: self._obey_all(engine, self._receive(timeout_s=0)))
+            chunks = [(output.sequence_id, output.chunk) for output in outputs]
             chunks = self.trails.follow(chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
             spoilt, failed = engine.take_spoilt(), engine.take_failed()
@@ -96,6 +96,10 @@ class EngineProcess:
         for number in spoilt:
             engine.abort(number)
             self._send(Failed(number, TalkerLost("the stream came to NaN or infinity on this talker")))
+
+    def _obey_all(self, engine: Engine, commands: list[Command]) -> None:
+        for command in commands:
+            self._obey(engine, command)
 
     def _obey(self, engine: Engine, command: Command) -> None:
         if isinstance(command, Abort):

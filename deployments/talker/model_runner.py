@@ -27,6 +27,7 @@ from deployments.talker.sampling import Breadth, FilterOptions
 from deployments.talker.sequence import Sequence
 from deployments.talker.stacks import exact_networks, plain_networks
 from deployments.talker.staging import Staging
+from deployments.talker.start_clock import throttled
 
 _PREFILL_ROWS = (16, 32, 64, 128, 256, MAX_DENSE_ROWS)
 
@@ -125,8 +126,9 @@ class ModelRunner:
         if self._on_cpu:
             return
         shapes = list(self._shapes())
+        progress = throttled("recording GPU work", report)
         for number, (key, work) in enumerate(shapes):
-            report(f"recording GPU work {number}/{len(shapes)}")
+            progress(number, len(shapes))
             self.graphs.capture(key, work)
         torch.cuda.synchronize()
 

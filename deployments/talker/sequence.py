@@ -47,6 +47,7 @@ class Sequence:
     limit: FrameLimit
     frames: list[Codes] = field(default_factory=list)  # each [groups]; a resumed sequence starts with its prefix
     row: int | None = None
+    is_open: bool = False  # whether the decoder beside the talker knows it
     finish_reason: FinishReason | None = None
     playback: Playback = field(default_factory=Playback)
     num_sent: int = field(init=False)  # frames that the stream's reader has

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 Report = Callable[[str], None]
 
+_REPORT_S = 1.0
+
 
 class StartClock:
     """Phases of a start in their order; the report hears of each as it begins."""
@@ -31,3 +33,17 @@ class StartClock:
         """All phases in one line."""
         parts = [f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items()]
         return f"{sum(self.seconds.values()):.1f} s in all: " + ", ".join(parts)
+
+
+def throttled(what: str, report: Report) -> Callable[[int, int], None]:
+    """Reports such as "compiling kernels 12/345", at most one a second."""
+    last_s = -_REPORT_S
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        if now_s - last_s >= _REPORT_S:
+            last_s = now_s
+            report(f"{what} {done}/{total}")
+
+    return progress

@@ -7,11 +7,23 @@ import torch
 
 from deployments.random_checkpoint import Options, write_checkpoint
 from deployments.released import SHAPES
+from tests.deployments.interpreter import INTERPRETED, accept_numpy_scalars
+
+if INTERPRETED:
+    accept_numpy_scalars()
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """Where Triton kernels run: on a GPU, or on CPU tensors in Triton's interpreter."""
+    if not INTERPRETED and not torch.cuda.is_available():
+        pytest.skip("needs a GPU or TRITON_INTERPRET=1")
+    return torch.device("cpu" if INTERPRETED else "cuda")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """A share of the decoding beside the talker, over real handles. On a CPU nothing asks for it by itself."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,8 +35,6 @@ class Codec:
 
     async def speak(self, gpu_frames: int, *, leave_after: int | None = None) -> tuple[Codes, np.ndarray, int]:
         """Codes and samples of the same utterance, and the frames whose audio the talker brought."""
-        from contextlib import aclosing
-
         from deployments.errors import TalkerLost
         from deployments.handles import stream
 
@@ -62,6 +62,28 @@ class Codec:
         return np.concatenate([part for part in codes if len(part)]), np.frombuffer(pcm, np.int16), from_talker
 
 
+@ray.remote(num_cpus=0)
+class Ingress:
+    """An ingress's synthesizer, as it is where the talker's GPU decodes to the end."""
+
+    def __init__(self) -> None:
+        from serve_app.ingress import HandleSynthesizer
+
+        codec, talker = (serve.get_deployment_handle(name, APP_NAME) for name in ("CodecDecoder", "Talker"))
+        self._synthesizer = HandleSynthesizer(codec, talker=talker)
+
+    async def speak(self, request: SynthesisRequest, *, leave_after: int | None = None) -> tuple[Codes, np.ndarray]:
+        """Codes and samples."""
+        codes, pcm = [], b""
+        async with aclosing(self._synthesizer.synthesize(request)) as chunks:
+            async for chunk in chunks:
+                codes.append(chunk.codes)
+                pcm += chunk.pcm
+                if leave_after is not None and len(pcm) >= leave_after:
+                    break
+        return np.concatenate(codes), np.frombuffer(pcm, np.int16)
+
+
 @pytest.fixture(scope="module")
 def speak(server: str) -> Callable[..., Awaitable[tuple[Codes, np.ndarray, int]]]:
     codec = Codec.remote()
@@ -84,4 +106,22 @@ async def test_leaving_frees_the_talker(
     speak: Callable[..., Awaitable[tuple[Codes, np.ndarray, int]]], pools: Pools, gpu_frames: int
 ) -> None:
     await speak(gpu_frames, leave_after=1)
+    await pools.reach(running=0)
+
+
+async def test_an_ingress_that_asks_the_talker_itself_gets_the_same(
+    speak: Callable[..., Awaitable[tuple[Codes, np.ndarray, int]]], pools: Pools
+) -> None:
+    codes, pcm, _ = await speak(0)
+    ingress = Ingress.remote()
+    options = Sampling(max_new_tokens=FRAMES + 1)
+    request = SynthesisRequest(
+        "direct", "Same text.", voice="nora", sampling=options, seed=5, ignore_eos=True, leading_silence=True
+    )
+    other_codes, other_pcm = await ingress.speak.remote(request)
+    assert np.array_equal(other_codes, codes)
+    assert other_pcm.shape == pcm.shape
+    assert np.abs(other_pcm.astype(int) - pcm).max() <= 1
+    endless = replace(request, sampling=Sampling(max_new_tokens=2000))
+    await ingress.speak.remote(endless, leave_after=1)
     await pools.reach(running=0)

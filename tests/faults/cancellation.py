@@ -53,10 +53,15 @@ async def freed_after_s(url: str, watch: ray.actor.ActorHandle, *, streams: int,
         return freed_s - left_s
 
 
-async def measure(url: str, *, times: int, streams: int, voice: str) -> list[float]:
-    """The same so many times."""
+async def measure(url: str, *, times: int, streams: int, voice: str) -> float:
+    """The same so many times; prints what it took, returns the longest in milliseconds."""
     watch = Watch.remote()
-    return [await freed_after_s(url, watch, streams=streams, voice=voice) for _ in range(times)]
+    took_ms = [1000 * await freed_after_s(url, watch, streams=streams, voice=voice) for _ in range(times)]
+    p50, p95 = np.percentile(took_ms, (50, 95))
+    print(
+        f"{streams} left, {times} times: freed after p50 {p50:.1f} ms, p95 {p95:.1f} ms, longest {max(took_ms):.1f} ms"
+    )
+    return max(took_ms)
 
 
 def main(arguments: list[str]) -> int:
@@ -66,17 +71,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--voice", default="alloy")
     parser.add_argument("--times", type=int, default=20)
-    parser.add_argument("--streams", type=int, default=1, help="that leave together")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1], help="that leave together")
     parser.add_argument("--bound-ms", type=float, default=500.0)
     options = parser.parse_args(arguments)
     config = (read_config(options.config) if options.config else AppConfig()).model_copy(
         update={"model": options.model}
     )
     with running(config, Address("127.0.0.1", free_port()), print) as url:
-        took_s = asyncio.run(measure(url, times=options.times, streams=options.streams, voice=options.voice))
-    p50, p95 = np.percentile(took_s, (50, 95)) * 1000
-    print(f"freed after p50 {p50:.1f} ms, p95 {p95:.1f} ms, longest {max(took_s) * 1000:.1f} ms ({len(took_s)} times)")
-    return int(max(took_s) * 1000 > options.bound_ms)
+        longest_ms = max(
+            asyncio.run(measure(url, times=options.times, streams=streams, voice=options.voice))
+            for streams in options.streams
+        )
+    return int(longest_ms > options.bound_ms)
 
 
 if __name__ == "__main__":

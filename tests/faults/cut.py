@@ -19,7 +19,7 @@ from tests.faults.speaking import Speaking, requests, wrong
 from tests.faults.test_hosts import one_core_each
 
 AT_ONCE = 8
-STREAMS = requests(AT_ONCE, frames=300)
+STREAMS = requests(AT_ONCE, frames=200)
 NOW = "now"
 _PATIENCE_S = 90.0
 

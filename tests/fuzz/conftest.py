@@ -31,7 +31,10 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Base URL of a running server."""
+    """Base URL of a running server; `TALKRAY_FUZZ_URL` names one that several fuzzers share."""
+    if (shared := os.environ.get("TALKRAY_FUZZ_URL")) is not None:
+        yield shared
+        return
     from tests.fuzz.server import tiny_server  # the other fuzzers need neither Ray nor a model
 
     with tiny_server(tmp_path_factory.mktemp("fuzz")) as url:

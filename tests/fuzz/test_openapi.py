@@ -26,17 +26,15 @@ INPUTS = {SPEECH: NUM_CASES, "GET /v1/models/{model_id}": NUM_CASES // 4}  # the
 
 
 # What the document cannot say: which names are known, and what a recording is.
-KNOWN = st.fixed_dictionaries(
-    {},
-    optional={
-        "model": st.just("tts-1"),
-        "voice": st.sampled_from(["alloy", "Vivian", {"id": "ash"}]),
-        "language": st.just("auto"),
-        "instructions": st.just("Softly."),
-        "ref_audio": st.just(data_url(originals()[0])),
-        "ref_text": st.just("Hi."),
-    },
-)
+NAMES: dict[str, st.SearchStrategy[object]] = {
+    "model": st.just("tts-1"),
+    "voice": st.sampled_from(["alloy", "Vivian", {"id": "ash"}]),
+    "language": st.just("auto"),
+    "ref_audio": st.sampled_from([None, data_url(originals()[0])]),
+    "ref_text": st.sampled_from([None, "Hi."]),
+}
+OTHERS = {"instructions": st.just("Softly.")}
+KNOWN = st.fixed_dictionaries(NAMES, optional=OTHERS) | st.fixed_dictionaries({}, optional=NAMES | OTHERS)
 
 
 def requests(operation: APIOperation) -> st.SearchStrategy[Case]:

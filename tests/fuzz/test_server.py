@@ -59,7 +59,9 @@ async def test_texts(http: aiohttp.ClientSession, pools: Pools, cases: Cases) ->
             assert answer.status < 500, reply
             assert answer.status == 200 or json.loads(reply)["error"]["message"]
 
-    await asyncio.gather(*(ask(chance) for chance in chances("texts")))
+    async with asyncio.TaskGroup() as asking:  # the first failure ends all: no test may run beside the next one
+        for chance in chances("texts"):
+            asking.create_task(ask(chance))
 
 
 async def test_sockets(http: aiohttp.ClientSession, pools: Pools, cases: Cases) -> None:
@@ -82,7 +84,9 @@ async def test_sockets(http: aiohttp.ClientSession, pools: Pools, cases: Cases) 
                         if event["type"] == "cancelled":
                             return
 
-    await asyncio.gather(*(talk(chance) for chance in chances("sockets")))
+    async with asyncio.TaskGroup() as talking:
+        for chance in chances("sockets"):
+            talking.create_task(talk(chance))
 
 
 async def _send_something(socket: aiohttp.ClientWebSocketResponse, chance: random.Random) -> None:

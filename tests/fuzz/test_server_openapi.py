@@ -16,19 +16,20 @@ from tests.fuzz.server import BOUND_S, FEW_FRAMES
 
 pytestmark = pytest.mark.fuzz
 
-# What the document cannot say: which names are known. Most are spoken briefly, whatever else was asked.
-KNOWN = st.fixed_dictionaries(
-    {},
-    optional={
-        "input": st.sampled_from(["Hello.", "a" * 300, "One. " * 500]),
-        "model": st.just("tts-1"),
-        "voice": st.sampled_from(["alloy", "Vivian", {"id": "ash"}]),
-        "language": st.just("auto"),
-        "response_format": st.sampled_from(["pcm", "wav"]),
-        "instructions": st.just("Softly."),
-        "ref_audio": st.none(),
-    },
-)
+# What the document cannot say: which names are known, and that this checkpoint clones no voice.
+NAMES = {
+    "model": st.just("tts-1"),
+    "voice": st.sampled_from(["alloy", "Vivian", {"id": "ash"}]),
+    "language": st.sampled_from(["auto", "German"]),
+    "response_format": st.sampled_from(["pcm", "wav"]),
+    "ref_audio": st.none(),
+    "ref_text": st.none(),
+}
+TEXTS = {
+    "input": st.sampled_from(["Hello.", "a" * 300, "One. " * 500]),
+    "instructions": st.just("Softly."),
+}
+KNOWN = st.fixed_dictionaries(NAMES, optional=TEXTS) | st.fixed_dictionaries({}, optional=NAMES | TEXTS)
 BRIEF = {"max_new_tokens": FEW_FRAMES}
 
 

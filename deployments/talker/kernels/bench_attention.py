@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 
 from deployments.released import SHAPES
-from deployments.talker.kernels.attention import reference_attend_paged
 from deployments.talker.kernels.backends import PagedBackend, choose_backend
-from deployments.talker.kernels.bench import DecodeStep, RandomCaches, random_talker, time_graph
+from deployments.talker.kernels.bench import DecodeStep, RandomCaches, random_talker
+from deployments.talker.kernels.paged_attention import reference_attend_paged
 from deployments.talker.kernels.stack import FusedStack
+from deployments.talker.kernels.sweep import time_graph
 from deployments.talker.model.talker import Talker
 
 _BLOCK_SIZE = 256  # the least that flash-attn takes

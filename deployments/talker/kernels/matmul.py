@@ -18,6 +18,8 @@ from deployments.talker.kernels.launch import prefetch_to_l2, wait_for_predecess
 
 # Rows up to which plain multiply-adds beat the tensor cores' padding to 16 rows.
 MAX_VECTOR_ROWS = 4
+# The most rows that a tile may ask for beyond those there are.
+MAX_BLOCK_M = 64
 
 
 class Form(StrEnum):
@@ -41,7 +43,7 @@ class Tile:
     warps: int
     stages: int = 1  # of a pipeline
     chains: int = 1  # of a pipeline: sums that do not wait for each other, each over a part of `block_k`
-    pdl: bool = True  # start early, where the stack uses dependent launch at all
+    block_m: int = 16  # rows that a program on tensor cores covers at least
 
 
 @dataclass(slots=True)
@@ -301,15 +303,14 @@ def matmul(x: Rows, weight: Tensor, out: Rows, tile: Tile, product: Product, *, 
     """
     rows, k_size = x.values.shape
     n_size = weight.shape[0] // (2 if product.gated else 1)
-    pdl = product.pdl and tile.pdl
-    block_m = rows if tile.form is Form.VECTOR else max(16, triton.next_power_of_2(rows))
+    block_m = rows if tile.form is Form.VECTOR else max(tile.block_m, triton.next_power_of_2(rows))
     _KERNELS[tile.form][(n_size // tile.block_n,)](
         x.values, weight, bias, x.squares if product.eps is not None else None, residual, out.values,
         out.squares if residual is not None else None, rows, x.squares.stride(0), product.eps or 0.0,
-        n_size=n_size, k_size=k_size, parts=1 if product.eps is None else x.parts, gated=product.gated, pdl=pdl,
+        n_size=n_size, k_size=k_size, parts=1 if product.eps is None else x.parts, gated=product.gated, pdl=product.pdl,
         block_m=block_m, block_n=tile.block_n, block_k=tile.block_k,
         stages=tile.warps if tile.form is Form.SPLIT else tile.stages, chains=tile.chains,
-        num_warps=tile.warps, launch_pdl=pdl,
+        num_warps=tile.warps, launch_pdl=product.pdl,
     )  # fmt: skip
     out.parts = n_size // tile.block_n
 
@@ -348,5 +349,7 @@ def reference_matmul(x: Tensor, weight: Tensor, product: Product, *, bias: Tenso
 
 def like_rows(rows: int, width: int, like: Tensor, *, max_parts: int = 1024) -> Rows:
     """Uninitialised rows of the type and device of `like`."""
-    squares = torch.empty((max_parts, max(16, triton.next_power_of_2(rows))), dtype=torch.float32, device=like.device)
+    squares = torch.empty(
+        (max_parts, max(MAX_BLOCK_M, triton.next_power_of_2(rows))), dtype=torch.float32, device=like.device
+    )
     return Rows(torch.empty((rows, width), dtype=like.dtype, device=like.device), squares, 1)

@@ -59,7 +59,7 @@ _PIPELINES = (
 _TILES_OF_A_JOB = 4
 _REPLAYS = 12
 _L2_TIMES = 3  # weights walked through, in L2 sizes
-_TABLE_TYPE = "dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, int]]]"
+_TABLE_TYPE = "dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, int, int]]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ def _time_case(case: Case, rows: int, tiles: list[Tile]) -> dict[str, object]:
     for time, each in timed:
         bests.setdefault(f"{each.form} c{each.chains}", time)
     MEASURED.setdefault((case.columns, case.depth, case.gated), {})[rows] = (
-        str(tile.form), tile.block_n, tile.block_k, tile.warps, tile.stages, tile.chains
+        str(tile.form), tile.block_n, tile.block_k, tile.warps, tile.stages, tile.chains, tile.block_m
     )  # fmt: skip
     print(
         f"{case.name:14s} {case.columns:5d}x{case.depth:<5d} rows {rows:3d}: {best:6.2f} us {_short(tile):34s}"
@@ -287,7 +287,7 @@ def _time_case(case: Case, rows: int, tiles: list[Tile]) -> dict[str, object]:
 
 
 def _short(tile: Tile) -> str:
-    return f"{tile.form} n{tile.block_n} k{tile.block_k} w{tile.warps} s{tile.stages} c{tile.chains}"
+    return f"{tile.form} n{tile.block_n} k{tile.block_k} w{tile.warps} s{tile.stages} c{tile.chains} m{tile.block_m}"
 
 
 def save_measured(file: Path) -> None:

@@ -10,8 +10,8 @@ def tile_for(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:
     fitting = [most_rows for most_rows in measured if rows <= most_rows]
     if not fitting:
         return default_tile(columns, depth, gated=gated, rows=rows)
-    form, block_n, block_k, warps, stages, chains = measured[min(fitting)]
-    return Tile(Form(form), block_n, block_k, warps, stages, chains)
+    form, block_n, block_k, warps, stages, chains, block_m = measured[min(fitting)]
+    return Tile(Form(form), block_n, block_k, warps, stages, chains, block_m)
 
 
 def default_tile(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:

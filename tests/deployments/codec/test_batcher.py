@@ -65,9 +65,20 @@ def fake() -> FakeDecoder:
 
 
 def gate_of(
-    fake: FakeDecoder, *, workers: int = 1, max_batch_size: int = 16, max_batch_frames: int = 1000
+    fake: FakeDecoder,
+    *,
+    workers: int = 1,
+    max_batch_size: int = 16,
+    max_batch_frames: int = 1000,
+    max_call_s: float = 60.0,
 ) -> DecodeGate:
-    return DecodeGate(fake, workers=workers, max_batch_size=max_batch_size, max_batch_frames=max_batch_frames)
+    return DecodeGate(
+        fake,
+        workers=workers,
+        max_batch_size=max_batch_size,
+        max_batch_frames=max_batch_frames,
+        max_call_s=max_call_s,
+    )
 
 
 @pytest.mark.anyio
@@ -185,7 +196,7 @@ async def test_sixteen_streams_share_batches() -> None:
         await asyncio.sleep(0)
         return Decoded(np.zeros(1, np.int16), NOWHERE)
 
-    gate = DecodeGate(decode, workers=1, max_batch_size=16, max_batch_frames=1000)
+    gate = DecodeGate(decode, workers=1, max_batch_size=16, max_batch_frames=1000, max_call_s=60.0)
 
     async def run(number: int) -> None:
         for chunk in range(10):
@@ -246,6 +257,20 @@ async def test_a_batch_is_bounded_by_its_frames(fake: FakeDecoder) -> None:
     tasks = [asyncio.create_task(gate.submit(job(float(number), frames=4))) for number in range(3)]
     await until(lambda: len(fake.running) == 2)
     fake.finish(0.0, 1.0)
+    await until(lambda: 2.0 in fake.running)
+    fake.finish(2.0)
+    await asyncio.gather(*tasks)
+    assert fake.calls == [[0.0, 1.0], [2.0]]
+
+
+@pytest.mark.anyio
+async def test_a_batch_is_bounded_by_what_frames_have_cost(fake: FakeDecoder) -> None:
+    gate = gate_of(fake, max_call_s=0.4)
+    gate.seconds_per_frame = 0.05
+    tasks = [asyncio.create_task(gate.submit(job(float(number), frames=4))) for number in range(3)]
+    await until(lambda: len(fake.running) == 2)
+    fake.finish(0.0, 1.0)
+    gate.seconds_per_frame = 1.0
     await until(lambda: 2.0 in fake.running)
     fake.finish(2.0)
     await asyncio.gather(*tasks)

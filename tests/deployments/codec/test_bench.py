@@ -5,7 +5,7 @@ from deployments.codec.bench import main
 
 
 def test_the_benchmark_runs(tmp_path: Path) -> None:
-    main(["--smoke", "--workers", "2", "--out", str(tmp_path / "rows.json")])
+    main(["--smoke", "--threads", "2", "--out", str(tmp_path / "rows.json")])
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     timed = [row for row in rows if "cpu_ms" in row]
     assert [(row["precision"], row["streams"], row["frames"]) for row in timed] == [

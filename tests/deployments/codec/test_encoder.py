@@ -3,7 +3,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from deployments.codec.encoder import CodecEncoder, EncoderNetwork
 
@@ -53,10 +52,3 @@ def test_codes_are_the_nearest_entries_of_the_residual(encoder: CodecEncoder) ->
         distances = (residual[:, None] - table[None]).square().sum(-1)
         assert torch.equal(distances.argmin(-1), codes[:, 1 + depth])
         residual = residual - table[codes[:, 1 + depth]]
-
-
-def test_a_checkpoint_may_hold_no_encoder(directory: Path, tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
-    save_file({name: t for name, t in tensors.items() if name.startswith("decoder.")}, tmp_path / "model.safetensors")
-    assert CodecEncoder.load_if_present(tmp_path) is None
-    assert CodecEncoder.load_if_present(directory) is not None

@@ -1,7 +1,6 @@
 """Runs where Triton is: on a GPU, or on CPU tensors in Triton's interpreter (TRITON_INTERPRET=1)."""
 
 import copy
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -12,19 +11,7 @@ from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, DecoderNetwork, snr_db, to_pcm16
 from deployments.codec.random_init import randomize_decoder
 from deployments.codec.slots import FRAME_SIZES, GpuSlots, batch_buckets
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if INTERPRETED:
-    from tests.deployments.talker.kernels.interpreter import accept_numpy_scalars
-
-    accept_numpy_scalars()
-
-
-@pytest.fixture
-def device() -> torch.device:
-    if not INTERPRETED and not torch.cuda.is_available():
-        pytest.skip("needs a GPU or TRITON_INTERPRET=1")
-    return torch.device("cpu" if INTERPRETED else "cuda")
+from tests.deployments.interpreter import INTERPRETED
 
 
 @pytest.fixture

@@ -11,6 +11,6 @@ def test_a_smoke_run_fills_the_report(tmp_path: Path, capsys: pytest.CaptureFixt
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert [step["batch"] for step in report["steps"]] == [1, 2]
     assert [prefill["prompts"] for prefill in report["prefills"]] == [1, 2]
-    assert set(report["startup_s"]) >= {"load", "capture and warm-up"}
+    assert set(report["startup_s"]) >= {"loading the talker", "speaking a warm-up"}
     assert all(step["device"] > 0 and step["floor"] > 0 for step in report["steps"])
     assert "ms per frame step" in capsys.readouterr().out

@@ -1,3 +1,5 @@
+import pytest
+
 from deployments.talker.breakdown import Ran, shares_of
 
 
@@ -15,4 +17,4 @@ def test_shares_add_up_to_the_step() -> None:
     assert shares["predictor", "products"].launches == 1
     assert shares["predictor", "products"].ms == 0.004
     assert shares["predictor", "sampling and embedding"].ms == 0.003
-    assert sum(share.ms for share in shares.values()) == (110 - 0) / 2 / 1000
+    assert sum(share.ms for share in shares.values()) == pytest.approx((110 - 0) / 2 / 1000)

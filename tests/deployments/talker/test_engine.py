@@ -18,6 +18,7 @@ from deployments.talker.engine import Engine, complete
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.predictor import CodePredictor
 from deployments.talker.model.talker import Talker
+from deployments.talker.model_runner import Flight
 from deployments.talker.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import GREEDY, Spoken, ask, drain, speak, speak_all
@@ -321,6 +322,25 @@ def test_abort_frees_what_a_sequence_holds_and_leaves_the_others_alone(engine: E
     assert engine.scheduler.blocks.num_free == free
 
 
+def test_who_comes_or_leaves_while_the_device_works_disturbs_nobody(
+    engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count()
+    monkeypatch.setattr(Flight, "has_codes", property(lambda flight: next(looks) % 2 == 1))
+    changes = iter((lambda: engine.add(2, MIX[2]), lambda: engine.abort(1), lambda: engine.add(3, MIX[3])))
+    for number in (0, 1):
+        engine.add(number, MIX[number])
+    spoken: dict[int, list[FrameChunk]] = {}
+    while not engine.is_idle:
+        for output in engine.step(meanwhile=lambda: next(changes, lambda: None)()):
+            spoken.setdefault(output.sequence_id, []).append(output.chunk)
+    engine.scheduler.check_integrity()
+    assert len(spoken.pop(1)) == 1
+    assert sorted(spoken) == [0, 2, 3]
+    for number, chunks in spoken.items():
+        assert same(Spoken.join(chunks), alone[number])
+
+
 def test_a_spoilt_state_is_reported_and_leaves_the_others_alone(engine: Engine, alone: list[Spoken]) -> None:
     for number in (0, 1):
         engine.add(number, MIX[number])
@@ -533,7 +553,7 @@ def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytes
     whole = speak_all(Engine(checkpoint, CONFIG), requests)
     engine = with_blocks(checkpoint, CONFIG, 12)
     engine._max_held = 8
-    bootstrap = engine._bootstrap = engine._load_bootstrap()
+    bootstrap = engine._bootstrap = engine._load_bootstrap(engine.runner.device)
     steps, take = itertools.count(1), bootstrap.take
     monkeypatch.setattr(bootstrap, "take", lambda: [] if next(steps) % 5 else take())
     prefilled = record_prefills(engine, monkeypatch)

@@ -250,8 +250,8 @@ def spoil(monkeypatch: pytest.MonkeyPatch, number: int, *, after: int) -> None:
     """From its frame `after` on, the state of sequence `number` is no number."""
     step = Engine.step
 
-    def spoiling_step(engine: Engine) -> list[Output]:
-        outputs = step(engine)
+    def spoiling_step(engine: Engine, meanwhile: Callable[[], None] = lambda: None) -> list[Output]:
+        outputs = step(engine, meanwhile)
         sequence = engine.scheduler.running.get(number)
         if sequence is not None and sequence.num_frames >= after:
             engine.runner.state.hidden[sequence.row] = torch.nan
@@ -288,7 +288,7 @@ def test_a_second_one_ends_the_process(start: Start, monkeypatch: pytest.MonkeyP
 
 
 def test_an_error_of_the_device_ends_the_process(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken_step(engine: Engine) -> list[Output]:
+    def broken_step(engine: Engine, meanwhile: Callable[[], None] = lambda: None) -> list[Output]:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     with engine_process(ends_with=RuntimeError) as replica:

@@ -1,13 +1,12 @@
 import pytest
 
-from deployments.talker import compile_ahead
-from deployments.talker.compile_ahead import throttled
-from deployments.talker.start_clock import StartClock
+from deployments.talker import start_clock
+from deployments.talker.start_clock import StartClock, throttled
 
 
 def test_phases_do_not_count_what_happens_within_them_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 4.0, 4.0, 5.0, 10.0])
-    monkeypatch.setattr("deployments.talker.start_clock.time.perf_counter", lambda: next(now, 10.0))
+    monkeypatch.setattr(start_clock.time, "perf_counter", lambda: next(now, 10.0))
     heard: list[str] = []
     clock = StartClock(heard.append)
     with clock.phase("outer"):
@@ -22,9 +21,9 @@ def test_phases_do_not_count_what_happens_within_them_twice(monkeypatch: pytest.
 
 def test_progress_is_told_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(compile_ahead.time, "monotonic", lambda: now)
+    monkeypatch.setattr(start_clock.time, "monotonic", lambda: now)
     heard: list[str] = []
-    progress = throttled(heard.append)
+    progress = throttled("compiling kernels", heard.append)
     progress(0, 3)
     progress(1, 3)
     now += 1.0

@@ -1,7 +1,6 @@
 """These run where Triton is: on a GPU, or on CPU tensors in Triton's interpreter (TRITON_INTERPRET=1)."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +10,7 @@ import torch
 from deployments.released import SHAPES
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.talker import Talker
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-if INTERPRETED:
-    from tests.deployments.talker.kernels.interpreter import accept_numpy_scalars
-
-    accept_numpy_scalars()
+from tests.deployments.interpreter import INTERPRETED
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,13 +19,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if Path(__file__).parent in item.path.parents:
                 item.add_marker(pytest.mark.gpu)
-
-
-@pytest.fixture
-def device() -> torch.device:
-    if not INTERPRETED and not torch.cuda.is_available():
-        pytest.skip("needs a GPU or TRITON_INTERPRET=1")
-    return torch.device("cpu" if INTERPRETED else "cuda")
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The fused step against the plain one, frame by frame, in float32 so that codes have to be equal."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +28,7 @@ BLOCK_SIZE, NUM_BLOCKS = 16, 20
 
 
 def runner(talker: Talker, networks: NetworkKind, *, deterministic: bool = False) -> ModelRunner:
+    talker = copy.deepcopy(talker)  # tables and packed layers take weights of theirs away
     blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
     like = talker.codec_head.weight
     cache = KVCache(

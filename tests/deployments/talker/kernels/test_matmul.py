@@ -19,8 +19,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:Runtim
 WIDE, DEPTH = 64, 96
 VECTOR, DOT = Tile(Form.VECTOR, 8, 32, 4), Tile(Form.PIPELINED, 16, 32, 4, 3)
 SPLIT = Tile(Form.SPLIT, 16, 16, 2)
+TALL = Tile(Form.PIPELINED, 16, 32, 4, 3, block_m=64)
 CHAINS = Tile(Form.PIPELINED, 16, 32, 4, 3, chains=2)
-CASES = [(1, VECTOR), (3, VECTOR), (1, DOT), (5, DOT), (20, DOT), (5, CHAINS), (1, SPLIT), (5, SPLIT), (20, SPLIT)]
+CASES = [
+    (1, VECTOR),
+    (3, VECTOR),
+    (1, DOT),
+    (5, DOT),
+    (20, DOT),
+    (5, CHAINS),
+    (5, TALL),
+    (1, SPLIT),
+    (5, SPLIT),
+    (20, SPLIT),
+]
 
 
 def given(rows: int, dtype: torch.dtype, device: torch.device) -> tuple[Rows, torch.Tensor]:
