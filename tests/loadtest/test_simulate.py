@@ -64,6 +64,25 @@ def test_the_production_policy_adds_replicas_which_take_their_time_to_start() ->
     assert done.cost == pytest.approx(done.node_hours * 3600.0)
 
 
+def turns(replicas: list[int]) -> int:
+    """How often a pool that grew shrinks or the other way round."""
+    moves = np.diff(replicas)
+    return int((np.diff(np.sign(moves[moves != 0])) != 0).sum())
+
+
+def test_a_pool_does_not_swing_under_steady_traffic() -> None:
+    model = ServiceModel(np.array([[1.0, 0.03], [8.0, 0.05], [32.0, 0.07]]), np.array([1.0]), np.array([[0.1]]))
+    traffic = draw_traffic(Shape.STEADY, 20.0, duration_s=3000.0, lengths=SpeechLengths(5.7, 0.35), seed=1)
+    policy = TalkerScaling(max_replicas=20, sequences_per_replica=32, target_use=0.7, scale_down_window_s=300)
+    restless = replace(policy, smoothing_s=0.0, scale_down_margin=0.0)
+    calm, swinging = (
+        Simulation(Cluster(model, settings, None), traffic, seed=1, warm=6, step_s=0.5).run(lambda _: None)
+        for settings in (policy, restless)
+    )
+    assert turns(calm.talkers_wanted) <= 1 < turns(swinging.talkers_wanted)
+    assert calm.refused == 0
+
+
 def test_streams_of_a_lost_node_go_on_elsewhere() -> None:
     policy = TalkerScaling(min_replicas=2, max_replicas=2, sequences_per_replica=64)
     nodes = NodeKind(boot_s=1.0, start_s=0.0, losses_per_hour=360.0)
