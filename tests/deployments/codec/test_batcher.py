@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,12 +85,28 @@ def gate_of(
 @pytest.mark.anyio
 async def test_jobs_of_one_tick_go_together_at_once(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
-    tasks = [asyncio.create_task(gate.submit(job(deadline))) for deadline in (3.0, 1.0, 2.0)]
-    await until(lambda: len(fake.running) == 3)
-    assert fake.calls == [[1.0, 2.0, 3.0]]
-    fake.finish(1.0, 2.0, 3.0)
-    assert [(await task).pcm[0] for task in tasks] == [3, 1, 2]
-    assert (gate.batches, gate.jobs, gate.num_waiting) == (1, 3, 0)
+    tasks = [asyncio.create_task(gate.submit(job(deadline))) for deadline in (3.0, 1.0, 2.0, 4.0)]
+    await until(lambda: len(fake.running) == 4)
+    assert fake.calls == [[1.0, 2.0, 3.0, 4.0]]
+    fake.finish(1.0, 2.0, 3.0, 4.0)
+    assert [(await task).pcm[0] for task in tasks] == [3, 1, 2, 4]
+    assert (gate.batches, gate.jobs, gate.num_waiting) == (1, 4, 0)
+
+
+@pytest.mark.anyio
+async def test_calls_have_few_sizes(fake: FakeDecoder) -> None:
+    """Sound goes in powers of two streams, what only brings a state forward alone."""
+    gate = gate_of(fake)
+    tasks = [asyncio.create_task(gate.submit(job(float(number)))) for number in range(7)]
+    for batch in ([0.0, 1.0, 2.0, 3.0], [4.0, 5.0], [6.0]):
+        await until(lambda batch=batch: list(fake.running) == batch)
+        fake.finish(*batch)
+    await asyncio.gather(*tasks)
+    silent = [asyncio.create_task(gate.submit(replace(job(float(number)), silent=True))) for number in range(2)]
+    for number in range(2):
+        await until(lambda number=number: list(fake.running) == [float(number)])
+        fake.finish(float(number))
+    await asyncio.gather(*silent)
 
 
 @pytest.mark.anyio

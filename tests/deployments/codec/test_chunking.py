@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deployments.codec.chunking import ChunkPlan
+from deployments.codec.chunking import ChunkPlan, call_sizes, parts
 
 RAMP = (1, 2, 4, 8, 12)
 FRAME_S = 0.08
@@ -47,7 +47,7 @@ def simulate(rtf: float, *, num_frames: int, call_s: float = 0.01, decode_s: flo
 
 def test_a_fast_talker_fills_the_ramp() -> None:
     playback = simulate(0.05, num_frames=27 + 24 + 5)
-    assert playback.sizes == [1, 2, 4, 8, 12, 12, 12, 5]
+    assert playback.sizes == [1, 2, 4, 8, 12, 12, 12, 4, 1]
     assert min(playback.leads_s) > 0
 
 
@@ -62,7 +62,7 @@ def test_a_slow_talker_starts_with_single_frames_and_grows_as_the_lead_does() ->
     playback = simulate(0.9, num_frames=400)
     assert playback.sizes[:10] == [1] * 10
     late = simulate(0.5, num_frames=400).sizes[20:-1]
-    assert min(late) >= 4
+    assert min(late) >= 2
 
 
 def test_a_slow_codec_catches_up_with_larger_chunks() -> None:
@@ -85,7 +85,7 @@ def test_the_first_chunk_waits_for_its_size() -> None:
 
 def test_the_end_flushes_what_is_there() -> None:
     plan = ChunkPlan((4, 12))
-    assert plan.next_size(3, ended=True, lead_s=9.0) == 3
+    assert [plan.next_size(left, ended=True, lead_s=9.0) for left in (3, 2, 1)] == [1, 1, 1]
     assert plan.next_size(30, ended=True, lead_s=9.0) == 12
     assert plan.next_size(0, ended=True, lead_s=9.0) == 0
 
@@ -95,7 +95,7 @@ def test_a_low_lead_takes_what_is_there_within_the_ramp() -> None:
     assert plan.next_size(1, ended=False, lead_s=0.0) == 1
     assert plan.next_size(3, ended=False, lead_s=0.26) == 0
     assert plan.next_size(0, ended=False, lead_s=0.25) == 0
-    assert plan.next_size(3, ended=False, lead_s=0.25) == 3
+    assert plan.next_size(3, ended=False, lead_s=0.25) == 1
     assert plan.next_size(9, ended=False, lead_s=-1.0) == 4
 
 
@@ -105,3 +105,12 @@ def test_patience_ends_when_the_lead_gets_low() -> None:
     plan.next_size(1, ended=False, lead_s=0.0)
     assert plan.patience_s(0.5) == pytest.approx(0.25)
     assert plan.patience_s(0.1) == 0
+
+
+@pytest.mark.parametrize("frames", [0, 1, 11, 37, 588])
+def test_every_number_of_frames_takes_calls_of_few_sizes(frames: int) -> None:
+    sizes = call_sizes((1, 2, 4, 8, 12, 12))
+    assert sizes == (12, 8, 4, 2, 1)
+    assert sum(parts(frames, sizes)) == frames
+    assert set(ChunkPlan(RAMP).replay(frames)) <= {1, 2, 4, 8, 12, 24, 48, 96, 192}
+    assert sum(ChunkPlan(RAMP).replay(frames)) == frames

@@ -113,7 +113,7 @@ async def test_any_share_of_the_talker_gives_the_same_audio(
     assert [chunk.position for chunk in chunks] == list(np.cumsum([len(chunk.pcm) // 2 for chunk in chunks]))
     decoded = sum(len(job.codes) for job in decode.jobs if not job.silent)
     assert decoded == max(0, NUM_FRAMES - frames)
-    assert sum(job.silent for job in decode.jobs) <= 1
+    assert sum(len(job.codes) for job in decode.jobs if job.silent) in (0, frames)  # never twice
 
 
 async def test_the_border_between_precisions_is_not_heard(
