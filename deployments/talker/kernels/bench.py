@@ -56,17 +56,17 @@ class RandomCaches:
 class DecodeStep:
     """What a decode step needs, for one number of rows."""
 
-    def __init__(self, talker: Talker, rows: int, *, length: int) -> None:
+    def __init__(self, talker: Talker, rows: int, *, length: int, block_size: int = _BLOCK_SIZE) -> None:
         config = talker.config
-        blocks = -(-length // _BLOCK_SIZE)
+        blocks = -(-length // block_size)
         device = talker.codec_head.weight.device
         self.x = torch.randn((rows, config.talker.hidden_size), device=device).bfloat16()
         self.tables = (torch.randperm(rows * blocks, device=device) + 1).view(rows, blocks).int()
         self.lengths = torch.full((rows,), length, dtype=torch.int32, device=device)
         positions = self.lengths - 1
-        slots = self.tables[:, -1].long() * _BLOCK_SIZE + positions.long() % _BLOCK_SIZE
+        slots = self.tables[:, -1].long() * block_size + positions.long() % block_size
         self.context = Context(positions, slots, self.tables, self.lengths)
-        self.cache = RandomCaches(config.talker, (rows * blocks + 1) * _BLOCK_SIZE, device)
+        self.cache = RandomCaches(config.talker, (rows * blocks + 1) * block_size, device)
         self.code0 = torch.randint(config.code_vocab_size, (rows,), device=device)
         self.draw = Draw(torch.arange(rows, device=device), torch.arange(rows, device=device), 0)
         options = FilterOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0)

@@ -41,7 +41,7 @@ def measure(talker: Talker, name: str, rows: int, length: int) -> Measured:
     """Time the whole step and one layer's attention, and compare that with the reference."""
     config = talker.config.talker
     torch.manual_seed(0)
-    step = DecodeStep(talker, rows, length=length)
+    step = DecodeStep(talker, rows, length=length, block_size=_BLOCK_SIZE)
     stack = FusedStack(talker.model, config, max_rows=rows, positions=4096)
     attend = choose_backend(name, stack.heads, block_size=_BLOCK_SIZE, dtype=step.x.dtype)
     step_us = time_graph(lambda: _step(stack, step, attend), calls=1)
