@@ -24,7 +24,7 @@ lint: $(VENV)/.installed-dev ## Format, lint, types and the folder rule
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed-dev ## Tests without Ray
-	$(BIN)/python -m pytest -q -m "not e2e and not gpu and not scale and not prometheus and not faults and not fuzz"
+	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not fuzz"
 
 kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU (installs Triton)
 	$(PIP) "triton>=3.6"
