@@ -153,11 +153,13 @@ class Engine:
 
         Raises EngineError where even that fails: such an engine must not take requests.
         """
-        with self.clock.phase("recording GPU work"):
-            self.runner.capture(self.clock.report)
+        on_gpu = self.runner.device.type == "cuda"
+        if on_gpu:
+            with self.clock.phase("recording GPU work"):
+                self.runner.capture(self.clock.report)
         with self.clock.phase("speaking a warm-up"):
             self._speak()
-        if self.runner.device.type == "cuda":
+        if on_gpu:
             torch.cuda.empty_cache()  # what running once before each recording needed
 
     def _speak(self) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 Report = Callable[[str], None]
 
+_WORTH_SAYING_S = 0.05
 _REPORT_S = 1.0
 
 
@@ -30,8 +31,8 @@ class StartClock:
             self._nested_s = outer_s + whole_s
 
     def summary(self) -> str:
-        """All phases in one line."""
-        parts = [f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items()]
+        """All phases that took a while, in one line."""
+        parts = [f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items() if seconds >= _WORTH_SAYING_S]
         return f"{sum(self.seconds.values()):.1f} s in all: " + ", ".join(parts)
 
 
