@@ -61,7 +61,7 @@ class CodecConfig(Strict):
     max_batch_size: Annotated[int, Field(ge=1)] = 16
     max_batch_frames: Annotated[int, Field(ge=1)] = 64  # in one call
     # Streams share a call only while it takes no longer than that: an urgent one may have to wait for its end.
-    max_call_s: Annotated[float, Field(gt=0)] = 0.12
+    max_call_s: Annotated[float, Field(gt=0)] = 0.25
     # A replica takes on fewer streams once chunks are done so long after their listeners need them, or first chunks so
     # long after they arrived.
     max_late_s: Annotated[float, Field(gt=0)] = 0.25

@@ -117,8 +117,10 @@ class CompileWorkers:
 
         def compile_one(kernel: Kernel) -> None:
             process = idle.get()
-            problem = _ask(process, kernel)
-            idle.put(process)
+            try:
+                problem = _ask(process, kernel)
+            finally:
+                idle.put(process)
             if problem is not None:
                 logger.warning("%s.%s was not compiled ahead: %s", kernel.module, kernel.function, problem)
 
@@ -138,4 +140,6 @@ def _ask(process: "subprocess.Popen[bytes]", kernel: Kernel) -> str | None:
         problem: str | None = pickle.load(process.stdout)
     except (EOFError, OSError) as error:
         return f"its process has ended: {error!r}"
+    except (pickle.PickleError, TypeError, AttributeError) as error:
+        return f"it cannot be handed to another process: {error!r}"
     return problem

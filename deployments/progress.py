@@ -4,6 +4,7 @@ A command that starts the application names a file in TALKRAY_PROGRESS, which re
 appended there, a line each.
 """
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -19,7 +20,8 @@ def tell(stage: str) -> None:
     logger.info("%s", stage)
     named = os.environ.get(VARIABLE)
     if named:
-        with Path(named).open("a", encoding="utf-8") as file:  # lines this short are written whole
+        # Whoever waited may be gone, and its file with it. Lines this short are written whole.
+        with contextlib.suppress(OSError), Path(named).open("a", encoding="utf-8") as file:
             file.write(f"{stage}\n")
 
 

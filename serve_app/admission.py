@@ -63,17 +63,19 @@ class Admission:
             async with aclosing(self._synthesizer.synthesize(request)) as chunks:
                 for chunk in await self._begin(chunks, in_line=request.reference is None):
                     player.receive(chunk.pcm, time.monotonic())
+                    given_s = time.monotonic()
                     yield chunk
-                player.go_on(time.monotonic())
+                    player.go_on(time.monotonic() - given_s)
                 async for chunk in chunks:
                     self._judge(chunk, player)
+                    given_s = time.monotonic()
                     yield chunk
-                    player.go_on(time.monotonic())
+                    player.go_on(time.monotonic() - given_s)
         finally:
             self._count(-1)
 
     def check_room(self) -> None:
-        """Raises Overloaded where a request that comes now is refused: nothing has to be read of it to know that."""
+        """Raises Overloaded where a request that comes now is refused: nothing has to be known of it."""
         if self._num_streams >= self._settings.max_streams:
             raise self._refusal("streams")
         if not self._is_running():
@@ -141,22 +143,20 @@ class _Player:
 
     sample_rate: int
     _due_s: float | None = None  # when the next audio is needed
-    _received_s: float = 0.0
     _stalled_s: float = 0.0
 
     def receive(self, pcm: bytes, now_s: float) -> float:
         """Take a chunk; how long there has been silence in all, where it came late again, else 0.0."""
         due_s = now_s if self._due_s is None else self._due_s
         self._due_s = max(due_s, now_s) + len(pcm) / _SAMPLE_BYTES / self.sample_rate
-        self._received_s = now_s
         late_s = max(0.0, now_s - due_s)
         self._stalled_s += late_s
         return self._stalled_s if late_s else 0.0
 
-    def go_on(self, now_s: float) -> None:
-        """The reader of the stream wants more. The time it took is not the pools' fault."""
+    def go_on(self, taken_s: float) -> None:
+        """The reader took so long to want more, which is not the pools' fault."""
         if self._due_s is not None:
-            self._due_s += now_s - self._received_s
+            self._due_s += taken_s
 
 
 async def _until_audio(chunks: AsyncGenerator[PcmChunk, None]) -> list[PcmChunk]:

@@ -75,7 +75,8 @@ def running(config: AppConfig, address: Address, report: Report) -> Iterator[str
             serve.shutdown()
             ray.shutdown()
         _end_proxy(node_id)
-        shutil.rmtree(scratch)
+        os.environ.pop(progress.VARIABLE, None)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _check_port(address: Address) -> None:

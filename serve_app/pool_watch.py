@@ -12,6 +12,7 @@ import ray
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import DeploymentStatusOverview
 
 from deployments import metrics
@@ -46,7 +47,12 @@ class PoolWatch:
                 self._look()
                 if number % _LOOKS_PER_COUNT == 0:
                     self._count_deaths()
-            except (RayError, TimeoutError, ConnectionError) as error:  # the controller or the control store is away
+            except (
+                RayError,
+                RayServeException,
+                TimeoutError,
+                ConnectionError,
+            ) as error:  # the controller or the control store is away
                 logger.info("the pools cannot be seen now: %s", error)
             pause.wait(_INTERVAL_S)
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from bisect import insort
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -106,14 +106,16 @@ class DecodeGate:
         max_batch_size: int,
         max_batch_frames: int,
         max_call_s: float,
+        largest: Mapping[int, int] | None = None,
     ) -> None:
         """A batch has at most `max_batch_size` jobs and `max_batch_frames` frames in all: the next one waits for it.
 
-        Jobs share a batch only as long as the call is expected to end within `max_call_s`.
+        Jobs share a batch only as long as the call is expected to end within `max_call_s`. `largest` says how many jobs
+        of so many frames have been decoded together: more would be a new shape.
         """
         self._decode = decode
         self._max_batch_size, self._max_batch_frames = max_batch_size, max_batch_frames
-        self._max_call_s = max_call_s
+        self._max_call_s, self._largest = max_call_s, largest or {}
         self._workers = workers
         self._idle_workers = workers
         self._waiting: list[_Waiter] = []  # by deadline
@@ -152,14 +154,15 @@ class DecodeGate:
     def _next_batch(self) -> list[_Waiter]:
         shape = self._waiting[0].job.shape
         fitting = [waiter for waiter in self._waiting if waiter.job.shape == shape]
-        batch = fitting[: self._size(min(len(fitting), self._max_batch_size, self._most_frames // shape[0]), shape)]
+        batch = fitting[: self._size(len(fitting), shape)]
         self._waiting = [waiter for waiter in self._waiting if waiter not in batch]
         return batch
 
-    @staticmethod
-    def _size(most: int, shape: tuple[int, bool]) -> int:
+    def _size(self, waiting: int, shape: tuple[int, bool]) -> int:
         """Jobs of one call: few sizes, all of which were called before (see chunking.py); silent jobs go alone."""
-        _, silent = shape
+        frames, silent = shape
+        known = self._largest.get(frames, self._max_batch_size)
+        most = min(waiting, self._max_batch_size, self._most_frames // frames, known)
         return 1 if silent else 1 << max(0, most.bit_length() - 1)
 
     @property
@@ -179,11 +182,15 @@ class DecodeGate:
         running = asyncio.gather(*tasks, return_exceptions=True)
         self._running.add(running)
         frames, started_s = sum(len(waiter.job.codes) for waiter in batch), time.monotonic()
-        running.add_done_callback(lambda done: self._finish(done, frames, time.monotonic() - started_s))
+        silent = batch[0].job.silent  # costs far less a frame
+        running.add_done_callback(
+            lambda done: self._finish(done, 0 if silent else frames, time.monotonic() - started_s)
+        )
 
     def _finish(self, running: asyncio.Future[list[Decoded | BaseException]], frames: int, seconds: float) -> None:
         self._running.discard(running)
-        weight = _SMOOTHING if self.seconds_per_frame else 1.0
-        self.seconds_per_frame += weight * (seconds / frames - self.seconds_per_frame)
+        if frames:
+            weight = _SMOOTHING if self.seconds_per_frame else 1.0
+            self.seconds_per_frame += weight * (seconds / frames - self.seconds_per_frame)
         self._idle_workers += 1
         asyncio.get_running_loop().call_soon(self._dispatch)  # streams that were just served may ask again first

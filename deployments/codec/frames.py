@@ -8,7 +8,7 @@ import numpy as np
 
 from deployments.errors import TalkerLost
 from deployments.failover import persist
-from deployments.protocol import FrameChunk, GenerateRequest
+from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest
 
 Generate = Callable[[GenerateRequest], AsyncGenerator[FrameChunk, None]]
 
@@ -23,7 +23,7 @@ async def all_frames(
 
     def ask() -> AsyncGenerator[FrameChunk, None]:
         prefix = np.concatenate(frames) if frames else None
-        wanted = max(0, request.gpu_frames - num_heard)
+        wanted = request.gpu_frames if request.gpu_frames >= ALL_FRAMES else max(0, request.gpu_frames - num_heard)
         heard = num_known + num_heard if wanted and prefix is not None else None
         return generate(replace(request, prefix=prefix, heard=heard, gpu_frames=wanted))
 

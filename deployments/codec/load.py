@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from deployments import metrics
+from deployments.codec.frames import Generate
 from deployments.codec.places import Places
 from deployments.config import CodecConfig
-from deployments.protocol import FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
 
 # Of a codec frame, whatever the checkpoint.
 FRAME_S = 0.08
@@ -18,7 +19,6 @@ FRAME_S = 0.08
 _BUSY_MEMORY_S = 4.0
 
 T = TypeVar("T")
-Generate = Callable[[GenerateRequest], AsyncGenerator[FrameChunk, None]]
 Synthesize = Callable[[SynthesisRequest, Generate], AsyncGenerator[PcmChunk, None]]
 
 
@@ -69,8 +69,9 @@ class CodecLoad:
         async def arriving(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
             async with aclosing(generate(request)) as chunks:
                 async for chunk in chunks:
-                    if len(chunk.codes) and not counts.arrived:
-                        await place.enter_async_context(self._places.take(at_once=is_heard))
+                    if len(chunk.codes) and not counts.arrived and request.gpu_frames < ALL_FRAMES:
+                        at_once = is_heard or request.gpu_frames > 0  # what a GPU has made of it shall not wait
+                        await place.enter_async_context(self._places.take(at_once=at_once))
                     counts.arrived += len(chunk.codes)
                     yield chunk
 

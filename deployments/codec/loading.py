@@ -36,6 +36,7 @@ class Codec:
     decoder: CodecDecoder
     encoder: CodecEncoder | None
     sample_rate: int
+    largest_batches: dict[int, int] = field(default_factory=dict)  # decoded so far, by frames of a stream
     references: ByRecording[tuple[Codes, DecoderState]] = field(
         default_factory=lambda: ByRecording(max_bytes=_REFERENCE_BYTES, size=_reference_bytes)
     )
@@ -66,8 +67,8 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
     decoder = _load_decoder(directory, config, device)
     encoder = CodecEncoder.load(directory) if _clones(checkpoint) else None
-    _warm_up(decoder, config)
-    return Codec(decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate)
+    largest = _warm_up(decoder, config)
+    return Codec(decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, largest)
 
 
 def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDecoder:
@@ -125,19 +126,26 @@ def _cpu_flags() -> list[str]:
     return next((line.split() for line in lines if line.startswith("flags")), [])
 
 
-def _warm_up(decoder: CodecDecoder, config: CodecConfig) -> None:
-    """Make every call once that there will be: the first of a shape may take a second, on a GPU as on a CPU."""
+def _warm_up(decoder: CodecDecoder, config: CodecConfig) -> dict[int, int]:
+    """Make every call once that there will be: the first of a shape may take a second, on a GPU as on a CPU.
+
+    Returns the largest batch of each size.
+    """
     sizes, state = call_sizes(config.chunk_frames), decoder.initial_state()
     codes = torch.zeros((config.max_batch_size, max(REPLAY_SIZES), decoder.config.num_quantizers), dtype=torch.long)
     for size in (*sizes, *REPLAY_SIZES):
         decoder.advance(codes[:1, :size], [state])
+    largest: dict[int, int] = {}
     for size in sizes:
+        most = min(config.max_batch_size, max(1, config.max_batch_frames // size))
         batch, seconds = 1, 0.0
-        while batch == 1 or (batch <= config.max_batch_size and 2 * seconds <= config.max_call_s):
+        while batch == 1 or (batch <= most and 2 * seconds <= config.max_call_s):
             decoder.decode(codes[:batch, :size], [state] * batch)
             started_s = time.monotonic()
             decoder.decode(codes[:batch, :size], [state] * batch)
+            largest[size] = batch
             batch, seconds = 2 * batch, time.monotonic() - started_s
+    return largest
 
 
 def _clones(checkpoint: Path) -> bool:

@@ -35,6 +35,7 @@ class CodecService:
             max_batch_size=config.max_batch_size,
             max_batch_frames=config.max_batch_frames,
             max_call_s=config.max_call_s,
+            largest=self._codec.largest_batches,
         )
         self.placement = Placement(config, frame_s=self._codec.decoder.frame_samples / self._codec.sample_rate)
 

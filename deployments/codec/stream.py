@@ -210,6 +210,10 @@ class StreamDecoder:
                 over = buffer.finish_reason is not None and buffer.available == 0
                 if not len(codes) and not over:
                     if buffer.ended:
+                        if replay is not None:  # it knows the frames that are left as heard
+                            replay.cancel()
+                            await asyncio.gather(replay, return_exceptions=True)
+                            replay = None
                         break  # no audio will come for the frames that are left
                     await buffer.wait(None)
                     continue

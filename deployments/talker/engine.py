@@ -18,7 +18,7 @@ from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.slots import load_slots
 from deployments.config import TalkerConfig
-from deployments.errors import EngineError, InvalidRequest
+from deployments.errors import EngineError, InvalidRequest, Overloaded
 from deployments.protocol import (
     ALL_FRAMES,
     Codes,
@@ -122,7 +122,7 @@ class Engine:
         self._batch: Batch | None = None
         self._num_pushed = 0  # sequences at the batch's end whose frames are being decoded already
         self._spoilt: list[int] = []
-        self._failed: list[tuple[int, EngineError]] = []
+        self._failed: list[tuple[int, EngineError | Overloaded]] = []
         self._num_failed_prefills = 0  # in a row
         self._no_codes = np.zeros((0, self.model.num_code_groups), dtype=np.int16)
         self._max_held = 1 if device.type == "cpu" else _MAX_HELD
@@ -200,6 +200,7 @@ class Engine:
         prefix = [] if request.prefix is None else list(request.prefix)
         sequence = Sequence(sequence_id, request, prompt, sampling, limit, prefix)
         if sequence.num_frames >= limit.frames:
+            self._open_bootstrap(sequence)  # its last audio may be missing still
             self._finished.append(Output(sequence_id, self._chunk(sequence, [], limit.reason)))
         else:
             self.scheduler.add(sequence)
@@ -236,8 +237,8 @@ class Engine:
         spoilt, self._spoilt = self._spoilt, []
         return spoilt
 
-    def take_failed(self) -> list[tuple[int, EngineError]]:
-        """Requests that tripped the engine while it took them in; the others go on."""
+    def take_failed(self) -> list[tuple[int, EngineError | Overloaded]]:
+        """Requests that tripped the engine while it took them in, or found no decoder slot; the others go on."""
         failed, self._failed = self._failed, []
         return failed
 
@@ -245,10 +246,13 @@ class Engine:
         batch = self.scheduler.schedule()
         if batch is None:
             return
-        if failed := self._prefill(batch.prefill):
+        failed = self._prefill(batch.prefill)
+        for sequence in batch.prefill:  # while the device works on their prompts
+            if sequence not in failed and not self._opens(sequence):
+                failed.append(sequence)
+        if failed:
             decode = [sequence for sequence in batch.decode if sequence not in failed]
             batch = Batch([sequence for sequence in batch.prefill if sequence not in failed], decode)
-        self._open_bootstraps(batch.prefill)  # the device has their prompts to work on
         self._batch, self._num_pushed = batch, 0
         self._flight = self.runner.launch(batch.decode, self._push_young) if batch.decode else None
 
@@ -351,17 +355,24 @@ class Engine:
         codec = SpeechTokenizerConfig.load(directory)
         return Bootstrap(slots, frame_s=codec.frame_samples / codec.sample_rate)
 
-    def _open_bootstraps(self, sequences: list[Sequence]) -> None:
-        """Get ready to decode what they will bring; one that was preempted is open already."""
-        for sequence in sequences:
-            request = sequence.request
-            if (
-                request.gpu_frames > 0 and self._bootstrap is None
-            ):  # a talker on a CPU is asked for audio in trials only
-                self._bootstrap = self._load_bootstrap(self.runner.device)
-            if self._bootstrap is not None and not sequence.is_open:
-                self._bootstrap.open(sequence.id, request.prefix, heard=request.heard, frames=request.gpu_frames)
-                sequence.is_open = True
+    def _opens(self, sequence: Sequence) -> bool:
+        """Whether audio can be made of what the sequence will bring; if not, it has left."""
+        try:
+            self._open_bootstrap(sequence)
+        except Overloaded as error:
+            self.abort(sequence.id)
+            self._failed.append((sequence.id, error))
+            return False
+        return True
+
+    def _open_bootstrap(self, sequence: Sequence) -> None:
+        """Get ready to decode; a sequence that was preempted is open already. Raises Overloaded."""
+        request = sequence.request
+        if request.gpu_frames > 0 and self._bootstrap is None:  # a talker on a CPU is asked for audio in trials only
+            self._bootstrap = self._load_bootstrap(self.runner.device)
+        if self._bootstrap is not None and not sequence.is_open:
+            self._bootstrap.open(sequence.id, request.prefix, heard=request.heard, frames=request.gpu_frames)
+            sequence.is_open = True
 
     def _with_audio(self, outputs: list[Output]) -> list[Output]:
         """`outputs` and the audio that is ready; a last chunk waits until its stream's audio is complete."""

@@ -11,7 +11,7 @@ import pytest
 from deployments.codec import load as module
 from deployments.codec.load import FRAME_S, CodecLoad
 from deployments.config import CodecConfig
-from deployments.protocol import FinishReason, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
 from serve_app.autoscaling import CodecRecord
 from tests.clock import Clock
 
@@ -35,7 +35,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Stream:
     """A talker that makes frames when told to, and a service that decodes them when told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu_frames: int = 0) -> None:
+        self._gpu_frames = gpu_frames
         self.frames: asyncio.Queue[int] = asyncio.Queue()
         self.decode: asyncio.Queue[int] = asyncio.Queue()
 
@@ -44,7 +45,7 @@ class Stream:
             yield FrameChunk(np.zeros((count, 16), np.int16), 3)
 
     async def synthesize(self, request: SynthesisRequest, generate: module.Generate) -> AsyncGenerator[PcmChunk, None]:
-        async with aclosing(generate(GenerateRequest(request))) as chunks:
+        async with aclosing(generate(GenerateRequest(request, gpu_frames=self._gpu_frames))) as chunks:
             async for _ in chunks:
                 while count := await self.decode.get():
                     yield PcmChunk(b"", np.zeros((count, 16), np.int16), 3)
@@ -89,6 +90,21 @@ async def test_a_stream_without_a_place_has_its_talker_but_no_decoder(clock: Clo
             assert load.record()["starting"] == 1
             await one.aclose()
             await waiting
+
+
+@pytest.mark.parametrize("gpu_frames", [12, ALL_FRAMES])
+async def test_what_a_gpu_decodes_does_not_wait_for_a_place(clock: Clock, gpu_frames: int) -> None:
+    load, first, second = CodecLoad(CodecConfig(chunk_frames=(1,))), Stream(), Stream(gpu_frames)
+    for stream in (first, second):
+        stream.frames.put_nowait(3)
+        stream.decode.put_nowait(1)
+    async with aclosing(load.stream(first.synthesize, REQUEST, first.generate)) as one:
+        await anext(one)
+        for _ in range(4):
+            await load.call(asyncio.sleep(0), [0.0], waiting=0)
+            clock.now_s += 1
+        async with aclosing(load.stream(second.synthesize, REQUEST, second.generate)) as other:
+            await anext(other)
 
 
 async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
-from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, GenerateRequest, Reference, Sampling
+from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, GenerateRequest, Reference, Sampling
 from deployments.talker import engine as engine_module
 from deployments.talker.engine import Engine, complete
 from deployments.talker.kv_cache import KVCache
@@ -571,6 +571,42 @@ def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytes
     assert max(len(chunk.codes) for of_one in chunks.values() for chunk in of_one) > 1
     assert [same(*pair) for pair in zip(whole, map(Spoken.join, chunks.values()), strict=True)] == [True] * 4
     assert {sum(len(chunk.pcm) for chunk in of_one) for of_one in chunks.values()} == {20 * frame_bytes}
+
+
+def test_who_finds_no_decoder_slot_is_refused_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(checkpoint, CONFIG)
+    bootstrap = engine._bootstrap = engine._load_bootstrap(engine.runner.device)
+    begin = bootstrap.open
+
+    def full_for_one(number: int, prefix: Codes | None, *, heard: int | None = None, frames: int) -> None:
+        if number == 1:
+            raise Overloaded("full")
+        begin(number, prefix, heard=heard, frames=frames)
+
+    monkeypatch.setattr(bootstrap, "open", full_for_one)
+    for number in range(3):
+        engine.add(number, replace(ask("Short.", seed=number, frames=6, ignore_eos=True), gpu_frames=ALL_FRAMES))
+    chunks: dict[int, list[FrameChunk]] = {number: [] for number in range(3)}
+    while not engine.is_idle:
+        for output in engine.step():
+            chunks[output.sequence_id].append(output.chunk)
+    assert [len(Spoken.join(chunks[number]).codes) for number in (0, 2)] == [6, 6]
+    assert chunks[1] == []
+    [(number, error)] = engine.take_failed()
+    assert number == 1
+    assert isinstance(error, Overloaded)
+
+
+def test_a_stream_handed_over_behind_its_last_codes_gets_its_last_audio(checkpoint: Path) -> None:
+    engine = Engine(checkpoint, CONFIG)
+    request = ask("Short.", frames=6, ignore_eos=True)
+    frames = speak(engine, request).codes
+    engine.add(1, replace(request, prefix=frames, heard=4, gpu_frames=ALL_FRAMES))
+    chunks = []
+    while not engine.is_idle:
+        chunks += [output.chunk for output in engine.step()]
+    assert sum(len(chunk.pcm) for chunk in chunks) == 2 * 2 * engine.describe("tiny").frame_samples
+    assert chunks[-1].finish_reason is FinishReason.LENGTH
 
 
 def test_a_later_segment_that_would_not_fit_is_refused_with_the_first(checkpoint: Path) -> None:
