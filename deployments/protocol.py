@@ -78,7 +78,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class SynthesisRequest:
-    """One utterance, as the ingress asks a codec replica for it."""
+    """One utterance, as the ingress asks a codec replica, or with `inline` a talker, for it."""
 
     request_id: str
     text: str
@@ -99,7 +99,7 @@ class SynthesisRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One utterance, as a codec replica asks a talker replica for it."""
+    """One utterance, as a codec replica, or the ingress, asks a talker replica for it."""
 
     synthesis: SynthesisRequest
     reference_codes: Codes | None = None  # [frames, num_code_groups] of the reference, None without in-context cloning

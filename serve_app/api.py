@@ -102,7 +102,7 @@ def status_routes(synthesizer: Synthesizer) -> APIRouter:
 
 
 def speech_routes(synthesizer: Synthesizer, settings: ApiSettings, *, check_room: Callable[[], None]) -> APIRouter:
-    """`POST /v1/audio/speech`. `check_room` raises where there is no point in reading a request."""
+    """`POST /v1/audio/speech`. `check_room` raises where there is no point in parsing a request."""
     router = APIRouter()
 
     @router.post("/v1/audio/speech", response_class=Response, openapi_extra=SPEECH_DOCS)

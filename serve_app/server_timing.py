@@ -22,9 +22,11 @@ class ServerTiming:
 
     async def watch(self, chunks: AsyncGenerator[PcmChunk, None]) -> AsyncGenerator[PcmChunk, None]:
         """`chunks`, of which one brings the marks."""
+        seen = False
         async with aclosing(chunks):
             async for chunk in chunks:
-                self._marks = chunk.marks or self._marks
+                if chunk.marks and not seen:  # of the first audio; later segments bring their own
+                    self._marks, seen = chunk.marks, True
                 yield chunk
 
     def headers(self) -> Mapping[str, str]:

@@ -58,7 +58,7 @@ async def test_a_refusal_says_when_to_come_back() -> None:
     assert await server.status("10.0.0.2") == 200
 
 
-async def test_a_full_server_does_not_read_what_it_refuses() -> None:
+async def test_a_full_server_does_not_parse_what_it_refuses() -> None:
     server = Server(max_streams=1)
     async with server.ask("10.0.0.1") as connection:
         await server.synthesizer.waiting.wait()

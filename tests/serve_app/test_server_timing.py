@@ -31,7 +31,7 @@ async def test_the_header_tells_of_the_first_marks_that_came_back() -> None:
 
     async def chunks() -> AsyncGenerator[PcmChunk, None]:
         yield reached(PcmChunk(b"12", CODES, 1, marks=request.marks), "from-talker")
-        yield PcmChunk(b"34", CODES, 1)
+        yield reached(PcmChunk(b"34", CODES, 1, marks=request.marks), "of-a-later-segment")
 
     assert [chunk.pcm async for chunk in timing.watch(chunks())] == [b"12", b"34"]
     entries = timing.headers()["server-timing"].split(", ")
