@@ -129,8 +129,10 @@ def _cpu_flags() -> list[str]:
 def _warm_up(decoder: CodecDecoder, config: CodecConfig) -> dict[int, int]:
     """Make every call once that there will be: the first of a shape may take a second, on a GPU as on a CPU.
 
-    Returns the largest batch of each size.
+    Returns the largest batch of each size. With `inline` nothing is decoded here, and no start waits for it.
     """
+    if config.placement == "inline":
+        return {}
     sizes, state = call_sizes(config.chunk_frames), decoder.initial_state()
     codes = torch.zeros((config.max_batch_size, max(REPLAY_SIZES), decoder.config.num_quantizers), dtype=torch.long)
     for size in (*sizes, *REPLAY_SIZES):

@@ -11,7 +11,9 @@ import torch
 from deployments.codec.batcher import Decoded, DecodeJob
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.encoder import CodecEncoder
+from deployments.codec.loading import load_codec
 from deployments.codec.service import CodecService
+from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
 from deployments.protocol import (
@@ -210,3 +212,22 @@ async def test_leaving_closes_the_talkers_stream(custom_voice: CodecService) -> 
 def test_a_model_without_a_codec_fails_with_the_missing_file(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="speech_tokenizer"):
         CodecService(str(tmp_path), CodecConfig(), decode=Decoded)  # type: ignore[arg-type]
+
+
+def test_every_call_has_been_made_before_a_replica_is_ready(
+    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny, shapes = str(tiny_checkpoint("CustomVoice")), set()
+    decode = CodecDecoder.decode
+
+    def noting(decoder: CodecDecoder, codes: torch.Tensor, states: list[DecoderState]) -> object:
+        shapes.add(tuple(codes.shape[:2]))
+        return decode(decoder, codes, states)
+
+    monkeypatch.setattr(CodecDecoder, "decode", noting)
+    config = CodecConfig(chunk_frames=(1, 4), max_batch_size=4, max_batch_frames=8, max_call_s=60, precision="float32")
+    assert load_codec(tiny, config).largest_batches == {1: 4, 4: 2}
+    assert shapes == {(1, 1), (2, 1), (4, 1), (1, 4), (2, 4)}
+    shapes.clear()
+    assert load_codec(tiny, config.model_copy(update={"placement": "inline"})).largest_batches == {}
+    assert shapes == set()
