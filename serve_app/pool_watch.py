@@ -13,7 +13,6 @@ from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import DeploymentStatusOverview
 
 from deployments import metrics
 
@@ -61,7 +60,7 @@ class PoolWatch:
         details = _get_global_client().get_serve_details()
         application = details["applications"].get(self._app_name, {"deployments": {}})
         for name, deployment in application["deployments"].items():
-            wanted, running = _counted(Counter(replica["state"] for replica in deployment["replicas"]))
+            wanted, running = sizes(Counter(replica["state"] for replica in deployment["replicas"]))
             self._running[POOLS[name]] = running
             metrics.replicas(POOLS[name], wanted=wanted, running=running)
 
@@ -92,12 +91,8 @@ def _pool(name: str, app_name: str) -> str | None:
     return POOLS.get(rest.partition("#")[0]) if (kind, app) == ("SERVE_REPLICA", app_name) else None
 
 
-def sizes(deployment: DeploymentStatusOverview) -> tuple[int, int]:
-    """Replicas wanted, those that start included and those that stop not; and replicas that run."""
-    return _counted(deployment.replica_states)
-
-
-def _counted(replica_states: Mapping[Any, int]) -> tuple[int, int]:
+def sizes(replica_states: Mapping[Any, int]) -> tuple[int, int]:
+    """Replicas wanted, those that start included and those that stop not; and replicas that run. By Serve's states."""
     states = {str(getattr(state, "value", state)): count for state, count in replica_states.items()}
     return sum(count for state, count in states.items() if state != "STOPPING"), states.get("RUNNING", 0)
 

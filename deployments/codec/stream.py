@@ -210,10 +210,8 @@ class StreamDecoder:
                 over = buffer.finish_reason is not None and buffer.available == 0
                 if not len(codes) and not over:
                     if buffer.ended:
-                        if replay is not None:  # it knows the frames that are left as heard
-                            replay.cancel()
-                            await asyncio.gather(replay, return_exceptions=True)
-                            replay = None
+                        await _cancel(replay)  # it knows the frames that are left as heard
+                        replay = None
                         break  # no audio will come for the frames that are left
                     await buffer.wait(None)
                     continue
@@ -230,9 +228,7 @@ class StreamDecoder:
                 progress.state = await replay
                 self._plan.skip(len(heard))
         finally:
-            if replay is not None:
-                replay.cancel()
-                await asyncio.gather(replay, return_exceptions=True)
+            await _cancel(replay)
 
     async def _replay(self, codes: Codes, state: DecoderState, ahead_s: float) -> DecoderState:
         """The state behind `codes`; the last `ahead_s` of their audio is still to be delivered."""
@@ -250,3 +246,10 @@ class StreamDecoder:
             if count or ended:
                 return count
             await buffer.wait(self._plan.patience_s(lead_s) if buffer.available else None)
+
+
+async def _cancel(task: asyncio.Task[DecoderState] | None) -> None:
+    """End a task, if there is one, whose outcome nobody wants any more."""
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -278,8 +278,7 @@ class Engine:
             self._num_failed_prefills += 1
             if self._num_failed_prefills >= _MAX_FAILED_PREFILLS or isinstance(error, torch.AcceleratorError):
                 raise
-            self.abort(sequence.id)
-            self._failed.append((sequence.id, EngineError(f"the engine failed on this request: {error!r}")))
+            self._give_up(sequence, EngineError(f"the engine failed on this request: {error!r}"))
             return False
         self._num_failed_prefills = 0
         return True
@@ -360,10 +359,14 @@ class Engine:
         try:
             self._open_bootstrap(sequence)
         except Overloaded as error:
-            self.abort(sequence.id)
-            self._failed.append((sequence.id, error))
+            self._give_up(sequence, error)
             return False
         return True
+
+    def _give_up(self, sequence: Sequence, error: EngineError | Overloaded) -> None:
+        """End one request with an error of its own."""
+        self.abort(sequence.id)
+        self._failed.append((sequence.id, error))
 
     def _open_bootstrap(self, sequence: Sequence) -> None:
         """Get ready to decode; a sequence that was preempted is open already. Raises Overloaded."""

@@ -63,7 +63,7 @@ def deployments(application: object) -> dict[str, object]:
 
     found = {}
     for name, deployment in application.deployments.items():  # type: ignore[attr-defined]
-        wanted, up = sizes(deployment)
+        wanted, up = sizes(deployment.replica_states)
         found[name] = {"target_num_replicas": wanted, "replicas": [{"state": "RUNNING"}] * up}
     return found
 

@@ -24,7 +24,7 @@ class Sizes:
 
 def pool_sizes() -> Sizes:
     deployments = serve.status().applications[APP_NAME].deployments
-    return Sizes(sizes(deployments["Talker"]), sizes(deployments["CodecDecoder"]))
+    return Sizes(*(sizes(deployments[name].replica_states) for name in ("Talker", "CodecDecoder")))
 
 
 async def until(is_reached: Callable[[Sizes], bool]) -> list[Sizes]:
