@@ -28,6 +28,7 @@ class DecodeJob:
     state: DecoderState
     deadline_s: float  # when its listener needs them, on any clock common to all jobs
     silent: bool = False  # only the state is wanted, somebody else made the audio
+    followed_by: int = 0  # frames of further silent jobs of this stream
 
     @property
     def shape(self) -> tuple[int, bool]:
@@ -67,8 +68,8 @@ def _decode_stacked(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decode
     codes = torch.from_numpy(np.stack([job.codes for job in jobs]).astype(np.int64))
     states = [job.state for job in jobs]
     if jobs[0].silent:
-        nothing = np.zeros(0, np.int16)
-        return [Decoded(nothing, state) for state in decoder.advance(codes, states)]
+        nothing, followed_by = np.zeros(0, np.int16), min(job.followed_by for job in jobs)
+        return [Decoded(nothing, state) for state in decoder.advance(codes, states, followed_by=followed_by)]
     audio, states = decoder.decode(codes, states)
     return [Decoded(pcm, state) for pcm, state in zip(to_pcm16(audio), states, strict=True)]
 

@@ -21,8 +21,11 @@ from deployments.codec.transformer import rotary_tables, rotate, window_mask
 _LAYER_NORM_EPS = 1e-6
 _TYPICAL_ROWS = 128
 _MANY_CHANNELS = 512
-_ENOUGH_ROWS = 96  # from here on a convolution of many channels beats a matrix product
+# From here on a convolution of many channels beats a matrix product. oneDNN takes a path that is hundreds of times
+# slower for some lengths: with torch 2.11 for 768 channels and 96 to 112 rows, with 2.13 for 100.
+_ENOUGH_ROWS = 128
 _PIECE = 250_000  # values that a block makes at once: some buffers of as many fit a second-level cache of 2 MB
+_ROWS_OF_A_PIECE = 16  # pieces are multiples of it: with torch 2.11 others, such as 520 or 587 rows, may take that path
 
 
 class Product:
@@ -220,10 +223,12 @@ class CpuNetwork:
         samples = self._waveform(self._latents(codes, streams), streams).clamp_(-1, 1)
         return samples, streams.behind(codes.shape[1])
 
-    def advance(self, codes: Tensor, states: Sequence[DecoderState]) -> list[DecoderState]:
+    def advance(self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int = 0) -> list[DecoderState]:
         """As DecoderNetwork.advance."""
-        streams = _Streams.resume(states)
-        self._waveform(self._latents(codes, streams)[:, -self.config.convolved_frames :], streams)
+        streams, heard = _Streams.resume(states), self.config.convolved_frames
+        latents = self._latents(codes, streams)
+        if followed_by < heard:
+            self._waveform(latents[:, -heard:], streams)
         return streams.behind(codes.shape[1])
 
     def _latents(self, codes: Tensor, streams: _Streams) -> Tensor:
@@ -301,14 +306,20 @@ def _regrouped(folded: FoldedDecoder) -> Iterator[tuple[Sequence[Unit], Wave, Co
     yield units, folded.last_wave, folded.last_conv
 
 
+def piece_rows(time: int, channels: int) -> int:
+    """Rows of the pieces in which `time` rows pass a block."""
+    count = -(-time * channels // _PIECE)
+    rows = -(-time // count)
+    return -(-rows // _ROWS_OF_A_PIECE) * _ROWS_OF_A_PIECE
+
+
 def _by_pieces(x: Tensor, stream: _Streams, blocks: Sequence[_Block]) -> Iterator[Tensor]:
     """What comes out of all of `blocks` for x [1, time, channels], piece by piece of time."""
     if not blocks:
         yield x
         return
-    block, time = blocks[0], x.shape[1]
-    count = -(-time * block.channels // _PIECE)
-    for piece in torch.split(x, -(-time // count), dim=1):
+    block = blocks[0]
+    for piece in torch.split(x, piece_rows(x.shape[1], block.channels), dim=1):
         yield from _by_pieces(block(piece, stream), stream, blocks[1:])
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deployments.checkpoint import load_strict, without_values
-from deployments.codec.chunking import REPLAY_SIZES, call_sizes, parts
+from deployments.codec.chunking import REPLAY_SIZES, call_sizes, replay_sizes
 from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.cpu_decoder import CpuNetwork
 from deployments.codec.folding import fold
@@ -62,11 +62,12 @@ class DecoderNetwork(nn.Module):
         audio = self(codes, batch)
         return audio, split(batch, [state.position + codes.shape[1] for state in states])
 
-    def advance(self, codes: Tensor, states: Sequence[DecoderState]) -> list[DecoderState]:
-        """The states that `decode` would return; only the last frames are made audio of."""
-        batch = stack(states)
+    def advance(self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int = 0) -> list[DecoderState]:
+        """The states that `decode` would return, or what counts of them before another `followed_by` frames."""
+        batch, heard = stack(states), self.config.convolved_frames
         x = self._latents(self.quantizer(codes), batch)
-        self._waveform(x[:, :, -self.config.convolved_frames :], batch)
+        if followed_by < heard:
+            self._waveform(x[:, :, -heard:], batch)
         return split(batch, [state.position + codes.shape[1] for state in states])
 
     def _latents(self, x: Tensor, state: BatchState) -> Tensor:  # [B, frames, codebook_dim] -> [B, latent_dim, frames]
@@ -130,6 +131,13 @@ class CodecDecoder:
         """Samples of one frame."""
         return self.config.frame_samples
 
+    @property
+    def reach(self) -> int:
+        """Frames back that may still be heard in the next sample."""
+        config = self.config
+        in_transformer = config.num_hidden_layers * (config.sliding_window - 1)
+        return in_transformer + _PRE_CONV_FRAMES + config.convolved_frames
+
     def initial_state(self) -> DecoderState:
         """State of a stream before its first frame. States are immutable, so streams share this one."""
         return self._initial_state
@@ -151,24 +159,22 @@ class CodecDecoder:
 
         Costs what the frames within reach of the next sample cost in the transformer, and a dozen in the convolutions.
         """
-        reach = (
-            self.config.num_hidden_layers * (self.config.sliding_window - 1)
-            + _PRE_CONV_FRAMES
-            + self.config.convolved_frames
-        )
-        if not len(codes):
-            return self._initial_state
-        codes, state = codes[-reach:], self._initial_state
-        for size in parts(len(codes), call_sizes(REPLAY_SIZES)):
-            (state,) = self.advance(codes[None, :size], [state])
-            codes = codes[size:]
+        codes, state = codes[-self.reach :], self._initial_state
+        for size in replay_sizes(len(codes), call_sizes(REPLAY_SIZES)):
+            left = codes[size:]
+            (state,) = self.advance(codes[None, :size], [state], followed_by=len(left))
+            codes = left
         return state
 
     @torch.inference_mode()
-    def advance(self, codes: Tensor, states: Sequence[DecoderState]) -> list[DecoderState]:
-        """The states that `decode` would return, for less: only the last frames are made audio of."""
+    def advance(self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int = 0) -> list[DecoderState]:
+        """The states that `decode` would return, for less: only the last frames are made audio of.
+
+        Not even those where `advance` is called again for another `followed_by` frames that reach further than the
+        convolutions do: what a state then holds of them is as it was before.
+        """
         self._check(codes, len(states))
-        return self._network.advance(codes.to(self.device), states)
+        return self._network.advance(codes.to(self.device), states, followed_by=followed_by)
 
     def _check(self, codes: Tensor, num_streams: int) -> None:
         assert codes.dim() == 3, codes.shape

@@ -5,7 +5,6 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from deployments import metrics
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob, decode_batch
@@ -42,7 +41,7 @@ class CodecService:
     async def synthesize(self, request: SynthesisRequest, generate: Generate) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance whose frames come from `generate`; raises what `generate` raises."""
         reference_codes, state = await self._begin(request)
-        start = await self._start(request.resume, reference_codes, state)
+        start = self._start(request.resume, reference_codes, state)
         trims = not request.leading_silence and not start.position + start.skipped
         silence = LeadingSilence(self._codec.sample_rate) if trims else None
         plan = ChunkPlan(self._ramp)
@@ -76,17 +75,17 @@ class CodecService:
         metrics.references("codes", self._codec.references.take_lookups())
         return begun
 
-    async def _start(self, resume: Resume | None, reference_codes: Codes | None, state: DecoderState) -> Start:
+    def _start(self, resume: Resume | None, reference_codes: Codes | None, state: DecoderState) -> Start:
         """Behind the reference, or where another replica stopped: its state is remade from the codes."""
         if resume is None or not len(resume.codes):
             return Start(state)
-        decoder = self._codec.decoder
+        decoder, behind = self._codec.decoder, None
         num_done, skipped = divmod(resume.position, decoder.frame_samples)
         if num_done:
-            behind = [] if reference_codes is None else [reference_codes]
-            codes = torch.from_numpy(np.concatenate([*behind, resume.codes[:num_done]]).astype(np.int64))
-            state = await self.workers.run(decoder.recall, codes)
-        return Start(state, resume.codes[num_done:], num_done * decoder.frame_samples, skipped)
+            before = [] if reference_codes is None else [reference_codes]
+            behind = np.concatenate([*before, resume.codes[:num_done]])[-decoder.reach :]
+            state = decoder.initial_state()
+        return Start(state, behind, resume.codes[num_done:], num_done * decoder.frame_samples, skipped)
 
 
 def _generate_request(request: SynthesisRequest, reference_codes: Codes | None) -> GenerateRequest:

@@ -111,8 +111,9 @@ class Start:
     """Where decoding begins: at a stream's first frame, or behind what its listener has."""
 
     state: DecoderState
+    behind: Codes | None = None  # frames that were heard, which the state must still be brought behind
     undelivered: Codes | None = None  # frames whose audio is missing though whoever asks has their codes
-    position: int = 0  # of the state, in samples
+    position: int = 0  # behind those, in samples
     skipped: int = 0  # samples from there on that were delivered
 
 
@@ -129,6 +130,7 @@ class _Progress:
     """How far a stream has come, and the state that decoding goes on from."""
 
     state: DecoderState
+    behind: list[Codes]  # frames that the state must still be brought behind
     position: int
     reason: FinishReason | None = None
 
@@ -159,16 +161,19 @@ class StreamDecoder:
         Raises what `chunks` raises, after the audio of the frames before it.
         """
         state, position, skipped = start.state, start.position, start.skipped
+        behind = [] if start.behind is None else list(start.behind)
         num_known = 0 if start.undelivered is None else len(start.undelivered)
         delivered = position + skipped
         async with FrameBuffer(chunks, start.undelivered) as buffer:
             reason = None
             if opening is not None:
-                progress = _Progress(state, position)
+                progress = _Progress(state, behind, position)
                 async with aclosing(self._forward(buffer, opening, progress)) as forwarded:
                     async for chunk in forwarded:
                         yield chunk
                 state, position, reason = progress.state, progress.position, progress.reason
+            elif behind:
+                state = await self._replay(np.stack(behind), state, 0.0)
             while reason is None:
                 count = await self._next_count(buffer)
                 codes = buffer.take(count)
@@ -202,7 +207,7 @@ class StreamDecoder:
             while (missing := opening.frames - len(heard)) and progress.reason is None:
                 if replay is None and buffer.available >= missing:
                     ahead_s = missing * opening.frame_bytes / 2 / self._sample_rate
-                    codes = np.stack([*heard, *buffer.peek(missing)])
+                    codes = np.stack([*progress.behind, *heard, *buffer.peek(missing)])
                     replay = asyncio.create_task(self._replay(codes, progress.state, ahead_s))
                 pcm = np.frombuffer(buffer.take_audio(), np.int16)
                 codes = buffer.take(2 * len(pcm) // opening.frame_bytes)
@@ -223,8 +228,9 @@ class StreamDecoder:
                     delivered = progress.position
                 marks = buffer.take_marks()
                 yield PcmChunk(pcm.tobytes(), codes, buffer.num_text_tokens, progress.reason, delivered, marks)
-            if progress.reason is None and heard:
-                replay = replay or asyncio.create_task(self._replay(np.stack(heard), progress.state, 0.0))
+            behind = progress.behind + heard
+            if progress.reason is None and behind:
+                replay = replay or asyncio.create_task(self._replay(np.stack(behind), progress.state, 0.0))
                 progress.state = await replay
                 self._plan.skip(len(heard))
         finally:
@@ -234,8 +240,9 @@ class StreamDecoder:
         """The state behind `codes`; the last `ahead_s` of their audio is still to be delivered."""
         deadline_s = self._clock.deadline_s(time.monotonic()) + ahead_s
         for size in self._plan.replay(len(codes)):
-            job = DecodeJob(codes=codes[:size], state=state, deadline_s=deadline_s, silent=True)
-            state, codes = (await self._decode(job)).state, codes[size:]
+            now, codes = codes[:size], codes[size:]
+            job = DecodeJob(now, state, deadline_s, silent=True, followed_by=len(codes))
+            state = (await self._decode(job)).state
         return state
 
     async def _next_count(self, buffer: FrameBuffer) -> int:

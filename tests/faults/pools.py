@@ -78,6 +78,16 @@ class Service:
             assert time.monotonic() < deadline_s, f"{name} has {self.num_running(name)} replicas, not {replicas}"
             time.sleep(0.1)
 
+    def replaces(self, replicas: list[int], pool: str, victim: int) -> None:
+        """Return once one of a pool's `replicas` has gone, because of a `victim` that is killed now if it still is."""
+        with contextlib.suppress(ProcessLookupError):
+            if victim in marked(self.mark):
+                os.kill(victim, signal.SIGKILL)
+        deadline_s = time.monotonic() + _READY_S
+        while {*replicas} <= {*self.processes(pool)}:
+            assert time.monotonic() < deadline_s, f"all replicas of {pool} are still there"
+            time.sleep(0.1)
+
     def kill(self, process: int, number: int = signal.SIGKILL) -> None:
         """Send a signal to one of this application's processes."""
         assert process in marked(self.mark)

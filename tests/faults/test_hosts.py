@@ -31,8 +31,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield hosts
 
 
-def begun(streams: list[SynthesisRequest]) -> Speaking:
-    speaking = Speaking(streams, at_once=AT_ONCE)
+def begun(streams: list[SynthesisRequest], *, at_once: int = AT_ONCE) -> Speaking:
+    speaking = Speaking(streams, at_once=at_once)
     speaking.go_on(may_begin=True)
     speaking.begun()
     return speaking
@@ -41,13 +41,14 @@ def begun(streams: list[SynthesisRequest]) -> Speaking:
 def test_a_host_that_will_be_gone_hands_its_streams_over(hosts: Hosts) -> None:
     minutes = requests(6, frames=500)
     expected = Speaking(minutes, at_once=6).finish()
-    speaking = begun(minutes)
+    speaking = begun(minutes * 20, at_once=len(minutes))
     leaving = hosts.busiest()
     assert hosts.num_replicas(leaving)
     hosts.drain(leaving, within_s=300)
     while hosts.num_replicas(leaving):
         assert not speaking.done, "the streams ended before the host was empty"
         speaking.go_on(may_begin=True)
+    speaking.drop_rest()
     assert wrong(speaking.finish(), expected) == []
     hosts.kill(leaving)
 

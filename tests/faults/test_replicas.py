@@ -32,15 +32,15 @@ def test_kills_of_every_kind(service: Service, undisturbed: list[Heard]) -> None
 
 @pytest.mark.parametrize("what", [ENGINE, TALKER, CODEC])
 def test_a_process_that_stands_still(service: Service, undisturbed: list[Heard], what: str) -> None:
-    victim = service.processes(what)[0]
+    pool = CODEC if what is CODEC else TALKER
+    victim, replicas = service.processes(what)[0], service.processes(pool)
     heard = disturb(lambda: service.kill(victim, signal.SIGSTOP))
-    if victim in service.processes(what):
-        service.kill(victim)
+    service.replaces(replicas, pool, victim)
     assert wrong(heard, undisturbed) == []
 
 
 def test_a_codec_replica_out_of_memory(service: Service, undisturbed: list[Heard]) -> None:
-    victim = service.processes(CODEC)[0]
+    victim, *others = service.processes(CODEC)
 
     def starve() -> None:
         with open(f"/proc/{victim}/statm") as statm:
@@ -48,8 +48,7 @@ def test_a_codec_replica_out_of_memory(service: Service, undisturbed: list[Heard
         resource.prlimit(victim, resource.RLIMIT_AS, (used, used))
 
     heard = disturb(starve)
-    if victim in service.processes(CODEC):
-        service.kill(victim)
+    service.replaces([victim, *others], CODEC, victim)
     assert wrong(heard, undisturbed) == []
 
 
@@ -81,13 +80,14 @@ def test_scaling_down_waits_for_nobody(service: Service) -> None:
         service.wait_for(pool, 2)
     lasting = requests(6, frames=700)
     expected = Speaking(lasting, at_once=6).finish()
-    speaking = Speaking(lasting, at_once=6)
+    speaking = Speaking(lasting * 20, at_once=6)
     speaking.go_on(may_begin=True)
     speaking.begun()
     redeploy(service.app, {TALKER: 1, CODEC: 1})
     while len(service.processes(TALKER)) + len(service.processes(CODEC)) > 2:
         assert not speaking.done, "the streams ended before the replicas did"
         speaking.go_on(may_begin=True)
+    speaking.drop_rest()
     heard = speaking.finish()
     redeploy(service.app, {TALKER: 2, CODEC: 2})
     assert wrong(heard, expected) == []

@@ -114,3 +114,4 @@ def test_every_number_of_frames_takes_calls_of_few_sizes(frames: int) -> None:
     assert sum(parts(frames, sizes)) == frames
     assert set(ChunkPlan(RAMP).replay(frames)) <= {1, 2, 4, 8, 12, 24, 48, 96, 192}
     assert sum(ChunkPlan(RAMP).replay(frames)) == frames
+    assert ChunkPlan(RAMP).replay(frames) == sorted(ChunkPlan(RAMP).replay(frames))  # the last reaches furthest

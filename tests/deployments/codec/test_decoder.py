@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deployments.codec.cpu_decoder import piece_rows
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
@@ -112,3 +113,19 @@ def test_advancing_leaves_the_state_that_decoding_leaves(decoder: CodecDecoder, 
     audio, _ = decoder.decode(codes[:, 35:], advanced)
     whole, _ = stream(decoder, codes, [40])
     assert (audio - whole[:, 35 * decoder.frame_samples :]).abs().max() < TOLERANCE
+
+
+def test_frames_behind_which_many_others_follow_cost_no_convolution(decoder: CodecDecoder, codes: Tensor) -> None:
+    states, follow = [decoder.initial_state()] * 3, decoder.config.convolved_frames
+    for begin, end in ((0, 35 - follow), (35 - follow, 35)):
+        states = decoder.advance(codes[:, begin:end], states, followed_by=35 - end)
+    audio, _ = decoder.decode(codes[:, 35:], states)
+    whole, _ = stream(decoder, codes, [40])
+    assert (audio - whole[:, 35 * decoder.frame_samples :]).abs().max() < TOLERANCE
+
+
+def test_pieces_have_lengths_that_are_fast_with_every_torch() -> None:
+    for time in range(160, 160 * 40, 160):
+        rows = piece_rows(time, 384)
+        assert rows % 16 == 0
+        assert rows * 384 < 1.1 * 250_000
