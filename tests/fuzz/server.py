@@ -22,7 +22,7 @@ BOUND_S = 120
 MAX_MODEL_LEN = 256
 BLOCK = 16
 FEW_FRAMES = 3
-PATIENT = AdmissionSettings(max_line_s=1000, max_wait_s=1000)  # overload has tests of its own
+PATIENT = AdmissionSettings(max_line_s=1000, max_late_s=1000, max_wait_s=1000)  # overload has tests of its own
 
 
 @contextmanager
