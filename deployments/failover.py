@@ -117,20 +117,25 @@ async def persist(
     where that needs another replica. Raises whatever else `ask` raises, and `lost` once `limits` are reached: a stream
     never just ends.
     """
-    attempts = Attempts(lost, limits)
+    attempts, over = Attempts(lost, limits), False
     while True:
         try:
             async with aclosing(ask()) as chunks:
                 async for chunk in chunks:
                     attempts.heard()
+                    if over:
+                        continue
                     if len(chunk.codes) or chunk.finish_reason is not None:
                         if attempts.handover is not None:
                             record(lost, request_id, attempts.handover)
                         attempts.advanced()
                     yield chunk
-                    if chunk.finish_reason is not None:
-                        return
+                    over = chunk.finish_reason is not None  # leaving now would cancel what ends by itself
+            if over:
+                return
             raise lost("the stream ended without its last chunk")
         except (ReplicaLost, NotReady, Overloaded) as error:
+            if over:
+                return
             delay_s = attempts.delay_s(error)
         await asyncio.sleep(delay_s)

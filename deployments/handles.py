@@ -34,7 +34,8 @@ async def stream(
     """The items of a streaming method. Leaving the generator, for whatever reason, cancels the call behind it.
 
     Raises what the method raised, Overloaded and NotReady where no replica takes the call, `lost` where the replica
-    died or fell silent: the method brings its first item at once, and further ones every BEAT_S at least.
+    died or fell silent: the method brings its first item at once, and further ones every BEAT_S at least. Also where
+    Serve cancelled the call: with one call that is left it cancels all that the same HTTP request led to behind it.
     """
     response = handle.options(method_name=method, stream=True).remote(request)
     items = aiter(response)
@@ -50,6 +51,8 @@ async def stream(
             except StopAsyncIteration:
                 _finished.count(time.monotonic())
                 return
+            except asyncio.CancelledError:  # not ours: that would come out of the wait
+                raise lost("Serve has cancelled the call") from None
             within_s = _SILENCE_S
             yield item
     except Exception as error:

@@ -27,7 +27,7 @@ class Replicas:
     def __init__(self, *scripts: list[FrameChunk | Exception]) -> None:
         self._scripts = list(scripts)
         self.asked: list[int] = []  # frames the reader had, at each attempt
-        self.closed = 0
+        self.closed = self.played = 0
         self.have: list[int] = []
 
     def ask(self) -> AsyncGenerator[FrameChunk, None]:
@@ -37,6 +37,7 @@ class Replicas:
     async def _play(self, script: list[FrameChunk | Exception]) -> AsyncGenerator[FrameChunk, None]:
         try:
             for step in script:
+                self.played += step is script[-1]
                 if isinstance(step, Exception):
                     raise step
                 yield step
@@ -67,6 +68,14 @@ async def test_a_lost_stream_goes_on_behind_what_the_reader_has(loss: Exception)
 async def test_a_stream_that_ends_without_its_last_chunk_is_lost() -> None:
     replicas = Replicas([frame(1)], [frame(2, last=True)])
     assert await replicas.read() == [1, 2]
+
+
+@pytest.mark.parametrize("behind", [[], [BEAT], [LOST]])
+async def test_the_call_behind_the_last_chunk_ends_by_itself(behind: list[FrameChunk | Exception]) -> None:
+    """Cancelling one would make Serve cancel others that the same HTTP request led to."""
+    replicas = Replicas([frame(1, last=True), *behind])
+    assert await replicas.read() == [1]
+    assert (replicas.asked, replicas.played) == ([0], 1)
 
 
 async def test_a_loss_before_the_first_frame_is_made_up_for() -> None:

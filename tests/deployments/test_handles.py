@@ -30,7 +30,7 @@ class Response:
         for item in self._items:
             if isinstance(item, asyncio.Event):
                 await item.wait()
-            elif isinstance(item, Exception):
+            elif isinstance(item, BaseException):
                 raise item
             else:
                 yield item
@@ -132,6 +132,13 @@ async def test_leaving_a_stream_cancels_the_call() -> None:
         assert await anext(items) == "a"
         assert not handle.response.cancelled
     assert handle.response.cancelled
+
+
+@pytest.mark.anyio
+async def test_a_call_that_serve_cancels_is_lost_and_not_a_cancelled_reader() -> None:
+    handle = Handle(1, asyncio.CancelledError())
+    with pytest.raises(TalkerLost, match="cancelled"):
+        await collect(stream(handle, "generate", "request", lost=TalkerLost))
 
 
 @pytest.mark.anyio
