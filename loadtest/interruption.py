@@ -16,7 +16,8 @@ class Interruption:
     request_id: str | None
     delivered_s: float  # audio that its client had then
     buffered_s: float  # of it, what a player that began with the first sample had not played
-    gap_s: float  # longest time without audio, less the usual one; 0.0: none
+    next_s: float  # from the moment to the next audio, less the usual time between two chunks; 0.0: no longer
+    gap_s: float  # longest time without audio behind it, as much less
     heard_s: float  # how long such a player fell silent afterwards
 
 
@@ -41,6 +42,7 @@ def interruption(trace: Trace, moment_s: float) -> Interruption | None:
         request_id=trace.request_id,
         delivered_s=had_s,
         buffered_s=max(0.0, had_s - (moment_s - arrivals_s[0])),
+        next_s=max(0.0, min(at_s for at_s in arrivals_s if at_s > moment_s) - moment_s - usual_s),
         gap_s=max(0.0, max(after) - usual_s),
         heard_s=sum(late for late in late_s if late > playback.sample_s),
     )

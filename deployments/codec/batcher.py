@@ -18,6 +18,10 @@ from deployments.errors import EngineError
 from deployments.protocol import Codes
 
 _SMOOTHING = 0.1  # weight of the newest batch
+# A stream whose listener has less than this in hand asks again as soon as its chunk is on its way: so long its worker
+# waits for it, rather than begin a call for a stream that has time, which would take far longer.
+_URGENT_S = 0.5
+_RETURN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class DecodeJob:
 
     codes: Codes  # [frames, num_code_groups]
     state: DecoderState
-    deadline_s: float  # when its listener needs them, on any clock common to all jobs
+    deadline_s: float  # when its listener needs them, of time.monotonic()
     silent: bool = False  # only the state is wanted, somebody else made the audio
     followed_by: int = 0  # frames of further silent jobs of this stream
 
@@ -119,6 +123,7 @@ class DecodeGate:
         self._max_call_s, self._largest = max_call_s, largest or {}
         self._workers = workers
         self._idle_workers = workers
+        self._returns_s = 0.0  # until then a stream with little time may ask again
         self._waiting: list[_Waiter] = []  # by deadline
         self._numbers = count()
         self._running: set[asyncio.Future[list[Decoded | BaseException]]] = set()
@@ -149,7 +154,10 @@ class DecodeGate:
                 self._waiting.remove(waiter)
 
     def _dispatch(self) -> None:
+        now_s = time.monotonic()
         while self._waiting and self._idle_workers:
+            if now_s < self._returns_s and self._waiting[0].deadline_s - now_s > _URGENT_S:
+                return
             self._start(self._next_batch())
 
     def _next_batch(self) -> list[_Waiter]:
@@ -182,16 +190,20 @@ class DecodeGate:
             task.add_done_callback(waiter.settle)
         running = asyncio.gather(*tasks, return_exceptions=True)
         self._running.add(running)
-        frames, started_s = sum(len(waiter.job.codes) for waiter in batch), time.monotonic()
-        silent = batch[0].job.silent  # costs far less a frame
-        running.add_done_callback(
-            lambda done: self._finish(done, 0 if silent else frames, time.monotonic() - started_s)
-        )
+        started_s = time.monotonic()
+        running.add_done_callback(lambda done: self._finish(done, batch, time.monotonic() - started_s))
 
-    def _finish(self, running: asyncio.Future[list[Decoded | BaseException]], frames: int, seconds: float) -> None:
+    def _finish(
+        self, running: asyncio.Future[list[Decoded | BaseException]], batch: list[_Waiter], seconds: float
+    ) -> None:
         self._running.discard(running)
-        if frames:
+        loop, now_s = asyncio.get_running_loop(), time.monotonic()
+        if not batch[0].job.silent:  # which costs far less a frame
+            frames = sum(len(waiter.job.codes) for waiter in batch)
             weight = _SMOOTHING if self.seconds_per_frame else 1.0
             self.seconds_per_frame += weight * (seconds / frames - self.seconds_per_frame)
         self._idle_workers += 1
-        asyncio.get_running_loop().call_soon(self._dispatch)  # streams that were just served may ask again first
+        loop.call_soon(self._dispatch)
+        if batch[0].deadline_s - now_s < _URGENT_S:  # the most urgent one
+            self._returns_s = now_s + _RETURN_S
+            loop.call_later(_RETURN_S, self._dispatch)

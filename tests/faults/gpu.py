@@ -1,7 +1,8 @@
 """What a listener gets when a replica dies on a GPU host, over HTTP: `python -m tests.faults.gpu codec|talker ...`.
 
 `codec`: kill -9 of the codec replica behind a stream that is a minute long by then. `talker`: kill -9 of one of several
-talker replicas under load. Clients read as fast as audio comes: a gap is the longest time without any after the kill.
+talker replicas under load. Clients read as fast as audio comes: `next` is the time from the kill to the next audio,
+`gap` the longest time without any that begins in the two seconds behind it.
 """
 
 import argparse
@@ -158,12 +159,14 @@ def say_gaps(interruptions: Sequence[Interruption]) -> str:
         return "no stream was under way"
     gaps_ms = np.array([each.gap_s for each in interruptions]) * MS
     p50, p95 = np.percentile(gaps_ms, (50, 95))
+    next_ms = np.array([each.next_s for each in interruptions]) * MS
     heard = ", ".join(
         f"{sum(each.heard_s > buffer_s for each in interruptions)} with {buffer_s:g} s" for buffer_s in BUFFERS_S
     )
     least_ms = min(each.buffered_s for each in interruptions) * MS
     return (
-        f"{len(interruptions)} streams, gap p50 {p50:.0f}, p95 {p95:.0f}, longest {gaps_ms.max():.0f} ms; "
+        f"{len(interruptions)} streams, next p50 {np.median(next_ms):.0f}, longest {next_ms.max():.0f} ms; "
+        f"gap p50 {p50:.0f}, p95 {p95:.0f}, longest {gaps_ms.max():.0f} ms; "
         f"least buffered {least_ms:.0f} ms; heard by (player's buffer): {heard}"
     )
 

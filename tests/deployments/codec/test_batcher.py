@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -91,6 +92,29 @@ async def test_jobs_of_one_tick_go_together_at_once(fake: FakeDecoder) -> None:
     fake.finish(1.0, 2.0, 3.0, 4.0)
     assert [(await task).pcm[0] for task in tasks] == [3, 1, 2, 4]
     assert (gate.batches, gate.jobs, gate.num_waiting) == (1, 4, 0)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+@pytest.mark.anyio
+async def test_a_worker_waits_a_moment_for_a_stream_with_little_time(fake: FakeDecoder, comes_back: bool) -> None:
+    gate, now_s = gate_of(fake), time.monotonic()
+    soon, later, sooner = now_s + 0.1, now_s + 10, now_s + 0.2
+    urgent = asyncio.create_task(gate.submit(job(soon)))
+    await until(lambda: soon in fake.running)
+    patient = asyncio.create_task(gate.submit(job(later, frames=12)))
+    fake.finish(soon)
+    await urgent
+    assert later not in fake.running
+    if comes_back:
+        again = asyncio.create_task(gate.submit(job(sooner)))
+        await until(lambda: sooner in fake.running)
+        fake.finish(sooner)
+        await again
+    while later not in fake.running:  # noqa: ASYNC110, the gate's clock lets it through
+        await asyncio.sleep(0.001)
+    fake.finish(later)
+    await patient
+    assert fake.calls == ([[soon], [sooner], [later]] if comes_back else [[soon], [later]])
 
 
 @pytest.mark.anyio
