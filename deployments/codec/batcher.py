@@ -157,6 +157,7 @@ class DecodeGate:
         now_s = time.monotonic()
         while self._waiting and self._idle_workers:
             if now_s < self._returns_s and self._waiting[0].deadline_s - now_s > _URGENT_S:
+                asyncio.get_running_loop().call_later(self._returns_s - now_s, self._dispatch)  # or a little earlier
                 return
             self._start(self._next_batch())
 
@@ -197,13 +198,12 @@ class DecodeGate:
         self, running: asyncio.Future[list[Decoded | BaseException]], batch: list[_Waiter], seconds: float
     ) -> None:
         self._running.discard(running)
-        loop, now_s = asyncio.get_running_loop(), time.monotonic()
         if not batch[0].job.silent:  # which costs far less a frame
             frames = sum(len(waiter.job.codes) for waiter in batch)
             weight = _SMOOTHING if self.seconds_per_frame else 1.0
             self.seconds_per_frame += weight * (seconds / frames - self.seconds_per_frame)
         self._idle_workers += 1
-        loop.call_soon(self._dispatch)
+        now_s = time.monotonic()
         if batch[0].deadline_s - now_s < _URGENT_S:  # the most urgent one
             self._returns_s = now_s + _RETURN_S
-            loop.call_later(_RETURN_S, self._dispatch)
+        asyncio.get_running_loop().call_soon(self._dispatch)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import uvloop
 
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob, decode_batch
 from deployments.codec.decoder import CodecDecoder
@@ -115,6 +116,28 @@ async def test_a_worker_waits_a_moment_for_a_stream_with_little_time(fake: FakeD
     fake.finish(later)
     await patient
     assert fake.calls == ([[soon], [sooner], [later]] if comes_back else [[soon], [later]])
+
+
+def test_a_timer_that_fires_early_leaves_nobody_waiting() -> None:
+    """As those of Serve's event loop do: they count from the beginning of the loop's turn."""
+
+    async def speak() -> None:
+        fake = FakeDecoder()
+        gate, now_s = gate_of(fake), time.monotonic()
+        urgent = asyncio.create_task(gate.submit(job(now_s)))
+        await until(lambda: now_s in fake.running)
+        patient = asyncio.create_task(gate.submit(job(now_s + 10)))
+        await settle()
+        time.sleep(0.05)  # a long turn
+        fake.finish(now_s)
+        await urgent
+        async with asyncio.timeout(10):
+            while now_s + 10 not in fake.running:  # noqa: ASYNC110, the gate's clock lets it through
+                await asyncio.sleep(0.001)
+        fake.finish(now_s + 10)
+        await patient
+
+    uvloop.run(speak())
 
 
 @pytest.mark.anyio
