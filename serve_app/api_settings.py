@@ -27,7 +27,7 @@ class AdmissionSettings(Strict):
 
     max_streams: Positive = 256  # that are spoken or wait, below the pool's max_ongoing_requests
     # In front of the pools, on top of what a first audio takes anyway. While the eldest waits longer, nobody may join.
-    max_line_s: Annotated[float, Field(gt=0)] = 0.5
+    max_line_s: Annotated[float, Field(gt=0)] = 0.25
     # Where listeners hear more silence than this in all, too many streams are open: fewer are let in from then on.
     max_late_s: Annotated[float, Field(gt=0)] = 0.25
     min_streams: Positive = 4  # are let in, however late they come

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from deployments.config import CodecConfig, Strict, TalkerConfig
 from deployments.errors import TalkrayError
-from serve_app.api_settings import AdmissionSettings, ApiSettings
+from serve_app.api_settings import ApiSettings
 from serve_app.autoscaling import CodecScaling, TalkerScaling
 
 
@@ -58,7 +58,6 @@ class AppConfig(Strict):
 def one_gpu() -> AppConfig:
     """Defaults for one machine whose GPU makes codes and audio; `cluster/serve/one-gpu.yaml` says the same."""
     return AppConfig(
-        api=ApiSettings(admission=AdmissionSettings(max_line_s=0.25)),
         talker=TalkerConfig(max_num_seqs=64, max_num_waiting=64, gpu_memory_fraction=0.85),
         codec=CodecConfig(placement="inline"),
         talker_pool=PoolConfig(num_gpus=1.0, max_ongoing_requests=160, max_queued_requests=64),
