@@ -55,10 +55,10 @@ voice-eval: $(VENV)/.installed-dev ## Listen to the embedded voice: word error r
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
 	$(BIN)/python -m tests.parity.run
 
-step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (three minutes)
+step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (four minutes)
 	$(BIN)/python -m tests.loadtest.experiments step step-load-$$(date +%Y%m%d-%H%M%S) 0.6
 
-overload: $(VENV)/.installed-dev ## The capacity, twice that for a minute, and a report (five minutes; make overload RATE=3 knows it)
+overload: $(VENV)/.installed-dev ## The capacity, twice that for a minute, and a report (six minutes; make overload RATE=3 knows it)
 	$(BIN)/python -m tests.loadtest.experiments overload overload-$$(date +%Y%m%d-%H%M%S) $(RATE)
 
 simulate-check: $(VENV)/.installed-dev ## The load test's simulator against a server on this machine (ten minutes)

@@ -34,7 +34,7 @@ GROWING = AppConfig(
 )
 FIXED = AppConfig(model="embedded")
 REQUESTS = ("--speech-s", "1.5", "--max-ttfb", "1000", "--max-stall", "500")
-RISING = ("--from", "2", "--factor", "1.3", "--duration", "12", "--settle", "3", "--warmup", "4", "--refine", "0")
+RISING = ("--from", "2", "--factor", "1.3", "--duration", "25", "--settle", "3", "--warmup", "4", "--refine", "0")
 PHASES = ("--before", "20", "--during", "60", "--relief", "10", "--after", "20")
 
 
@@ -96,7 +96,7 @@ def capacity(sweep: Path) -> float:
 
 def step(out: Path, rate: float) -> int:
     """A rate that one replica of each pool holds, five times that, and the rate again."""
-    phases = ("--before", "15", "--during", "50", "--after", "50")
+    phases = ("--before", "15", "--during", "50", "--after", "110")
     with running(GROWING, Address("127.0.0.1", free_port()), print) as url, status_server() as status:
         where = ("--url", url, "--serve-status-url", status, "--out", str(out))
         failed = loadtest("step", *where, "--rate", str(rate), *phases, "--warmup", "3", *REQUESTS)
