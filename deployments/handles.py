@@ -24,6 +24,8 @@ BEAT_S = 0.5
 _SILENCE_S = 3.0
 # What has arrived is read within this time, even by a process that could not run for a while.
 _CATCH_UP_S = 0.25
+# Calls that were left before a replica had taken them.
+_left: set[asyncio.Task[None]] = set()
 
 T = TypeVar("T")
 
@@ -56,11 +58,23 @@ async def stream(
             within_s = _SILENCE_S
             yield item
     except Exception as error:
+        response.cancel()
         raise translate(error, lost) from error
     finally:
-        response.cancel()
-        if coming is not None and not coming.done():
+        if coming is None or coming.done() or within_s == _SILENCE_S:
+            response.cancel()
             await _drop(coming)
+        else:
+            leaving = asyncio.create_task(_leave(response, coming))
+            _left.add(leaving)
+            leaving.add_done_callback(_left.discard)
+
+
+async def _leave(response: Any, coming: asyncio.Future[Any]) -> None:
+    """Cancel a call once a replica has taken it: Serve misses one that is being taken at that very moment."""
+    await asyncio.wait((coming,), timeout=_ACCEPT_S)
+    response.cancel()
+    await _drop(coming)
 
 
 async def _settles(coming: asyncio.Future[Any], within_s: float) -> bool:
@@ -107,12 +121,13 @@ async def with_beats(
                     return
                 yield item
         finally:
-            if coming is not None:
-                await _drop(coming)
+            await _drop(coming)
 
 
-async def _drop(coming: asyncio.Future[Any]) -> None:
+async def _drop(coming: asyncio.Future[Any] | None) -> None:
     """End what nobody waits for any more; how it ends is no news."""
+    if coming is None:
+        return
     coming.cancel()
     await asyncio.wait((coming,))
     if not coming.cancelled():

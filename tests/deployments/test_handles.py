@@ -142,6 +142,22 @@ async def test_a_call_that_serve_cancels_is_lost_and_not_a_cancelled_reader() ->
 
 
 @pytest.mark.anyio
+async def test_a_call_is_cancelled_once_it_has_been_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = asyncio.Event()
+    handle = Handle(taken, 1, asyncio.Event())
+    reading = asyncio.create_task(collect(stream(handle, "generate", "request", lost=TalkerLost)))
+    await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait((reading,))
+    assert reading.cancelled()
+    assert handle.response.cancelled == 0
+    taken.set()
+    async with asyncio.timeout(10):
+        while not handle.response.cancelled:  # noqa: ASYNC110, somebody else's event loop tells no one
+            await asyncio.sleep(0)
+
+
+@pytest.mark.anyio
 async def test_a_plain_call_returns_or_raises_one_of_ours() -> None:
     handle = Handle("info")
     assert await call(handle, "describe", lost=TalkerLost) == "info"
