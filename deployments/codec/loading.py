@@ -127,7 +127,7 @@ def _cpu_flags() -> list[str]:
 
 
 def _warm_up(decoder: CodecDecoder, config: CodecConfig) -> dict[int, int]:
-    """Make every call once that there will be: the first of a shape may take a second, on a GPU as on a CPU.
+    """Make every call once that there will be: the first of a shape takes longer, on a GPU as on a CPU.
 
     Returns the largest batch of each size. With `inline` nothing is decoded here, and no start waits for it.
     """
@@ -135,7 +135,7 @@ def _warm_up(decoder: CodecDecoder, config: CodecConfig) -> dict[int, int]:
         return {}
     sizes, state = call_sizes(config.chunk_frames), decoder.initial_state()
     codes = torch.zeros((config.max_batch_size, max(REPLAY_SIZES), decoder.config.num_quantizers), dtype=torch.long)
-    for size in (*sizes, *REPLAY_SIZES):
+    for size in call_sizes((*config.chunk_frames, *REPLAY_SIZES)):
         decoder.advance(codes[:1, :size], [state])
     largest: dict[int, int] = {}
     for size in sizes:

@@ -142,7 +142,7 @@ async def test_a_call_that_serve_cancels_is_lost_and_not_a_cancelled_reader() ->
 
 
 @pytest.mark.anyio
-async def test_a_call_is_cancelled_once_it_has_been_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_is_cancelled_once_it_has_been_taken() -> None:
     taken = asyncio.Event()
     handle = Handle(taken, 1, asyncio.Event())
     reading = asyncio.create_task(collect(stream(handle, "generate", "request", lost=TalkerLost)))
