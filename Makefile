@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit kernels e2e scale metrics faults fuzz audit voice-eval parity step-load overload simulate-check clean
+.PHONY: help install run test lint unit kernels e2e scale metrics faults docs fuzz audit voice-eval parity step-load overload simulate-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -24,11 +24,11 @@ lint: $(VENV)/.installed-dev ## Format, lint, types and the folder rule
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed-dev ## Tests without Ray
-	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not fuzz"
+	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not docs and not fuzz"
 
 kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU (installs Triton)
 	$(PIP) "triton>=3.6"
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/deployments/talker/kernels tests/deployments/codec/test_gpu_decoder.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/deployments/talker/kernels tests/deployments/codec/test_triton_backend.py
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m e2e
@@ -42,6 +42,9 @@ metrics: $(VENV)/.installed-dev ## A real Prometheus (fetched with apt-get) scra
 faults: $(VENV)/.installed-dev ## Kill replicas and hosts under load: no listener may notice (15 minutes)
 	$(BIN)/python -m pytest -q -m faults
 
+docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are printed, in a fresh clone (minutes; port 8000 must be free)
+	$(BIN)/python -m pytest -q -m docs tests/test_docs_commands.py
+
 fuzz: $(VENV)/.installed-dev ## At least 10,000 hostile requests of each kind (TALKRAY_FUZZ_SEED=1 for others)
 	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/fuzz
 
@@ -50,7 +53,7 @@ audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the 
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
 voice-eval: $(VENV)/.installed-dev ## Listen to the embedded voice: word error rate, runaways, DNSMOS (options: make voice-eval ARGS="--sentences 20")
-	$(BIN)/python -m deployments.demo_voice.evaluate $(ARGS)
+	$(BIN)/python -m tools.demo_voice.evaluate $(ARGS)
 
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
 	$(BIN)/python -m tests.parity.run

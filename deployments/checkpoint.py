@@ -8,18 +8,37 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from deployments.cuda import upload
 from deployments.errors import CheckpointError
-from deployments.gpu_upload import upload
+from deployments.model_store import INDEX_FILE, SINGLE_FILE, read_index
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 _MAX_SHOWN = 8
 
 T = TypeVar("T")
+
+
+def read_json(file: Path) -> Any:
+    """What a checkpoint's JSON file holds; raises CheckpointError."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing: is {file.parent} a Qwen3-TTS checkpoint directory?") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from None
+
+
+def as_config(kind: type[T], values: object, source: Path) -> T:
+    """Decoded JSON as the dataclass `kind`, other keys ignored; raises CheckpointError with each key that is wrong."""
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise CheckpointError(f"{source}: {'; '.join(problems)}") from None
 
 
 def tensor_files(directory: Path) -> dict[str, Path]:
@@ -30,11 +49,7 @@ def tensor_files(directory: Path) -> dict[str, Path]:
             return dict.fromkeys(_keys(file), single)
     if not index.is_file():
         raise CheckpointError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError) as error:
-        raise CheckpointError(f"{index} is not an index of safetensors shards: {error!r}") from error
-    return {name: directory / file for name, file in weight_map.items()}
+    return {name: directory / file for name, file in read_index(index).items()}
 
 
 def read_shapes(directory: Path, prefix: str = "") -> dict[str, tuple[int, ...]]:
@@ -111,6 +126,8 @@ def _differences(
 
 
 def _describe(directory: Path, prefix: str, problems: list[str]) -> str:
+    if any(".lora_" in problem for problem in problems):
+        return f"{directory} holds a LoRA adapter that is not merged: merge it first (PEFT: merge_and_unload)"
     shown = "; ".join(prefix + problem for problem in problems[:_MAX_SHOWN])
     more = f"; and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
     file = directory / (SINGLE_FILE if (directory / SINGLE_FILE).is_file() else INDEX_FILE)

@@ -35,10 +35,6 @@ class TalkerConfig(Strict):
     kernels: Literal["auto", "plain"] = "auto"  # auto: fused Triton kernels on a GPU in half precision
     # On a GPU: codes do not depend on the batch, at the price of running every step in the shape of the fullest batch.
     deterministic: bool = False
-    # While others wait, a sequence this far ahead of its listener sits steps out.
-    max_lead_s: Annotated[float, Field(gt=0)] = 8.0
-    runaway_frames_per_token: Annotated[int, Field(ge=1)] = 12
-    runaway_min_frames: Annotated[int, Field(ge=1)] = 75
 
     @model_validator(mode="after")
     def _sizes_once(self) -> Self:
@@ -59,10 +55,6 @@ class CodecConfig(Strict):
     placement: Literal["hybrid", "pool", "inline"] = "hybrid"
     gpu_frames: Annotated[int, Field(ge=1)] = 12  # hybrid, with an idle pool: time for a CPU to take over
     workers: Annotated[int, Field(ge=1)] = 1  # decoder threads of a replica, one torch thread each
-    max_batch_size: Annotated[int, Field(ge=1)] = 16
-    max_batch_frames: Annotated[int, Field(ge=1)] = 64  # in one call
-    # Streams share a call only while it takes no longer than that: an urgent one may have to wait for its end.
-    max_call_s: Annotated[float, Field(gt=0)] = 0.25
     # A replica takes on fewer streams once chunks are done so long after their listeners need them, or first chunks so
     # long after they arrived.
     max_late_s: Annotated[float, Field(gt=0)] = 0.25

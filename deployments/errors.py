@@ -8,6 +8,10 @@ class TalkrayError(Exception):
     """Base of every error Talkray raises on purpose."""
 
 
+class StartError(TalkrayError):
+    """The application did not come up; the message says what failed and what to do."""
+
+
 class InvalidRequest(TalkrayError):
     """The request cannot be served as it is: `param` names the offending field."""
 

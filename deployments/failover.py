@@ -12,9 +12,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from deployments import metrics
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
-from deployments.protocol import Codes, FinishReason
+from deployments.protocol import Codes, FinishReason, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -33,18 +35,36 @@ class Chunk(Protocol):
 
 
 C = TypeVar("C", bound=Chunk)
+D = TypeVar("D")
+
+
+class Received:
+    """What the reader of a stream keeps of it: another replica can go on from there."""
+
+    def __init__(self, begun: Progress | None = None) -> None:
+        """`begun`: what was received elsewhere."""
+        self._codes = [] if begun is None else [begun.codes]
+        self.samples = 0 if begun is None else begun.samples
+
+    def add(self, codes: Codes, samples: int) -> None:
+        """Frames that are new, and how many samples have been delivered with them."""
+        if len(codes):
+            self._codes.append(codes)
+        self.samples = samples
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the stream has come; None before its first frame."""
+        return Progress(np.concatenate(self._codes), self.samples) if self._codes else None
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RetryLimits:
     """When a stream is given up."""
 
     patience_s: float = 30.0  # without anything new, from the loss on
     max_losses: int = 12  # replicas that died under one stream; those it was moved away from do not count
     max_futile: int = 3  # of them in a row that died before they brought a frame: it may be the request that kills
-
-
-DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +85,7 @@ def record(lost: type[ReplicaLost], request_id: str, handover: Handover) -> None
 class Attempts:
     """Decides after each loss whether a stream asks again, and when."""
 
-    def __init__(self, lost: type[ReplicaLost], limits: Limits) -> None:
+    def __init__(self, lost: type[ReplicaLost], limits: RetryLimits) -> None:
         self._lost, self._limits = lost, limits
         self._losses = self._futile = 0
         self._delay_s = _FIRST_DELAY_S
@@ -106,12 +126,13 @@ class Attempts:
 
 async def persist(
     ask: Callable[[], AsyncGenerator[C, None]],
+    pass_on: Callable[[C], D | None],
     *,
     request_id: str,
     lost: type[ReplicaLost],
-    limits: Limits = DEFAULT_LIMITS,
-) -> AsyncGenerator[C, None]:
-    """The chunks of a stream up to its last one, from as many replicas as it takes.
+    limits: RetryLimits = RetryLimits(),
+) -> AsyncGenerator[D, None]:
+    """What `pass_on` makes of the chunks of a stream up to its last one, from as many replicas as it takes.
 
     `ask` is called for each attempt and must go on behind the chunks that have been taken; it raises `lost` or Moved
     where that needs another replica. Raises whatever else `ask` raises, and `lost` once `limits` are reached: a stream
@@ -129,7 +150,9 @@ async def persist(
                         if attempts.handover is not None:
                             record(lost, request_id, attempts.handover)
                         attempts.advanced()
-                    yield chunk
+                    item = pass_on(chunk)
+                    if item is not None:
+                        yield item
                     over = chunk.finish_reason is not None  # leaving now would cancel what ends by itself
             if over:
                 return

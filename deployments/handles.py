@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator
+from typing import Any
 
 from grpc import RpcError
 from ray.exceptions import RayActorError, RayTaskError
@@ -12,22 +11,19 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.errors import NotReady, Overloaded, ReplicaLost
-from deployments.rate import Rate
+from deployments.limits import Rate
 
 # Streams that this process has seen end: each deployment calls one other.
 _finished = Rate()
 # A call that no replica has taken by then is made again: it may wait for one that hangs. All are full at times.
 _ACCEPT_S = 4.0
-# A stream brings at least a sign of life this often, and is lost when it has been silent for so long: a replica that
-# hangs, or a host that is cut off, closes no connection.
-BEAT_S = 0.5
+# A stream that has been silent for so long is lost, as replicas send heartbeats: one that hangs, or a host that is cut
+# off, closes no connection.
 _SILENCE_S = 3.0
 # What has arrived is read within this time, even by a process that could not run for a while.
 _CATCH_UP_S = 0.25
 # Calls that were left before a replica had taken them.
 _left: set[asyncio.Task[None]] = set()
-
-T = TypeVar("T")
 
 
 async def stream(
@@ -36,7 +32,7 @@ async def stream(
     """The items of a streaming method. Leaving the generator, for whatever reason, cancels the call behind it.
 
     Raises what the method raised, Overloaded and NotReady where no replica takes the call, `lost` where the replica
-    died or fell silent: the method brings its first item at once, and further ones every BEAT_S at least. Also where
+    died or fell silent: `Replica.stream` brings the first item at once, and further ones all the time. Also where
     Serve cancelled the call: with one call that is left it cancels all that the same HTTP request led to behind it.
     """
     response = handle.options(method_name=method, stream=True).remote(request)
@@ -63,7 +59,7 @@ async def stream(
     finally:
         if coming is None or coming.done() or within_s == _SILENCE_S:
             response.cancel()
-            await _drop(coming)
+            await drop(coming)
         else:
             leaving = asyncio.create_task(_leave(response, coming))
             _left.add(leaving)
@@ -74,7 +70,7 @@ async def _leave(response: Any, coming: asyncio.Future[Any]) -> None:
     """Cancel a call once a replica has taken it: Serve misses one that is being taken at that very moment."""
     await asyncio.wait((coming,), timeout=_ACCEPT_S)
     response.cancel()
-    await _drop(coming)
+    await drop(coming)
 
 
 async def _settles(coming: asyncio.Future[Any], within_s: float) -> bool:
@@ -93,38 +89,7 @@ async def call(handle: DeploymentHandle, method: str, *, lost: type[ReplicaLost]
         raise translate(error, lost) from error
 
 
-async def with_beats(
-    items: AsyncGenerator[T, None], beat: Callable[[], T], check: Callable[[], None]
-) -> AsyncGenerator[T, None]:
-    """`items` as `stream` wants them: a beat at once, and another whenever nothing comes for BEAT_S.
-
-    `check` is called at least as often; it raises where the stream has to leave this replica.
-    """
-    coming: asyncio.Task[T] | None = None
-    async with aclosing(items):
-        try:
-            check()
-            coming = asyncio.ensure_future(anext(items))
-            await asyncio.sleep(0)  # it asks what is behind it before the beat is packed and sent
-            yield beat()
-            while True:
-                check()
-                coming = coming or asyncio.ensure_future(anext(items))
-                await asyncio.wait((coming,), timeout=BEAT_S)
-                if not coming.done():
-                    yield beat()
-                    continue
-                done, coming = coming, None
-                try:
-                    item = done.result()
-                except StopAsyncIteration:
-                    return
-                yield item
-        finally:
-            await _drop(coming)
-
-
-async def _drop(coming: asyncio.Future[Any] | None) -> None:
+async def drop(coming: asyncio.Future[Any] | None) -> None:
     """End what nobody waits for any more; how it ends is no news."""
     if coming is None:
         return
@@ -139,7 +104,8 @@ def translate(error: Exception, lost: type[ReplicaLost]) -> Exception:
     if isinstance(error, BackPressureError):
         queued = error.args[0]  # calls of this process that wait for a replica with room
         after_s = _finished.retry_after_s(queued, time.monotonic())
-        return Overloaded(f"every replica of the next stage is full and {queued} requests wait", after_s)
+        full = f"Every replica is full (waiting for one with room: {queued}); more replicas raise the limit."
+        return Overloaded(full, after_s)
     if isinstance(error, RayActorError | RpcError):
         return lost(f"the replica serving this stream is gone: {type(error).__name__}")
     if isinstance(error, DeploymentUnavailableError):

@@ -1,10 +1,11 @@
 """Triton kernels compiled ahead, in as many processes as there are CPUs.
 
 Triton compiles a kernel where it is first launched, one after the other. Here the work is run once with its launches
-noted instead of made; what was noted is compiled by `deployments.compile_worker` processes into the cache folder that
-Triton reads, and the launches that follow find everything there. Workers use no GPU.
+noted instead of made; what was noted is compiled by processes of our own into the cache folder that Triton reads, and
+the launches that follow find everything there. These processes use no GPU.
 """
 
+import importlib
 import json
 import logging
 import os
@@ -16,17 +17,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import triton
 from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler import compile as compile_source
 
 logger = logging.getLogger(__name__)
 
 _MAX_WORKERS = 16  # each imports torch: about a third of a gigabyte of memory
-_PACKAGE = Path(__file__).parent
+_WORKER = "import torch; from deployments.kernel_compiler import serve_standard_streams as serve; serve()"
 
 Progress = Callable[[int, int], None]
 """(kernels done, kernels in all)."""
@@ -89,7 +92,7 @@ class CompileWorkers:
 
     def __init__(self, count: int | None = None) -> None:
         number = count or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
-        command = [sys.executable, "-m", "deployments.compile_worker"]
+        command = [sys.executable, "-c", _WORKER]  # the kernels' modules want torch: imported while nothing waits
         # A worker ends when its input closes, so none outlives this process.
         self._processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(number)
@@ -143,3 +146,34 @@ def _ask(process: "subprocess.Popen[bytes]", kernel: Kernel) -> str | None:
     except (pickle.PickleError, TypeError, AttributeError) as error:
         return f"it cannot be handed to another process: {error!r}"
     return problem
+
+
+def serve_standard_streams() -> None:
+    """What a worker does: pickled kernels in, for each one None out, or what went wrong. It ends when its input does.
+
+    What anybody prints goes to standard error.
+    """
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        while True:
+            try:
+                kernel: Kernel = pickle.load(sys.stdin.buffer)
+                pickle.dump(_try(kernel), answers)
+                answers.flush()
+            except (EOFError, BrokenPipeError):
+                return
+
+
+def _try(kernel: Kernel) -> str | None:
+    try:
+        compile_kernel(kernel)
+    except Exception as error:  # whoever launches the kernel meets it again, with a traceback
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def compile_kernel(kernel: Kernel) -> None:
+    """Leave a kernel in the cache; nothing happens where it is there."""
+    function = getattr(importlib.import_module(kernel.module), kernel.function)
+    source = ASTSource(function, kernel.signature, kernel.constants, kernel.attributes)
+    compile_source(source, target=GPUTarget(*kernel.target), options=kernel.options)

@@ -5,11 +5,11 @@ to three microseconds; outside Ray the calls do nothing. Instruments exist once 
 agent adds, tells replicas apart.
 """
 
-import time
-from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from deployments.protocol import FinishReason, Marks
 from deployments.recordings import Lookups
 
 _LATENCIES_S = [0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 15.0, 60.0]
@@ -21,6 +21,10 @@ _REASON = ("reason",)
 
 TTFB = Histogram("talkray_ttfb_seconds", "Request received to the first byte of its body sent.", _LATENCIES_S)
 TTFP = Histogram("talkray_ttfp_seconds", "Request received to its first PCM sample at the ingress.", _LATENCIES_S)
+STAGES = Histogram(
+    "talkray_stage_seconds", "From one stage on the way to first audio to the next, of requests that are marked.",
+    _LATENCIES_S, ("stage",),
+)  # fmt: skip
 LATENESS = Histogram(
     "talkray_chunk_lateness_seconds", "How long after a zero-buffer player ran dry a chunk came; 0: in time.",
     [0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0],
@@ -30,9 +34,10 @@ AUDIO = Counter("talkray_audio_seconds_total", "Audio sent by the ingress, secon
 RTF = Histogram(
     "talkray_rtf", "Time a whole stream took over the audio it gave; above 1 is slower than speech.", _RATIOS
 )
+ENDINGS = Counter("talkray_endings_total", "Streams that came to their end, by finish_reason.", _REASON)
 STREAMS = Gauge("talkray_ingress_streams", "Requests that an ingress replica speaks or that wait there.")
 ROOM = Gauge("talkray_ingress_used_ratio", "Of the requests that an ingress replica may have at once.")
-REFUSALS = Counter("talkray_refusals_total", "Requests refused with 429 or 503, by reason.", _REASON)
+REFUSALS = Counter("talkray_refusals_total", "Requests refused, by reason.", _REASON)
 FAILOVERS = Counter("talkray_failovers_total", "Streams continued on another replica, by reason.", _REASON)
 FAILOVER_GAP = Histogram(
     "talkray_failover_gap_seconds", "Loss of a replica to the next chunk from its successor.", _LATENCIES_S, _REASON
@@ -41,6 +46,12 @@ QUEUE = Gauge("talkray_queue_depth", "Work that waits: sequences at a talker, ch
 BATCH = Histogram("talkray_batch_size", "Sequences of a talker step, chunks of a codec call.", _BATCHES, _POOL)
 STEP = Histogram("talkray_step_seconds", "A talker step, a codec call.", _STEPS_S, _POOL)
 KV_USED = Gauge("talkray_kv_blocks_used_ratio", "KV blocks in use.")
+PRECISION = Gauge(
+    "talkray_codec_precision", "1 for the precision in which a replica decodes audio.", (*_POOL, "precision")
+)
+REPAIRS = Counter(
+    "talkray_codec_repairs_total", "Audio that came to NaN or infinity and was made again in float32.", _POOL
+)
 CODEC_LAG = Gauge("talkray_codec_lag_seconds", "Audio that a codec replica has as codes and not yet as PCM, seconds.")
 RECORDINGS = Counter(
     "talkray_reference_lookups_total", "Reference recordings by what was wanted of them, and whether it was known.",
@@ -69,6 +80,33 @@ def first_byte(elapsed_s: float) -> None:
     TTFB.observe(elapsed_s)
 
 
+def first_audio(elapsed_s: float) -> None:
+    """Record when a stream's first audio came."""
+    TTFP.observe(elapsed_s)
+
+
+def stages(marks: Marks) -> None:
+    """Record how the time to a stream's first audio was spent."""
+    for before, mark in pairwise(marks):
+        STAGES.observe((mark.at_ns - before.at_ns) / 1e9, {"stage": mark.stage})
+
+
+def audio(audio_s: float, *, late_s: float) -> None:
+    """Record a chunk that goes out now, `late_s` after its listener ran dry; 0.0: in time."""
+    LATENESS.observe(late_s)
+    if late_s:
+        UNDERRUNS.inc()
+    AUDIO.inc(audio_s)
+
+
+def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None) -> None:
+    """Record a whole stream, and why it ended where that is known."""
+    if reason is not None:
+        ENDINGS.inc(1, {"reason": reason})
+    if audio_s:
+        RTF.observe(elapsed_s / audio_s)
+
+
 def ingress_load(streams: int, *, most: int) -> None:
     """Record how full an ingress replica is."""
     STREAMS.set(streams)
@@ -95,6 +133,17 @@ def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting
     QUEUE.set(waiting, TALKER)
 
 
+def codec_precision(pool: str, precision: str) -> None:
+    """Record in which precision this replica decodes."""
+    PRECISION.set(1, {"pool": pool, "precision": precision})
+
+
+def codec_repaired(pool: str, count: int) -> None:
+    """Count what was decoded again in float32."""
+    if count:
+        REPAIRS.inc(count, {"pool": pool})
+
+
 def codec_lag(lag_s: float) -> None:
     """Record how much audio waits to be decoded."""
     CODEC_LAG.set(lag_s)
@@ -113,31 +162,3 @@ def references(wanted: str, lookups: Lookups) -> None:
     for known, count in (("yes", lookups.hits), ("no", lookups.misses)):
         if count:
             RECORDINGS.inc(count, {"wanted": wanted, "known": known})
-
-
-@dataclass(slots=True)
-class StreamMeter:
-    """One stream at the ingress, measured against a player without a buffer that starts with the first audio."""
-
-    started_s: float = field(default_factory=time.perf_counter)  # when the request came
-    audio_s: float = 0.0
-    _due_s: float | None = None  # when the player runs dry
-
-    def deliver(self, audio_s: float) -> None:
-        """Record a chunk that goes out now."""
-        now_s = time.perf_counter()
-        if self._due_s is None:
-            TTFP.observe(now_s - self.started_s)
-            self._due_s = now_s
-        late_s = max(0.0, now_s - self._due_s) if self.audio_s else 0.0
-        LATENESS.observe(late_s)
-        if late_s:
-            UNDERRUNS.inc()
-        AUDIO.inc(audio_s)
-        self.audio_s += audio_s
-        self._due_s = max(self._due_s, now_s) + audio_s
-
-    def finish(self) -> None:
-        """Record the whole stream."""
-        if self.audio_s:
-            RTF.observe((time.perf_counter() - self.started_s) / self.audio_s)

@@ -1,7 +1,7 @@
 """What a start is busy with, for whoever waits for it.
 
-A command that starts the application names a file in TALKRAY_PROGRESS, which replicas inherit; what they `tell` is
-appended there, a line each.
+A command that starts the application names a file in TALKRAY_PROGRESS, which replicas inherit; what they report
+is appended there, a line each.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ VARIABLE = "TALKRAY_PROGRESS"
 logger = logging.getLogger(__name__)
 
 
-def tell(stage: str) -> None:
-    """Log what begins now, and tell it to the command that waits."""
+def report_stage(stage: str) -> None:
+    """Log what begins now, and show it to the command that waits."""
     logger.info("%s", stage)
     named = os.environ.get(VARIABLE)
     if named:
@@ -25,8 +25,8 @@ def tell(stage: str) -> None:
             file.write(f"{stage}\n")
 
 
-class Told:
-    """What replicas tell this process, line by line as it comes."""
+class StageLog:
+    """What replicas report to this process, line by line as it comes."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._read = file, 0

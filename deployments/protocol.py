@@ -69,11 +69,11 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
-    """How far an utterance has come at whoever asks another replica to go on with it."""
+class Progress:
+    """How far an utterance has come at its reader, who may ask another replica to go on with it."""
 
     codes: Codes  # every frame since its beginning
-    position: int  # samples that lie behind, on the codec's timeline before trimming; 0: nothing was delivered
+    samples: int  # delivered, on the codec's timeline before trimming
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,14 @@ class SynthesisRequest:
     leading_silence: bool = False  # True keeps quiet leading frames
     continues: bool = False  # a later segment of a text that is being heard: it is not refused and goes first
     following: tuple[str, ...] = ()  # texts of the segments behind this first one: it is refused where they do not fit
-    resume: Resume | None = None  # set where a stream goes on that another replica began
+    resume: Progress | None = None  # set where a stream goes on that another replica began
     marks: Marks = ()  # on its way so far; none where nobody wants to know
+    client: str = ""  # who asks: the line in front of the pools tells clients apart
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether somebody is listening already: a pause would be heard, and a refusal would end the speech."""
+        return self.continues or self.resume is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +109,12 @@ class GenerateRequest:
 
     synthesis: SynthesisRequest
     reference_codes: Codes | None = None  # [frames, num_code_groups] of the reference, None without in-context cloning
-    prefix: Codes | None = None  # frames of this utterance that exist already: generation goes on behind them
-    heard: int | None = None  # frames of the prefix whose audio exists; None: of all
-    gpu_frames: int = 0  # the talker brings the audio of so many frames behind those; ALL_FRAMES: of all
+    gpu_frames: int = 0  # the talker brings the audio of so many frames behind those delivered; ALL_FRAMES: of all
 
     @property
-    def is_heard(self) -> bool:
-        """Whether somebody is listening already: a pause would be heard, and a refusal would end the speech."""
-        return self.synthesis.continues or self.prefix is not None
+    def prefix(self) -> Codes | None:
+        """Frames of this utterance that exist already: generation goes on behind them."""
+        return None if self.synthesis.resume is None else self.synthesis.resume.codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ class FrameChunk:
 
     `pcm` is the next audio of the first `gpu_frames` frames. It comes in order but in its own time, in the chunk of its
     codes or in later ones, the last of it no later than the last chunk.
-    Any other chunk without frames and audio is a sign of life.
+    Any other chunk without frames and audio is a heartbeat.
     """
 
     codes: Codes
@@ -133,14 +137,14 @@ class FrameChunk:
 class PcmChunk:
     """Audio of one stream with the codes it was decoded from. Trimming may leave less audio than the codes give.
 
-    A chunk without codes, audio and reason is a sign of life.
+    A chunk without codes, audio and reason is a heartbeat.
     """
 
     pcm: bytes  # s16le, mono, at ModelInfo.sample_rate
     codes: Codes  # frames that are new to the receiver
     num_text_tokens: int
     finish_reason: FinishReason | None = None
-    position: int = 0  # behind this chunk, as in `Resume`
+    position: int = 0  # samples delivered with this chunk, as in `Progress`
     marks: Marks = ()  # as in FrameChunk
 
 
@@ -158,6 +162,7 @@ class ModelInfo:
     num_code_groups: int
     max_text_tokens: int
     talker_on_gpu: bool = False
+    codec_precision: str = "float32"  # in which the talker's device decodes
     spoken_form: str | None = None  # language whose normalisation the voice needs: it has learnt only spoken words
     max_segment_chars: int = 1000  # longer texts are synthesised in segments
 

@@ -1,6 +1,8 @@
 """Telling a thread that hangs from one that has no processor to run on: on a busy machine that may take seconds."""
 
 import contextlib
+import threading
+import time
 from pathlib import Path
 
 _RUNNABLE = "R"
@@ -18,6 +20,22 @@ def any_runnable(process: int) -> bool:
     with contextlib.suppress(OSError):
         return any(is_runnable(process, int(task.name)) for task in Path(f"/proc/{process}/task").iterdir())
     return False
+
+
+class ThreadWork:
+    """Whether the thread that constructs it works, for another one to see."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_native_id()
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._worked_s, self._seen_working_s = -1.0, time.monotonic()
+
+    def idle_s(self, now_s: float) -> float:
+        """For how long it has used no processor and waited for none, as seen by calls of this every now and then."""
+        worked_s = time.clock_gettime(self._clock)
+        if worked_s != self._worked_s or is_runnable("self", self._thread):
+            self._worked_s, self._seen_working_s = worked_s, now_s
+        return now_s - self._seen_working_s
 
 
 def _state(stat: Path) -> str:

@@ -1,31 +1,34 @@
 """`python -m loadtest`: an open-loop load test of an OpenAI-compatible speech server."""
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
 from rich.progress import Progress as RichProgress
 
-from loadtest.arrivals import Phase, Shape
-from loadtest.lengths import SpeechLengths
-from loadtest.measure import NothingPlannedError, Result, UnreachableError, measure
+from loadtest.arrivals import Phase, SpeechLengths, settled
+from loadtest.charts import simulation_charts
+from loadtest.measure import Result, measure
 from loadtest.metrics import Limits
 from loadtest.options import number_list, positive, with_settings
-from loadtest.rates import Rates, Row, header, line, try_rates
-from loadtest.runner import Settings, WarmupFailedError
-from loadtest.sweep import Plan, Sweep, read_sweep, sweep
-from loadtest.terminal import Screen, output_console, show_result, show_sweep, sweep_table
-from loadtest.traces import NoRunError, RunExistsError, RunFolder
+from loadtest.report import Section, read_report, write_page, write_report
+from loadtest.settings import Settings
+from loadtest.sweep import Plan, read_sweep, sweep
+from loadtest.tables import BRIEF, FULL_RATES, fact_table
+from loadtest.terminal import Screen, output_console, print_table, show_result, show_sweep
+from loadtest.traces import LoadTestError, RunFolder
 
 T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 Out = Annotated[Path, typer.Option(file_okay=False, help="New folder for the results.")]
+MinRequests = Annotated[int, typer.Option(min=0, help="A low rate is measured until it had about so many.")]
 Rate = Annotated[float, typer.Option(callback=positive, help="Requests per second.")]
 
 
@@ -34,20 +37,20 @@ def loadtest() -> None:
     """Measure how a speech server holds up under load. Works with any OpenAI-compatible server."""
 
 
-def fail(message: str, *, exit_code: int) -> NoReturn:
-    """Say on stderr what is wrong and leave."""
-    typer.echo(message, err=True)
-    raise typer.Exit(exit_code)
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """What goes wrong on purpose is a message on stderr and an exit code."""
+    try:
+        yield
+    except LoadTestError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.exit_code) from error
 
 
 def carry_out(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; what goes wrong on purpose is a message and an exit code."""
-    try:
+    """Run to the end."""
+    with explained():
         return asyncio.run(work)
-    except (RunExistsError, NothingPlannedError) as error:
-        fail(str(error), exit_code=2)
-    except (UnreachableError, WarmupFailedError, NoRunError) as error:
-        fail(str(error), exit_code=1)
 
 
 @app.command("run")
@@ -63,9 +66,8 @@ def run_command(
 
     Exit code: 0 if every request was spoken, 1 if any failed or was refused, 2 if called wrongly.
     """
-    settling = (Phase("settling in", rate, settle, measured=False),) if settle else ()
-    phases = (*settling, Phase("measured", rate, duration))
-    result = carry_out(run_once(replace(settings, phases=phases), RunFolder(out)))
+    settings = replace(settings, phases=settled(rate, duration, settle_s=settle))
+    result = carry_out(run_once(settings, RunFolder(out)))
     summary = result.summary
     raise typer.Exit(0 if summary.sent == summary.succeeded + summary.interrupted else 1)
 
@@ -125,10 +127,14 @@ def sweep_command(
     held: Annotated[float, typer.Option(min=0, max=1, help="Share of good requests of a rate that is held.")] = 0.95,
     collapsed: Annotated[float, typer.Option(min=0, max=1, help="Share at which the sweep ends.")] = 0.5,
     refine: Annotated[int, typer.Option(min=0, help="Rates tried between held and not held.")] = 2,
+    min_requests: MinRequests = 30,
 ) -> None:
-    """Rising rates until most requests miss a limit; the highest rate that was held is the capacity."""
-    plan = Plan(first_rate, max_rate, factor, duration, settle, held, collapsed, refine)
-    carry_out(sweep_rates(settings, plan, RunFolder(out)))
+    """Rising rates until most requests miss a limit; the highest rate that was held is the capacity.
+
+    Where the first rate is not held: lower ones, down to an eighth of it.
+    """
+    plan = Plan(first_rate, max_rate, factor, duration, settle, held, collapsed, refine, min_requests)
+    carry_out(sweep_rates(settings, plan, RunFolder(out), titles=(*BRIEF, "RTF p50", "in time", "audio s/s")))
 
 
 @app.command("rates")
@@ -138,17 +144,17 @@ def rates_command(
     rates: Annotated[str, typer.Option(help="Requests per second, such as 1,10,20.")],
     out: Out,
     duration: Annotated[float, typer.Option(callback=positive, help="Seconds measured at each rate.")] = 10.0,
-    min_requests: Annotated[int, typer.Option(min=0, help="A low rate is measured until it had so many.")] = 30,
+    min_requests: MinRequests = 30,
     settle: Annotated[float, typer.Option(min=0, help="Seconds at each rate before that, not measured.")] = 0.0,
-    budget: Annotated[float | None, typer.Option(callback=positive, help="Skip rates that would end later, s.")] = None,
 ) -> None:
     """Given rates one after the other, a row of percentiles each.
 
     Exit code: 0 if every request of every rate was spoken, else 1.
     """
-    plan = Rates(number_list(rates), duration, min_requests, settle, budget)
-    good = carry_out(print_rates(settings, plan, RunFolder(out)))
-    raise typer.Exit(0 if good else 1)
+    given = number_list(rates)
+    plan = Plan(duration_s=duration, settle_s=settle, min_requests=min_requests, rates=given)
+    spoken = carry_out(sweep_rates(settings, plan, RunFolder(out), titles=FULL_RATES))
+    raise typer.Exit(0 if spoken else 1)
 
 
 @app.command("report")
@@ -158,19 +164,12 @@ def report_command(
     max_ttfb: Annotated[float | None, typer.Option(callback=positive, help="Judge by another limit, ms.")] = None,
     max_stall: Annotated[float | None, typer.Option(min=0, help="Judge by another limit, ms.")] = None,
 ) -> None:
-    """One page of results, to read or to send: report.html with everything in it, and a PNG of each chart."""
-    try:
-        from loadtest.report import read_report, write_report
-    except ImportError as error:
-        fail(f"the report draws with matplotlib ({error}): pip install 'talkray[loadtest]'", exit_code=1)
-    try:
-        with Console(stderr=True).status("reading traces"):
-            report = read_report(folders, limits=other_limits(max_ttfb, max_stall))
-    except NoRunError as error:
-        fail(f"{error}\nGive the --out folder of a run or of a sweep.", exit_code=1)
-    with RichProgress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("drawing", total=len(report.charts()))
-        page = write_report(report, out or folders[0] / "report", drawn=lambda: progress.advance(task))
+    """One page of results, to read or to send: report.html, which holds everything and needs no network."""
+    given = {"ttfb_s": max_ttfb, "stall_s": max_stall}
+    stated = {name: limit / 1000 for name, limit in given.items() if limit is not None}
+    with explained(), Console(stderr=True).status("reading traces and writing the page"):
+        report = read_report(folders, limits=Limits(**stated) if stated else None)
+        page = write_report(report, out or folders[0] / "report")
     typer.echo(f"{page}")
 
 
@@ -180,7 +179,7 @@ def simulate_command(
     rate: Rate,
     gpus: Annotated[int, typer.Option(min=1, help="Talker replicas at most, a GPU each.")] = 100,
     warm: Annotated[int, typer.Option(min=0, help="Talker replicas at the start.")] = 1,
-    shape: Annotated[Shape, typer.Option(help="day: from a fifth of --rate at night to --rate.")] = Shape.STEADY,
+    shape: Annotated[Literal["steady", "day"], typer.Option(help="day: a fifth of --rate at night.")] = "steady",
     duration: Annotated[float | None, typer.Option(callback=positive, help="Seconds; else an hour or a day.")] = None,
     speech_s: Annotated[float, typer.Option(callback=positive, help="Median length of the answers.")] = 5.7,
     speech_sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the logarithm of it.")] = 0.35,
@@ -189,20 +188,21 @@ def simulate_command(
     ] = None,
     max_ttfb: Annotated[float, typer.Option(callback=positive, help="Good requests: TTFB, ms.")] = 500.0,
     seed: Annotated[int, typer.Option(min=0, help="Settles traffic, lengths and losses.")] = 0,
-    out: Annotated[Path | None, typer.Option(file_okay=False, help="New folder for numbers and a picture.")] = None,
+    out: Annotated[Path | None, typer.Option(file_okay=False, help="New folder for numbers and charts.")] = None,
 ) -> None:
     """What p95 and what cost would the production policies give on a cluster? Learned from a measured sweep."""
     # Here, since a load test by itself needs nothing of the server's code, and the simulator needs its policies.
     from loadtest import scenario
-    from loadtest.simulate import Simulation
-    from loadtest.simulation_view import simulation_record, simulation_table
+    from loadtest.service_model import ServiceModel, observe
+    from loadtest.simulate import Simulation, simulation_facts, simulation_record
 
-    traffic_s = duration or (scenario.DAY_S if shape is Shape.DAY else scenario.HOUR_S)
-    try:
-        model = scenario.learn_from(read_sweep(RunFolder(learn_from)))
+    traffic_s = duration or (scenario.DAY_S if shape == "day" else scenario.HOUR_S)
+    with explained():
+        if out is not None:
+            RunFolder(out).check_unused()
+        steps = read_sweep(RunFolder(learn_from)).steps
+        model = ServiceModel.learn([one for step in steps for one in observe(step.traces)])
         cluster = scenario.read_cluster(model, settings, gpus=gpus)
-    except (NoRunError, scenario.SettingsError) as error:
-        fail(str(error), exit_code=1)
     lengths = SpeechLengths(speech_s, speech_sigma)
     traffic = scenario.draw_traffic(shape, rate, duration_s=traffic_s, lengths=lengths, seed=seed)
     step_s = scenario.usual_step_s(model, traffic)
@@ -210,21 +210,13 @@ def simulate_command(
     with RichProgress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(f"simulating {len(traffic.frames)} requests", total=traffic_s)
         done = simulation.run(lambda now_s: progress.update(task, completed=now_s))
-    output_console().print(simulation_table(done, Limits(ttfb_s=max_ttfb / 1000)))
+    facts = fact_table(simulation_facts(done, Limits(ttfb_s=max_ttfb / 1000)))
+    print_table(facts, output_console())
     if out is not None:
-        from loadtest.simulation_chart import simulation_chart  # matplotlib
-
-        write_new(out, "simulation.json", simulation_record(done))
-        (out / "simulation.png").write_bytes(simulation_chart(done).png())
-        typer.echo(f"Results are in {out}")
-
-
-def write_new(folder: Path, name: str, record: dict[str, object]) -> None:
-    """Write a JSON file that is not there yet."""
-    try:
-        RunFolder(folder).write_json(name, record)
-    except FileExistsError:
-        fail(f"{folder} already holds a {name}: choose another --out, or move the folder away.", exit_code=2)
+        RunFolder(out).write_json("simulation.json", simulation_record(done))
+        section = Section(f"{rate:g} requests/s, {shape}", facts, simulation_charts(done))
+        page = write_page(out, "Simulated cluster", verdicts={}, notes=[], sections=[section])
+        typer.echo(f"Results are in {out}; {page} shows them.")
 
 
 @app.command("check-simulation")
@@ -242,68 +234,34 @@ def check_simulation_command(
     Exit code: 0 if every predicted p95 is within 20 % of the measured one, else 1.
     """
     from loadtest import check  # see simulate
-    from loadtest.simulation_view import comparison_table
 
     phases = check.check_phases(rate, requests=requests, rounds=rounds)
     result = carry_out(run_once(replace(settings, phases=phases), RunFolder(out)))
-    try:
-        with Console(stderr=True).status("simulating the same arrivals"):
-            compared = check.compare(result, slots=slots)
-    except NoRunError as error:
-        fail(str(error), exit_code=1)
+    with explained(), Console(stderr=True).status("simulating the same arrivals"):
+        compared = check.compare(result, slots=slots)
     RunFolder(out).write_json("comparison.json", {"rows": [asdict(row) | {"error": row.error} for row in compared]})
-    output_console().print(comparison_table(compared))
+    print_table(check.comparison_table(compared), output_console())
     raise typer.Exit(0 if all(row.holds for row in compared) else 1)
-
-
-def other_limits(max_ttfb: float | None, max_stall: float | None) -> Limits | None:
-    """The limits of the options, None if neither is given: then those of each run."""
-    if max_ttfb is None and max_stall is None:
-        return None
-    default = Limits()
-    return Limits(
-        default.ttfb_s if max_ttfb is None else max_ttfb / 1000,
-        default.stall_s if max_stall is None else max_stall / 1000,
-    )
 
 
 async def run_once(settings: Settings, folder: RunFolder) -> Result:
     """One run, on the screen and on disk."""
     screen = Screen(Console(stderr=True))
     async with screen.shown():
-        result, whole = await measure(settings, folder, show=screen.run(folder.path.name))
-    show_result(result, output_console(), whole=whole)
+        result, _ = await measure(settings, folder, show=screen.show)
+    show_result(result, output_console())
     say_where(folder)
     return result
 
 
-async def print_rates(settings: Settings, plan: Rates, folder: RunFolder) -> bool:
-    """Rates, each row printed as soon as it is there. Whether all was spoken."""
-    rows: list[Row] = []
-
-    def done(row: Row) -> None:
-        rows.append(row)
-        typer.echo(line(row))
-
-    typer.echo(header())
-    whole = await try_rates(settings, plan, folder=folder, show=lambda progress: None, done=done)
-    say_where(folder)
-    return whole and all(row.spoken == row.requests for row in rows)
-
-
-async def sweep_rates(settings: Settings, plan: Plan, folder: RunFolder) -> Sweep:
-    """One sweep, on the screen and on disk."""
+async def sweep_rates(settings: Settings, plan: Plan, folder: RunFolder, *, titles: Sequence[str]) -> bool:
+    """Rate after rate, on the screen and on disk. Whether every request was spoken."""
     screen = Screen(Console(stderr=True))
     async with screen.shown():
-        done, _ = await sweep(
-            settings,
-            plan,
-            folder=folder,
-            show=lambda steps, rate: screen.run(f"{rate:.2f} requests/s", sweep_table(steps) if steps else None),
-        )
-    show_sweep(done, output_console())
+        done, whole = await sweep(settings, plan, folder=folder, show=screen.show, done=screen.done)
+    show_sweep(done, titles, output_console())
     say_where(folder)
-    return done
+    return whole and all(step.summary.succeeded == step.summary.sent for step in done.steps)
 
 
 def say_where(folder: RunFolder) -> None:

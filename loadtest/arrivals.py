@@ -1,17 +1,19 @@
-"""When requests are due: drawn before the run, so that a slow server cannot slow down its own load."""
+"""What is asked and when: drawn before the run, so that a slow server cannot slow down its own load."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 
-from loadtest import corpus
-from loadtest.lengths import SpeechLengths
-from loadtest.traces import ScheduledRequest
-
-NIGHT_SHARE = 0.2  # of the peak rate, at the quietest time of a day
+# Three words to a short paragraph, as telephone systems, voice agents and narrators say them.
+SENTENCES = tuple(Path(__file__).with_name("texts.txt").read_text(encoding="utf-8").splitlines())
+ONE_SENTENCE = tuple(text for text in SENTENCES if not re.search(r"[.?!] ", text))
+FRAMES_PER_S = 12.5  # of Qwen3-TTS's codec: 80 ms each
+MIN_S, MAX_S = 0.8, 30.0  # of an answer whose length is drawn
 
 
 class Arrivals(StrEnum):
@@ -21,11 +23,14 @@ class Arrivals(StrEnum):
     CONSTANT = "constant"  # equal gaps
 
 
-class Shape(StrEnum):
-    """How the offered rate changes."""
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request of the plan."""
 
-    STEADY = "steady"
-    DAY = "day"  # a sine from NIGHT_SHARE at four in the morning to the full rate twelve hours later
+    index: int
+    planned_s: float  # since the start of the run
+    text: str
+    frames: int | None = None  # length that the answer is to have; None: the model decides
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,71 +41,83 @@ class Phase:
     rate: float  # requests per second
     duration_s: float
     measured: bool = True  # False: the server settles in; sent and traced, but not in the statistics
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedPhase:
-    """A phase and when it begins, in seconds since the start of the run."""
-
-    phase: Phase
-    start_s: float
+    start_s: float = 0.0  # since the start of the run, where the phase is placed in one
 
     @property
     def end_s(self) -> float:
         """When the next one begins."""
-        return self.start_s + self.phase.duration_s
+        return self.start_s + self.duration_s
 
     def holds(self, planned_s: float) -> bool:
         """Whether a request that is due then belongs here."""
         return self.start_s <= planned_s < self.end_s
 
 
-def place(phases: Sequence[Phase]) -> list[PlacedPhase]:
+@dataclass(frozen=True, slots=True)
+class SpeechLengths:
+    """Log-normal durations of speech: `median_s`, and `sigma`, the standard deviation of their logarithm.
+
+    For servers that can be told: random weights would otherwise never stop, or at once.
+    """
+
+    median_s: float
+    sigma: float
+
+    def draw(self, count: int, *, seed: int) -> list[int]:
+        """Frames of `count` answers, each between MIN_S and MAX_S."""
+        generator = np.random.default_rng((seed, 1))
+        drawn_s = generator.lognormal(np.log(self.median_s), self.sigma, size=count)
+        frames: list[int] = np.rint(np.clip(drawn_s, MIN_S, MAX_S) * FRAMES_PER_S).astype(int).tolist()
+        return frames
+
+
+def settled(rate: float, duration_s: float, *, settle_s: float) -> tuple[Phase, ...]:
+    """One rate, measured after so many seconds in which the server settles in."""
+    settling = (Phase("settling in", rate, settle_s, measured=False),) if settle_s else ()
+    return (*settling, Phase("measured", rate, duration_s))
+
+
+def place(phases: Sequence[Phase]) -> tuple[Phase, ...]:
     """The phases one after the other from 0 on."""
     starts_s = accumulate((phase.duration_s for phase in phases), initial=0.0)
-    return [PlacedPhase(phase, start_s) for phase, start_s in zip(phases, starts_s, strict=False)]
+    return tuple(replace(phase, start_s=start_s) for phase, start_s in zip(phases, starts_s, strict=False))
 
 
-def constant_times(rate: float, duration_s: float) -> list[float]:
-    """Arrival times in seconds at `rate` per second, the first at 0, all before `duration_s`."""
-    count = int(np.ceil(rate * duration_s))
-    return [time for time in (index / rate for index in range(count)) if time < duration_s]
+def phase_times(arrivals: Arrivals, phase: Phase, *, seed: Sequence[int]) -> list[float]:
+    """Arrival times in seconds at the phase's rate, all before its duration; may be none.
 
-
-def poisson_times(rate: float, duration_s: float, *, seed: int | Sequence[int]) -> list[float]:
-    """Arrival times in seconds of a Poisson process of `rate` per second on [0, `duration_s`). May be empty."""
-    generator = np.random.default_rng(seed)
-    times = []
-    time = generator.exponential(1 / rate)
-    while time < duration_s:
-        times.append(time)
-        time += generator.exponential(1 / rate)
-    return times
+    Constant ones have equal gaps from 0 on, Poisson ones exponential gaps.
+    """
+    mean = phase.rate * phase.duration_s
+    enough = int(mean + 10 * mean**0.5 + 20)
+    if arrivals is Arrivals.CONSTANT:
+        times = np.arange(enough) / phase.rate
+    else:
+        times = np.random.default_rng(seed).exponential(1 / phase.rate, size=enough).cumsum()
+    inside: list[float] = times[times < phase.duration_s].tolist()
+    return inside
 
 
 def arrival_times(arrivals: Arrivals, phases: Sequence[Phase], *, seed: int) -> list[float]:
     """Planned times of all requests in ascending order, in seconds since the start of the run."""
-    times_s: list[float] = []
-    for index, placed in enumerate(place(phases)):
-        phase = placed.phase
-        if arrivals is Arrivals.CONSTANT:
-            inside_s = constant_times(phase.rate, phase.duration_s)
-        else:
-            inside_s = poisson_times(phase.rate, phase.duration_s, seed=(seed, index))
-        times_s.extend(placed.start_s + time_s for time_s in inside_s)
-    return times_s
+    placed = enumerate(place(phases))
+    return [p.start_s + time_s for i, p in placed for time_s in phase_times(arrivals, p, seed=(seed, i))]
+
+
+def choose_texts(count: int, *, seed: int, texts: Sequence[str] = SENTENCES) -> list[str]:
+    """`count` of `texts` in an order that depends on `seed` alone; every text comes once before any comes again."""
+    generator = np.random.default_rng(seed)
+    order: list[int] = []
+    while len(order) < count:
+        order.extend(generator.permutation(len(texts)).tolist())
+    return [texts[index] for index in order[:count]]
 
 
 def plan_requests(
-    arrivals: Arrivals,
-    phases: Sequence[Phase],
-    *,
-    seed: int,
-    lengths: SpeechLengths | None = None,
-    texts: Sequence[str] = corpus.SENTENCES,
+    times_s: Sequence[float], *, seed: int, lengths: SpeechLengths | None = None, texts: Sequence[str] = SENTENCES
 ) -> list[ScheduledRequest]:
-    """The whole schedule of a run: times, texts and lengths, all of them settled by the arguments."""
-    times_s = arrival_times(arrivals, phases, seed=seed)
-    said = corpus.choose(len(times_s), seed=seed, texts=texts)
-    frames = lengths.draw(len(times_s), seed=seed) if lengths else [None] * len(times_s)
+    """A request for each of these times: texts and lengths are settled by the arguments."""
+    count = len(times_s)
+    said = choose_texts(count, seed=seed, texts=texts)
+    frames = lengths.draw(count, seed=seed) if lengths else [None] * count
     return [ScheduledRequest(index, *request) for index, request in enumerate(zip(times_s, said, frames, strict=True))]

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadtest.arrivals import Phase
 from loadtest.measure import Result
 from loadtest.scenario import planned_traffic
 from loadtest.service_model import Floats, ServiceModel, observe
 from loadtest.simulate import Cluster, Simulation
+from loadtest.tables import MS, Table
 from serve_app.autoscaling import TalkerScaling
 
 LEARN, CHECK = "learn", "check"
@@ -64,50 +66,39 @@ def compare(result: Result, *, slots: int) -> list[Comparison]:
 
     `slots`: sequences that the server's talker batches. Raises NoRunError if there is too little to learn from.
     """
-    learned_from = {phase_name(kind, share) for kind, share in TURNS if kind == LEARN}
-    observed = observe(result.traces)
+    phase_of = [next(p.name for p in result.phases if p.holds(trace.planned_s)) for trace in result.traces]
     teaches = [
-        phase_of(result, trace.planned_s) in learned_from
-        for trace in result.traces
-        if trace.failure is None and trace.first_byte_s is not None
+        name.startswith(LEARN) for name, trace in zip(phase_of, result.traces, strict=True) if trace.ttfb_s is not None
     ]
-    model = ServiceModel.learn([one for one, useful in zip(observed, teaches, strict=True) if useful])
-    simulated = [simulate_ttfb(model, result, slots=slots, seed=seed) for seed in range(SEEDS)]
-    return [comparison(result, simulated, share) for kind, share in TURNS if kind == CHECK]
+    model = ServiceModel.learn([one for one, use in zip(observe(result.traces), teaches, strict=True) if use])
+    cluster = Cluster(model, TalkerScaling(min_replicas=1, max_replicas=1, sequences_per_replica=slots), None)
+    traffic = planned_traffic(result)
+    simulated = [
+        Simulation(cluster, traffic, seed=seed, warm=1, step_s=STEP_S).run(lambda _: None).ttfb_s
+        for seed in range(SEEDS)
+    ]
+    inside = {share: np.array(phase_of) == phase_name(kind, share) for kind, share in TURNS if kind == CHECK}
+    return [comparison(share, result, simulated, mask) for share, mask in inside.items()]
 
 
-def phase_of(result: Result, planned_s: float) -> str:
-    """The phase in which a request was due."""
-    return next(placed.phase.name for placed in result.phases if placed.holds(planned_s))
+def comparison(share: float, result: Result, simulated: Sequence[Floats], mask: NDArray[np.bool_]) -> Comparison:
+    """One row, of the requests that `mask` picks."""
+    picked = [trace.ttfb_s for trace, inside in zip(result.traces, mask, strict=True) if inside]
+    measured = np.array([ttfb_s for ttfb_s in picked if ttfb_s is not None])
+    resampled = np.random.default_rng(0).choice(measured, size=(1000, len(measured)))
+    low, high = np.percentile(np.percentile(resampled, 95, axis=1), (5, 95))
+    predicted = [np.nanpercentile(ttfb_s[mask], 95) for ttfb_s in simulated]
+    real = float(np.percentile(measured, 95))
+    return Comparison(share, len(measured), real, float(low), float(high), float(np.mean(predicted)))
 
 
-def simulate_ttfb(model: ServiceModel, result: Result, *, slots: int, seed: int) -> Floats:
-    """TTFB of every request of the run, as the simulator has it."""
-    settings = TalkerScaling(min_replicas=1, max_replicas=1, sequences_per_replica=slots)
-    cluster = Cluster(model, settings, None)
-    simulation = Simulation(cluster, planned_traffic(result), seed=seed, warm=1, step_s=STEP_S)
-    return simulation.run(lambda _: None).ttfb_s
-
-
-def comparison(result: Result, simulated: Sequence[Floats], share: float) -> Comparison:
-    """One row."""
-    name = phase_name(CHECK, share)
-    mask = np.array([phase_of(result, trace.planned_s) == name for trace in result.traces])
-    measured = np.array(
-        [
-            trace.first_byte_s - trace.planned_s
-            for trace, inside in zip(result.traces, mask, strict=True)
-            if inside and trace.failure is None and trace.first_byte_s is not None
-        ]
-    )
-    generator = np.random.default_rng(0)
-    resampled = np.percentile(generator.choice(measured, size=(1000, len(measured))), 95, axis=1)
-    low, high = np.percentile(resampled, (5, 95))
-    return Comparison(
-        share=share,
-        requests=len(measured),
-        measured_s=float(np.percentile(measured, 95)),
-        measured_low_s=float(low),
-        measured_high_s=float(high),
-        simulated_s=float(np.mean([np.nanpercentile(ttfb_s[mask], 95) for ttfb_s in simulated])),
-    )
+def comparison_table(rows: Sequence[Comparison]) -> Table:
+    """Measured and predicted, a row for each share of capacity."""
+    titles = ("of capacity", "requests", "TTFB p95 measured, ms", "90 % interval", "simulated", "error", "within 20 %")
+    cells = []
+    for row in rows:
+        times_s = (row.measured_s, row.measured_low_s, row.measured_high_s, row.simulated_s)
+        real, low, high, simulated = (f"{MS * time_s:.0f}" for time_s in times_s)
+        judged = (f"{row.error:+.0%}", "yes" if row.holds else "no")
+        cells.append([f"{row.share:.0%}", str(row.requests), real, f"{low} to {high}", simulated, *judged])
+    return Table(titles, cells)

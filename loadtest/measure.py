@@ -6,172 +6,144 @@ import platform
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import aiohttp
 
-from loadtest import corpus
-from loadtest.arrivals import Phase, PlacedPhase, place
-from loadtest.clients import check_reachable, open_session
-from loadtest.crew import Crew
-from loadtest.metrics import Limits, Summary, summarize
-from loadtest.replicas import NoReplicaCountsError, ReplicaWatch, Sample, parse_metrics, parse_status, read_samples
-from loadtest.runner import Progress, Runner, Settings
-from loadtest.timeline import time_to_recover
-from loadtest.traces import NoRunError, RunFolder, ScheduledRequest, Trace
+from loadtest.arrivals import Phase, place
+from loadtest.clients import open_session
+from loadtest.metrics import Limits, Summary, summarize, time_to_recover
+from loadtest.processes import ClientProcesses
+from loadtest.replicas import NoReplicaCountsError, Sample, read_counts, read_samples
+from loadtest.runner import Runner
+from loadtest.settings import Settings
+from loadtest.traces import LoadTestError, NoRunError, RunFolder, Trace
 
 RECOVERY_WINDOW_S = 5.0  # at least
 RECOVERY_REQUESTS = 20  # in a window: with fewer a single late one would make it bad
+REACHABLE_WITHIN = aiohttp.ClientTimeout(total=10)
 HIDDEN = "..."
 
-Show = Callable[[Progress], None]
+Show = Callable[[Runner], None]
 
 
-class UnreachableError(Exception):
+class UnreachableError(LoadTestError):
     """Nothing answers at the URL."""
 
 
-class NothingPlannedError(Exception):
+class NothingPlannedError(LoadTestError):
     """Not one request falls into the run."""
 
-
-@dataclass(frozen=True, slots=True)
-class PhaseResult:
-    """One phase of a run."""
-
-    placed: PlacedPhase
-    summary: Summary
-    recovered_after_s: float | None  # until its windows were good; None: they still were not at its end
-
-    @property
-    def name(self) -> str:
-        """What the phase is called."""
-        return self.placed.phase.name
+    exit_code = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: its summary is computed once
 class Result:
-    """A whole run: its plan, its traces, its replica counts. Every statistic follows from these."""
+    """A run, or a phase of one: its plan, its traces, its replica counts. Every statistic follows from these."""
 
     title: str
     about: dict[str, Any]  # run.json
-    phases: tuple[PlacedPhase, ...]
+    phases: tuple[Phase, ...]
     limits: Limits
     traces: list[Trace]
     samples: list[Sample]
     planned: int
 
     @property
-    def measured(self) -> list[Trace]:
-        """Without what was due in phases in which the server settles in."""
-        counted = [placed for placed in self.phases if placed.phase.measured]
-        return [trace for trace in self.traces if any(placed.holds(trace.planned_s) for placed in counted)]
-
-    @property
-    def summary(self) -> Summary:
-        """Of everything that is measured."""
-        duration_s = sum(placed.phase.duration_s for placed in self.phases if placed.phase.measured)
-        excluded = len(self.traces) - len(self.measured)
-        return summarize(self.measured, planned=self.planned - excluded, duration_s=duration_s, limits=self.limits)
-
-    @property
-    def phase_results(self) -> list[PhaseResult]:
-        """Each measured phase on its own."""
-        return [self._phase_result(placed) for placed in self.phases if placed.phase.measured]
+    def rate(self) -> float:
+        """Requests per second that were offered while it was measured, in the mean over its phases."""
+        counted = [phase for phase in self.phases if phase.measured]
+        if len(counted) == 1:
+            return counted[0].rate
+        return sum(each.rate * each.duration_s for each in counted) / sum(each.duration_s for each in counted)
 
     @property
     def end_s(self) -> float:
         """When the schedule ends."""
-        return self.phases[-1].end_s if self.phases else 0.0
+        return self.phases[-1].end_s
 
-    def _phase_result(self, placed: PlacedPhase) -> PhaseResult:
-        inside = [trace for trace in self.traces if placed.holds(trace.planned_s)]
-        summary = summarize(inside, planned=len(inside), duration_s=placed.phase.duration_s, limits=self.limits)
-        window_s = max(RECOVERY_WINDOW_S, RECOVERY_REQUESTS / placed.phase.rate)
-        recovered = time_to_recover(inside, placed.start_s, end_s=placed.end_s, window_s=window_s, limits=self.limits)
-        return PhaseResult(placed, summary, recovered)
+    @cached_property
+    def measured(self) -> list[Trace]:
+        """Without what was due in phases in which the server settles in."""
+        counted = [phase for phase in self.phases if phase.measured]
+        return [trace for trace in self.traces if any(phase.holds(trace.planned_s) for phase in counted)]
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Of everything that is measured."""
+        excluded = len(self.traces) - len(self.measured)
+        return summarize(self.measured, planned=self.planned - excluded, offered_per_s=self.rate, limits=self.limits)
+
+    @property
+    def good_share(self) -> float:
+        """Share of the requests that met every limit."""
+        return self.summary.good_share or 0.0
+
+    @cached_property
+    def by_phase(self) -> "list[Result]":
+        """Each measured phase on its own."""
+        inside = {
+            phase: [trace for trace in self.traces if phase.holds(trace.planned_s)]
+            for phase in self.phases
+            if phase.measured
+        }
+        return [
+            replace(self, title=phase.name, phases=(phase,), traces=traces, planned=len(traces))
+            for phase, traces in inside.items()
+        ]
+
+    @property
+    def recovered_after_s(self) -> float | None:
+        """Until its windows were good; None: they still were not at its end."""
+        start_s, window_s = self.phases[0].start_s, max(RECOVERY_WINDOW_S, RECOVERY_REQUESTS / self.rate)
+        return time_to_recover(self.traces, start_s, end_s=self.end_s, window_s=window_s, limits=self.limits)
 
 
 async def measure(settings: Settings, folder: RunFolder, *, show: Show) -> tuple[Result, bool]:
     """Plan, write the plan, run it, write the summary. False with the result if Ctrl-C ended it early.
 
-    `show` gets the progress of the run before it starts, and may look at it at any time.
+    `show` gets the run before it starts, and may look at it at any time.
     Raises NothingPlannedError, RunExistsError, UnreachableError, WarmupFailedError.
     """
     schedule = settings.schedule()
     if not schedule:
         raise NothingPlannedError("not one request falls into the run: raise --rate or the duration, or change --seed")
     folder.check_unused()
-    watch = replica_watch(settings, folder)
-    await check_server(settings, watch)
+    await check_server(settings)
     folder.write_schedule(schedule)
-    about = describe(settings)
-    folder.write_json("run.json", about)
-    runner = _runner(settings, schedule, folder=folder, watch=watch)
-    show(runner.progress)
-    whole = await run_until_interrupted(runner, warmup_requests(settings))
-    result = Result(
-        title=folder.path.name,
-        about=about,
-        phases=tuple(settings.placed),
-        limits=settings.limits,
-        traces=sorted(runner.traces, key=lambda trace: trace.planned_s),
-        samples=read_samples(folder),
-        planned=len(schedule),
-    )
-    folder.write_json("summary.json", summary_record(result))
-    return result, whole
-
-
-def _runner(
-    settings: Settings, schedule: Sequence[ScheduledRequest], *, folder: RunFolder, watch: ReplicaWatch | None
-) -> Runner | Crew:
-    target, duration_s = settings.target, settings.duration_s
-    if settings.processes == 1:
-        return Runner(target, schedule, folder=folder, watch=watch, duration_s=duration_s)
-    return Crew(target, schedule, folder=folder, processes=settings.processes, watch=watch, duration_s=duration_s)
-
-
-async def run_until_interrupted(runner: Runner | Crew, warmup: Sequence[ScheduledRequest]) -> bool:
-    """Run it all; Ctrl-C ends the load and keeps what was measured."""
+    folder.write_json("run.json", describe(settings))
+    runner = (Runner if settings.processes == 1 else ClientProcesses)(settings, schedule, folder=folder)
+    show(runner)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, runner.interrupt)
     try:
-        return await runner.run(warmup=warmup)
+        whole = await runner.run(settings.warmup_schedule())
     finally:
         loop.remove_signal_handler(signal.SIGINT)
+    result = read_result(folder)
+    phases = [
+        {**asdict(each.phases[0]), **flat(each.summary), "recovered_after_s": each.recovered_after_s}
+        for each in result.by_phase
+    ]
+    folder.write_json("summary.json", flat(result.summary) | {"limits": asdict(result.limits), "phases": phases})
+    return result, whole
 
 
-def warmup_requests(settings: Settings) -> list[ScheduledRequest]:
-    """Requests like those of the run, from a seed of their own."""
-    seed = settings.seed + 1
-    frames = settings.lengths.draw(settings.warmup, seed=seed) if settings.lengths else [None] * settings.warmup
-    texts = corpus.choose(settings.warmup, seed=seed, texts=settings.texts)
-    return [ScheduledRequest(index, 0.0, *each) for index, each in enumerate(zip(texts, frames, strict=True))]
-
-
-def replica_watch(settings: Settings, folder: RunFolder) -> ReplicaWatch | None:
-    """Who reads the replica counts, from Serve rather than from the metrics, which are older."""
-    if settings.status_url:
-        return ReplicaWatch(settings.status_url, folder, parse=parse_status)
-    if settings.metrics_url:
-        return ReplicaWatch(settings.metrics_url, folder, parse=parse_metrics)
-    return None
-
-
-async def check_server(settings: Settings, watch: ReplicaWatch | None) -> None:
+async def check_server(settings: Settings) -> None:
     """Raises UnreachableError, with advice, unless something answers, and the one of the replica counts with counts."""
     url, option = settings.url, "--url"
     try:
         async with open_session() as session:
-            await check_reachable(session, settings.target)
-        if watch is not None:
-            url, option = watch.url, "--serve-status-url" if settings.status_url else "--metrics-url"
-            await watch.check()
+            async with session.get(url, timeout=REACHABLE_WITHIN, allow_redirects=False):
+                pass  # whatever the status
+            if settings.replicas_url:
+                url, option = settings.replicas_url, "--serve-status-url or --metrics-url"
+                await read_counts(session, url)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise UnreachableError(
             f"Nothing answers at {url} ({error or type(error).__name__}).\n"
@@ -191,47 +163,25 @@ def describe(settings: Settings) -> dict[str, Any]:
         own_version = version("talkray")
     except PackageNotFoundError:
         own_version = "not installed"
+    command = shlex.join(["python", "-m", "loadtest", *sys.argv[1:]])
+    for value in settings.headers.values():  # they may be keys, and results are passed around
+        command = command.replace(value, HIDDEN)
     return {
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "url": settings.url,
-        "command": without_secrets(shlex.join(["python", "-m", "loadtest", *sys.argv[1:]]), settings),
-        "settings": asdict(replace(settings, headers=dict.fromkeys(settings.headers, HIDDEN))),
-        "versions": {
-            "talkray": own_version,
-            "python": platform.python_version(),
-            "aiohttp": version("aiohttp"),
-            "numpy": version("numpy"),
-        },
+        "command": command,
+        "settings": asdict(
+            replace(settings, headers=dict.fromkeys(settings.headers, HIDDEN), phases=place(settings.phases))
+        ),
+        "versions": {"talkray": own_version, "python": platform.python_version(), "aiohttp": version("aiohttp")},
         "machine": {"platform": platform.platform(), "cpus": os.cpu_count()},
     }
 
 
-def without_secrets(text: str, settings: Settings) -> str:
-    """The text without the values of headers: they may be keys, and results are passed around."""
-    for value in settings.headers.values():
-        text = text.replace(value, HIDDEN)
-    return text
-
-
-def summary_record(result: Result) -> dict[str, object]:
-    """What summary.json says: the whole run, then phase by phase."""
-    phases = [
-        {
-            "name": phase.name,
-            "rate": phase.placed.phase.rate,
-            "start_s": phase.placed.start_s,
-            "end_s": phase.placed.end_s,
-            "recovered_after_s": phase.recovered_after_s,
-            **flat(phase.summary),
-        }
-        for phase in result.phase_results
-    ]
-    return flat(result.summary) | {"limits": asdict(result.limits), "phases": phases}
-
-
 def flat(summary: Summary) -> dict[str, Any]:
     """A summary with what follows from it."""
-    return asdict(summary) | {"good_share": summary.good_share, "client_was_slow": summary.client_was_slow}
+    follows = ("good_share", "good_per_s", "request_viability", "too_few", "client_was_slow")
+    return asdict(summary) | {name: getattr(summary, name) for name in follows}
 
 
 def read_result(folder: RunFolder, *, limits: Limits | None = None) -> Result:
@@ -239,7 +189,7 @@ def read_result(folder: RunFolder, *, limits: Limits | None = None) -> Result:
     about = folder.read_json("run.json")
     try:
         settings = about["settings"]
-        phases = tuple(place([Phase(**phase) for phase in settings["phases"]]))
+        phases = place([Phase(**phase) for phase in settings["phases"]])
         own_limits = Limits(**settings["limits"])
     except (KeyError, TypeError) as error:
         raise NoRunError(f"{folder.path / 'run.json'} was written by another version: {error!r}") from error

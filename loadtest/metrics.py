@@ -1,17 +1,21 @@
 """Statistics of a run: pure functions of its traces.
 
-Latencies, RTF and playback are of answers that succeeded. Seen from the planned arrival they are what callers met; seen
-from the send they leave out what the client itself was late.
+Latencies, RTF and playback are of answers that succeeded. Latencies count from the planned arrival: what callers met.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from loadtest.arrivals import FRAMES_PER_S
 from loadtest.traces import Failure, Trace
 
+RECOVERED_SHARE = 0.95  # of the requests of a window must be good
+OUTCOMES = ("good", "late", "refused", "failed")  # late: spoken, but beyond a limit
+FEW_ANSWERS = 20  # below it a p95 is the slowest answer or nearly so
 MAX_CLIENT_LAG_S = 0.050  # p99 above it: the client, not the server, shaped the load
 
 
@@ -29,26 +33,6 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Latencies:
-    """To the first byte, the first playable and the first audible sample. None where nothing was measured."""
-
-    ttfb_s: Distribution | None
-    ttfp_s: Distribution | None
-    ttfa_s: Distribution | None
-
-
-@dataclass(frozen=True, slots=True)
-class Continuity:
-    """How a zero-buffer player fared."""
-
-    underruns: int
-    underrun_share: float  # of requests: those with at least one
-    chunk_viability: float  # share of chunks that arrived before they were due
-    request_viability: float  # share of requests all of whose chunks did
-    stall_s: Distribution  # per request, 0 where nothing stalled
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """What a request must keep to count as good: counted from its planned arrival, as its caller met it."""
 
@@ -57,9 +41,9 @@ class Limits:
 
     def met_by(self, trace: Trace) -> bool:
         """Whether the request was spoken within every limit."""
-        if trace.failure is not None or trace.first_byte_s is None or trace.playback is None:
+        if trace.ttfb_s is None or trace.playback is None:
             return False
-        return trace.first_byte_s - trace.planned_s <= self.ttfb_s and trace.playback.stall_s <= self.stall_s
+        return trace.ttfb_s <= self.ttfb_s and trace.playback.stall_s <= self.stall_s
 
     def __str__(self) -> str:
         return f"TTFB at most {self.ttfb_s * 1000:g} ms, stalls at most {self.stall_s * 1000:g} ms"
@@ -78,24 +62,43 @@ class Summary:
     failed: int
     interrupted: int
     causes: dict[str, int]  # of everything that did not succeed
-    offered_per_s: float | None  # rate of the plan, as far as it was sent
+    offered_per_s: float | None  # the rate asked for
     achieved_per_s: float | None  # rate of the sends
-    completed_per_s: float | None  # successes over the whole run, its last answer included
-    good_per_s: float | None  # goodput: good requests over the time in which they were due
     audio_s: float
     audio_s_per_s: float | None
+    planned_audio_s: float  # of all requests; of those whose length was not planned, what they brought
+    audio_in_time_share: float | None  # of the planned audio: spoken without an underrun
     silent_answers: int  # without any audible sample
-    from_planned: Latencies
-    from_send: Latencies
-    leading_silence_s: Distribution | None
+    underruns: int  # of a zero-buffer player, in all answers together
+    with_underrun: int  # answers with at least one
+    ttfb_s: Distribution | None  # from the planned arrival, as the next three
+    ttfp_s: Distribution | None
+    ttfa_s: Distribution | None
+    end_to_end_s: Distribution | None  # to the last byte
     rtf: Distribution | None  # time from send to end over audio time
-    continuity: Continuity | None
+    stall_s: Distribution | None  # of each answer, 0 where nothing stalled
+    chunk_viability: float | None  # share of chunks that arrived before they were due
     scheduling_lag_s: Distribution | None
 
     @property
     def good_share(self) -> float | None:
         """Share of the sent requests that met every limit, None if nothing was sent."""
         return self.good / self.sent if self.sent else None
+
+    @property
+    def good_per_s(self) -> float | None:
+        """Goodput: the offered rate times the share that was good."""
+        return None if self.offered_per_s is None or not self.sent else self.offered_per_s * self.good / self.sent
+
+    @property
+    def request_viability(self) -> float | None:
+        """Share of the answers without an underrun."""
+        return 1 - self.with_underrun / self.succeeded if self.succeeded else None
+
+    @property
+    def too_few(self) -> bool:
+        """True if percentiles of so few answers say little."""
+        return self.succeeded < FEW_ANSWERS
 
     @property
     def client_was_slow(self) -> bool:
@@ -111,63 +114,24 @@ def distribution(values: Sequence[float]) -> Distribution | None:
     return Distribution(len(values), float(np.mean(values)), p50, p90, p95, p99, max(values))
 
 
-def since(starts_s: Sequence[float], ends_s: Sequence[float | None]) -> Distribution | None:
-    """Durations between pairs of times; pairs without an end are left out."""
-    return distribution([end - start for start, end in zip(starts_s, ends_s, strict=True) if end is not None])
-
-
-def latencies(starts_s: Sequence[float], traces: Sequence[Trace]) -> Latencies:
-    """Latencies of `traces`, each counted from its value of `starts_s`."""
-    return Latencies(
-        ttfb_s=since(starts_s, [trace.first_byte_s for trace in traces]),
-        ttfp_s=since(starts_s, [trace.first_playable_s for trace in traces]),
-        ttfa_s=since(starts_s, [trace.first_audible_s for trace in traces]),
-    )
-
-
 def rate_per_s(times_s: Sequence[float]) -> float | None:
     """Mean rate of events at these times, None for fewer than two or if all are one."""
     span_s = max(times_s) - min(times_s) if times_s else 0.0
     return (len(times_s) - 1) / span_s if span_s else None
 
 
-def continuity(traces: Sequence[Trace]) -> Continuity | None:
-    """Underruns and viability of all streams with audio, None without any."""
-    playbacks = [playback for playback in (trace.playback for trace in traces) if playback]
-    stalls = distribution([playback.stall_s for playback in playbacks])
-    if stalls is None:
-        return None
-    underruns = sum(playback.underruns for playback in playbacks)
-    broken = sum(playback.underruns > 0 for playback in playbacks) / len(playbacks)
-    return Continuity(
-        underruns=underruns,
-        underrun_share=broken,
-        chunk_viability=1 - underruns / sum(playback.num_chunks for playback in playbacks),
-        request_viability=1 - broken,
-        stall_s=stalls,
-    )
-
-
-def leading_silences(traces: Sequence[Trace]) -> list[float]:
-    """Seconds of audio before the first audible sample, of traces that have one."""
-    return [
-        trace.audible_sample / trace.layout.sample_rate
-        for trace in traces
-        if trace.layout and trace.audible_sample is not None
-    ]
-
-
 def summarize(
-    traces: Sequence[Trace], *, planned: int, duration_s: float | None = None, limits: Limits = Limits()
+    traces: Sequence[Trace], *, planned: int, offered_per_s: float | None = None, limits: Limits = Limits()
 ) -> Summary:
-    """The whole picture of `planned` requests, due within `duration_s`, that left `traces`.
-
-    Without `duration_s` the time from the first planned arrival to the last counts.
-    """
+    """The whole picture of `planned` requests, offered at this rate (else as they were due), that left `traces`."""
     succeeded = [trace for trace in traces if trace.failure is None]
+    planned_s = [trace.planned_s for trace in traces]
     audio_s = sum(trace.audio_s for trace in succeeded)
-    span_s = max(trace.finished_s for trace in traces) - min(trace.planned_s for trace in traces) if traces else 0.0
-    due_s = duration_s or planned_span_s(traces)
+    span_s = max(trace.finished_s for trace in traces) - min(planned_s) if traces else 0.0
+    planned_audio_s = sum(map(_planned_audio_s, traces))
+    played = [(trace, trace.playback) for trace in succeeded if trace.playback]
+    smooth = [trace for trace, playback in played if not playback.underruns]
+    underruns, chunks = sum(playback.underruns for _, playback in played), sum(each.num_chunks for _, each in played)
     counts = Counter(trace.failure for trace in traces)
     good = sum(limits.met_by(trace) for trace in succeeded)
     return Summary(
@@ -180,22 +144,55 @@ def summarize(
         failed=len(traces) - len(succeeded) - counts[Failure.REFUSED] - counts[Failure.INTERRUPTED],
         interrupted=counts[Failure.INTERRUPTED],
         causes=dict(Counter(trace.cause for trace in traces if trace.cause).most_common()),
-        offered_per_s=rate_per_s([trace.planned_s for trace in traces]),
+        offered_per_s=rate_per_s(planned_s) if offered_per_s is None else offered_per_s,
         achieved_per_s=rate_per_s([trace.sent_s for trace in traces]),
-        completed_per_s=len(succeeded) / span_s if span_s else None,
-        good_per_s=good / due_s if due_s else None,
         audio_s=audio_s,
         audio_s_per_s=audio_s / span_s if span_s else None,
+        planned_audio_s=planned_audio_s,
+        audio_in_time_share=sum(map(_planned_audio_s, smooth)) / planned_audio_s if planned_audio_s else None,
         silent_answers=sum(trace.audible_sample is None for trace in succeeded),
-        from_planned=latencies([trace.planned_s for trace in succeeded], succeeded),
-        from_send=latencies([trace.sent_s for trace in succeeded], succeeded),
-        leading_silence_s=distribution(leading_silences(succeeded)),
+        underruns=underruns,
+        with_underrun=len(played) - len(smooth),
+        ttfb_s=_from_plan(succeeded, [trace.first_byte_s for trace in succeeded]),
+        ttfp_s=_from_plan(succeeded, [trace.first_playable_s for trace in succeeded]),
+        ttfa_s=_from_plan(succeeded, [trace.first_audible_s for trace in succeeded]),
+        end_to_end_s=_from_plan(succeeded, [trace.finished_s for trace in succeeded]),
         rtf=distribution([(trace.finished_s - trace.sent_s) / trace.audio_s for trace in succeeded]),
-        continuity=continuity(succeeded),
+        stall_s=distribution([playback.stall_s for _, playback in played]),
+        chunk_viability=1 - underruns / chunks if chunks else None,
         scheduling_lag_s=distribution([trace.sent_s - trace.planned_s for trace in traces]),
     )
 
 
-def planned_span_s(traces: Sequence[Trace]) -> float:
-    """From the first planned arrival to the last."""
-    return max(trace.planned_s for trace in traces) - min(trace.planned_s for trace in traces) if traces else 0.0
+def _from_plan(traces: Sequence[Trace], ends_s: Sequence[float | None]) -> Distribution | None:
+    """Durations from the planned arrivals; those without an end are left out."""
+    pairs = zip(traces, ends_s, strict=True)
+    return distribution([end_s - trace.planned_s for trace, end_s in pairs if end_s is not None])
+
+
+def _planned_audio_s(trace: Trace) -> float:
+    return trace.audio_s if trace.frames is None else trace.frames / FRAMES_PER_S
+
+
+def outcome(trace: Trace, limits: Limits) -> str:
+    """What became of a request, in one of OUTCOMES."""
+    if trace.failure is not None:
+        return "refused" if trace.failure is Failure.REFUSED else "failed"
+    return "good" if limits.met_by(trace) else "late"
+
+
+def time_to_recover(
+    traces: Sequence[Trace], start_s: float, *, end_s: float, window_s: float, limits: Limits
+) -> float | None:
+    """Seconds from `start_s` until windows are good and stay so until `end_s`; None if the last one is not.
+
+    Windows are equally wide, at least `window_s`. One is good if RECOVERED_SHARE of its requests met the limits; one
+    without requests is.
+    """
+    edges = np.linspace(start_s, end_s, max(1, int((end_s - start_s) / window_s)) + 1)
+    recovered_s = start_s
+    for begin_s, stop_s in itertools.pairwise(edges.tolist()):
+        inside = [trace for trace in traces if begin_s <= trace.planned_s < stop_s]
+        if sum(limits.met_by(trace) for trace in inside) < RECOVERED_SHARE * len(inside):
+            recovered_s = stop_s
+    return None if recovered_s == edges[-1] else recovered_s - start_s

@@ -9,11 +9,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from loadtest.arrivals import Arrivals
-from loadtest.clients import AudioFormat, Transport
-from loadtest.lengths import SpeechLengths
+from loadtest.arrivals import Arrivals, SpeechLengths
 from loadtest.metrics import Limits
-from loadtest.runner import Settings
+from loadtest.settings import Settings, Transport
 
 
 def positive(value: float | None) -> float | None:
@@ -52,13 +50,8 @@ def extra_fields(value: str) -> dict[str, object]:
         raise typer.BadParameter("""must be a JSON object such as '{"seed": 1}'""", param_hint="--extra")
     if reserved := {"input", "response_format"} & extra.keys():
         names = " and ".join(sorted(reserved))
-        raise typer.BadParameter(f"{names}: the load test sets this itself (see --format)", param_hint="--extra")
+        raise typer.BadParameter(f"{names}: the load test sets this itself", param_hint="--extra")
     return extra
-
-
-def speech_lengths(median_s: float | None, sigma: float) -> SpeechLengths | None:
-    """The values of --speech-s and --speech-sigma."""
-    return None if median_s is None else SpeechLengths(median_s, sigma)
 
 
 def header(value: str) -> tuple[str, str]:
@@ -77,7 +70,6 @@ def settings_from_options(
     arrivals: Annotated[Arrivals, typer.Option(help="Exponential or equal gaps.")] = Arrivals.POISSON,
     voice: Annotated[str, typer.Option(help="Field of every request.")] = "alloy",
     model: Annotated[str, typer.Option(help="Field of every request.")] = "tts-1",
-    audio_format: Annotated[AudioFormat, typer.Option("--format", help="response_format.")] = AudioFormat.PCM,
     transport: Annotated[Transport, typer.Option(help="websocket: Talkray's /v1/audio/speech/ws.")] = Transport.HTTP,
     speech_s: Annotated[
         float | None,
@@ -95,33 +87,32 @@ def settings_from_options(
     max_stall: Annotated[float, typer.Option(min=0, help="Good requests: all their underruns together, ms.")] = 100.0,
     one_sentence: Annotated[bool, typer.Option("--one-sentence", help="No text of several sentences.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Client processes: more where the lag says so.")] = 1,
-    serve_status_url: Annotated[
+    replicas_url: Annotated[
         str | None,
-        typer.Option(callback=http_url, help="Replica counts: http://HOST:8265/api/serve/applications/ of Ray Serve."),
-    ] = None,
-    metrics_url: Annotated[
-        str | None,
-        typer.Option(callback=http_url, help="Replica counts, ten seconds old: http://HOST:8000/metrics of Talkray."),
+        typer.Option(
+            "--serve-status-url",
+            "--metrics-url",
+            callback=http_url,
+            help="Replica counts: http://HOST:8265/api/serve/applications/ of Ray Serve, or, ten seconds old, "
+            "http://HOST:8000/metrics of Talkray.",
+        ),
     ] = None,
 ) -> Settings:
     """What the options say of a run, whose phases the command adds."""
     return Settings(
         url=url,
-        phases=(),
         arrivals=arrivals,
         seed=seed,
-        audio_format=audio_format,
         transport=transport,
         options={"model": model, "voice": voice} | extra_fields(extra),
         headers=dict(header(value) for value in headers or ()),
-        lengths=speech_lengths(speech_s, speech_sigma),
+        lengths=SpeechLengths(speech_s, speech_sigma) if speech_s else None,
         warmup=warmup,
         timeout_s=timeout,
         limits=Limits(max_ttfb / 1000, max_stall / 1000),
-        status_url=serve_status_url,
         processes=processes,
         one_sentence=one_sentence,
-        metrics_url=metrics_url,
+        replicas_url=replicas_url,
     )
 
 

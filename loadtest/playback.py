@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 AUDIBLE_WINDOW_S = 0.010
 AUDIBLE_DBFS = -50.0
@@ -43,11 +42,6 @@ class Playback:
         """Chunks that brought audio, the first included."""
         return len(self.lateness_s) + 1
 
-    @property
-    def viability(self) -> float:
-        """Share of chunks that arrived before they were due. The first is never late; the stream is viable at 1.0."""
-        return 1 - self.underruns / self.num_chunks
-
 
 def simulate(arrivals_s: Sequence[float], samples: Sequence[int], *, sample_rate: int) -> Playback:
     """Play chunks that arrived at `arrivals_s` (ascending), after which `samples` samples were there in all.
@@ -73,14 +67,6 @@ def heard_at(sample: int, arrivals_s: Sequence[float], samples: Sequence[int], *
     raise ValueError(f"sample {sample} never arrived")
 
 
-def first_audible_window(pcm: NDArray[np.int16], window: int) -> int | None:
-    """Number of the first whole window of `window` values whose RMS is above AUDIBLE_DBFS, None if all are quiet."""
-    count = len(pcm) // window
-    windows = pcm[: count * window].reshape(count, window).astype(np.float64)
-    loud = np.sqrt(np.mean(windows**2, axis=1)) > FULL_SCALE * 10 ** (AUDIBLE_DBFS / 20)
-    return int(loud.argmax()) if loud.any() else None
-
-
 class AudibleOnset:
     """Finds the first audible sample of a stream: where the first loud window of AUDIBLE_WINDOW_S begins."""
 
@@ -97,8 +83,10 @@ class AudibleOnset:
             return
         data = self._rest + pcm
         whole = len(data) // (2 * self.window_values)
-        found = first_audible_window(np.frombuffer(data, "<i2", whole * self.window_values), self.window_values)
-        if found is not None:
-            self.sample = (self._quiet_windows + found) * self.window_samples
+        pcm16 = np.frombuffer(data, "<i2", whole * self.window_values).astype(np.float64)
+        rms = np.sqrt(np.mean(pcm16.reshape(whole, self.window_values) ** 2, axis=1))
+        loud = rms > FULL_SCALE * 10 ** (AUDIBLE_DBFS / 20)
+        if loud.any():
+            self.sample = (self._quiet_windows + int(loud.argmax())) * self.window_samples
         self._quiet_windows += whole
         self._rest = data[2 * whole * self.window_values :]

@@ -7,13 +7,11 @@ from typing import Any, TypeVar
 import numpy as np
 import yaml
 
-from loadtest.arrivals import NIGHT_SHARE, Shape
-from loadtest.lengths import FRAMES_PER_S, SpeechLengths
+from loadtest.arrivals import FRAMES_PER_S, SpeechLengths
 from loadtest.measure import Result
-from loadtest.service_model import Floats, Ints, ServiceModel, observe
+from loadtest.service_model import Floats, Ints, ServiceModel
 from loadtest.simulate import Cluster, NodeKind, Traffic
-from loadtest.sweep import Sweep
-from loadtest.traces import NoRunError
+from loadtest.traces import LoadTestError
 from serve_app.autoscaling import CodecScaling, TalkerScaling
 
 T = TypeVar("T")
@@ -24,7 +22,7 @@ SECTIONS: dict[str, type[Any]] = {
     "talker_nodes": NodeKind,
     "codec_nodes": NodeKind,
 }
-CLUSTER_KEYS = {field.name for field in fields(Cluster)} - {"model"}
+NIGHT_SHARE = 0.2  # of the peak rate, at the quietest time of a day
 STEPS_PER_STREAM = 4
 MIN_STEP_S, MAX_STEP_S = 0.005, 0.5
 HOUR_S, DAY_S = 3600.0, 86400.0
@@ -32,15 +30,15 @@ QUIETEST_S = 4 * 3600.0  # four in the morning
 RATE_STEP_S = 60.0
 
 
-def rate_at(shape: Shape, peak_rate: float, times_s: Floats) -> Floats:
+def rate_at(shape: str, peak_rate: float, times_s: Floats) -> Floats:
     """Requests per second at each time."""
-    if shape is Shape.STEADY:
+    if shape == "steady":
         return np.full(len(times_s), peak_rate)
     height = (1 - np.cos(2 * np.pi * (times_s - QUIETEST_S) / DAY_S)) / 2
     return np.asarray(peak_rate * (NIGHT_SHARE + (1 - NIGHT_SHARE) * height), dtype=np.float64)
 
 
-def draw_traffic(shape: Shape, peak_rate: float, *, duration_s: float, lengths: SpeechLengths, seed: int) -> Traffic:
+def draw_traffic(shape: str, peak_rate: float, *, duration_s: float, lengths: SpeechLengths, seed: int) -> Traffic:
     """Poisson arrivals at a rate that changes by the minute, and log-normal lengths."""
     generator = np.random.default_rng(seed)
     starts_s = np.arange(0.0, duration_s, RATE_STEP_S)
@@ -63,7 +61,7 @@ def planned_traffic(result: Result) -> Traffic:
     )
 
 
-class SettingsError(Exception):
+class SettingsError(LoadTestError):
     """A settings file is not one; the message says where."""
 
 
@@ -72,50 +70,34 @@ def read_cluster(model: ServiceModel, file: Path | None, *, gpus: int) -> Cluste
 
     `gpus` bounds the talker pool. Raises SettingsError that names the wrong keys and the right ones.
     """
-    document = read_yaml(file) if file else {}
-    wrong = document.keys() - CLUSTER_KEYS
-    if wrong:
-        raise SettingsError(f"{file}: unknown keys {sorted(wrong)}; valid keys: {sorted(CLUSTER_KEYS)}")
-    values: dict[str, Any] = dict(document)
-    for name, kind in SECTIONS.items():
-        if values.get(name) is not None:
-            values[name] = build(kind, values[name], where=f"{file}: {name}")
-    talker = values.pop("talker_scaling", None) or TalkerScaling(sequences_per_replica=32)
-    return Cluster(model, replace(talker, max_replicas=gpus), values.pop("codec_scaling", None), **values)
-
-
-def read_yaml(file: Path) -> dict[str, Any]:
-    """A YAML mapping. Raises SettingsError."""
     try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        values = (yaml.safe_load(file.read_text(encoding="utf-8")) if file else None) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SettingsError(f"{file} cannot be read: {error}") from error
-    if not isinstance(document, dict):
+    if not isinstance(values, dict):
         raise SettingsError(f"{file} is not a mapping of settings")
-    return document
+    sections = {
+        name: build(kind, values[name], where=f"{file}: {name}")
+        for name, kind in SECTIONS.items()
+        if values.get(name) is not None
+    }
+    talker = replace(sections.get("talker_scaling", TalkerScaling(sequences_per_replica=32)), max_replicas=gpus)
+    settled = {"codec_scaling": None} | values | sections | {"talker_scaling": talker}
+    return build(Cluster, settled, where=str(file), model=model)
 
 
-def build(kind: type[T], values: Any, *, where: str) -> T:
-    """One section. Raises SettingsError."""
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+def build(kind: type[T], values: Any, *, where: str, **given: Any) -> T:
+    """A section of settings, besides what is `given`. Raises SettingsError."""
+    names = {field.name for field in fields(kind)} - given.keys()  # type: ignore[arg-type]
     if not isinstance(values, dict) or values.keys() - names:
-        raise SettingsError(f"{where}: {values!r} does not fit; valid keys: {sorted(names)}")
+        raise SettingsError(f"{where}: unknown keys in {values!r}; valid keys: {sorted(names)}")
     try:
-        return kind(**values)
+        return kind(**given, **values)
     except (TypeError, ValueError) as error:
         raise SettingsError(f"{where}: {error}") from error
 
 
 def usual_step_s(model: ServiceModel, traffic: Traffic) -> float:
-    """Short enough that streams last many steps: a step of their own length would keep places taken twice as long."""
+    """Short enough that streams last many steps: a step of their own length would keep slots taken twice as long."""
     usual_s = float(np.median(traffic.frames)) * float(model.frame_s(np.ones(1))[0]) if len(traffic.frames) else 1.0
     return float(np.clip(usual_s / STEPS_PER_STREAM, MIN_STEP_S, MAX_STEP_S))
-
-
-def learn_from(sweep: Sweep, *, replicas: int = 1) -> ServiceModel:
-    """How a replica behaves, from a sweep of a server that had `replicas` of them. Raises NoRunError."""
-    if replicas != 1:
-        raise NoRunError(
-            "learn from a sweep of one talker replica: how requests were spread cannot be seen from outside"
-        )
-    return ServiceModel.learn([one for step in sweep.steps for one in observe(step.result.traces)])

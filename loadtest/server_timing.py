@@ -5,10 +5,7 @@ when the request came in, in seconds of the time of day.
 """
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from loadtest.traces import Trace
 
 _ENTRY = re.compile(r"\s*([\w-]+)((?:\s*;\s*\w+\s*=\s*(?:\"[^\"]*\"|[^;,]*))*)\s*(?:,|$)")
 _PARAMETER = re.compile(r";\s*(\w+)\s*=\s*\"?([^\";,]*)\"?")
@@ -48,12 +45,3 @@ def stages(header: str, *, sent_at_s: float, ttfb_s: float) -> dict[str, float]:
     if not timing.stages_s or not 0 <= there_s <= ttfb_s - inside_s:
         return timing.stages_s
     return {TO_SERVER: there_s, **timing.stages_s, TO_CLIENT: ttfb_s - inside_s - there_s}
-
-
-def by_stage(traces: Sequence[Trace]) -> Mapping[str, list[float]]:
-    """The durations of each stage over all answers that name it, in their order."""
-    named: dict[str, list[float]] = {}
-    for trace in traces:
-        for stage, duration_s in (trace.server_timing_s or {}).items():
-            named.setdefault(stage, []).append(duration_s)
-    return named

@@ -7,8 +7,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.lengths import FRAMES_PER_S
-from loadtest.timeline import in_flight
+from loadtest.arrivals import FRAMES_PER_S
 from loadtest.traces import NoRunError, Trace
 
 MIN_SAMPLES = 40  # of TTFB at one number of streams; neighbours are pooled until there are as many
@@ -62,10 +61,6 @@ class ServiceModel:
         """Seconds between two frames of each stream of a replica that has `streams` of them."""
         return interpolate(self.knots, streams)
 
-    def draw_factors(self, count: int, generator: np.random.Generator) -> Floats:
-        """How much slower or faster than the mean `count` streams are."""
-        return generator.choice(self.frame_factors, size=count)
-
     def draw_ttfb(self, others: Ints, generator: np.random.Generator) -> Floats:
         """Times to the first byte of requests that meet `others` streams on their replica.
 
@@ -106,6 +101,13 @@ def observe(traces: Sequence[Trace]) -> list[Observed]:
     return observed
 
 
+def in_flight(traces: Sequence[Trace]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Times at which the number of requests under way changed, and that number from then on."""
+    steps = sorted([(trace.sent_s, 1) for trace in traces] + [(trace.finished_s, -1) for trace in traces])
+    times, changes = ([time for time, _ in steps], [change for _, change in steps])
+    return np.array(times), np.cumsum(np.array(changes, dtype=np.int64))
+
+
 def rising_knots(streams: Floats, frame_s: Floats) -> Floats:
     """Means of equally many observations, in the order of their streams, that never fall."""
     order = np.argsort(streams)
@@ -132,7 +134,8 @@ def pooled_ttfb(observed: Sequence[Observed]) -> Floats:
     """
     others = np.array([one.others_at_start for one in observed], dtype=np.float64)
     ttfb_s = np.array([one.ttfb_s for one in observed])
-    slope, start = line_through(others, ttfb_s)
+    slope = max(0.0, float(np.polyfit(others, ttfb_s, 1)[0])) if np.ptp(others) else 0.0  # of least squares
+    start = ttfb_s.mean() - slope * others.mean()
     ratios = ttfb_s / (start + slope * others)
     levels = []
     for level in range(int(others.max()) + 1):
@@ -141,10 +144,3 @@ def pooled_ttfb(observed: Sequence[Observed]) -> Floats:
         pooled = ratios[distance <= reach] * (start + slope * level)
         levels.append(np.quantile(pooled, (np.arange(QUANTILES) + 0.5) / QUANTILES))
     return np.array(levels)
-
-
-def line_through(x: Floats, y: Floats) -> tuple[float, float]:
-    """Slope, not below 0, and height at 0, of least squares."""
-    spread = float(np.var(x))
-    slope = max(0.0, float(np.mean((x - x.mean()) * (y - y.mean()))) / spread) if spread else 0.0
-    return slope, float(y.mean()) - slope * float(x.mean())

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from deployments.records import CodecRecord, TalkerRecord
+from loadtest.metrics import Limits
 from loadtest.service_model import Floats, Ints, ServiceModel
+from loadtest.tables import MS
 from serve_app.autoscaling import (
-    CodecRecord,
     CodecScaling,
     Counts,
     State,
-    TalkerRecord,
     TalkerScaling,
     decide_codec,
     decide_talker,
@@ -43,9 +44,7 @@ class Cluster:
 
     model: ServiceModel  # of one talker replica with the codec it needs
     talker_scaling: TalkerScaling
-    codec_scaling: (
-        CodecScaling | None
-    )  # None: the codec shares the talker's node, as in the sweep that the model is from
+    codec_scaling: CodecScaling | None  # None: the codec shares the talker's node, as in the model's sweep
     talker_nodes: NodeKind = field(default_factory=NodeKind)
     codec_nodes: NodeKind = field(default_factory=NodeKind)
     codec_cores: float = 16.0  # of one codec replica
@@ -74,8 +73,8 @@ class Simulated:
     talkers_wanted: list[int] = field(default_factory=list)
     codecs: list[int] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
-    cost: float = 0.0
     node_hours: float = 0.0
+    cost: float = 0.0
     nodes_lost: int = 0
     streams_moved: int = 0
 
@@ -101,6 +100,7 @@ class Pool:
         self.idle_since_s = np.full(size, -np.inf)  # of nodes without a replica; -inf: there is no node
         self.up = np.zeros(size, dtype=bool)  # nodes that are paid for
         self.up[:warm] = True
+        self.node_hours = 0.0
 
     @property
     def wanted(self) -> int:
@@ -151,29 +151,15 @@ class Pool:
         self.draining[which] = False
 
 
-class Streams:
-    """The streams in flight, as columns."""
-
-    def __init__(self) -> None:
-        self.request = np.zeros(0, dtype=np.int64)
-        self.replica = np.zeros(0, dtype=np.int64)
-        self.flows_from_s = np.zeros(0)  # until when `work` is up to date; at first: the first byte
-        self.work = np.zeros(0)  # frames left, each weighted with the stream's own factor
-
-    def __len__(self) -> int:
-        return len(self.request)
-
-    def add(self, request: Ints, replica: Ints, *, flows_from_s: Floats, work: Floats) -> None:
-        """More streams."""
-        self.request = np.concatenate([self.request, request])
-        self.replica = np.concatenate([self.replica, replica])
-        self.flows_from_s = np.concatenate([self.flows_from_s, flows_from_s])
-        self.work = np.concatenate([self.work, work])
-
-    def keep(self, which: NDArray[np.bool_]) -> None:
-        """Drop the others."""
-        self.request, self.replica = self.request[which], self.replica[which]
-        self.flows_from_s, self.work = self.flows_from_s[which], self.work[which]
+# The streams in flight, a row each.
+STREAM = np.dtype(
+    [
+        ("request", np.int64),
+        ("replica", np.int64),
+        ("flows_from_s", np.float64),  # until when `work` is up to date; at first: the first byte
+        ("work", np.float64),  # frames left, each weighted with the stream's own factor
+    ]
+)
 
 
 class Simulation:
@@ -185,12 +171,9 @@ class Simulation:
         self.step_s = step_s
         self.generator = np.random.default_rng(seed)
         self.talkers = Pool(cluster.talker_scaling.max_replicas, cluster.talker_nodes, warm=warm)
-        self.codecs = Pool(
-            cluster.codec_scaling.max_replicas if cluster.codec_scaling else 1,
-            cluster.codec_nodes,
-            warm=self._warm_codecs(warm),
-        )
-        self.streams = Streams()
+        codec = cluster.codec_scaling
+        self.codecs = Pool(codec.max_replicas if codec else 0, cluster.codec_nodes, warm=self._warm_codecs(warm))
+        self.streams = np.zeros(0, dtype=STREAM)
         self.waiting: deque[int] = deque()  # requests, oldest first
         self.load = np.zeros(cluster.talker_scaling.max_replicas, dtype=np.int64)
         self.codec_backlog_s = 0.0
@@ -202,7 +185,9 @@ class Simulation:
         self._states = {"talker": State(), "codec": State()}
         self._next_request = 0
         self._now_s = 0.0
-        self._work = np.maximum(traffic.frames - 1, 0) * cluster.model.draw_factors(len(traffic.frames), self.generator)
+        self._work = np.maximum(traffic.frames - 1, 0) * self.generator.choice(
+            cluster.model.frame_factors, size=len(traffic.frames)
+        )
 
     def run(self, advanced: Callable[[float], None]) -> Simulated:
         """To the last arrival, and on until every stream has ended; `advanced` gets the time now and then."""
@@ -217,28 +202,35 @@ class Simulation:
                 self._scale()
                 self._note()
                 advanced(self._now_s)
-            self._pay()
+            for pool in (self.talkers, self.codecs):
+                pool.node_hours += int(pool.up.sum()) * self.step_s / 3600
             step += 1
             self._now_s = step * self.step_s
+        self.out.node_hours = self.talkers.node_hours + self.codecs.node_hours
+        self.out.cost = sum(pool.node_hours * pool.nodes.price_per_hour for pool in (self.talkers, self.codecs))
         return self.out
 
     def _progress(self) -> None:
         """Move every stream through the step that begins now; those that end make room."""
         streams = self.streams
-        frame_s = self._frame_s[self.load][streams.replica]
+        frame_s = self._frame_s[self.load][streams["replica"]]
         end_s = self._now_s + self.step_s
-        elapsed_s = np.maximum(end_s - streams.flows_from_s, 0.0)
-        left = streams.work - elapsed_s / frame_s
+        elapsed_s = np.maximum(end_s - streams["flows_from_s"], 0.0)
+        left = streams["work"] - elapsed_s / frame_s
         ended = left <= 0
         if ended.any():
             finished_s = end_s + left[ended] * frame_s[ended]
-            request = streams.request[ended]
+            request = streams["request"][ended]
             audio_s = np.maximum(self.traffic.frames[request], 1) * FRAME_S
             self.out.rtf[request] = (finished_s - self.traffic.arrival_s[request]) / audio_s
-        streams.work = left
-        streams.flows_from_s = np.maximum(streams.flows_from_s, end_s)
-        streams.keep(~ended)
-        self.load = np.bincount(streams.replica, minlength=len(self.load))
+        streams["work"] = left
+        streams["flows_from_s"] = np.maximum(streams["flows_from_s"], end_s)
+        self._hold(streams[~ended])
+
+    def _hold(self, streams: NDArray[np.void]) -> None:
+        """These, and no others, are in flight."""
+        self.streams = streams
+        self.load = np.bincount(streams["replica"], minlength=len(self.load))
 
     def _admit_waiting(self) -> None:
         room = int(np.maximum(self._slots - self.load[self.talkers.usable(self._now_s)], 0).sum())
@@ -269,8 +261,8 @@ class Simulation:
         starts_s = admitted_s + first_s
         is_new = np.isnan(self.out.ttfb_s[requests])  # a stream that moved has been heard already
         self.out.ttfb_s[requests[is_new]] = (starts_s - self.traffic.arrival_s[requests])[is_new]
-        self.streams.add(requests, replicas, flows_from_s=starts_s, work=self._work[requests])
-        self.load = np.bincount(self.streams.replica, minlength=len(self.load))
+        started = np.rec.fromarrays((requests, replicas, starts_s, self._work[requests]), dtype=STREAM)
+        self._hold(np.concatenate([self.streams, started]))
 
     def _route(self, count: int) -> Ints:
         usable = np.flatnonzero(self.talkers.usable(self._now_s))
@@ -285,25 +277,18 @@ class Simulation:
 
     def _codec_demand(self) -> float:
         """Core seconds a second that the talkers' frames ask for."""
-        if self.cluster.codec_scaling is None:
-            return 0.0
         frames_per_s = float((self.load / self._frame_s[self.load]).sum())
         return frames_per_s * FRAME_S * self.cluster.codec_cores_per_stream
 
-    def _codec_cores(self) -> float:
-        return float(self.codecs.usable(self._now_s).sum()) * self.cluster.codec_cores
-
     def _decode(self) -> None:
         """Frames that the codec cores do not keep up with become backlog, counted in seconds of audio."""
-        if self.cluster.codec_scaling is None:
-            return
-        surplus = self._codec_demand() - self._codec_cores()
-        self.codec_backlog_s = max(
-            0.0, self.codec_backlog_s + surplus / self.cluster.codec_cores_per_stream * self.step_s
-        )
+        if self.cluster.codec_scaling is not None:
+            cores = float(self.codecs.usable(self._now_s).sum()) * self.cluster.codec_cores
+            surplus_s = (self._codec_demand() - cores) / self.cluster.codec_cores_per_stream * self.step_s
+            self.codec_backlog_s = max(0.0, self.codec_backlog_s + surplus_s)
 
     def _codec_wait_s(self) -> float:
-        cores = self._codec_cores() if self.cluster.codec_scaling else 0.0
+        cores = float(self.codecs.usable(self._now_s).sum()) * self.cluster.codec_cores
         return self.codec_backlog_s * self.cluster.codec_cores_per_stream / cores if cores else 0.0
 
     def _lose_nodes(self) -> None:
@@ -312,60 +297,48 @@ class Simulation:
         if not lost.any():
             return
         self.out.nodes_lost += int(lost.sum())
-        moved = lost[self.streams.replica]
-        self.out.streams_moved += int(moved.sum())
-        self._work[self.streams.request[moved]] = self.streams.work[
-            moved
-        ]  # codes are kept: the rest is spoken elsewhere
-        self.waiting.extendleft(self.streams.request[moved].tolist())
-        self.streams.keep(~moved)
-        self.load = np.bincount(self.streams.replica, minlength=len(self.load))
+        is_moved = lost[self.streams["replica"]]
+        moved = self.streams[is_moved]
+        self.out.streams_moved += len(moved)
+        self._work[moved["request"]] = moved["work"]  # codes are kept: the rest is spoken elsewhere
+        self.waiting.extendleft(moved["request"].tolist())
+        self._hold(self.streams[~is_moved])
 
     def _scale(self) -> None:
-        self.talkers.settle(self._now_s, self.load)
-        usable = self.talkers.usable(self._now_s)
-        records = [TalkerRecord(running=float(load)) for load in self.load[usable]]
-        counts = Counts(int(usable.sum()), self.talkers.wanted, float(len(self.waiting)), float(len(self.streams)))
-        decision = decide_talker(
-            records, counts, settings=self.cluster.talker_scaling, state=self._states["talker"], now_s=self._now_s
-        )
+        cluster, now_s = self.cluster, self._now_s
+        waiting, streams = float(len(self.waiting)), float(len(self.streams))
+        self.talkers.settle(now_s, self.load)
+        talkers = [TalkerRecord(running=float(load)) for load in self.load[self.talkers.usable(now_s)]]
+        counts = Counts(len(talkers), self.talkers.wanted, waiting, streams)
+        state = self._states["talker"]
+        decision = decide_talker(talkers, counts, settings=cluster.talker_scaling, state=state, now_s=now_s)
         self._states["talker"] = decision.state
-        self.talkers.scale(decision.replicas, self._now_s, self.load)
-        if self.cluster.codec_scaling is not None:
-            self._scale_codec(self.cluster.codec_scaling)
-
-    def _scale_codec(self, settings: CodecScaling) -> None:
+        self.talkers.scale(decision.replicas, now_s, self.load)
+        if cluster.codec_scaling is None:
+            return
         idle = np.zeros(len(self.codecs.ready_s), dtype=np.int64)
-        self.codecs.settle(self._now_s, idle)
-        count = int(self.codecs.usable(self._now_s).sum())
+        self.codecs.settle(now_s, idle)
+        count = int(self.codecs.usable(now_s).sum())
         share = 1 / max(1, count)
         record = CodecRecord(
-            streams=(len(self.streams) + len(self.waiting)) * share,
-            starting=len(self.waiting) * share,
+            streams=(streams + waiting) * share,
+            starting=waiting * share,
             backlog_s=self.codec_backlog_s * share,
-            busy_cores=min(self.cluster.codec_cores, self._codec_demand() * share),
-            cores=self.cluster.codec_cores,
+            busy_cores=min(cluster.codec_cores, self._codec_demand() * share),
+            cores=cluster.codec_cores,
         )
-        counts = Counts(count, self.codecs.wanted, 0.0, float(len(self.streams) + len(self.waiting)))
-        decision = decide_codec(
-            [record] * count, counts, settings=settings, state=self._states["codec"], now_s=self._now_s
-        )
+        counts = Counts(count, self.codecs.wanted, 0.0, streams + waiting)
+        state = self._states["codec"]
+        decision = decide_codec([record] * count, counts, settings=cluster.codec_scaling, state=state, now_s=now_s)
         self._states["codec"] = decision.state
-        self.codecs.scale(decision.replicas, self._now_s, idle)
+        self.codecs.scale(decision.replicas, now_s, idle)
 
     def _note(self) -> None:
         self.out.times_s.append(self._now_s)
         self.out.talkers.append(int(self.talkers.usable(self._now_s).sum()))
         self.out.talkers_wanted.append(self.talkers.wanted)
-        self.out.codecs.append(int(self.codecs.usable(self._now_s).sum()) if self.cluster.codec_scaling else 0)
+        self.out.codecs.append(int(self.codecs.usable(self._now_s).sum()))
         self.out.streams.append(len(self.streams))
-
-    def _pay(self) -> None:
-        hours = self.step_s / 3600
-        talkers, codecs = int(self.talkers.up.sum()), int(self.codecs.up.sum()) if self.cluster.codec_scaling else 0
-        self.out.node_hours += (talkers + codecs) * hours
-        prices = (self.cluster.talker_nodes.price_per_hour, self.cluster.codec_nodes.price_per_hour)
-        self.out.cost += (talkers * prices[0] + codecs * prices[1]) * hours
 
     def _warm_codecs(self, talkers: int) -> int:
         codec = self.cluster.codec_scaling
@@ -374,3 +347,29 @@ class Simulation:
         streams = talkers * self.cluster.talker_scaling.sequences_per_replica * self.cluster.talker_scaling.target_use
         needed = int(np.ceil(streams / (codec.streams_per_replica * codec.target_use)))
         return min(max(1, needed, codec.min_replicas), codec.max_replicas)
+
+
+def simulation_facts(done: Simulated, limits: Limits) -> dict[str, str]:
+    """What a simulated cluster did, for a person."""
+    total = len(done.ttfb_s)
+    good = int((done.ttfb_s <= limits.ttfb_s).sum())  # NaN, a refusal, is not
+    percentiles = (done.ttfb_percentile_s(percent) for percent in (50, 95, 99))
+    return {
+        "Requests": f"{total}, {done.refused} refused ({done.refused / max(1, total):.2%})",
+        "TTFB p50, p95, p99": ", ".join("-" if value is None else f"{value * MS:.0f} ms" for value in percentiles),
+        "Good": f"{good / max(1, total):.2%} with TTFB at most {limits.ttfb_s * MS:g} ms",
+        "Slower than playback": f"{np.mean(done.rtf > 1):.2%} of the requests",
+        "Talker replicas": f"{min(done.talkers)} to {max(done.talkers)}, mean {np.mean(done.talkers):.1f}",
+        "Codec replicas": f"{min(done.codecs)} to {max(done.codecs)}, mean {np.mean(done.codecs):.1f}",
+        "Node hours": f"{done.node_hours:.1f}, cost {done.cost:.2f}",
+        "Nodes lost": f"{done.nodes_lost}, {done.streams_moved} streams moved",
+    }
+
+
+def simulation_record(done: Simulated) -> dict[str, object]:
+    """What simulation.json says: the percentiles, and the pools over time."""
+    percentiles = {f"p{percent}": done.ttfb_percentile_s(percent) for percent in (50, 90, 95, 99)}
+    totals = ("refused", "node_hours", "cost", "nodes_lost", "streams_moved")
+    over_time = ("times_s", "talkers", "talkers_wanted", "codecs", "streams")
+    kept = {name: getattr(done, name) for name in (*totals, *over_time)}
+    return {"requests": len(done.ttfb_s), "ttfb_s": percentiles} | kept

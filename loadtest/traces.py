@@ -5,33 +5,32 @@ All times are seconds since the start of the run, from `time.perf_counter_ns()`.
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Self
 
+from loadtest.arrivals import ScheduledRequest
 from loadtest.playback import Playback, heard_at, simulate
 
 SAMPLE_BYTES = 2  # s16le
-FILES = (
-    "run.json",
-    "sweep.json",
-    "rates.json",
-    "schedule.jsonl",
-    "requests.jsonl",
-    "warmup.jsonl",
-    "replicas.jsonl",
-    "summary.json",
-)
 
 
-class RunExistsError(Exception):
+class LoadTestError(Exception):
+    """What goes wrong on purpose: its message says what to do."""
+
+    exit_code = 1
+
+
+class RunExistsError(LoadTestError):
     """The folder already holds a run."""
 
+    exit_code = 2
 
-class NoRunError(Exception):
+
+class NoRunError(LoadTestError):
     """The folder holds no results that can be read."""
 
 
@@ -64,16 +63,6 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledRequest:
-    """One request of the plan."""
-
-    index: int
-    planned_s: float
-    text: str
-    frames: int | None = None  # length that the answer is to have; None: the model decides
-
-
-@dataclass(frozen=True, slots=True)
 class PcmLayout:
     """How the bytes of a stream of s16le samples are to be read."""
 
@@ -86,25 +75,26 @@ class PcmLayout:
         return SAMPLE_BYTES * self.channels
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Trace:
-    """One finished request. Stored: what was observed. Properties: what follows from it."""
+    """One request. Stored: what was observed. Properties: what follows from it, once it has finished."""
 
     index: int
     planned_s: float
     sent_s: float
-    finished_s: float
-    first_byte_s: float | None  # of the body; headers do not count
-    status: int | None  # None: no answer
-    failure: Failure | None
-    error: str | None
-    request_id: str | None
-    retry_after_s: float | None  # what a refusal advised
-    num_bytes: int  # of the body
-    layout: PcmLayout | None  # None: no audio came
-    audible_sample: int | None  # first audible one; None: all quiet
-    chunks: tuple[tuple[float, int], ...]  # (arrival, audio bytes so far) for each read that brought audio
+    finished_s: float = 0.0
+    first_byte_s: float | None = None  # of the body; headers do not count
+    status: int | None = None  # None: no answer
+    failure: Failure | None = None
+    error: str | None = None
+    request_id: str | None = None
+    retry_after_s: float | None = None  # what a refusal advised
+    num_bytes: int = 0  # of the body
+    layout: PcmLayout | None = None  # None: no audio came
+    audible_sample: int | None = None  # first audible one; None: all quiet
+    chunks: Sequence[tuple[float, int]] = ()  # (arrival, audio bytes so far) for each read that brought audio
     server_timing_s: Mapping[str, float] | None = None  # stage by stage up to the first audio, if the server says so
+    frames: int | None = None  # planned; None: the model decided, or an old result
 
     @property
     def cause(self) -> str | None:
@@ -112,6 +102,11 @@ class Trace:
         if self.failure in (Failure.REFUSED, Failure.HTTP) and self.status is not None:
             return f"HTTP {self.status}"
         return self.failure and self.failure.value
+
+    @property
+    def ttfb_s(self) -> float | None:
+        """From the planned arrival to the first byte; None unless the request was spoken."""
+        return None if self.failure or self.first_byte_s is None else self.first_byte_s - self.planned_s
 
     @property
     def playable(self) -> tuple[list[float], list[int]]:
@@ -157,13 +152,12 @@ class Trace:
         return asdict(self) | derived
 
     @classmethod
-    def from_json(cls, line: str) -> Self:
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
         """The trace that `to_json` wrote."""
-        record = json.loads(line)
-        stored = {field.name: record.get(field.name) for field in fields(cls)}
+        stored: dict[str, Any] = {field.name: record.get(field.name) for field in fields(cls)}
         stored["failure"] = Failure(stored["failure"]) if stored["failure"] else None
         stored["layout"] = PcmLayout(**stored["layout"]) if stored["layout"] else None
-        stored["chunks"] = tuple((arrival_s, audio_bytes) for arrival_s, audio_bytes in stored["chunks"])
+        stored["chunks"] = [(arrival_s, audio_bytes) for arrival_s, audio_bytes in stored["chunks"]]
         return cls(**stored)
 
 
@@ -174,11 +168,15 @@ class RunFolder:
         self.path = path
 
     def check_unused(self) -> None:
-        """Raises RunExistsError if a run, even an unfinished one, was written here."""
-        found = next((name for name in FILES if (self.path / name).exists()), None)
-        if found:
+        """Raises RunExistsError if anything, such as an unfinished run, was written here."""
+        if self.path.exists() and any(self.path.iterdir()):
+            try:
+                run = self.read_json("run.json")
+                about = f"{run['started_at']}, {run['url']}"
+            except (NoRunError, KeyError):
+                about = "unfinished, or of several rates"
             raise RunExistsError(
-                f"{self.path} already holds a run ({describe_run(self.path / found)}). Results are never overwritten: "
+                f"{self.path} already holds a run ({about}). Results are never overwritten: "
                 f"choose another --out, or move the folder away."
             )
 
@@ -204,38 +202,29 @@ class RunFolder:
 
     def read_traces(self) -> list[Trace]:
         """Every finished request, in the order of the plan."""
-        lines = self._lines("requests.jsonl")
-        return sorted((Trace.from_json(line) for line in lines), key=lambda trace: trace.planned_s)
+        traces = [Trace.from_json(record) for record in self.read_lines("requests.jsonl")]
+        return sorted(traces, key=lambda trace: trace.planned_s)
 
     def read_lines(self, name: str) -> list[dict[str, Any]]:
         """The records of a file of JSON lines, none if there is no such file."""
-        return [json.loads(line) for line in self._lines(name)]
+        path = self.path / name
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
     def read_json(self, name: str) -> dict[str, Any]:
         """One JSON file. Raises NoRunError with its path if it is missing or broken."""
         try:
             document = json.loads((self.path / name).read_text(encoding="utf-8"))
         except OSError as error:
-            raise NoRunError(f"{self.path} holds no results: {name} cannot be read ({error.strerror})") from error
+            raise NoRunError(
+                f"{self.path} holds no results: {name} cannot be read ({error.strerror}). "
+                f"Give the --out folder of a run or of a sweep."
+            ) from error
         except ValueError as error:
             raise NoRunError(f"{self.path / name} is not JSON: {error}") from error
         if not isinstance(document, dict):
             raise NoRunError(f"{self.path / name} is not a JSON object")
         return document
 
-    def _lines(self, name: str) -> list[str]:
-        path = self.path / name
-        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-
     def _create(self, name: str) -> TextIOWrapper:
         self.path.mkdir(parents=True, exist_ok=True)
         return (self.path / name).open("x", encoding="utf-8")
-
-
-def describe_run(path: Path) -> str:
-    """What a `run.json` says of its run, in a few words."""
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-        return f"{run['started_at']}, {run['url']}"
-    except (ValueError, KeyError, TypeError):
-        return f"see {path.name}"

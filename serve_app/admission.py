@@ -1,22 +1,23 @@
-"""Who is let in: a synthesizer that refuses at once what it could only speak late.
+"""Who is let in, and what they hear: a synthesizer that refuses at once what it could only speak late.
 
 Queues behind it are bounded as well, but they are many and know little of each other. This one sees all requests of its
 ingress replica, from their arrival to their first audio, and so knows how long the line in front of the pools takes.
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from deployments import metrics
 from deployments.errors import NotReady, Overloaded
+from deployments.limits import Rate, StreamLimit
+from deployments.playback import PlaybackClock
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
-from deployments.rate import Rate
-from deployments.stream_limit import StreamLimit
-from serve_app.api_settings import AdmissionSettings
+from serve_app.config import AdmissionSettings
+from serve_app.long_text import LongText
 from serve_app.synthesizer import Synthesizer
 
 # What a first audio takes without a line: the least of so many latest ones.
@@ -24,6 +25,14 @@ _LATEST = 50
 # While none is known.
 _USUAL_S = 1.0
 _SAMPLE_BYTES = 2
+# What lets more in, by the reason of a refusal.
+_MORE_REPLICAS = "more or faster replicas raise the limit"
+_REMEDIES = {
+    "streams": "api.admission.max_streams ({settings.max_streams}) raises the limit",
+    "behind": f"more would be heard with pauses, so {_MORE_REPLICAS}",
+    "line": f"{_MORE_REPLICAS}, api.admission.max_line_s ({{settings.max_line_s:g}}) lets more of them wait",
+    "late": f"{_MORE_REPLICAS}, api.admission.max_wait_s ({{settings.max_wait_s:g}}) lets them wait longer",
+}
 
 
 def always() -> bool:
@@ -32,20 +41,21 @@ def always() -> bool:
 
 
 class Admission:
-    """Bounds the streams of one ingress replica, and how long any of them waits for its first audio.
+    """Bounds the streams of one ingress replica, and how long any of them waits for its first audio; measures them all.
 
-    `is_running` says whether there is a talker replica: a pool that has gone to zero takes longer for the first one.
+    `is_running` says whether there are replicas to speak: a pool that has gone to zero takes longer for the first one.
     """
 
     def __init__(
         self, synthesizer: Synthesizer, settings: AdmissionSettings, *, is_running: Callable[[], bool] = always
     ) -> None:
-        self._synthesizer = synthesizer
+        self._synthesizer, self._long_text = synthesizer, LongText(synthesizer)
         self._settings = settings
         self._is_running = is_running
-        self._num_streams = 0
-        # Since when, the eldest first. A recording takes its time, which says nothing of the line: those are left out.
-        self._waiting: dict[object, float] = {}
+        self._num_streams = self._num_heard = 0
+        # Since when and whose, the oldest first. A recording takes its time, which says nothing of the line: those are
+        # left out.
+        self._waiting: dict[object, tuple[float, str]] = {}
         self._limit = StreamLimit(least=settings.min_streams)
         self._begun = Rate()
         self._waits_s: deque[float] = deque(maxlen=_LATEST)
@@ -56,55 +66,75 @@ class Admission:
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance. Raises Overloaded where it would come late, NotReady where no talker has started."""
-        self.check_room()
+        self.check_room(request.client)
+        came_s, listener, heard, reason = time.monotonic(), PlaybackClock(), 0, None
         self._count(+1)
         try:
-            player = _Player((await self.describe()).sample_rate)
-            async with aclosing(self._synthesizer.synthesize(request)) as chunks:
-                for chunk in await self._begin(chunks, in_line=request.reference is None):
-                    player.receive(chunk.pcm, time.monotonic())
-                    given_s = time.monotonic()
+            info = await self.describe()
+            async with aclosing(self._long_text.synthesize(request, info)) as chunks:
+                begun = await self._begin(chunks, request)
+                heard = 1
+                self._num_heard += heard
+                while (chunk := begun.popleft() if begun else await anext(chunks, None)) is not None:
+                    if chunk.pcm:
+                        self._judge(listener, len(chunk.pcm) / _SAMPLE_BYTES / info.sample_rate, came_s=came_s)
+                    given_s, reason = time.monotonic(), chunk.finish_reason
                     yield chunk
-                    player.go_on(time.monotonic() - given_s)
-                async for chunk in chunks:
-                    self._judge(chunk, player)
-                    given_s = time.monotonic()
-                    yield chunk
-                    player.go_on(time.monotonic() - given_s)
+                    listener.pause(time.monotonic() - given_s)
+            metrics.finished(time.monotonic() - came_s, audio_s=listener.audio_s, reason=reason)
         finally:
+            self._num_heard -= heard
             self._count(-1)
 
-    def check_room(self) -> None:
-        """Raises Overloaded where a request that comes now is refused: nothing has to be known of it."""
+    def check_room(self, client: str) -> None:
+        """Raises Overloaded where a request of this client that comes now is refused: nothing else has to be known."""
         if self._num_streams >= self._settings.max_streams:
             raise self._refusal("streams")
         if not self._is_running():
+            self._waiting.clear()  # that they wait says nothing of the line
             return
         if not self._limit.has_room(self._num_streams):
             raise self._refusal("behind")
-        eldest_s = next(iter(self._waiting.values()), None)
-        if eldest_s is not None and time.monotonic() - eldest_s > self._usual_s + self._settings.max_line_s:
+        if self._line_s(client) > self._usual_s + self._settings.max_line_s:
             raise self._refusal("line")
+
+    def _line_s(self, client: str) -> float:
+        """For how long the line has not moved, as this client sees it: for as long as the oldest in it waits.
+
+        Of the other clients, the one that waits longest does not count: its text may take that long, and nobody but
+        itself has to wait for that. In a line that is too long for all of them, the next one waits hardly less.
+        """
+        oldest: dict[str, float] = {}
+        for since_s, whose in self._waiting.values():
+            oldest.setdefault(whose, since_s)
+        own_s = oldest.pop(client, math.inf)
+        others_s = sorted(oldest.values())[1:2]
+        return time.monotonic() - min(own_s, *others_s, math.inf)
 
     @property
     def _usual_s(self) -> float:
         """What a first audio takes without a line."""
         return min(self._waits_s, default=_USUAL_S)
 
-    def _judge(self, chunk: PcmChunk, player: "_Player") -> None:
-        if chunk.pcm:
-            now_s = time.monotonic()
-            stalled_s = player.receive(chunk.pcm, now_s)
-            is_late = stalled_s > self._settings.max_late_s
-            self._limit.delivered(late=is_late, streams=self._num_streams, now_s=now_s)
+    def _judge(self, listener: PlaybackClock, audio_s: float, *, came_s: float) -> None:
+        """Count audio that leaves now. Late is what makes more silence than a listener may hear in all."""
+        now_s, is_first = time.monotonic(), not listener.has_begun
+        late_s = listener.deliver(audio_s, now_s=now_s)
+        metrics.audio(audio_s, late_s=late_s)
+        if is_first:
+            metrics.first_audio(now_s - came_s)
+            return
+        is_late = late_s > 0 and listener.stalled_s > self._settings.max_late_s
+        self._limit.delivered(late=is_late, streams=self._num_streams, now_s=now_s)
 
-    async def _begin(self, chunks: AsyncGenerator[PcmChunk, None], *, in_line: bool) -> list[PcmChunk]:
+    async def _begin(self, chunks: AsyncGenerator[PcmChunk, None], request: SynthesisRequest) -> deque[PcmChunk]:
         """The chunks up to the first one with audio, within the time that is allowed for it."""
+        in_line = request.reference is None
         starting = not self._is_running()
         allowed_s = self._settings.start_wait_s if starting else self._settings.max_wait_s
         ticket, joined_s = object(), time.monotonic()
-        if in_line:
-            self._waiting[ticket] = joined_s
+        if in_line and not starting:
+            self._waiting[ticket] = joined_s, request.client
         try:
             async with asyncio.timeout(allowed_s):
                 begun = await _until_audio(chunks)
@@ -129,38 +159,17 @@ class Admission:
         if reason == "starting":
             return NotReady()
         after_s = self._begun.retry_after_s(len(self._waiting), time.monotonic())
-        load = f"{self._num_streams} requests are spoken or wait, {len(self._waiting)} of them for their first audio"
-        return Overloaded(f"The server is at its limit: {load}.", after_s)
+        load = f"being spoken: {self._num_heard}, waiting for their first audio: {self._num_streams - self._num_heard}"
+        remedy = _REMEDIES[reason].format(settings=self._settings)
+        return Overloaded(f"The server is at its limit ({load}); {remedy}.", after_s)
 
     def _count(self, change: int) -> None:
         self._num_streams += change
         metrics.ingress_load(self._num_streams, most=self._settings.max_streams)
 
 
-@dataclass(slots=True)
-class _Player:
-    """What a listener without a buffer hears. Times come from one monotonic clock."""
-
-    sample_rate: int
-    _due_s: float | None = None  # when the next audio is needed
-    _stalled_s: float = 0.0
-
-    def receive(self, pcm: bytes, now_s: float) -> float:
-        """Take a chunk; how long there has been silence in all, where it came late again, else 0.0."""
-        due_s = now_s if self._due_s is None else self._due_s
-        self._due_s = max(due_s, now_s) + len(pcm) / _SAMPLE_BYTES / self.sample_rate
-        late_s = max(0.0, now_s - due_s)
-        self._stalled_s += late_s
-        return self._stalled_s if late_s else 0.0
-
-    def go_on(self, taken_s: float) -> None:
-        """The reader took so long to want more, which is not the pools' fault."""
-        if self._due_s is not None:
-            self._due_s += taken_s
-
-
-async def _until_audio(chunks: AsyncGenerator[PcmChunk, None]) -> list[PcmChunk]:
-    read: list[PcmChunk] = []
+async def _until_audio(chunks: AsyncGenerator[PcmChunk, None]) -> deque[PcmChunk]:
+    read: deque[PcmChunk] = deque()
     async for chunk in chunks:
         read.append(chunk)
         if chunk.pcm:

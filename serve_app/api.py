@@ -2,36 +2,35 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.security import HTTPBearer
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from deployments.errors import PayloadTooLarge, TalkrayError
+from deployments.errors import NotReady, PayloadTooLarge, TalkrayError
 from deployments.protocol import ModelInfo
-from serve_app.access import Access
+from serve_app import ignored
 from serve_app.admission import Admission, always
-from serve_app.api_settings import ApiSettings
-from serve_app.boundary import RequestBoundary
-from serve_app.catalogue import catalogue_routes
-from serve_app.client_limits import ClientLimits
-from serve_app.delivery import Delivery, negotiate
-from serve_app.errors import INTERNAL, translate
-from serve_app.long_text import LongText
-from serve_app.metering import FirstByteMeter, MeteredSynthesizer
-from serve_app.node import Node, metrics_routes
-from serve_app.refusals import BodyTooSlow
-from serve_app.rendering import Rendering
-from serve_app.schemas import SpeechBody, parse_object, parse_speech
-from serve_app.server_timing import ServerTiming
-from serve_app.speech_request import build_request
-from serve_app.speech_response import SpeechResponse
-from serve_app.speech_stream import Usage, audio_body, event_body
+from serve_app.config import ApiSettings
+from serve_app.door import Door
+from serve_app.errors import INTERNAL, BodyTooSlow, translate
+from serve_app.request_context import RequestContext
+from serve_app.request_log import RequestRecord
+from serve_app.speech_request import MAX_BODY_BYTES, SpeechBody, build_request, parse_object, parse_speech
+from serve_app.speech_response import Delivery, SpeechResponse, audio_body, event_body, marked, negotiate
 from serve_app.synthesizer import Synthesizer
+from serve_app.voices import catalogue_routes
+from serve_app.web_pages import page_routes
 from serve_app.websocket import websocket_routes
 
 logger = logging.getLogger(__name__)
+
+BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 
 SPEECH_DOCS = {
     "requestBody": {
@@ -39,6 +38,18 @@ SPEECH_DOCS = {
         "content": {"application/json": {"schema": SpeechBody.model_json_schema()}},
     }
 }
+
+_OWN_METRIC = re.compile(rb"(# (HELP|TYPE) )?ray_talkray_")
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the cluster, seen from the ingress replica on it."""
+
+    is_running: Callable[[], bool]  # whether replicas of every pool take requests
+    is_ready: Callable[[], bool]  # whether speech may be asked for; a pool at zero is started by the first request
+    scrape: Callable[[], bytes]  # all metrics of this node's processes, in Prometheus' text format; blocks
 
 
 def create_api(
@@ -48,41 +59,42 @@ def create_api(
 
     `echo_request_id` is False where the server in front adds `x-request-id` to responses itself, as Ray Serve does.
     """
-    is_running = node.is_running if node else always
-    admission = Admission(LongText(synthesizer), settings.admission, is_running=is_running)
-    synthesizer = MeteredSynthesizer(admission)
-    api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # the documentation pages load scripts from a CDN
-    api.add_middleware(FirstByteMeter)
-    api.add_middleware(ClientLimits, settings=settings.admission)
-    api.add_middleware(Access, settings=settings)
+    is_running, is_ready = (node.is_running, node.is_ready) if node else (always, always)
+    admission = Admission(synthesizer, settings.admission, is_running=is_running)
+    api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
+    api.add_middleware(Door, settings=settings)
     if settings.access.allowed_origins:
         api.add_middleware(
             CORSMiddleware,
             allow_origins=settings.access.allowed_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "x-sample-rate", "retry-after"),
+            expose_headers=("x-request-id", "x-sample-rate", "retry-after", ignored.HEADER),
         )
-    api.add_middleware(RequestBoundary, echo_request_id=echo_request_id)  # the outermost
+    api.add_middleware(RequestContext, echo_request_id=echo_request_id)  # the outermost
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
-    api.include_router(status_routes(synthesizer))
+    api.include_router(page_routes(api.title))
+    api.include_router(status_routes(admission, is_ready))
     if node is not None:
         api.include_router(metrics_routes(node))
-    api.include_router(catalogue_routes(synthesizer, settings))
-    api.include_router(speech_routes(synthesizer, settings, check_room=admission.check_room))
-    api.include_router(websocket_routes(synthesizer, settings))
+    api.include_router(catalogue_routes(admission, settings))
+    # The door has asked for the key: this tells readers of the documentation where to put it.
+    keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
+    api.include_router(speech_routes(admission, settings, check_room=admission.check_room), dependencies=keyed)
+    api.include_router(websocket_routes(admission, settings))
     return api
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     reply = translate(error)
+    request.state.record.error = reply.code
     if reply.status == INTERNAL.status:
         logger.error("request %s failed", request.state.request_id, exc_info=error)
     return reply.response()
 
 
-def status_routes(synthesizer: Synthesizer) -> APIRouter:
+def status_routes(synthesizer: Synthesizer, is_ready: Callable[[], bool]) -> APIRouter:
     """Cheap answers about the server itself."""
     router = APIRouter()
 
@@ -96,35 +108,61 @@ def status_routes(synthesizer: Synthesizer) -> APIRouter:
     @router.get("/ready")
     async def ready() -> dict[str, str]:
         """Speech can be asked for."""
+        if not is_ready():
+            raise NotReady
         return {"status": "ready", "model": (await synthesizer.describe()).name}
 
     return router
 
 
-def speech_routes(synthesizer: Synthesizer, settings: ApiSettings, *, check_room: Callable[[], None]) -> APIRouter:
-    """`POST /v1/audio/speech`. `check_room` raises where there is no point in parsing a request."""
+def metrics_routes(node: Node) -> APIRouter:
+    """For a single machine: on a cluster, Prometheus scrapes the agent of every node itself."""
+    router = APIRouter()
+
+    @router.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Talkray's own metrics of this node, which are a hundredth of all."""
+        return Response(own_metrics(await run_in_threadpool(node.scrape)), media_type=METRICS_TYPE)
+
+    @router.get("/metrics/all", response_class=Response)
+    async def all_metrics() -> Response:
+        """What the node's metrics agent exports: Ray's own metrics besides."""
+        return Response(await run_in_threadpool(node.scrape), media_type=METRICS_TYPE)
+
+    return router
+
+
+def own_metrics(exported: bytes) -> bytes:
+    """The lines of Prometheus' text format, values and comments, that are about Talkray."""
+    return b"".join(line for line in exported.splitlines(keepends=True) if _OWN_METRIC.match(line))
+
+
+def speech_routes(synthesizer: Synthesizer, settings: ApiSettings, *, check_room: Callable[[str], None]) -> APIRouter:
+    """`POST /v1/audio/speech`. `check_room` raises where there is no point in parsing a request of this client."""
     router = APIRouter()
 
     @router.post("/v1/audio/speech", response_class=Response, openapi_extra=SPEECH_DOCS)
     async def speech(request: Request) -> Response:
         """Speaks `input`, streaming unless `stream` is false."""
-        content = await read_body(request, settings)
-        check_room()
+        content, client = await read_body(request), request.state.caller.name
+        check_room(client)
         fields = parse_object(content)
         body = parse_speech(fields)
         info = await synthesizer.describe()
-        utterance = await build_request(body, info, settings, request_id=request.state.request_id)
+        record: RequestRecord = request.state.record
+        utterance = await build_request(body, info, settings, request_id=record.request_id, client=client)
         delivery = negotiate(body, ", ".join(request.headers.getlist("accept")))
-        rendering = Rendering(delivery, info.sample_rate, info.frame_samples)
-        timing = ServerTiming(request.state.received_ns) if settings.server_timing else None
-        chunks = (
-            timing.watch(synthesizer.synthesize(timing.begin(utterance)))
-            if timing
-            else synthesizer.synthesize(utterance)
-        )
-        stream = event_body(chunks, rendering) if delivery.events else audio_body(chunks, rendering, Usage())
-        late_headers = timing.headers if timing else dict
-        return SpeechResponse(stream, speech_headers(delivery, info), whole=delivery.whole, late_headers=late_headers)
+        if settings.server_timing:
+            utterance = marked(utterance, record.received_ns)
+        rendering = delivery.rendering(info)
+        without_effect = ignored.ignored(fields, body, info)
+        record.voice, record.samples_per_s = utterance.voice, info.sample_rate * delivery.speed
+        usage = record.usage
+        usage.ignored = ignored.entries(without_effect)
+        as_body = event_body if delivery.events else audio_body
+        stream = as_body(synthesizer.synthesize(utterance), rendering, usage)
+        headers = {**speech_headers(delivery, info), **ignored.header(without_effect)}
+        return SpeechResponse(stream, headers, whole=delivery.whole, usage=usage)
 
     return router
 
@@ -139,15 +177,15 @@ def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
     }
 
 
-async def read_body(request: Request, settings: ApiSettings) -> bytes:
+async def read_body(request: Request) -> bytes:
     """The body, given up as soon as it is too large or too slow, whatever its Content-Length says."""
     body = bytearray()
     try:
-        async with asyncio.timeout(settings.body_timeout_s):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
                 body += part
-                if len(body) > settings.max_body_bytes:
-                    raise PayloadTooLarge(f"The body is larger than {settings.max_body_bytes} bytes.")
+                if len(body) > MAX_BODY_BYTES:
+                    raise PayloadTooLarge(f"The body is larger than {MAX_BODY_BYTES} bytes.")
     except TimeoutError:
-        raise BodyTooSlow(f"The body did not arrive within {settings.body_timeout_s:g} seconds.") from None
+        raise BodyTooSlow(f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds.") from None
     return bytes(body)

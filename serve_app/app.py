@@ -1,18 +1,18 @@
 """The composition: three plain classes become three deployments that hold each other's handles."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig
 
-from deployments.codec.deployment import CodecDecoder
-from deployments.talker.deployment import Talker
-from serve_app.autoscaling import Bounds, CodecPolicy, CodecScaling, TalkerPolicy
+from deployments.codec.deployment import CodecReplica
+from deployments.model_store import choose
+from deployments.talker.deployment import TalkerReplica
+from serve_app.autoscaling import Bounds, CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.ingress import Ingress
-from serve_app.model_choice import choose
 
 # Above the longest utterance: a replica that is taken away finishes what it speaks.
 _DRAIN_S = 120.0
@@ -33,28 +33,42 @@ _LOOK_BACK_S = 1.0
 def build_app(config: AppConfig) -> Application:
     """Ingress -> CodecDecoder -> Talker. `serve run` and `serve deploy` pass the `args` of their config file."""
     model = choose(config.model, models_dir=config.models_dir, gpu=config.talker_pool.num_gpus > 0).model
-    talker_options = options(config.talker_pool, policy=TalkerPolicy, scaling=config.talker_scaling)
-    codec_options = options(config.codec_pool, policy=CodecPolicy, scaling=codec_scaling(config))
-    talker = serve.deployment(name="Talker", **talker_options)(Talker).bind(model, config.talker)
-    codec = serve.deployment(name="CodecDecoder", **codec_options)(CodecDecoder)
+    talker_options = options(
+        config.talker_pool, config.talker_requests, policy=TalkerPolicy, scaling=talker_scaling(config)
+    )
+    codec_options = options(config.codec_pool, config.codec_requests, policy=CodecPolicy, scaling=codec_scaling(config))
+    talker = serve.deployment(name="Talker", **talker_options)(TalkerReplica).bind(model, config.talker)
+    codec = serve.deployment(name="CodecDecoder", **codec_options)(CodecReplica)
     decoder = codec.bind(model, config.codec, talker)
     refusal = {"backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1)}
-    ingress = serve.deployment(name="Ingress", **options(config.ingress_pool), **refusal)(serve.ingress()(Ingress))
+    ingress_options = options(config.ingress_pool, config.ingress_requests) | refusal
+    ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
     # Audio that the talker's GPU makes to the end takes no way round by the codec pool.
     return ingress.bind(config.api, decoder, talker if config.codec.placement == "inline" else None)
 
 
+def talker_scaling(config: AppConfig) -> TalkerScaling | None:
+    """The talker policy's parameters, with the sequences that an engine batches."""
+    if config.talker_scaling is None:
+        return None
+    return TalkerScaling(**config.talker_scaling.model_dump(), sequences_per_replica=config.talker.max_num_seqs)
+
+
 def codec_scaling(config: AppConfig) -> CodecScaling | None:
-    """The codec pool's settings, with the limit that the talker pool at its largest sets to its streams."""
+    """The codec policy's parameters, with the streams that the talker pool can run at its largest."""
     if config.codec_scaling is None:
         return None
     talkers = config.talker_scaling.max_replicas if config.talker_scaling else config.talker_pool.replicas
-    most = min(config.codec_scaling.max_talker_streams, float(talkers * config.talker.max_num_seqs))
-    return replace(config.codec_scaling, max_talker_streams=most)
+    most = float(talkers * config.talker.max_num_seqs)
+    return CodecScaling(**config.codec_scaling.model_dump(), max_talker_streams=most)
 
 
 def options(
-    pool: PoolConfig, *, policy: type[TalkerPolicy] | type[CodecPolicy] | None = None, scaling: Bounds | None = None
+    pool: PoolConfig,
+    max_ongoing_requests: int,
+    *,
+    policy: type[TalkerPolicy] | type[CodecPolicy] | None = None,
+    scaling: Bounds | None = None,
 ) -> dict[str, Any]:
     """A pool's settings under the names that Serve gives them."""
     return {
@@ -63,7 +77,7 @@ def options(
             if scaling is None
             else {"autoscaling_config": _scaled(pool, policy, scaling)}
         ),
-        "max_ongoing_requests": pool.max_ongoing_requests,
+        "max_ongoing_requests": max_ongoing_requests,
         "max_queued_requests": pool.max_queued_requests,
         "graceful_shutdown_timeout_s": _DRAIN_S,
         "graceful_shutdown_wait_loop_s": _DRAIN_POLL_S,

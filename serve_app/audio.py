@@ -1,12 +1,15 @@
-"""Audio formats: one encoder per response turns s16le mono PCM into the bytes of a stream, as they come."""
+"""Audio of a response: speed and format turn s16le mono PCM into the bytes that are sent, as they come."""
 
+import asyncio
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fractions import Fraction
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 UNKNOWN_LENGTH = 0xFFFFFFFF  # what players take for "until the end"; 0 would be an empty file
 OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
@@ -167,3 +170,109 @@ def open_encoder(
     if audio_format is AudioFormat.WAV:
         return WavEncoder(sample_rate, num_bytes)
     return CodecEncoder(CODECS[audio_format], sample_rate, frame_samples)
+
+
+class Tempo:
+    """Plays s16le mono PCM `speed` times as fast, as it comes; the result does not depend on how the input is cut."""
+
+    def __init__(self, speed: float, sample_rate: int) -> None:
+        from av.filter import Graph
+
+        self._sample_rate = sample_rate
+        self._num_samples = 0
+        self._graph = Graph()
+        source = self._graph.add_abuffer(
+            sample_rate=sample_rate, format="s16", layout="mono", time_base=Fraction(1, sample_rate)
+        )
+        steps = [self._graph.add("atempo", repr(factor)) for factor in factors(speed)]
+        sink = self._graph.add("abuffersink")
+        self._graph.link_nodes(source, *steps, sink).configure()
+
+    def stretch(self, pcm: bytes) -> bytes:
+        """The stretched audio that `pcm` makes available; may be empty."""
+        samples = np.frombuffer(pcm, "<i2")[np.newaxis]
+        # atempo holds back about as much as the frame it was given: short frames keep a long chunk from waiting.
+        step = self._sample_rate // 50
+        return b"".join([self._push(samples[:, start : start + step]) for start in range(0, samples.shape[1], step)])
+
+    def close(self) -> bytes:
+        """What was held back."""
+        self._graph.push(None)
+        return self._pull()
+
+    def _push(self, samples: NDArray[np.int16]) -> bytes:
+        from av import AudioFrame
+
+        frame = AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+        frame.sample_rate, frame.pts = self._sample_rate, self._num_samples
+        self._num_samples += samples.shape[1]
+        self._graph.push(frame)
+        return self._pull()
+
+    def _pull(self) -> bytes:
+        from av import AudioFrame, error
+
+        stretched = bytearray()
+        while True:
+            try:
+                frame = self._graph.pull()
+            except (error.BlockingIOError, error.EOFError):
+                return bytes(stretched)
+            assert isinstance(frame, AudioFrame)
+            stretched += frame.to_ndarray().astype("<i2", copy=False).tobytes()
+
+
+def factors(speed: float) -> list[float]:
+    """`speed` as atempo steps: one skips samples above 2 and does not go below 0.5, so two share what is beyond."""
+    return [speed] if 0.5 <= speed <= 2 else [speed**0.5] * 2
+
+
+class Rendering:
+    """Speed, then encoding. What takes milliseconds runs in a thread, away from the other streams' event loop."""
+
+    def __init__(
+        self,
+        audio_format: AudioFormat,
+        sample_rate: int,
+        frame_samples: int,
+        *,
+        speed: float = 1.0,
+        whole: bool = False,
+    ) -> None:
+        """`whole`: one body of known length, which begins when all of it is there."""
+        self._audio_format, self._sample_rate = audio_format, sample_rate
+        self._frame_samples = frame_samples
+        self._tempo = Tempo(speed, sample_rate) if speed != 1 else None
+        self._collected = bytearray()  # stretched PCM of a whole body
+        self._encoder: Encoder | None = None if whole else self._open()
+        cheap = audio_format in (AudioFormat.PCM, AudioFormat.WAV)
+        self._threaded = self._tempo is not None or not cheap
+
+    async def feed(self, pcm: bytes) -> bytes:
+        """The bytes that `pcm` makes available; none before `close` for a whole body."""
+        return await asyncio.to_thread(self._feed, pcm) if self._threaded and pcm else self._feed(pcm)
+
+    async def close(self) -> bytes:
+        """The rest of the body."""
+        return await asyncio.to_thread(self._close) if self._threaded else self._close()
+
+    def _feed(self, pcm: bytes) -> bytes:
+        return self._encode(self._tempo.stretch(pcm) if self._tempo else pcm)
+
+    def _close(self) -> bytes:
+        rest = self._encode(self._tempo.close()) if self._tempo else b""
+        if self._encoder is not None:
+            return rest + self._encoder.close()
+        encoder = self._open(len(self._collected))
+        return encoder.encode(bytes(self._collected)) + encoder.close()
+
+    def _encode(self, pcm: bytes) -> bytes:
+        if self._encoder is not None:
+            return self._encoder.encode(pcm)
+        self._collected += pcm
+        return b""
+
+    def _open(self, num_bytes: int | None = None) -> Encoder:
+        return open_encoder(
+            self._audio_format, self._sample_rate, frame_samples=self._frame_samples, num_bytes=num_bytes
+        )

@@ -3,7 +3,8 @@
 Pure: `decide_talker` and `decide_codec` take what the replicas recorded, the present counts, the settings, the state
 that the last decision returned, and a clock; they return a decision and the next state. The simulator calls the same
 functions. `TalkerPolicy` and `CodecPolicy` wrap them for Ray Serve's controller, which calls them every 0.1 s. Standard
-library only and no Ray import: Serve pickles this module by value and runs it on a head node without torch.
+library only and no Ray import: Serve pickles this module by value and runs it on a head node without torch; it
+imports `deployments.records` there.
 
 Replicas are added at once, by as many as are needed: for everybody who is there where somebody waits or a replica's
 worth of room is missing, for the mean over some seconds otherwise, since arrivals come in bursts that end before a
@@ -13,38 +14,26 @@ again, a step at a time, and never below what the streams in flight occupy (Serv
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from deployments.records import CodecRecord, TalkerRecord
+
+_Record = TypeVar("_Record", TalkerRecord, CodecRecord)
 
 _logger = logging.getLogger("ray.serve")  # the controller's own log
 
+_TARGET_KV_USE = 0.85  # of the KV blocks of all replicas
+_TARGET_BACKLOG_S = 0.5  # of undecoded audio for each core
+_STEP_DOWN = 0.1  # of the replicas at once, and one at least
+_TREND_WINDOW_S = 2.0  # over which the growth of the queue is measured
 # Below this much time a slope is noise.
 _MIN_TREND_S = 0.4
 # A demand that is a whole number of replicas does not ask for one more because of rounding.
 _ROUNDING = 1e-6
 # A mean of fewer streams, and none now, is none.
 _NOBODY = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class TalkerRecord:
-    """What one talker replica says of itself."""
-
-    running: float = 0.0  # sequences in the batch
-    waiting: float = 0.0  # sequences that wait for a row or for KV blocks
-    kv_used_ratio: float = 0.0  # of the KV blocks, 0 to 1
-
-
-@dataclass(frozen=True, slots=True)
-class CodecRecord:
-    """What one codec replica says of itself."""
-
-    streams: float = 0.0  # open, those that still wait for the talker included
-    starting: float = 0.0  # of these, streams whose first frame the talker has not made yet
-    backlog_s: float = 0.0  # seconds of audio that are codes and not yet PCM
-    busy_cores: float = 0.0  # decoder workers at work, as a moving mean
-    cores: float = 1.0  # decoder workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +48,20 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Settings of either pool. Wrong ones raise ValueError."""
-
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012, how pydantic reads a plain dataclass in AppConfig
+    """Parameters of either policy: `AppConfig` sets some. Wrong ones raise ValueError."""
 
     smoothing_s: float = 10.0  # time constant of the mean that counts while nobody waits
     scale_down_margin: float = 0.1  # a replica stays where so much more load would ask for it again
     min_replicas: int = 1  # 0: the pool goes away when nobody speaks, and the next request waits for a start
     max_replicas: int = 4
+    target_use: float = 0.75  # of the sequences, or of the streams and cores, that all replicas can take
     scale_down_window_s: float = 120.0  # a replica goes when the whole window did not need it
-    scale_down_interval_s: float = 15.0  # between two removals
-    scale_down_step: float = 0.1  # of the replicas at once, and one at least
     scale_to_zero_after_s: float = 600.0  # without a single request
+
+    @property
+    def scale_down_interval_s(self) -> float:
+        """Between two removals."""
+        return self.scale_down_window_s / 10
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_replicas <= self.max_replicas or self.max_replicas < 1:
@@ -82,22 +73,17 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class TalkerScaling(Bounds):
-    """Settings of the talker pool."""
+    """Parameters of the talker pool's policy."""
 
     sequences_per_replica: float = 8.0  # that a replica batches: talker.max_num_seqs
-    target_use: float = 0.75  # of the sequences of all replicas
-    target_kv_use: float = 0.85  # of the KV blocks of all replicas
-    trend_window_s: float = 2.0  # over which the growth of the line is measured
     trend_horizon_s: float = 5.0  # its growth over this time is expected: about what a replica takes to start
 
 
 @dataclass(frozen=True, slots=True)
 class CodecScaling(Bounds):
-    """Settings of the codec pool."""
+    """Parameters of the codec pool's policy."""
 
     streams_per_replica: float = 16.0  # that a replica decodes in real time
-    target_use: float = 0.75  # of those, and of the cores of all replicas
-    target_backlog_s: float = 0.5  # seconds of undecoded audio for each core
     # Streams that the talker pool can run at its largest: what waits for it beyond them needs no decoder yet.
     max_talker_streams: float = math.inf
 
@@ -133,19 +119,19 @@ class Decision:
 def decide_talker(
     records: Sequence[TalkerRecord], counts: Counts, *, settings: TalkerScaling, state: State, now_s: float
 ) -> Decision:
-    """Replicas for the sequences that run and wait, for the KV blocks in use, and for the growth of the line."""
+    """Replicas for the sequences that run and wait, for the KV blocks in use, and for the growth of the queue."""
     running = sum(record.running for record in records)
     waiting = sum(record.waiting for record in records)
     demand = max(running + waiting, counts.ongoing) + counts.queued  # a new replica has not recorded anything yet
-    line = _recent(state.line, Sample(now_s, waiting + counts.queued), window_s=settings.trend_window_s)
+    line = _recent(state.line, Sample(now_s, waiting + counts.queued), window_s=_TREND_WINDOW_S)
     growth = min(_growth(line) * settings.trend_horizon_s, demand)  # at most twice what is here
     per_replica = settings.sequences_per_replica * settings.target_use
     mean = _smoothed(state.mean, Sample(now_s, demand), over_s=settings.smoothing_s)
     needs = {
         "sequences": (demand if line[-1].value else mean.value) / per_replica,
         "rows": demand / settings.sequences_per_replica,
-        "growing line": (demand + growth) / per_replica if growth else 0.0,
-        "kv use": sum(record.kv_used_ratio for record in records) / settings.target_kv_use,
+        "growing queue": (demand + growth) / per_replica if growth else 0.0,
+        "kv use": sum(record.kv_used_ratio for record in records) / _TARGET_KV_USE,
     }
     return _settle(
         needs,
@@ -170,7 +156,7 @@ def decide_codec(
     flowing = sum(record.streams - record.starting for record in records)
     cores = sum(record.cores for record in records)
     backlog_s = sum(record.backlog_s for record in records)
-    replicas_behind = len(records) * backlog_s / (cores * settings.target_backlog_s) if cores else 0.0
+    replicas_behind = len(records) * backlog_s / (cores * _TARGET_BACKLOG_S) if cores else 0.0
     expected = max(flowing, min(streams, settings.max_talker_streams))
     mean = _smoothed(state.mean, Sample(now_s, expected), over_s=settings.smoothing_s)
     needs = {
@@ -219,7 +205,7 @@ def _settle(
     floor = max(lowest, _roundly(state.peaks[0].value, settings), math.ceil(occupied - _ROUNDING))
     if floor >= counts.wanted or now_s - state.removed_s < settings.scale_down_interval_s:
         return Decision(_within(counts.wanted, settings), state, "hold")
-    step = max(1, int(counts.wanted * settings.scale_down_step))
+    step = max(1, int(counts.wanted * _STEP_DOWN))
     return Decision(_within(max(floor, counts.wanted - step), settings), replace(state, removed_s=now_s), "not needed")
 
 
@@ -309,7 +295,7 @@ class TalkerPolicy(_Policy):
 
     def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
         """Replicas wanted. The state is kept here."""
-        records = [TalkerRecord(**values) for values in recorded(context.raw_metrics, _names(TalkerRecord))]
+        records = recorded(context.raw_metrics, TalkerRecord)
         now_s = context.current_time or 0.0
         decision = decide_talker(records, _counts(context), settings=self._settings, state=self._state, now_s=now_s)
         return self._take(decision, context)
@@ -324,24 +310,20 @@ class CodecPolicy(_Policy):
 
     def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
         """Replicas wanted. The state is kept here."""
-        records = [CodecRecord(**values) for values in recorded(context.raw_metrics, _names(CodecRecord))]
+        records = recorded(context.raw_metrics, CodecRecord)
         now_s = context.current_time or 0.0
         decision = decide_codec(records, _counts(context), settings=self._settings, state=self._state, now_s=now_s)
         return self._take(decision, context)
 
 
-def recorded(metrics: Mapping[str, Mapping[Any, Sequence[Any]]] | None, names: Iterable[str]) -> list[dict[str, float]]:
-    """The newest value of each of `names`, one dictionary a replica; replicas that recorded nothing are left out."""
+def recorded(metrics: Mapping[str, Mapping[Any, Sequence[Any]]] | None, kind: type[_Record]) -> list[_Record]:
+    """The newest record of each replica; those that recorded nothing are left out."""
     replicas: dict[Any, dict[str, float]] = {}
-    for name in names:
-        for replica, samples in (metrics or {}).get(name, {}).items():
+    for field in fields(kind):
+        for replica, samples in (metrics or {}).get(field.name, {}).items():
             if samples:
-                replicas.setdefault(replica, {})[name] = samples[-1].value
-    return list(replicas.values())
-
-
-def _names(record: type[TalkerRecord] | type[CodecRecord]) -> list[str]:
-    return [field.name for field in fields(record)]
+                replicas.setdefault(replica, {})[field.name] = samples[-1].value
+    return [kind(**values) for values in replicas.values()]
 
 
 def _counts(context: Context) -> Counts:

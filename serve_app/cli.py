@@ -1,30 +1,61 @@
 """The `talkray` command."""
 
+import importlib.metadata
+import json
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Self, TextIO
 
 import typer
+from rich.console import Console
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
-from deployments.errors import TalkrayError
-from serve_app import ray_settings
-from serve_app.auth import read_keys
-from serve_app.config import AppConfig, one_gpu, read_config
-from serve_app.doctor import examine
-from serve_app.gpus import count_gpus
-from serve_app.key_commands import keys
-from serve_app.local_server import Address, running, wait_for_stop
-from serve_app.model_choice import choose
-from serve_app.ports import free_port
-from serve_app.progress import Progress
-from serve_app.say import Utterance, speak
+from deployments.errors import InvalidRequest, StartError, TalkrayError
+from deployments.model_store import EMBEDDED, choose, find, locate
+from serve_app import ray_settings, request_log
+from serve_app.config import AppConfig, read_config
+from serve_app.doctor import count_gpus, examine, predict_memory
+from serve_app.keys import KeyRecord, create_key, read_keys, revoke_keys
+from serve_app.local_server import Address
+from serve_app.ray_settings import free_port
+from serve_app.run_folder import clear_dead
+from serve_app.say import STANDARD_OUTPUT, Utterance, announced, find_server, play_speech, write_speech
+from serve_app.supervisor import running
+
+if TYPE_CHECKING:  # it imports the hub's library
+    from deployments.download import Transfer
 
 cli = typer.Typer(
     help="Qwen3-TTS on Ray Serve.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 
-cli.add_typer(keys, name="key")
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"talkray {importlib.metadata.version('talkray')}")
+        raise typer.Exit
+
+
+@cli.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Qwen3-TTS on Ray Serve."""
+
+
+ONE_GPU = Path(__file__).with_name("one-gpu.yaml")  # where this machine has a GPU; cluster/serve links to it
+
+_BAR_WIDTH = 24
 
 Config = Annotated[Path | None, typer.Option("--config", help="A Serve config file such as cluster/serve/local.yaml.")]
 Model = Annotated[
@@ -41,36 +72,81 @@ def serve(
     keys_file: Annotated[
         Path | None, typer.Option("--keys", help="Ask for the API keys of this file (see `talkray key`).")
     ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="A web page that may use the API, such as https://app.example.com; more than once for more."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each request.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print requests as JSON, a line each, and all else to standard error.")
+    ] = False,
 ) -> None:
-    """Serve speech on this machine until Ctrl-C."""
-    settings = _asking_for_keys(_settings(config, model), keys_file)
-    with Progress() as progress, running(settings, Address(host, port), progress.report) as url:
-        progress.done(f"ready: {url}")
-        print(f"\nHear it:\n  {_curl(url, with_key=settings.api.access.keys_file is not None)}", flush=True)
-        print("\nCtrl-C stops.", flush=True)
-        wait_for_stop()
+    """Serve speech on this machine until Ctrl-C. Prints a line for each request: who, and what came of it."""
+    report = sys.stderr if as_json else sys.stdout
+    settings = _with_access(_settings(config, model, file=report), keys_file, allow_origin or [])
+    address = Address(host, port)
+    clear_dead(partial(print, file=report))  # it may hold the port
+    _check(settings, address)
+    with ExitStack() as stack:
+        show = None if quiet else _print_json if as_json else _print_line
+        progress = stack.enter_context(Progress(report))
+        _fetch(settings.model, progress)
+        server = stack.enter_context(running(settings, address, progress.report, show=show))
+        stack.enter_context(_found_by_say(server.url))
+        progress.done(f"ready: {server.url}")
+        curl = _curl(server.url, with_key=settings.api.access.keys_file is not None)
+        print(f"\nHear it:\n  {curl}\n\nCtrl-C stops.", file=report, flush=True)
+        server.wait()
+
+
+def _print_json(entry: request_log.Entry) -> None:
+    print(json.dumps(entry), flush=True)
+
+
+def _print_line(entry: request_log.Entry) -> None:
+    print(request_log.line(entry), flush=True)
 
 
 @cli.command()
 def say(
-    text: Annotated[str, typer.Argument(help="What to say.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Audio file; its ending names the format.")] = Path(
-        "speech.wav"
-    ),
-    url: Annotated[str | None, typer.Option(help="A running server; without one a server is started for this.")] = None,
+    text: Annotated[str, typer.Argument(help="What to say; - reads standard input.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Audio file, whose ending names the format; - writes WAV to the output."),
+    ] = None,
+    play: Annotated[bool, typer.Option("--play", help="Play it as it comes, instead of writing a file.")] = False,
+    url: Annotated[
+        str | None, typer.Option(help="A server. Without: the one that runs here, else one is started for this.")
+    ] = None,
     voice: Annotated[str | None, typer.Option(help="A voice of /v1/audio/voices.")] = None,
-    model: Model = None,
+    speed: Annotated[float, typer.Option(help="Times as fast.", min=0.25, max=4)] = 1.0,
+    instructions: Annotated[
+        str | None, typer.Option(help="How to say it, for models that follow instructions.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Start a server with this model, even if another one runs.")] = None,
 ) -> None:
-    """Write speech to a file."""
-    utterance = Utterance(text, output, voice)
+    """Write speech to a file (speech.wav), or play it."""
+    if play and output is not None:
+        raise InvalidRequest("--play and --output exclude each other")
+    if url is not None and model is not None:
+        raise InvalidRequest("--url and --model exclude each other: a running server has its model")
+    utterance = Utterance(sys.stdin.read() if text == "-" else text, voice, speed, instructions)
+    file = output or Path("speech.wav")
+    speak = partial(play_speech, utterance=utterance) if play else partial(write_speech, utterance=utterance, file=file)
+    report = sys.stderr if output == STANDARD_OUTPUT else sys.stdout
     if url is not None:
-        print(speak(url, utterance))
-        return
-    with Progress() as progress:
-        with running(_settings(None, model), Address("127.0.0.1", free_port()), progress.report) as local_url:
-            progress.report("speaking")
-            said = speak(local_url, utterance)
-        progress.done(said)
+        print(speak(url), file=report)
+    elif model is None and (found := find_server()):
+        print(f"{speak(found)}, spoken by {found}", file=report)
+    else:
+        settings, address = _settings(None, model, file=report), Address("127.0.0.1", free_port())
+        _check(settings, address)
+        with Progress(report) as progress:
+            _fetch(settings.model, progress)
+            with running(settings, address, progress.report) as server:
+                progress.report("speaking")
+                said = speak(server.url)
+            progress.done(said)
 
 
 @cli.command()
@@ -80,16 +156,21 @@ def doctor(
     port: Annotated[int, typer.Option(help="The port that `serve` would use.")] = 8000,
 ) -> None:
     """Check Python, Ray, torch, GPU, attention, weights and ports."""
-    findings = list(examine(_settings(config, model), port))
-    for finding in findings:
-        print(finding.line())
-    raise typer.Exit(code=any(not finding.ok for finding in findings))
+    all_ok = True
+    settings = _settings(config, model)
+    for finding in chain(examine(settings, Address("127.0.0.1", port)), predict_memory(settings)):
+        print(finding.line(), flush=True)
+        all_ok = all_ok and finding.ok
+    raise typer.Exit(code=not all_ok)
 
 
 @cli.command()
 def env() -> None:
-    """Print the tuned Ray settings as `export` lines, for nodes that are started by hand."""
-    for name, value in ray_settings.TUNED.items():
+    """Print the tuned Ray settings as `export` lines, for nodes that are started by hand.
+
+    Run it on each node: the proxy takes as many connections as the limit of open files there allows.
+    """
+    for name, value in ray_settings.tuned().items():
         print(f"export {name}={value}")
 
 
@@ -98,16 +179,16 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 @cli.command("random-checkpoint", context_settings=_PASS_ON, help="Write a checkpoint with random weights.")
 def random_checkpoint(context: typer.Context) -> None:
-    """`python -m deployments.random_checkpoint`."""
-    _run_module("deployments.random_checkpoint", context)
+    """`python -m talkray_tools.random_checkpoint`."""
+    _run_module("talkray_tools.random_checkpoint", context)
 
 
 @cli.command(
     context_settings=_PASS_ON, help="Compare a checkpoint with the official package, and check that speech ends."
 )
 def verify(context: typer.Context) -> None:
-    """`python -m deployments.verify`."""
-    _run_module("deployments.verify", context)
+    """`python -m talkray_tools.verify`."""
+    _run_module("talkray_tools.verify", context)
 
 
 @cli.command(context_settings=_PASS_ON, help="Measure a running server under load.")
@@ -122,14 +203,62 @@ cli.add_typer(bench, name="bench")
 
 @bench.command("engine", context_settings=_PASS_ON, help="Step time by batch, prefill, memory and start-up.")
 def bench_engine(context: typer.Context) -> None:
-    """`python -m deployments.talker.bench`."""
-    _run_module("deployments.talker.bench", context)
+    """`python -m talkray_tools.bench_engine`."""
+    _run_module("talkray_tools.bench_engine", context)
 
 
 @bench.command("codec", context_settings=_PASS_ON, help="Decoder calls by streams and frames, on a CPU or a GPU.")
 def bench_codec(context: typer.Context) -> None:
-    """`python -m deployments.codec.bench`."""
-    _run_module("deployments.codec.bench", context)
+    """`python -m talkray_tools.bench_codec`."""
+    _run_module("talkray_tools.bench_codec", context)
+
+
+keys = typer.Typer(help="Create, list and revoke API keys. Running servers notice at once.", no_args_is_help=True)
+cli.add_typer(keys, name="key")
+
+KeyFile = Annotated[Path, typer.Option("--file", envvar="TALKRAY_KEYS_FILE", help="The key file.")]
+DEFAULT_KEY_FILE = Path("~/.config/talkray/keys.json").expanduser()
+
+
+@keys.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Whose key it is.")],
+    file: KeyFile = DEFAULT_KEY_FILE,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="Requests in a minute, by ingress replica.", min=1)
+    ] = None,
+    max_streams: Annotated[int | None, typer.Option(help="Streams at once, by ingress replica.", min=1)] = None,
+) -> None:
+    """Print a new key, which is shown only now: the file keeps its hash."""
+    print(create_key(file, name, requests_per_minute=requests_per_minute, max_streams=max_streams))
+
+
+@keys.command("list")
+def list_keys(file: KeyFile = DEFAULT_KEY_FILE) -> None:
+    """Print id, name, limits and state of every key."""
+    for record in read_keys(file).keys:
+        print(_key_line(record))
+
+
+@keys.command()
+def revoke(
+    id_or_name: Annotated[str, typer.Argument(help="A key's id or name.")], file: KeyFile = DEFAULT_KEY_FILE
+) -> None:
+    """End a key, or all keys of a name."""
+    for record in revoke_keys(file, id_or_name):
+        print(f"revoked {record.id} ({record.name})")
+
+
+def _key_line(record: KeyRecord) -> str:
+    state = f"revoked {record.revoked}" if record.revoked else f"since {record.created}"
+    return (
+        f"{record.id}  {record.name:<20}{_limit(record.requests_per_minute):>6} requests/min"
+        f"{_limit(record.max_streams):>6} streams  {state}"
+    )
+
+
+def _limit(limit: int | None) -> str:
+    return "any" if limit is None else str(limit)
 
 
 def main() -> None:
@@ -140,36 +269,105 @@ def main() -> None:
         sys.exit(f"talkray: {error}")
 
 
-def _settings(config: Path | None, model: str | None) -> AppConfig:
+class Progress:
+    """One changing line with a spinner on a terminal, one line per stage elsewhere."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._console = Console(file=file, highlight=False)
+        self._status = self._console.status("starting")
+        self._started_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._status.stop()
+
+    def report(self, stage: str) -> None:
+        """Show what is going on now."""
+        if self._console.is_terminal:
+            self._status.update(stage)
+            self._status.start()
+        else:
+            self._console.print(f"[{self._elapsed()}] {stage}", markup=False)
+
+    def transfer(self, transfer: "Transfer") -> None:
+        """Show how far a download is."""
+        if self._console.is_terminal and transfer.total:
+            row = Table.grid(padding=(0, 1))
+            row.add_row(ProgressBar(total=transfer.total, completed=transfer.done, width=_BAR_WIDTH), str(transfer))
+            self._status.update(row)
+            self._status.start()
+        else:
+            self.report(str(transfer))
+
+    def done(self, message: str) -> None:
+        """Show a result that stays."""
+        self._status.stop()
+        self._console.print(f"{message} (after {self._elapsed()})", markup=False)
+
+    def _elapsed(self) -> str:
+        return f"{time.monotonic() - self._started_s:.1f} s"
+
+
+def _settings(config: Path | None, model: str | None, file: TextIO | None = None) -> AppConfig:
     """The settings of a command: its file or the defaults for this machine, and its model."""
     gpus = count_gpus()
-    defaults = one_gpu() if gpus else AppConfig()
-    settings = defaults if config is None else read_config(config)
+    config = config or (ONE_GPU if gpus else None)
+    settings = read_config(config) if config else AppConfig()
     choice = choose(model or settings.model, models_dir=settings.models_dir, gpu=gpus > 0)
-    print(f"model: {choice.model} ({choice.reason})", flush=True)
+    print(f"model: {choice.model} ({choice.reason})", file=file, flush=True)
     return settings.model_copy(update={"model": choice.model})
 
 
-def _asking_for_keys(settings: AppConfig, keys_file: Path | None) -> AppConfig:
-    """The file must be one before anything is started; replicas run in other folders, hence its whole path."""
-    keys_file = keys_file or settings.api.access.keys_file
-    if keys_file is None:
-        return settings
-    read_keys(keys_file)
-    access = settings.api.access.model_copy(update={"keys_file": keys_file.resolve()})
+def _fetch(model: str, progress: Progress) -> None:
+    """Download what is not here yet, where a person sees how far it is; the replicas then find it."""
+    if model != EMBEDDED and find(model) is None:
+        progress.done(f"weights: {locate(model, report=progress.transfer)}")
+
+
+def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]) -> AppConfig:
+    """Whom the command lets in besides. The file must be one before anything is started; replicas run in other folders,
+    hence its whole path.
+    """
+    access = settings.api.access
+    keys_file = keys_file or access.keys_file
+    if keys_file is not None:
+        read_keys(keys_file)
+        keys_file = keys_file.resolve()
+    allowed = {"keys_file": keys_file, "allowed_origins": (*access.allowed_origins, *origins)}
+    access = access.model_copy(update=allowed)
     return settings.model_copy(update={"api": settings.api.model_copy(update={"access": access})})
+
+
+@contextmanager
+def _found_by_say(url: str) -> Iterator[None]:
+    """Lets `talkray say` find the server; one that cannot be found is a server all the same."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(announced(url))
+        except OSError as error:
+            print(f"`talkray say` will need --url: {error}", flush=True)
+        yield
+
+
+def _check(settings: AppConfig, address: Address) -> None:
+    """Raises StartError with what `talkray doctor` finds wrong: a start would take long to find out."""
+    failed = [f"{finding.topic}: {finding.text}" for finding in examine(settings, address) if not finding.ok]
+    if failed:
+        raise StartError("\n".join(failed))
 
 
 def _curl(url: str, *, with_key: bool) -> str:
     key = ' -H "Authorization: Bearer $TALKRAY_API_KEY"' if with_key else ""
-    body = '{"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "wav"}'
-    return f"curl {url}/v1/audio/speech -H 'Content-Type: application/json'{key} -d '{body}' -o hello.wav"
+    body = '{"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}'
+    return f"curl {url}/v1/audio/speech -H 'Content-Type: application/json'{key} -d '{body}' -o hello.mp3"
 
 
 def _run_module(module: str, context: typer.Context) -> None:
     """Another process: the command line itself imports no torch."""
     sys.exit(subprocess.call([sys.executable, "-m", module, *context.args]))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
 """Every setting of the application, read once. Production values stand in `cluster/serve/production.yaml`."""
 
-from dataclasses import fields, is_dataclass
+import math
+from ipaddress import ip_address
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Self, get_args
@@ -9,23 +10,120 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from deployments.config import CodecConfig, Strict, TalkerConfig
-from deployments.errors import TalkrayError
-from serve_app.api_settings import ApiSettings
-from serve_app.autoscaling import CodecScaling, TalkerScaling
+from deployments.errors import StartError, TalkrayError
+
+Positive = Annotated[int, Field(ge=1)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 class ConfigError(TalkrayError):
     """A config file is not one; the message says where."""
 
 
+class AccessSettings(Strict):
+    """Who may use the surface. Without a key file only a server that listens on a loopback address starts."""
+
+    keys_file: Path | None = None  # `talkray key create` writes it; must be on every node with an ingress replica
+    # Web pages that may use the API, such as https://app.example.com; "*" is every page. None besides our own.
+    allowed_origins: tuple[str, ...] = ()
+    # Names under which clients reach the server. None: any, or without keys the loopback ones, so that no web page
+    # gets here through a domain of its own that resolves to this machine.
+    allowed_hosts: tuple[str, ...] | None = None
+
+    def for_host(self, host: str | None) -> Self:
+        """These settings for a server bound to `host`: without keys it answers to loopback names, or the listed ones.
+
+        Raises StartError where others could speak without a key. The address that the server is bound to decides,
+        never that of the peer: behind a proxy every client looks local.
+        """
+        if self.keys_file is None and not is_loopback(host):
+            raise StartError(
+                f"others can reach {host or 'every address'}, and no API keys are asked for: create one with "
+                "`talkray key create NAME` and name its file in api.access.keys_file (`talkray serve --keys FILE`), "
+                "or listen on 127.0.0.1"
+            )
+        if self.keys_file is None and self.allowed_hosts is None:
+            return self.model_copy(update={"allowed_hosts": tuple(dict.fromkeys((*LOOPBACK_HOSTS, str(host))))})
+        return self
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether only this machine can reach a server that is bound to `host`; None is every address."""
+    if host == "localhost":
+        return True
+    try:
+        return host is not None and ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class AdmissionSettings(Strict):
+    """What one ingress replica takes on. Beyond it, requests are refused with 429 and when to come back."""
+
+    max_streams: Positive = 256  # that are spoken or wait, half of the requests that it may have
+    # In front of the pools, on top of what a first audio takes anyway. While the oldest waits longer, nobody may join.
+    max_line_s: PositiveSeconds = 0.25
+    # Where listeners hear more silence than this in all, too many streams are open: fewer are let in from then on.
+    max_late_s: PositiveSeconds = 0.25
+    min_streams: Positive = 4  # are let in, however late they come
+    max_wait_s: PositiveSeconds = 5.0  # for the first audio: what would come later is refused
+    start_wait_s: PositiveSeconds = 30.0  # the same while no talker runs; then it is a 503
+    client_streams: Positive | None = None  # open at once from one address
+    client_requests_per_minute: Annotated[float, Field(gt=0)] | None = None  # from one address, in bursts of as many
+    # Proxies that add the address they see to X-Forwarded-For: HAProxy under `guarded-haproxy`, and each one in
+    # front of that. With 0 the header is not believed, and all clients have HAProxy's own address.
+    trusted_proxies: Annotated[int, Field(ge=0)] = 1
+
+
+class ApiSettings(Strict):
+    """What a client may send, and under which names it may ask for the loaded model."""
+
+    access: AccessSettings = AccessSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    server_timing: bool = False  # responses say in a Server-Timing header how the time to first audio was spent
+    max_input_chars: Positive = 4096  # each of input, instructions and ref_text
+    model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "qwen3-tts")
+
+
 class PoolConfig(Strict):
-    """Replicas of one deployment, what each is given, and how much it takes on."""
+    """Replicas of one deployment, and what each is given. What a replica takes on follows from other settings."""
 
     replicas: Annotated[int, Field(ge=1)] = 1  # where the pool does not scale; where it does, at the start
     num_cpus: Annotated[float, Field(ge=0)] = 1.0
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
-    max_ongoing_requests: Annotated[int, Field(ge=1)] = 64
     max_queued_requests: Annotated[int, Field(ge=0)] = 64  # waiting at each caller for a replica with room
+
+
+class ScalingConfig(Strict):
+    """How a pool follows its load; the rest of its policy is constant (serve_app/autoscaling.py)."""
+
+    min_replicas: Annotated[int, Field(ge=0)] = 1  # 0: none when nobody speaks, and the next request waits for a start
+    max_replicas: Positive = 4
+    target_use: Annotated[float, Field(gt=0)] = 0.75  # of what all replicas can take
+    # A replica goes when the whole window did not need it; a tenth of the window lies between two removals.
+    scale_down_window_s: Annotated[float, Field(ge=0)] = 120.0
+    scale_to_zero_after_s: Annotated[float, Field(ge=0)] = 600.0  # without a single request
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError("min_replicas <= max_replicas must hold")
+        return self
+
+
+class TalkerScalingConfig(ScalingConfig):
+    """Of the talker pool. A replica can take `talker.max_num_seqs` sequences."""
+
+    # The growth of the queue over this time is expected: about what a replica takes to start.
+    trend_horizon_s: Annotated[float, Field(ge=0)] = 5.0
+
+
+class CodecScalingConfig(ScalingConfig):
+    """Of the codec pool."""
+
+    streams_per_replica: Annotated[float, Field(gt=0)] = 16.0  # that a replica decodes in real time
 
 
 class AppConfig(Strict):
@@ -36,33 +134,39 @@ class AppConfig(Strict):
     api: ApiSettings = ApiSettings()
     talker: TalkerConfig = TalkerConfig()
     codec: CodecConfig = CodecConfig()
-    ingress_pool: PoolConfig = PoolConfig(num_cpus=0.2, max_ongoing_requests=512, max_queued_requests=256)
-    codec_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_ongoing_requests=64, max_queued_requests=32)
-    # A little above the engine's own batch, so that the router tries another replica first.
-    talker_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_ongoing_requests=32, max_queued_requests=32)
+    ingress_pool: PoolConfig = PoolConfig(num_cpus=0.2, max_queued_requests=256)
+    codec_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_queued_requests=32)
+    talker_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_queued_requests=32)
     # None: as many replicas as the pool's `replicas`, always. The number of the ingress is fixed anyway: a change of it
     # reloads the proxy and can cut streams.
-    talker_scaling: TalkerScaling | None = None
-    codec_scaling: CodecScaling | None = None
+    talker_scaling: TalkerScalingConfig | None = None
+    codec_scaling: CodecScalingConfig | None = None
 
-    @model_validator(mode="after")
-    def _scaling_fits_the_engine(self) -> Self:
-        if self.talker_scaling and self.talker_scaling.sequences_per_replica > self.talker.max_num_seqs:
-            raise ValueError(
-                f"talker_scaling.sequences_per_replica is {self.talker_scaling.sequences_per_replica:g}, "
-                f"but talker.max_num_seqs only {self.talker.max_num_seqs}"
-            )
-        return self
+    @property
+    def num_gpus(self) -> float:
+        """GPUs that all pools ask for at the start."""
+        pools = ((self.talker_pool, self.talker_scaling), (self.codec_pool, self.codec_scaling))
+        return sum(pool.num_gpus * (scaling.min_replicas if scaling else pool.replicas) for pool, scaling in pools)
 
+    @property
+    def ingress_requests(self) -> int:
+        """Requests that an ingress replica may have: open sockets and those about to be refused as well."""
+        return 2 * self.api.admission.max_streams
 
-def one_gpu() -> AppConfig:
-    """Defaults for one machine whose GPU makes codes and audio; `cluster/serve/one-gpu.yaml` says the same."""
-    return AppConfig(
-        talker=TalkerConfig(max_num_seqs=64, max_num_waiting=64, gpu_memory_fraction=0.85),
-        codec=CodecConfig(placement="inline"),
-        talker_pool=PoolConfig(num_gpus=1.0, max_ongoing_requests=160, max_queued_requests=64),
-        codec_pool=PoolConfig(max_ongoing_requests=160, max_queued_requests=64),
-    )
+    @property
+    def talker_requests(self) -> int:
+        """Requests that a talker replica may have: a quarter more than its engine takes.
+
+        So the router tries another replica first, and the engine's own refusals say how long its line is.
+        """
+        return math.ceil(1.25 * (self.talker.max_num_seqs + self.talker.max_num_waiting))
+
+    @property
+    def codec_requests(self) -> int:
+        """Requests that a codec replica may have; how many of them it decodes at once it learns."""
+        if self.codec.placement == "inline":
+            return self.talker_requests
+        return math.ceil(3 * (self.codec_scaling or CodecScalingConfig()).streams_per_replica)
 
 
 def read_config(file: Path) -> AppConfig:
@@ -88,7 +192,7 @@ def explain(error: ValidationError) -> str:
         where = ".".join(str(part) for part in problem["loc"])
         hint = (
             f"; valid keys: {', '.join(_valid_keys(problem['loc'][:-1]))}"
-            if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument")
+            if problem["type"] == "extra_forbidden"
             else ""
         )
         lines.append(f"{where}: {problem['msg']}{hint}")
@@ -101,4 +205,4 @@ def _valid_keys(path: tuple[int | str, ...]) -> list[str]:
         model = model.model_fields[part].annotation
     if isinstance(model, UnionType):  # optional settings
         model = next(member for member in get_args(model) if member is not NoneType)
-    return sorted(field.name for field in fields(model)) if is_dataclass(model) else sorted(model.model_fields)
+    return sorted(model.model_fields)

@@ -1,4 +1,4 @@
-"""Every error as an HTTP status and OpenAI's envelope: the only translation table."""
+"""Every error as an HTTP status, OpenAI's envelope or the end of a WebSocket: the only translation table."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,17 +14,39 @@ from deployments.errors import (
     Overloaded,
     PayloadTooLarge,
     ReplicaLost,
+    TalkrayError,
 )
-from serve_app.refusals import BodyTooSlow, Forbidden, HeadersTooLarge, Refusal, Unauthorized
 
 Envelope = dict[str, dict[str, str | None]]
 
 RETRY_AFTER_S = 1.0  # a lost replica is replaced, a loading one becomes ready, in seconds
+POLICY_VIOLATION = 1008  # how a WebSocket is closed that may not, or may no longer, be open
+TRY_AGAIN_LATER = 1013  # how a WebSocket is closed whatever limit was met; `close_reason` says when to come back
+
+
+class Refusal(TalkrayError):
+    """What the API refuses before anybody looks at what is asked; each message goes to the client as it is."""
+
+
+class Unauthorized(Refusal):
+    """The request carries no API key, or one that is not valid (any more)."""
+
+
+class Forbidden(Refusal):
+    """The request comes from a web page, or to a host name, that is not allowed."""
+
+
+class HeadersTooLarge(Refusal):
+    """The header lines are over their byte limit."""
+
+
+class BodyTooSlow(Refusal):
+    """The body did not arrive in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How one class of errors is answered. Errors without a message of their own get `message`: nothing else leaks."""
+    """How one class of errors is answered: with `message`, or with the error's own where that is for the client."""
 
     status: int
     type: str
@@ -75,17 +97,18 @@ def translate(error: BaseException) -> ErrorReply:
     if isinstance(error, HTTPException):
         return _translate_http(error)
     kind = next((KINDS[cls] for cls in type(error).__mro__ if cls in KINDS), INTERNAL)
-    match error:
-        case InvalidRequest():
-            return ErrorReply(kind.status, error.message, kind.type, error.code, error.param)
-        case Refusal():
-            headers = {"WWW-Authenticate": "Bearer"} if kind.status == 401 else {}
-            return ErrorReply(kind.status, str(error), kind.type, kind.code, headers=headers)
-        case Overloaded():
-            return ErrorReply(kind.status, error.message, kind.type, kind.code, headers=_retry(error.retry_after_s))
-    return ErrorReply(
-        kind.status, kind.message, kind.type, kind.code, headers=_retry(RETRY_AFTER_S) if kind.retry else {}
-    )
+    headers = {"WWW-Authenticate": "Bearer"} if kind.status == 401 else {}
+    message = kind.message or str(error)
+    if kind.retry:
+        headers |= _retry(error.retry_after_s if isinstance(error, Overloaded) else RETRY_AFTER_S)
+        message += f" Try again in {headers['Retry-After']} s."
+    code, param = (error.code, error.param) if isinstance(error, InvalidRequest) else (kind.code, None)
+    return ErrorReply(kind.status, message, kind.type, code, param, headers)
+
+
+def close_reason(error: Overloaded) -> str:
+    """What a WebSocket that is closed with 1013 says: at most 123 bytes."""
+    return f"overloaded, retry after {max(1, math.ceil(error.retry_after_s))} s"
 
 
 def _translate_http(error: HTTPException) -> ErrorReply:

@@ -1,32 +1,33 @@
-"""Ray and the application on this machine, for as long as a command runs."""
+"""Ray and the application on this machine, in this process."""
 
 import contextlib
 import io
 import logging
 import math
 import os
-import shutil
-import signal
-import tempfile
+import re
+import socket
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from deployments import progress
-from serve_app import ray_settings
+from deployments.errors import StartError
+from serve_app import ray_settings, run_folder
 from serve_app.config import AppConfig
-from serve_app.exposure import check_exposure
-from serve_app.ports import why_unusable
-from serve_app.start_error import StartError
+from serve_app.run_folder import RunFolder
 
-LOGS = "/tmp/ray/session_latest/logs"
+APP_NAME = "talkray"
 # Clients such as LiveKit keep idle connections for two minutes.
 _KEEP_ALIVE_S = 130
 _POLL_S = 0.25
+# What Serve says of a deployment whose constructor raised, also while it tries again.
+_RAISED = "failed to start"
+# Where the exception stands in a traceback: all else is indented, or a "Traceback" line without a message.
+_EXCEPTION = re.compile(r"^(?:\w+\.)*[A-Z]\w*: ", re.MULTILINE)
 
 Report = Callable[[str], None]
 
@@ -46,37 +47,79 @@ class Address:
 
 @contextlib.contextmanager
 def running(config: AppConfig, address: Address, report: Report) -> Iterator[str]:
-    """Start Ray and the application, yield the base URL once it speaks, stop both at the end.
+    """The application for tests, which look behind it through this process's Ray; commands use `supervisor.running`.
+
+    Yields the base URL once it speaks. Raises StartError.
+    """
+    with run_folder.created(report) as folder:
+        try:
+            start(config, address, folder, report)
+            yield address.url
+        finally:
+            stop(report)
+            folder.end_processes()
+            folder.remove()
+            for name, value in _environment(folder).items():  # the next server of this process has another folder
+                if os.environ.get(name) == value:
+                    del os.environ[name]
+
+
+def _environment(folder: RunFolder) -> dict[str, str]:
+    """What Ray's processes inherit of a server's folder."""
+    return folder.environment | {progress.VARIABLE: str(folder.path / "progress")}
+
+
+def start(config: AppConfig, address: Address, folder: RunFolder, report: Report) -> None:
+    """Start Ray and the application, return once it speaks.
 
     `report` gets a line whenever the start advances. Raises StartError.
     """
-    check_exposure(address.host, config.api.access)
+    config = _for_host(config, address.host)
     _check_port(address)
+    for name, value in _environment(folder).items():
+        os.environ.setdefault(name, value)
     ray_settings.apply_local()
-    scratch = tempfile.mkdtemp(prefix="talkray-")
-    os.environ[progress.VARIABLE] = str(Path(scratch) / "progress")  # replicas inherit it
+    os.environ["TALKRAY_HOST"] = address.host  # HAProxy alone listens there
     import ray  # behind the settings, which it reads at import
-    from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     report("starting Ray")
-    cpus = _logical_cpus(config)
-    ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="warning")
-    node_id = ray.get_runtime_context().get_node_id()
+    ray.init(
+        "local",
+        num_cpus=_logical_cpus(config),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="warning",
+        _temp_dir=str(folder.ray),
+    )
     report("starting the proxy")
-    try:
-        _start_proxy(address)
-        _roll_out(config, report)
-        _await_ready(address, report)
-        yield address.url
-    finally:
-        report("stopping")
-        with contextlib.redirect_stdout(io.StringIO()):  # Ray reports the controller's end as a failure
-            serve.shutdown()
-            ray.shutdown()
-        _end_proxy(node_id)
-        os.environ.pop(progress.VARIABLE, None)
-        shutil.rmtree(scratch, ignore_errors=True)
+    _start_proxy(address)
+    roll_out(config, report)
+    _await_ready(address, report)
+
+
+def stop(report: Report) -> None:
+    """End what `start` has started, however far it came."""
+    import ray
+    from ray import serve
+
+    if not ray.is_initialized():  # Serve would start Ray to stop it
+        return
+    report("stopping")
+    with contextlib.redirect_stdout(io.StringIO()):  # Ray reports the controller's end as a failure
+        serve.shutdown()
+        ray.shutdown()
+
+
+def why_unusable(host: str, port: int) -> str | None:
+    """Why nothing can listen there, None where something can."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
 
 
 def _check_port(address: Address) -> None:
@@ -85,8 +128,15 @@ def _check_port(address: Address) -> None:
         raise StartError(f"{address.host}:{address.port} cannot be used ({reason}): choose another --port")
 
 
+def _for_host(config: AppConfig, host: str) -> AppConfig:
+    """The ingress sees only where Serve listens: what follows from our own host is decided here. Raises StartError."""
+    access = config.api.access.for_host(host)
+    return config.model_copy(update={"api": config.api.model_copy(update={"access": access})})
+
+
 def _http_options(address: Address) -> dict[str, Any]:
-    return {"host": address.host, "port": address.port, "keep_alive_timeout_s": _KEEP_ALIVE_S}
+    """Whoever reaches the ports behind HAProxy can say which address a request is from: nobody else does."""
+    return {"host": "127.0.0.1", "port": address.port, "keep_alive_timeout_s": _KEEP_ALIVE_S}
 
 
 def _logical_cpus(config: AppConfig) -> int:
@@ -105,16 +155,49 @@ def _start_proxy(address: Address) -> None:
         serve.start(proxy_location="HeadOnly", http_options=_http_options(address))
     except (RayError, TimeoutError) as error:
         last = str(error).strip().splitlines()[-1]
-        raise StartError(f"the HTTP proxy did not start: {last} (logs: {LOGS})") from error
+        raise StartError(f"the HTTP proxy did not start: {last}") from error
 
 
-def _roll_out(config: AppConfig, report: Report) -> None:
-    from serve_app.rollout import roll_out  # imports Ray
+def roll_out(config: AppConfig, report: Report) -> None:
+    """Deploy the application on a running Serve, return once all of it runs.
 
-    try:
-        roll_out(config, report)
-    except StartError as error:
-        raise StartError(f"{error}\nLogs: {LOGS}") from None
+    `report` gets a line whenever a deployment's state changes. Raises StartError as soon as a constructor has raised:
+    on one machine it would raise again.
+    """
+    from ray import serve
+
+    from serve_app.app import build_app
+
+    target = serve.RunTarget(build_app(config), name=APP_NAME, route_prefix="/")
+    serve.run_many([target], wait_for_applications_running=False)
+    started_s, last, stages = time.monotonic(), "", progress.StageLog.here()
+    while (application := serve.status().applications[APP_NAME]).status != "RUNNING":
+        if failures := _failures(application):
+            raise StartError("\n".join(failures))
+        line = ", ".join(f"{name} {state.status.value.lower()}" for name, state in application.deployments.items())
+        if line != last:
+            report(f"{line} ({time.monotonic() - started_s:.0f} s)")
+            last = line
+        for stage in stages.new_lines():
+            report(stage)
+        time.sleep(_POLL_S)
+
+
+def _failures(application: Any) -> list[str]:
+    """What has failed for good in Serve's ApplicationStatusOverview, a line each."""
+    failed = [
+        f"{name} did not start: {root_cause(deployment.message)}"
+        for name, deployment in application.deployments.items()
+        if _RAISED in deployment.message
+    ]
+    if not failed and application.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+        failed.append(f"the application did not start: {application.message}")
+    return failed
+
+
+def root_cause(message: str) -> str:
+    """The message of the last exception in the traceback that Serve quotes; all of `message` where it quotes none."""
+    return _EXCEPTION.split(message)[-1].strip()
 
 
 def _is_ready(address: Address) -> bool:
@@ -133,22 +216,4 @@ def _await_ready(address: Address, report: Report) -> None:
         if _is_ready(address):
             return
         time.sleep(_POLL_S)
-    raise StartError(f"{address.url}/ready did not answer within a minute (logs: {LOGS})")
-
-
-def _end_proxy(node_id: str) -> None:
-    """Kill a HAProxy that outlived the actor that started it: it would hold the port and answer nobody."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it may end while we look
-            command = (process / "cmdline").read_bytes()
-            if b"haproxy" in command and node_id.encode() in command:
-                os.kill(int(process.name), signal.SIGKILL)
-
-
-def wait_for_stop() -> None:
-    """Return at Ctrl-C, at SIGTERM, or when the terminal is closed."""
-    received: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: received.append(number))
-    while not received:  # a lock, as an Event has, would be taken twice when one signal interrupts another's handler
-        time.sleep(_POLL_S)
+    raise StartError(f"{address.url}/ready did not answer within a minute")

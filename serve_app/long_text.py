@@ -1,41 +1,54 @@
-"""Long texts, synthesised in segments that follow each other without a gap."""
+"""Long texts: where they may be cut, and their segments, which follow each other without a gap."""
 
 import asyncio
 import hashlib
+import re
+import unicodedata
+from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from itertools import accumulate
 
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.segments import split_text
 from serve_app.synthesizer import Synthesizer
 
 _SEED_BYTES = 8
+_CLOSING = "\"')\\]»”’」』）"  # noqa: RUF001
+_PARAGRAPH = re.compile(r"\n\s*?\n")
+_SENTENCE = re.compile(rf"[.!?؟।]++[{_CLOSING}]*+(?=\s)|[。！？]++[{_CLOSING}]*+")  # noqa: RUF001
+_CLAUSE = re.compile(rf"[,;:—][{_CLOSING}]*+(?=\s)|\s[–-](?=\s)|[，、；：]")  # noqa: RUF001
+_WORD = re.compile(r"\s(?=\S)")
+_NOT_AN_END = re.compile(
+    r"(?:\b(?:mr|mrs|ms|dr|prof|st|no|nos|fig|vol|vs|jr|sr|inc|ltd|approx|e\.g|i\.e|u\.s|ca|cf|bzw|z\.b)|\b[a-z])\.$",
+    re.I,
+)
+_LONGEST_ABBREVIATION = 8
+_WIDE_WEIGHT = 3  # an ideograph takes about as long to say as three letters
 
 
 class LongText:
-    """A synthesizer for texts of any length, on top of one for texts up to the model's `max_segment_chars`."""
+    """Speaks texts of any length, by a synthesizer of texts up to the model's `max_segment_chars`."""
 
     def __init__(self, synthesizer: Synthesizer, *, patience_s: float = 30.0, pause_s: float = 0.25) -> None:
         """A later segment that is refused is asked for again, every `pause_s`, until it has taken `patience_s`."""
         self._synthesizer = synthesizer
         self._patience_s, self._pause_s = patience_s, pause_s
 
-    async def describe(self) -> ModelInfo:
-        """What is loaded."""
-        return await self._synthesizer.describe()
+    def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of one utterance, whatever its length."""
+        requests = segment_requests(request, info.max_segment_chars)
+        return self._synthesizer.synthesize(requests[0]) if len(requests) == 1 else self._speak(deque(requests))
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def _speak(self, requests: deque[SynthesisRequest]) -> AsyncGenerator[PcmChunk, None]:
         """The audio of all segments in order. The next segment is asked for as soon as one begins to sound.
 
         Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole.
         `num_text_tokens` counts the segments so far. The finish reason comes with the very last chunk; it is the first
         other than STOP that any segment had.
         """
-        info = await self._synthesizer.describe()
-        requests = deque(segment_requests(request, info.max_segment_chars))
         tokens_before, cut_short = 0, None
         async with AsyncExitStack() as opened:
             following: _Segment | None = self._begin(requests, opened)
@@ -132,3 +145,52 @@ def segment_requests(request: SynthesisRequest, max_chars: int) -> list[Synthesi
 def _seed(seed: int, number: int) -> int:
     digest = hashlib.blake2b(f"{seed}.{number}".encode(), digest_size=_SEED_BYTES)
     return int.from_bytes(digest.digest())
+
+
+def split_text(text: str, max_chars: int) -> list[str]:
+    """`text` in parts of at most `max_chars` characters, of which wide ones count three.
+
+    The parts, which neither begin nor end with whitespace, hold every other character in order. Parts end where a
+    paragraph does, else a sentence, a clause, a word; only a longer word is cut.
+    """
+    positions = [0, *accumulate(_WIDE_WEIGHT if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)]
+    parts, start = [], 0
+    while positions[-1] - positions[start] > max_chars:
+        limit = max(start + 1, bisect_right(positions, positions[start] + max_chars) - 1)
+        end = _best_end(text, start, limit)
+        parts.append(text[start:end].strip())
+        start = end
+    return [part for part in (*parts, text[start:].strip()) if part]
+
+
+def _best_end(text: str, start: int, limit: int) -> int:
+    """Where the part that begins at `start` ends, at `limit` at the latest.
+
+    An end in the first half is only taken between words: parts that are too short sound cut off from each other.
+    """
+    middle = (start + limit) // 2
+    for pattern in (_PARAGRAPH, _SENTENCE, _CLAUSE):
+        ends = [match.end() for match in pattern.finditer(text, start, min(limit + 1, len(text)))]
+        good = [end for end in ends if middle < end <= limit and not (pattern is _SENTENCE and _abbreviates(text, end))]
+        if good:
+            return good[-1]
+    words = [match.end() for match in _WORD.finditer(text, start, min(limit + 1, len(text)))]
+    return words[-1] if words and words[-1] > start else _hard_end(text, start, limit)
+
+
+def _abbreviates(text: str, end: int) -> bool:
+    return _NOT_AN_END.search(text[max(0, end - _LONGEST_ABBREVIATION) : end]) is not None
+
+
+def _hard_end(text: str, start: int, limit: int) -> int:
+    """`limit`, or the place before it that does not tear a character from its accents and joiners."""
+    end = limit
+    while end > start + 1 and _continues(text, end):
+        end -= 1
+    return limit if _continues(text, end) else end
+
+
+def _continues(text: str, position: int) -> bool:
+    if position == len(text):
+        return False
+    return unicodedata.category(text[position])[0] == "M" or "\u200d" in text[position - 1 : position + 1]

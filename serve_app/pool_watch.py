@@ -4,48 +4,51 @@ import itertools
 import logging
 import threading
 import urllib.request
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
 
 import ray
-from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import RayError
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
-from deployments import metrics
+from deployments import metrics, ray_internals
+from deployments.ray_internals import Pool
 
 logger = logging.getLogger(__name__)
 
 POOLS = {"Talker": "talker", "CodecDecoder": "codec", "Ingress": "ingress"}
-PROXY = "proxy"
-_INTERVAL_S = 2.0
-_LOOKS_PER_COUNT = 5  # the control store's list of the dead may be long
+_TURN_S = 0.2  # shorter than api.admission.max_line_s, after which a line that does not move is a 429
+_TURNS_PER_LOOK = 10
+_TURNS_PER_COUNT = 50  # the control store's list of the dead may be long
 _SCRAPE_TIMEOUT_S = 5.0
-# Whatever Serve stops it kills itself, which is another reason.
-_UNINTENDED = (ActorDiedErrorContext.WORKER_DIED, ActorDiedErrorContext.NODE_DIED)
 
 
 class PoolWatch:
-    """Asks the controller every two seconds, on a thread of its own."""
+    """Asks the controller every two seconds, and the control store five times a second, on a thread of its own."""
 
     def __init__(self, app_name: str) -> None:
         self._app_name = app_name
-        self._running: dict[str, int] = {}
+        self._pools: dict[str, Pool] = {}
+        self._lives: dict[str, bool] = {}
         threading.Thread(target=self._watch, name="pool-watch", daemon=True).start()
 
-    def has_talker(self) -> bool:
-        """Whether a talker replica takes requests; True before the first answer of the controller."""
-        return self._running.get("talker", 1) > 0
+    def is_running(self) -> bool:
+        """Whether each pool that speech needs has a live replica; True before the first answer of the controller."""
+        codecs = self._pools.get("codec")
+        return self._lives.get("talker", True) and (self._lives.get("codec", True) or not (codecs and codecs.wanted))
+
+    def is_ready(self) -> bool:
+        """Whether speech may be asked for: it runs, or the talkers are at zero because nobody has asked."""
+        talkers = self._pools.get("talker")
+        return self.is_running() or (talkers is not None and not talkers.wanted)
 
     def _watch(self) -> None:
         pause = threading.Event()
         for number in itertools.count():
             try:
-                self._look()
-                if number % _LOOKS_PER_COUNT == 0:
+                if number % _TURNS_PER_LOOK == 0:
+                    self._look()
+                if number % _TURNS_PER_COUNT == 0:
                     self._count_deaths()
+                self._ask_who_lives()
             except (
                 RayError,
                 RayServeException,
@@ -53,48 +56,23 @@ class PoolWatch:
                 ConnectionError,
             ) as error:  # the controller or the control store is away
                 logger.info("the pools cannot be seen now: %s", error)
-            pause.wait(_INTERVAL_S)
+            pause.wait(_TURN_S)
 
     def _look(self) -> None:
-        # `serve.status()` has pydantic check all of this again: 20 to 40 ms in which no stream of this process moves.
-        details = _get_global_client().get_serve_details()
-        application = details["applications"].get(self._app_name, {"deployments": {}})
-        for name, deployment in application["deployments"].items():
-            wanted, running = sizes(Counter(replica["state"] for replica in deployment["replicas"]))
-            self._running[POOLS[name]] = running
-            metrics.replicas(POOLS[name], wanted=wanted, running=running)
+        for name, pool in ray_internals.pools(self._app_name).items():
+            self._pools[POOLS[name]] = pool
+            metrics.replicas(POOLS[name], wanted=pool.wanted, running=len(pool.running))
+
+    def _ask_who_lives(self) -> None:
+        for name, pool in self._pools.items():
+            self._lives[name] = any(map(ray_internals.is_alive, pool.running))
 
     def _count_deaths(self) -> None:
         """Counted from outside: who dies says nothing, least of all an ingress, whose streams nobody else has."""
-        dead = ray._private.state.actors(actor_state_name="DEAD")
-        counts = deaths(dead.values(), self._app_name)
-        for pool in (*POOLS.values(), PROXY):
-            metrics.died(pool, counts[pool])
-
-
-def deaths(dead: Iterable[Mapping[str, Any]], app_name: str) -> Counter[str]:
-    """By pool, replicas that ended without being told to, from Ray's table of dead actors; proxies among them."""
-    names = (actor["Name"] for actor in dead if _died(actor["DeathCause"]))
-    return Counter(pool for pool in (_pool(name, app_name) for name in names) if pool)
-
-
-def _died(cause: Any) -> bool:
-    return cause.HasField("oom_context") or cause.actor_died_error_context.reason in _UNINTENDED
-
-
-def _pool(name: str, app_name: str) -> str | None:
-    """The pool of an actor, by the names that Serve gives."""
-    if name.startswith("SERVE_PROXY_ACTOR"):
-        return PROXY
-    kind, _, replica = name.partition("::")
-    app, _, rest = replica.partition("#")
-    return POOLS.get(rest.partition("#")[0]) if (kind, app) == ("SERVE_REPLICA", app_name) else None
-
-
-def sizes(replica_states: Mapping[Any, int]) -> tuple[int, int]:
-    """Replicas wanted, those that start included and those that stop not; and replicas that run. By Serve's states."""
-    states = {str(getattr(state, "value", state)): count for state, count in replica_states.items()}
-    return sum(count for state, count in states.items() if state != "STOPPING"), states.get("RUNNING", 0)
+        counts = ray_internals.count_deaths(self._app_name)
+        for deployment, pool in POOLS.items():
+            metrics.died(pool, counts[deployment])
+        metrics.died(ray_internals.PROXY, counts[ray_internals.PROXY])
 
 
 def scrape() -> bytes:

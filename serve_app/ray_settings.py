@@ -6,9 +6,8 @@ Measured on a 16-core host, three deployments: time to the first byte 13.0 ms wi
 import os
 import resource
 import secrets
+import socket
 from pathlib import Path
-
-from serve_app.ports import free_port
 
 TUNED = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -21,6 +20,7 @@ TUNED = {
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 << 20),
     "RAY_SERVE_REQUEST_LATENCY_BUCKET_MS": "5,10,20,30,50,75,100,150,200,300,500,1000,2000,5000,15000,60000",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve_app.request_context.outermost",
 }
 
 # On one machine: a stop does not wait half a minute for clients.
@@ -29,6 +29,8 @@ LOCAL = {
     # Ray would start a process for each CPU before anybody wants one, and the start wait for their imports.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
+    # HAProxy is back within a second of its death.
+    "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "serve_app.kept_proxy.install",
 }
 
 # Ray listens on the loopback address where this is 0, on Linux too.
@@ -50,17 +52,29 @@ _TOKEN_BYTES = 32
 _FILES_PER_CONNECTION = 3
 
 
+def tuned() -> dict[str, str]:
+    """TUNED, with no more connections than this process's limit of open files allows: HAProxy would not start."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = min(int(TUNED["RAY_SERVE_HAPROXY_MAXCONN"]), hard_limit // _FILES_PER_CONNECTION)
+    return TUNED | {"RAY_SERVE_HAPROXY_MAXCONN": str(connections)}
+
+
 def apply_local(*, several_nodes: bool = False) -> None:
     """Put the settings for one machine into this process's environment; what the user has set already stays.
 
     `several_nodes` is for simulated clusters, whose nodes cannot meet on a loopback address.
     """
-    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    connections = min(int(TUNED["RAY_SERVE_HAPROXY_MAXCONN"]), hard_limit // _FILES_PER_CONNECTION)
-    chosen = {name: str(free_port()) for name in _PORTS} | {"RAY_SERVE_HAPROXY_MAXCONN": str(connections)}
-    chosen |= {_OTHER_ADDRESSES: "1" if several_nodes else "0"}
-    for name, value in {**TUNED, **LOCAL, **chosen, **_token(), **_guard()}.items():
+    chosen = {name: str(free_port()) for name in _PORTS} | {_OTHER_ADDRESSES: "1" if several_nodes else "0"}
+    for name, value in {**tuned(), **LOCAL, **chosen, **_token(), **_guard()}.items():
         os.environ.setdefault(name, value)
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _token() -> dict[str, str]:

@@ -13,7 +13,6 @@ import soxr
 from numpy.typing import NDArray
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
-from serve_app.api_settings import ApiSettings
 
 # Playlists and other formats that open further files are not among them; no protocol is allowed either.
 DEMUXERS = "aac,ac3,aiff,amr,asf,au,caf,flac,matroska,mov,mp3,ogg,w64,wav,webm"
@@ -29,6 +28,9 @@ OPEN_OPTIONS = {
     "protocol_whitelist": "none",
     "max_streams": "8",
 }
+MAX_BYTES = 10 << 20  # of the file, before base64
+MIN_SECONDS, MAX_SECONDS = 0.5, 30.0
+TIMEOUT_S = 10.0  # for decoding
 MAX_CHANNELS = 8
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4000, 192_000
 
@@ -36,17 +38,17 @@ MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4000, 192_000
 _DECODING = ThreadPoolExecutor(2, "reference-audio")
 
 
-async def decode_aside(ref_audio: str, sample_rate: int, *, settings: ApiSettings) -> NDArray[np.float32]:
+async def decode_aside(ref_audio: str, sample_rate: int) -> NDArray[np.float32]:
     """`decode_reference` away from the event loop, few at a time."""
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_DECODING, lambda: decode_reference(ref_audio, sample_rate, settings=settings))
+    return await loop.run_in_executor(_DECODING, decode_reference, ref_audio, sample_rate)
 
 
-def decode_reference(ref_audio: str, sample_rate: int, *, settings: ApiSettings) -> NDArray[np.float32]:
+def decode_reference(ref_audio: str, sample_rate: int) -> NDArray[np.float32]:
     """float32 [samples] at `sample_rate`. Raises InvalidRequest, PayloadTooLarge. Takes too long for an event loop."""
-    audio, recorded_rate = _decode(_payload(ref_audio, settings.max_reference_bytes), settings)
-    if audio.size < settings.min_reference_seconds * recorded_rate:
-        raise _bad(f"shorter than {settings.min_reference_seconds:g} seconds")
+    audio, recorded_rate = _decode(_payload(ref_audio))
+    if audio.size < MIN_SECONDS * recorded_rate:
+        raise _bad(f"shorter than {MIN_SECONDS:g} seconds")
     if not np.isfinite(audio).all():
         raise _bad("it has samples that are not numbers")
     resampled = soxr.resample(audio, recorded_rate, sample_rate, "HQ")
@@ -57,25 +59,25 @@ def _bad(reason: str) -> InvalidRequest:
     return InvalidRequest(f"ref_audio cannot be used: {reason}.", "ref_audio")
 
 
-def _payload(ref_audio: str, max_bytes: int) -> bytes:
+def _payload(ref_audio: str) -> bytes:
     """The file inside a data URL or plain base64."""
     head, comma, encoded = ref_audio.partition(",") if ref_audio[:5].lower() == "data:" else ("", ",", ref_audio)
     if not comma or (head and not head.lower().endswith(";base64")):
         raise _bad("a data URL must read data:audio/...;base64,...")
     encoded = "".join(encoded.split())
-    if len(encoded) // 4 * 3 > max_bytes + 2:
-        raise PayloadTooLarge(f"ref_audio is larger than {max_bytes} bytes.", "ref_audio")
+    if len(encoded) // 4 * 3 > MAX_BYTES + 2:
+        raise PayloadTooLarge(f"ref_audio is larger than {MAX_BYTES} bytes.", "ref_audio")
     try:
         return base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
         raise _bad("send a data URL or base64; paths and URLs are not opened") from error
 
 
-def _decode(data: bytes, settings: ApiSettings) -> tuple[NDArray[np.float32], int]:
+def _decode(data: bytes) -> tuple[NDArray[np.float32], int]:
     """Mono samples and their rate, of the first audio stream. Stops at the limits, whatever the file promises."""
     import av
 
-    max_seconds, deadline_s = settings.max_reference_seconds, time.monotonic() + settings.reference_timeout_s
+    deadline_s = time.monotonic() + TIMEOUT_S
     parts: list[NDArray[np.float32]] = []
     num_samples, rate = 0, 0
     to_float = av.AudioResampler(format="fltp")
@@ -85,10 +87,10 @@ def _decode(data: bytes, settings: ApiSettings) -> tuple[NDArray[np.float32], in
                 _check_frame(frame.layout.nb_channels, frame.sample_rate, rate)
                 rate = frame.sample_rate
                 num_samples += frame.samples
-                if num_samples > max_seconds * rate:
-                    raise _bad(f"longer than {max_seconds:g} seconds")
+                if num_samples > MAX_SECONDS * rate:
+                    raise _bad(f"longer than {MAX_SECONDS:g} seconds")
                 if time.monotonic() > deadline_s:
-                    raise _bad(f"decoding it takes longer than {settings.reference_timeout_s:g} seconds")
+                    raise _bad(f"decoding it takes longer than {TIMEOUT_S:g} seconds")
                 parts += [_mono(part.to_ndarray()) for part in to_float.resample(frame)]
     except (av.FFmpegError, ValueError, IndexError) as error:
         raise _bad("it is no audio file of a known format") from error

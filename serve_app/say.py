@@ -1,8 +1,14 @@
-"""One utterance from a running server into a file."""
+"""One utterance from a running server, into a file or to the loudspeaker; and how a server that runs is found."""
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +16,19 @@ import aiohttp
 import soundfile
 
 from deployments.errors import InvalidRequest, TalkrayError
+from deployments.model_store import cache_directory
 
 FORMATS = {".wav": "wav", ".mp3": "mp3", ".opus": "opus", ".ogg": "opus", ".aac": "aac", ".flac": "flac", ".pcm": "pcm"}
+STANDARD_OUTPUT = Path("-")
 # Raw PCM has no header, AAC and streamed FLAC do not say how long they are.
 _WITH_LENGTH = ("wav", "mp3", "opus")
+# Each takes a WAV file of unknown length from its standard input.
+_PLAYERS = (
+    ("aplay", "-q", "-"),
+    ("ffplay", "-nodisp", "-autoexit", "-loglevel", "error", "-i", "-"),
+    ("mpv", "--really-quiet", "--no-video", "-"),
+    ("play", "-q", "-t", "wav", "-"),
+)
 # A long text may be spoken for minutes; silence on the line for this long means that something is wrong.
 _READ_TIMEOUT_S = 120
 _KEY_VARIABLE = "TALKRAY_API_KEY"
@@ -21,35 +36,108 @@ _KEY_VARIABLE = "TALKRAY_API_KEY"
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """What to say, into which file, in whose voice; no voice takes the first the server lists."""
+    """What to say, in whose voice and how; no voice takes the first the server lists."""
 
     text: str
-    file: Path
     voice: str | None = None
+    speed: float = 1.0
+    instructions: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What came, and what is to be said of it."""
+
+    num_bytes: int
+    remark: str
 
 
 class RefusedError(TalkrayError):
     """The server did not speak; the message is the server's own."""
 
 
-def speak(url: str, utterance: Utterance) -> str:
-    """Fetch the speech; returns a line that tells what was written. Raises RefusedError and InvalidRequest."""
-    audio_format = FORMATS.get(utterance.file.suffix.lower())
+def write_speech(url: str, utterance: Utterance, file: Path) -> str:
+    """Fetch the speech; returns a line that says what was written. Raises RefusedError and InvalidRequest."""
+    audio_format = "wav" if file == STANDARD_OUTPUT else FORMATS.get(file.suffix.lower())
     if audio_format is None:
-        raise InvalidRequest(f"{utterance.file}: its ending must be one of {', '.join(FORMATS)}")
-    try:
-        num_bytes = asyncio.run(_fetch(url.rstrip("/"), utterance, audio_format))
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise RefusedError(
-            f"{url} does not answer as a Talkray server ({error}): start one with `talkray serve`"
-        ) from None
-    except OSError as error:
-        raise RefusedError(f"{utterance.file} cannot be written: {error.strerror}") from None
-    return f"wrote {utterance.file} ({_length(utterance.file, audio_format)}{num_bytes:,} bytes)"
+        raise InvalidRequest(f"{file}: its ending must be one of {', '.join(FORMATS)}; - is standard output")
+
+    def write(content: bytes) -> None:
+        try:
+            if file == STANDARD_OUTPUT:
+                sys.stdout.buffer.write(content)
+                sys.stdout.buffer.flush()
+            else:
+                file.write_bytes(content)
+        except OSError as error:
+            raise RefusedError(f"{file} cannot be written: {error.strerror}") from None
+
+    fetched = _fetch(url, utterance, write, audio_format=audio_format)
+    if file == STANDARD_OUTPUT:
+        return f"wrote {fetched.num_bytes:,} bytes{fetched.remark}"
+    return f"wrote {file} ({_length(file, audio_format)}{fetched.num_bytes:,} bytes){fetched.remark}"
+
+
+def play_speech(url: str, utterance: Utterance) -> str:
+    """Play the speech as it comes; returns a line that says by what. Raises RefusedError."""
+    command = next((player for player in _PLAYERS if shutil.which(player[0])), None)
+    if command is None:
+        players = ", ".join(player[0] for player in _PLAYERS)
+        raise RefusedError(f"there is no player here, install one of {players}; or write a file with -o")
+    remark = ""
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as player:
+        assert player.stdin is not None
+        with contextlib.suppress(BrokenPipeError), player.stdin:  # its status says so below
+            remark = _fetch(url, utterance, player.stdin.write, audio_format="wav", stream=True).remark
+    if player.returncode:
+        raise RefusedError(f"{command[0]} failed with status {player.returncode}; -o writes a file")
+    return f"played with {command[0]}{remark}"
+
+
+@contextlib.contextmanager
+def announced(url: str) -> Iterator[None]:
+    """While this holds, `find_server` finds the server at `url`. Raises OSError where no file can be written."""
+    folder = _announcements()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for left in folder.iterdir():
+        if not _is_held(left):
+            left.unlink(missing_ok=True)
+    file = folder / str(os.getpid())
+    with file.with_name(f".{file.name}").open("w", encoding="utf-8") as announcement:
+        fcntl.flock(announcement, fcntl.LOCK_EX)  # ends with this process, however that ends
+        announcement.write(url)
+        announcement.flush()
+        Path(announcement.name).rename(file)
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def find_server() -> str | None:
+    """Base URL of the server that this user has started last, None where none runs."""
+    with contextlib.suppress(OSError):  # no folder, or one ended while we looked
+        files = sorted(_announcements().glob("[0-9]*"), key=lambda file: file.stat().st_mtime, reverse=True)
+        return next((file.read_text(encoding="utf-8") for file in files if _is_held(file)), None)
+    return None
+
+
+def _announcements() -> Path:
+    return cache_directory() / "servers"
+
+
+def _is_held(file: Path) -> bool:
+    """Whether the process that wrote the announcement lives."""
+    with file.open() as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _length(file: Path, audio_format: str) -> str:
-    """How long the audio is, where the format's header tells; raises RefusedError where it is no such file."""
+    """How long the audio is, where the format's header says; raises RefusedError where it is no such file."""
     if audio_format not in _WITH_LENGTH:
         return ""
     try:
@@ -58,21 +146,48 @@ def _length(file: Path, audio_format: str) -> str:
         raise RefusedError(f"{file} is no {audio_format}: the server answered with something else") from None
 
 
-async def _fetch(url: str, utterance: Utterance, audio_format: str) -> int:
+def _fetch(
+    url: str, utterance: Utterance, write: Callable[[bytes], object], *, audio_format: str, stream: bool = False
+) -> Fetched:
+    """Pass the audio to `write`, as it comes or at once."""
+    try:
+        return asyncio.run(_ask(url.rstrip("/"), utterance, write, audio_format=audio_format, stream=stream))
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise RefusedError(
+            f"{url} does not answer as a Talkray server ({error}): start one with `talkray serve`"
+        ) from None
+
+
+async def _ask(
+    url: str, utterance: Utterance, write: Callable[[bytes], object], *, audio_format: str, stream: bool
+) -> Fetched:
     timeout = aiohttp.ClientTimeout(total=None, sock_read=_READ_TIMEOUT_S)
     key = os.environ.get(_KEY_VARIABLE)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
-        body = {"model": "qwen3-tts", "input": utterance.text, "response_format": audio_format, "stream": False}
-        voice = utterance.voice or await _first_voice(session, url)
-        if voice is not None:
-            body["voice"] = voice
+        asked = {
+            "model": "qwen3-tts",
+            "input": utterance.text,
+            "voice": utterance.voice or await _first_voice(session, url),
+            "instructions": utterance.instructions,
+            "speed": utterance.speed,
+            "response_format": audio_format,
+            "stream": stream,
+        }
+        body = {name: value for name, value in asked.items() if value is not None}
         async with session.post(f"{url}/v1/audio/speech", json=body) as answer:
-            content = await answer.read()
             if answer.status != 200:
-                raise RefusedError(_message(answer.status, content))
-    utterance.file.write_bytes(content)
-    return len(content)
+                raise RefusedError(_message(answer.status, await answer.read()))
+            num_bytes = 0
+            async for part in answer.content.iter_any() if stream else _whole(answer):
+                write(part)
+                num_bytes += len(part)
+            ignored = answer.headers.get("x-ignored")
+            return Fetched(num_bytes, f"; the server ignored {ignored}" if ignored else "")
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    yield await answer.read()
 
 
 async def _first_voice(session: aiohttp.ClientSession, url: str) -> str | None:

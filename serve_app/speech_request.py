@@ -1,30 +1,120 @@
 """From what a client sent to what the replicas are asked, checked against the loaded model."""
 
 import secrets
+import unicodedata
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import Annotated, Literal
 
-from deployments.errors import InvalidRequest, ModelNotFound
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic_core import from_json
+
+from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind, Reference, Sampling, SynthesisRequest
+from deployments.voice.english import spoken_english
 from serve_app import voices
-from serve_app.api_settings import ApiSettings
+from serve_app.audio import AudioFormat
+from serve_app.config import ApiSettings
+from serve_app.languages import foreign_language, language_name
 from serve_app.reference_audio import decode_aside
-from serve_app.schemas import SpeechBody
-from serve_app.spoken import spoken_english
-from serve_app.text import clean
 
+# Figures and signs become words: prose with many of them grows by less than a half, nothing but figures fivefold.
+_MOST_GROWTH = 2
 # A client may send the seed back: as many bits as every reader of JSON keeps.
 _SEED_BITS = 53
 
 
+# Dividing or multiplying logits by more would leave the range of float32.
+Scale = Annotated[float, Field(gt=0, ge=1e-6, le=1e6)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+INT32_MAX = 2**31 - 1
+
+MAX_BODY_BYTES = 16 << 20  # of an HTTP request, and of a WebSocket message with reference audio
+
+
+def _voice_name(value: object) -> object:
+    """OpenAI sends a voice as its name or as {"id": name}."""
+    return value.get("id") if isinstance(value, dict) else value
+
+
+class SpeechBody(BaseModel):
+    """Body of `POST /v1/audio/speech`. Unknown keys are ignored, and the answer says so; a null is an absent field."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, loc_by_alias=False)
+
+    input: Annotated[str, Field(validation_alias=AliasChoices("input", "text"))]
+    model: str | None = None
+    voice: Annotated[
+        Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[str, str])] | None,
+        Field(validation_alias=AliasChoices("voice", "speaker")),
+    ] = None
+    instructions: Annotated[str | None, Field(validation_alias=AliasChoices("instructions", "instruct"))] = None
+    response_format: Annotated[
+        AudioFormat | None, Field(strict=False), WithJsonSchema({"type": "string", "enum": list(AudioFormat)})
+    ] = None
+    stream_format: Literal["audio", "sse"] | None = None
+    stream: bool = True
+    speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
+
+    language: str = "auto"  # a name or an ISO code
+    any_language: bool = False  # also one that the loaded voice has not learnt
+    ref_audio: str | None = None
+    ref_text: str | None = None
+    x_vector_only_mode: bool = False
+    non_streaming_mode: bool | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    ignore_eos: bool = False
+    leading_silence: bool = False
+
+    do_sample: bool | None = None
+    temperature: Scale | None = None
+    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    top_p: Probability | None = None
+    repetition_penalty: Scale | None = None
+    subtalker_dosample: bool | None = None
+    subtalker_temperature: Scale | None = None
+    subtalker_top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    subtalker_top_p: Probability | None = None
+    max_new_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+
+
+def parse_object(raw: bytes | str) -> dict[str, object]:
+    """A JSON object, its nulls left out. Raises InvalidRequest."""
+    try:
+        value = from_json(raw)
+    except ValueError as error:
+        raise InvalidRequest(f"Not valid JSON: {error}.", None, "invalid_json") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.", None, "invalid_json")
+    return {key: item for key, item in value.items() if item is not None}
+
+
+def parse_speech(fields: Mapping[str, object]) -> SpeechBody:
+    """The fields of one utterance. Raises InvalidRequest that names the first bad one."""
+    try:
+        return SpeechBody.model_validate(fields)
+    except ValidationError as error:
+        raise invalid(error) from error
+
+
+def invalid(error: ValidationError) -> InvalidRequest:
+    """The first problem, with the field that it is of."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    param = str(first["loc"][0])
+    code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
+    return InvalidRequest(f"{param}: {first['msg']}.", param, code)
+
+
 async def build_request(
-    body: SpeechBody, info: ModelInfo, settings: ApiSettings, *, request_id: str
+    body: SpeechBody, info: ModelInfo, settings: ApiSettings, *, request_id: str, client: str = ""
 ) -> SynthesisRequest:
     """One utterance for the loaded model. Raises InvalidRequest that names the field."""
-    check_model(body.model, info, settings)
+    voices.check_model(body.model, info, settings)
     return SynthesisRequest(
         request_id=request_id,
-        text=_text(body, info, settings),
+        client=client,
         voice=_voice(body, info),
+        text=_text(body, info, settings),
         language=_language(body, info),
         instructions=_instructions(body, info, settings),
         reference=await _reference(body, info, settings),
@@ -34,13 +124,6 @@ async def build_request(
         ignore_eos=body.ignore_eos,
         leading_silence=body.leading_silence,
     )
-
-
-def check_model(name: str | None, info: ModelInfo, settings: ApiSettings) -> None:
-    """No name means the loaded model, as its own and every alias do."""
-    if name is not None and name not in (info.name, *settings.model_aliases):
-        known = ", ".join((info.name, *settings.model_aliases))
-        raise ModelNotFound(f"The model {name[:80]!r} is not loaded. Available: {known}.")
 
 
 def _missing(param: str, reason: str) -> InvalidRequest:
@@ -59,12 +142,25 @@ def _check_length(param: str, text: str, settings: ApiSettings) -> None:
         raise InvalidRequest(message, param, "string_above_max_length")
 
 
+def clean(text: str) -> str:
+    """NFC without control and format (zero-width) characters, runs of whitespace as one space, no space at the ends."""
+    spoken = "".join(char for char in text if char.isspace() or unicodedata.category(char) not in ("Cc", "Cf"))
+    return " ".join(unicodedata.normalize("NFC", spoken).split())
+
+
 def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str:
     """A spoken form is made from the text as it was sent, while lines and characters still say what they mean."""
     _check_length("input", body.input, settings)
+    if not body.any_language and language_name(body.language) == "auto":
+        foreign = foreign_language(body.input, info.languages)
+        if foreign is not None:
+            raise _not_spoken("input", f"it is written in {foreign}", body, info)
     text = spoken_english(body.input) if info.spoken_form == "english" else clean(body.input)
     if not text:
-        raise InvalidRequest("input has no characters that can be spoken.", "input")
+        raise InvalidRequest(f"input has no characters that can be spoken: {_speaks(body, info)}.", "input")
+    if len(text) > (most := _MOST_GROWTH * settings.max_input_chars):
+        message = f"input takes {len(text)} characters in words, at most {most} are allowed: send it in parts."
+        raise InvalidRequest(message, "input", "string_above_max_length")
     return text
 
 
@@ -78,19 +174,33 @@ def _voice(body: SpeechBody, info: ModelInfo) -> str | None:
 
 
 def _language(body: SpeechBody, info: ModelInfo) -> str:
-    language = body.language.lower()
-    if language not in ("auto", *info.languages):
-        known = ", ".join(("auto", *info.languages))
-        raise InvalidRequest(f"Unknown language {body.language[:80]!r}. Valid languages: {known}.", "language")
-    return language
+    language = language_name(body.language)
+    if language in ("auto", *info.languages):
+        return language
+    if not body.any_language:
+        raise _not_spoken("language", f"{body.language[:80]!r} is none of the loaded voice's", body, info)
+    return "auto"
+
+
+def _not_spoken(param: str, reason: str, body: SpeechBody, info: ModelInfo) -> InvalidRequest:
+    remedy = '"any_language": true tries it anyway'
+    return InvalidRequest(f"{param}: {reason}; {_speaks(body, info)}. {remedy}.", param, "unsupported_language")
+
+
+def _speaks(body: SpeechBody, info: ModelInfo) -> str:
+    voice = _voice(body, info)
+    who = info.name if voice is None else f"the voice {voice!r} of {info.name}"
+    return f"{who} speaks {', '.join(info.languages)}"
 
 
 def _instructions(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str | None:
     """Checkpoints that cannot follow instructions speak without them, as in the official package."""
+    if not info.supports_instructions:
+        return None
     instructions = _cleaned("instructions", body.instructions, settings) or None
     if info.kind is ModelKind.VOICE_DESIGN and instructions is None:
         raise _missing("instructions", "the loaded model designs its voice from them")
-    return instructions if info.supports_instructions else None
+    return instructions
 
 
 async def _reference(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> Reference | None:
@@ -103,5 +213,5 @@ async def _reference(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -
     text = _cleaned("ref_text", body.ref_text, settings) or None
     if text is None and not body.x_vector_only_mode:
         raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")
-    audio = await decode_aside(body.ref_audio, info.sample_rate, settings=settings)
+    audio = await decode_aside(body.ref_audio, info.sample_rate)
     return Reference(audio, text, body.x_vector_only_mode)

@@ -1,12 +1,159 @@
-"""The HTTP response that carries speech, and stops it when the client leaves."""
+"""The HTTP response that carries speech: its form, its body cut as the audio comes, its end when the client leaves.
+
+Nothing of a body is yielded before there is audio: whoever awaits the first bytes can still answer an error with a
+status code.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+import base64
+import json
+import time
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
+
+from deployments import metrics
+from deployments.protocol import Mark, Marks, ModelInfo, PcmChunk, SynthesisRequest, reached
+from serve_app.audio import AudioFormat, Rendering
+from serve_app.errors import ErrorReply, translate
+from serve_app.request_log import Usage
+from serve_app.speech_request import SpeechBody
+
+EVENT_STREAM = "text/event-stream"
+L16 = "audio/l16"
+
+CONTENT_TYPES = {
+    AudioFormat.MP3: "audio/mpeg",
+    AudioFormat.OPUS: "audio/ogg",
+    AudioFormat.AAC: "audio/aac",
+    AudioFormat.FLAC: "audio/flac",
+    AudioFormat.WAV: "audio/wav",
+    AudioFormat.PCM: "audio/pcm",
+}
+# Anything else in an Accept header, such as the */* and application/octet-stream of every client, is no preference.
+ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT_TYPES.items()} | {L16: AudioFormat.PCM}
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The form of one response."""
+
+    audio_format: AudioFormat
+    events: bool = False  # server-sent events instead of bare audio
+    whole: bool = False  # one body of known length instead of a stream
+    speed: float = 1.0
+    l16: bool = False  # PCM under its RTP name
+
+    def rendering(self, info: ModelInfo) -> Rendering:
+        """What makes its bytes of the model's audio."""
+        return Rendering(self.audio_format, info.sample_rate, info.frame_samples, speed=self.speed, whole=self.whole)
+
+    def content_type(self, sample_rate: int) -> str:
+        """Value of the Content-Type header."""
+        if self.events:
+            return EVENT_STREAM
+        if self.audio_format is AudioFormat.PCM:
+            return f"audio/{'L16' if self.l16 else 'pcm'};rate={sample_rate};channels=1"
+        return CONTENT_TYPES[self.audio_format]
+
+
+def negotiate(body: SpeechBody, accept: str) -> Delivery:
+    """The body's fields decide; the Accept header only where they say nothing."""
+    wanted = preferred_type(accept)
+    events = body.stream_format == "sse" or (body.stream_format is None and wanted == EVENT_STREAM)
+    accepted = ACCEPTED.get(wanted or "", AudioFormat.MP3)
+    return Delivery(
+        audio_format=body.response_format or accepted,
+        events=events,
+        whole=not body.stream,
+        speed=body.speed,
+        l16=body.response_format is None and wanted == L16,
+    )
+
+
+def preferred_type(accept: str) -> str | None:
+    """The known media type that the header likes best, the first of equals."""
+    ranges = [_media_range(part) for part in accept.split(",")]
+    known = [(quality, name) for name, quality in ranges if quality > 0 and (name in ACCEPTED or name == EVENT_STREAM)]
+    return max(known, key=lambda entry: entry[0])[1] if known else None
+
+
+def _media_range(part: str) -> tuple[str, float]:
+    name, *parameters = (piece.strip().lower() for piece in part.split(";"))
+    quality = next((value[2:] for value in parameters if value.startswith("q=")), "1")
+    try:
+        return name, float(quality)
+    except ValueError:
+        return name, 0.0
+
+
+async def audio_body(
+    chunks: AsyncGenerator[PcmChunk, None], rendering: Rendering, usage: Usage
+) -> AsyncGenerator[bytes, None]:
+    """Bare audio; `usage` is kept up to date."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            usage.add(chunk)
+            if audio := await rendering.feed(chunk.pcm):
+                yield audio
+    if audio := await rendering.close():
+        yield audio
+
+
+async def event_body(
+    chunks: AsyncGenerator[PcmChunk, None], rendering: Rendering, usage: Usage
+) -> AsyncGenerator[bytes, None]:
+    """Audio as server-sent events. An error after the first one is an event too, and raised again."""
+    begun = False
+    try:
+        async with aclosing(audio_body(chunks, rendering, usage)) as body:
+            async for audio in body:
+                begun = True
+                yield _delta(audio)
+    except Exception as error:
+        if begun:
+            yield _failed(translate(error))
+        raise
+    yield _done(usage)
+
+
+def _delta(audio: bytes) -> bytes:
+    """The next bytes of the audio."""
+    return b'data: {"type":"speech.audio.delta","audio":"' + base64.b64encode(audio) + b'"}\n\n'
+
+
+def _done(usage: Usage) -> bytes:
+    """The end of a complete stream; an output token is one codec frame."""
+    inputs, outputs = usage.input_tokens, usage.frames
+    tokens = {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
+    ignored = {"ignored": usage.ignored} if usage.ignored else {}
+    return _event({"type": "speech.audio.done", "usage": tokens, **ignored})
+
+
+def _failed(reply: ErrorReply) -> bytes:
+    """The end of a stream that broke after it had begun."""
+    return _event({"type": "speech.audio.error", **reply.envelope()})
+
+
+def _event(fields: dict[str, object]) -> bytes:
+    return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + b"\n\n"
+
+
+def marked(request: SynthesisRequest, received_ns: int) -> SynthesisRequest:
+    """The request, received at `received_ns` of time.time_ns(): every stage on its way will leave a mark of its own."""
+    return reached(replace(request, marks=(Mark("received", received_ns),)), "request")
+
+
+def server_timing(marks: Marks) -> str:
+    """Milliseconds from each mark to the next, under the name of the latter; the first is a time of day, in seconds."""
+    first = marks[0]
+    later = [f"{mark.stage};dur={(mark.at_ns - before.at_ns) / 1e6:.3f}" for before, mark in pairwise(marks)]
+    return ", ".join([f'{first.stage};desc="{first.at_ns / 1e9:.6f}"', *later])
 
 
 class SpeechResponse(Response):
@@ -23,14 +170,14 @@ class SpeechResponse(Response):
         headers: Mapping[str, str],
         *,
         whole: bool,
-        late_headers: Callable[[], Mapping[str, str]] = dict,
+        usage: Usage,
     ) -> None:
-        """`late_headers` are asked for when the response starts."""
+        """`usage` is that of `body`."""
         self.status_code = 200
         self.background = None
         self._body = body
         self._whole = whole
-        self._late_headers = late_headers
+        self._usage = usage
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +211,10 @@ class SpeechResponse(Response):
         await _deliver(send, _part(content, more=False))
 
     def _start(self) -> Message:
-        self.headers.update(self._late_headers())
+        if self._usage.marks:
+            marks = (*self._usage.marks, Mark("response", time.time_ns()))
+            self.headers["server-timing"] = server_timing(marks)
+            metrics.stages(marks)
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
 

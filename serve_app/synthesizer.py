@@ -16,6 +16,6 @@ class Synthesizer(Protocol):
     def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, as it comes. Closing the generator cancels everything behind it.
 
-        Raises InvalidRequest, Overloaded, NotReady, ReplicaLost or EngineError from any step.
+        `describe` comes first. Raises InvalidRequest, Overloaded, NotReady, ReplicaLost or EngineError from any step.
         """
         ...

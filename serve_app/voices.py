@@ -1,9 +1,16 @@
-"""Voice names: the checkpoint's own speakers, and OpenAI's thirteen as aliases onto them."""
+"""What can be asked for: the loaded model, and its voices: the checkpoint's own, and OpenAI's thirteen as aliases."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from deployments.errors import InvalidRequest
+from fastapi import APIRouter
+
+from deployments.errors import InvalidRequest, ModelNotFound
+from deployments.protocol import ModelInfo
+from serve_app.config import ApiSettings
+from serve_app.synthesizer import Synthesizer
+
+Json = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,12 @@ RELEASED = {
     "aiden": Character("english", "male", "Sunny American voice with a clear midrange"),
     "ono_anna": Character("japanese", "female", "Playful voice with a light, nimble timbre"),
     "sohee": Character("korean", "female", "Warm voice with rich emotion"),
+}
+EMBEDDED = {
+    "nora": Character("english", "female", "Clear voice; a small model for demonstrations"),
+    "felix": Character("english", "male", "Deeper voice; a small model for demonstrations"),
+    "iris": Character("english", "female", "Bright voice; a small model for demonstrations"),
+    "hugo": Character("english", "male", "Deepest voice; a small model for demonstrations"),
 }
 UNKNOWN = Character("", "", "")
 
@@ -83,14 +96,67 @@ def listing(speakers: Sequence[str]) -> str:
     return ", ".join([*speakers, *aliases(speakers)])
 
 
-def voice_list(speakers: Sequence[str]) -> list[Voice]:
+def voice_list(info: ModelInfo) -> list[Voice]:
     """The speakers, then the aliases, as `GET /v1/audio/voices` shows them."""
-    builtin = [_voice(speaker, speaker, "builtin") for speaker in speakers]
-    return builtin + [_voice(alias, speaker, "alias") for alias, speaker in aliases(speakers).items()]
+    characters = EMBEDDED if set(info.voices) == set(EMBEDDED) else RELEASED
+    kinds = [(name, name, "builtin") for name in info.voices]
+    kinds += [(alias, speaker, "alias") for alias, speaker in aliases(info.voices).items()]
+    return [_voice(name, speaker, characters.get(speaker, UNKNOWN), kind) for name, speaker, kind in kinds]
 
 
-def _voice(voice_id: str, speaker: str, kind: str) -> Voice:
-    character = RELEASED.get(speaker, UNKNOWN)
+def _voice(voice_id: str, speaker: str, character: Character, kind: str) -> Voice:
     described = f"{character.description} ({speaker})" if kind == "alias" else character.description
     name = voice_id.replace("_", " ").title()
     return Voice(voice_id, name, character.language, character.gender, described.strip(), kind)
+
+
+def check_model(name: str | None, info: ModelInfo, settings: ApiSettings) -> None:
+    """No name means the loaded model, as its own and every alias do."""
+    if name is not None and name not in (info.name, *settings.model_aliases):
+        known = ", ".join((info.name, *settings.model_aliases))
+        raise ModelNotFound(f"The model {name[:80]!r} is not loaded. Available: {known}.")
+
+
+def catalogue_routes(synthesizer: Synthesizer, settings: ApiSettings) -> APIRouter:
+    """`GET /v1/models`, `/v1/models/{id}`, `/v1/audio/models` and `/v1/audio/voices`."""
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def list_models() -> Json:
+        """OpenAI's list: the loaded checkpoint, then the names that mean it too."""
+        info = await synthesizer.describe()
+        return {"object": "list", "data": [_model(name, info) for name in (info.name, *settings.model_aliases)]}
+
+    @router.get("/v1/models/{model_id:path}")
+    async def show_model(model_id: str) -> Json:
+        """One model; checkpoint names have slashes."""
+        info = await synthesizer.describe()
+        check_model(model_id, info, settings)
+        return _model(model_id, info)
+
+    @router.get("/v1/audio/models")
+    async def list_audio_models() -> Json:
+        """Open WebUI's list."""
+        info = await synthesizer.describe()
+        return {"models": [{"id": name, "name": name} for name in (info.name, *settings.model_aliases)]}
+
+    @router.get("/v1/audio/voices")
+    async def list_voices() -> Json:
+        """One answer for every client: some read `voices`, some `data`, some the languages."""
+        info = await synthesizer.describe()
+        known = [asdict(voice) for voice in voice_list(info)]
+        return {
+            "object": "list",
+            "voices": known,
+            "data": known,
+            "uploaded_voices": [],
+            "languages": ["auto", *info.languages],
+        }
+
+    return router
+
+
+def _model(name: str, info: ModelInfo) -> Json:
+    """`root` says which checkpoint an alias means, as in vLLM."""
+    described = {"kind": info.kind, "sample_rate": info.sample_rate, "languages": info.languages}
+    return {"id": name, "object": "model", "created": 0, "owned_by": "talkray", "root": info.name, **described}

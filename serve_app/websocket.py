@@ -2,40 +2,76 @@
 
 import asyncio
 import logging
+import time
+from collections.abc import Mapping
 from contextlib import aclosing
+from dataclasses import replace
+from typing import Annotated
 
 from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge
-from serve_app.api_settings import ApiSettings
-from serve_app.audio import AudioFormat
-from serve_app.client_limits import TRY_AGAIN_LATER, close_reason
-from serve_app.delivery import Delivery
-from serve_app.errors import INTERNAL, translate
-from serve_app.rendering import Rendering
-from serve_app.resumption import behind, parse_resumption
-from serve_app.schemas import SpeechBody, parse_object, parse_speech
-from serve_app.speech_request import build_request
-from serve_app.speech_stream import Usage, audio_body
+from serve_app import ignored
+from serve_app.audio import AudioFormat, Rendering
+from serve_app.config import ApiSettings
+from serve_app.errors import INTERNAL, POLICY_VIOLATION, TRY_AGAIN_LATER, Unauthorized, close_reason, translate
+from serve_app.request_log import SAMPLE_BYTES, RequestRecord
+from serve_app.speech_request import MAX_BODY_BYTES, SpeechBody, build_request, invalid, parse_object, parse_speech
+from serve_app.speech_response import audio_body
 from serve_app.synthesizer import Synthesizer
 
 logger = logging.getLogger(__name__)
 
+MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
 MAX_FRAME_BYTES = 4096
-SAMPLE_BYTES = 2
+_ALWAYS_STREAMED = "a WebSocket sends pcm as it comes"
+IDLE_TIMEOUT_S = 600.0  # of a socket on which nothing is said, either way
 
 
 def websocket_routes(synthesizer: Synthesizer, settings: ApiSettings) -> APIRouter:
-    """`WS /v1/audio/speech/ws`."""
+    """`WS /v1/audio/speech/ws`, and a 404 for a handshake anywhere else, where Starlette's own answer is a 403."""
     router = APIRouter()
 
     @router.websocket("/v1/audio/speech/ws")
     async def speak(socket: WebSocket) -> None:
         await SpeechSocket(socket, synthesizer, settings).serve()
 
+    @router.websocket("/{path:path}")
+    async def unknown(socket: WebSocket) -> None:
+        reply = translate(HTTPException(404))
+        socket.state.record.error = reply.code
+        await socket.send_denial_response(reply.response())
+
     return router
+
+
+class Resumption(BaseModel):
+    """The fields of a `speak` message that goes on with an utterance whose connection was lost.
+
+    Codes follow from the seed, so it is spoken again and skipped: the client sends the `request_id` and `seed` of
+    `started`, and how many whole frames of audio it has.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    from_frame: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
+    seed: int | None = None
+
+
+def parse_resumption(fields: Mapping[str, object]) -> Resumption:
+    """Raises InvalidRequest that names the field; going on without the seed would be another utterance."""
+    try:
+        resumption = Resumption.model_validate(fields)
+    except ValidationError as error:
+        raise invalid(error) from error
+    if resumption.from_frame and resumption.seed is None:
+        raise InvalidRequest("seed is required with from_frame.", "seed", "missing_required_parameter")
+    return resumption
 
 
 class Utterance:
@@ -43,29 +79,48 @@ class Utterance:
 
     def __init__(self, request_id: str, socket: WebSocket) -> None:
         self.request_id = request_id
-        self.usage = Usage()
+        self.record = RequestRecord(request_id, time.time_ns(), socket.state.record.client)
+        self.usage = self.record.usage
         self.samples = 0
         self._socket = socket
+        self._had = 0  # bytes of audio that the client has already
 
     async def run(self, fields: dict[str, object], synthesizer: Synthesizer, settings: ApiSettings) -> None:
         """Speaks, or tells the client why not: nothing but cancellation leaves this."""
         try:
             await self._speak(fields, synthesizer, settings)
+        except asyncio.CancelledError:
+            self.record.error = "cancelled"
+            raise
         except WebSocketDisconnect:
+            self.record.error = "client left"
             logger.info("request %s: the client left", self.request_id)
         except Exception as error:
             await self._report(error)
+        finally:
+            self.record.publish()
 
     async def _speak(self, fields: dict[str, object], synthesizer: Synthesizer, settings: ApiSettings) -> None:
         body, resumption = _speech_body(fields), parse_resumption(fields)
-        self._socket.state.caller.request()
+        caller = self._socket.state.caller
+        caller.request()
         info = await synthesizer.describe()
-        request = await build_request(body, info, settings, request_id=self.request_id)
-        rendering = Rendering(Delivery(AudioFormat.PCM, speed=body.speed), info.sample_rate, info.frame_samples)
-        had = resumption.from_frame * info.frame_samples * SAMPLE_BYTES
-        async with aclosing(behind(audio_body(synthesizer.synthesize(request), rendering, self.usage), had)) as audio:
+        request = await build_request(body, info, settings, request_id=self.request_id, client=caller.name)
+        entries = ignored.entries(ignored.ignored(fields, body, info, other=_beside_a_body(body)))
+        without_effect = {"ignored": entries} if entries else {}
+        rendering = Rendering(AudioFormat.PCM, info.sample_rate, info.frame_samples, speed=body.speed)
+        self.record.voice, self.record.samples_per_s = request.voice, info.sample_rate * body.speed
+        self._had = resumption.from_frame * info.frame_samples * SAMPLE_BYTES
+        async with aclosing(audio_body(synthesizer.synthesize(request), rendering, self.usage)) as audio:
             first = await anext(audio, b"")
-            await self._send("started", sample_rate=info.sample_rate, channels=1, format="pcm_s16le", seed=request.seed)
+            await self._send(
+                "started",
+                sample_rate=info.sample_rate,
+                channels=1,
+                format="pcm_s16le",
+                seed=request.seed,
+                **without_effect,
+            )
             await self._send_pcm(first)
             async for pcm in audio:
                 await self._send_pcm(pcm)
@@ -78,6 +133,7 @@ class Utterance:
         )
 
     async def _send_pcm(self, pcm: bytes) -> None:
+        pcm, self._had = pcm[self._had :], max(0, self._had - len(pcm))
         for start in range(0, len(pcm), MAX_FRAME_BYTES):
             frame = pcm[start : start + MAX_FRAME_BYTES]
             self.samples += len(frame) // SAMPLE_BYTES
@@ -88,12 +144,15 @@ class Utterance:
 
     async def _report(self, error: Exception) -> None:
         reply = translate(error)
+        self.record.error = reply.code
         if reply.status == INTERNAL.status:
             logger.error("request %s failed", self.request_id, exc_info=error)
         try:
             await self._send("error", **reply.envelope())
             if isinstance(error, Overloaded):  # the proxy in front may know a server that has room
                 await self._socket.close(TRY_AGAIN_LATER, close_reason(error))
+            elif isinstance(error, Unauthorized):
+                await self._socket.close(POLICY_VIOLATION, reply.code)
         except (WebSocketDisconnect, RuntimeError):
             logger.info("request %s: the client left before its error", self.request_id)
 
@@ -143,8 +202,8 @@ class SpeechSocket:
     def _remaining_s(self) -> float:
         """Until the socket has been idle for too long, if nothing happens."""
         if self._speaking is not None and not self._speaking.done():
-            return self._settings.idle_timeout_s
-        return self._active_s + self._settings.idle_timeout_s - asyncio.get_running_loop().time()
+            return IDLE_TIMEOUT_S
+        return self._active_s + IDLE_TIMEOUT_S - asyncio.get_running_loop().time()
 
     def _touch(self, _: object = None) -> None:
         self._active_s = asyncio.get_running_loop().time()
@@ -153,12 +212,14 @@ class SpeechSocket:
         try:
             await self._obey(self._parse(text))
         except InvalidRequest as error:
+            connection: RequestRecord = self._socket.state.record
+            replace(connection, error=error.code).publish()
             await self._socket.send_json({"type": "error", "request_id": None, **translate(error).envelope()})
 
     def _parse(self, text: str | None) -> dict[str, object]:
         if text is None:
             raise InvalidRequest("Messages are JSON text, not binary.", None, "invalid_json")
-        limit = self._settings.max_body_bytes if '"ref_audio"' in text else self._settings.max_message_bytes
+        limit = MAX_BODY_BYTES if '"ref_audio"' in text else MAX_MESSAGE_BYTES
         if len(text.encode()) > limit:
             raise PayloadTooLarge(f"The message is larger than {limit} bytes.")
         return parse_object(text)
@@ -198,6 +259,16 @@ class SpeechSocket:
         speaking.cancel()
         await asyncio.wait((speaking,))
         return self._utterance if speaking.cancelled() else None
+
+
+def _beside_a_body(body: SpeechBody) -> dict[str, str | None]:
+    """Fields of a `speak` message besides those that count over HTTP as well, and what of these does not count here."""
+    reasons: dict[str, str | None] = dict.fromkeys(("type", *Resumption.model_fields))
+    if not body.stream:
+        reasons["stream"] = _ALWAYS_STREAMED
+    if body.stream_format == "sse":
+        reasons["stream_format"] = _ALWAYS_STREAMED
+    return reasons
 
 
 def _speech_body(fields: dict[str, object]) -> SpeechBody:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.planner import MAX_BATCH_FRAMES, MAX_BATCH_SIZE, MAX_CALL_S
 from deployments.codec.state import DecoderState
 from deployments.codec.workers import out_of_memory
 from deployments.errors import EngineError
@@ -33,11 +34,16 @@ class DecodeJob:
     deadline_s: float  # when its listener needs them, of time.monotonic()
     silent: bool = False  # only the state is wanted, somebody else made the audio
     followed_by: int = 0  # frames of further silent jobs of this stream
+    stalled_s: float = 0.0  # silence that its listener has heard so far
 
     @property
     def shape(self) -> tuple[int, bool]:
         """What the jobs of one call have in common."""
         return len(self.codes), self.silent
+
+    def stall_s(self, now_s: float) -> float:
+        """The silence that its listener has heard in all if this is done only now; 0.0 where it is in time."""
+        return self.stalled_s + now_s - self.deadline_s if now_s > self.deadline_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class Decoded:
 
 
 def decode_batch(decoder: CodecDecoder, jobs: Sequence[DecodeJob]) -> list[Decoded | Exception]:
-    """Outcome of each job, in their order: one call for each shape, and a bad job spoils only its own."""
+    """Outcome of each job, in their order: one call for each shape, and a bad job fails alone."""
     outcomes: dict[int, Decoded | Exception] = {}
     for shape in sorted({job.shape for job in jobs}):
         rows = [row for row, job in enumerate(jobs) if job.shape == shape]
@@ -108,9 +114,9 @@ class DecodeGate:
         decode: Callable[[DecodeJob], Awaitable[Decoded]],
         *,
         workers: int,
-        max_batch_size: int,
-        max_batch_frames: int,
-        max_call_s: float,
+        max_batch_size: int = MAX_BATCH_SIZE,
+        max_batch_frames: int = MAX_BATCH_FRAMES,
+        max_call_s: float = MAX_CALL_S,
         largest: Mapping[int, int] | None = None,
     ) -> None:
         """A batch has at most `max_batch_size` jobs and `max_batch_frames` frames in all: the next one waits for it.
@@ -169,7 +175,7 @@ class DecodeGate:
         return batch
 
     def _size(self, waiting: int, shape: tuple[int, bool]) -> int:
-        """Jobs of one call: few sizes, all of which were called before (see chunking.py); silent jobs go alone."""
+        """Jobs of one call: few sizes, all of which were called before (see planner.py); silent jobs go alone."""
         frames, silent = shape
         known = self._largest.get(frames, self._max_batch_size)
         most = min(waiting, self._max_batch_size, self._most_frames // frames, known)

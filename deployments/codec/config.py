@@ -1,18 +1,19 @@
 """Dimensions of the speech tokenizer, read from the checkpoint's `speech_tokenizer/config.json`."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import ceil, prod
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
+from pydantic import Field
+
+from deployments.checkpoint import as_config, read_json
 from deployments.errors import CheckpointError
-
-T = TypeVar("T")
 
 CONTEXT = 6  # rows that the kernels of 7 look back
 RESIDUAL_DILATIONS = (1, 3, 9)
+MAX_FRAMES = 12  # of one stream in one call of a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class DecoderConfig:
     def frame_samples(self) -> int:
         """Samples that one frame becomes."""
         return prod(self.upsampling_ratios) * prod(self.upsample_rates)
+
+    @property
+    def cached_frames(self) -> int:
+        """Frames of keys and values that a GPU keeps of each stream, a power of two."""
+        return 1 << (self.sliding_window - 1 + MAX_FRAMES - 1).bit_length()
 
     @property
     def suits_matrix_units(self) -> bool:
@@ -102,8 +108,8 @@ class EncoderConfig:
 class SpeechTokenizerConfig:
     """The whole codec. Encoder and decoder agree on the frame rate and on the codebooks that are used."""
 
-    decoder: DecoderConfig
-    encoder: EncoderConfig
+    decoder: Annotated[DecoderConfig, Field(validation_alias="decoder_config")]
+    encoder: Annotated[EncoderConfig, Field(validation_alias="encoder_config")]
     input_sample_rate: int
     output_sample_rate: int
     encode_downsample_rate: int
@@ -128,44 +134,19 @@ class SpeechTokenizerConfig:
     @classmethod
     def load(cls, directory: Path) -> Self:
         """Read `config.json` in `directory`, the checkpoint's `speech_tokenizer` folder."""
-        path = directory / "config.json"
-        try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"cannot read {path}: {error}") from error
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {error}") from error
+        file = directory / "config.json"
+        return cls.from_dict(read_json(file), file)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Take the known keys of a decoded `config.json`. Missing keys raise CheckpointError with their names."""
-        sections = _select(values, ("decoder_config", "encoder_config", "encode_downsample_rate"), where="")
-        encoder = {**sections["encoder_config"], "frame_samples": sections["encode_downsample_rate"]}
-        config = _construct(
-            cls,
-            {
-                **values,
-                "decoder": _construct(DecoderConfig, sections["decoder_config"], where="decoder_config."),
-                "encoder": _construct(EncoderConfig, encoder, where="encoder_config."),
-            },
-            where="",
-        )
+    def from_dict(cls, values: Mapping[str, Any], source: Path = Path("config.json")) -> Self:
+        """Take the known keys of a decoded `config.json`; raises CheckpointError with each key that is wrong."""
+        if "encoder_config" in values:
+            encoder = {**values["encoder_config"], "frame_samples": values.get("encode_downsample_rate")}
+            values = {**values, "encoder_config": encoder}
+        config = as_config(cls, values, source)
         if config.decoder.frame_samples != config.decode_upsample_rate:
             raise CheckpointError(
-                f"decode_upsample_rate is {config.decode_upsample_rate}, but the decoder's upsampling factors multiply "
-                f"to {config.decoder.frame_samples}"
+                f"{source}: decode_upsample_rate is {config.decode_upsample_rate}, but the decoder's upsampling "
+                f"factors multiply to {config.decoder.frame_samples}"
             )
         return config
-
-
-def _construct(kind: type[T], values: Mapping[str, Any], *, where: str) -> T:
-    names = tuple(field.name for field in fields(kind))  # type: ignore[arg-type]
-    taken = _select(values, names, where=where)
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in taken.items()})
-
-
-def _select(values: Mapping[str, Any], names: tuple[str, ...], *, where: str) -> dict[str, Any]:
-    missing = [where + name for name in names if name not in values]
-    if missing:
-        raise CheckpointError(f"missing {', '.join(missing)}")
-    return {name: values[name] for name in names}

@@ -1,29 +1,32 @@
 """The codec decoder as a Ray Serve deployment: pulls frames from a talker, yields PCM."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.codec.load import CodecLoad
+from deployments.codec.capacity import CodecLoad
+from deployments.codec.planner import MAX_BATCH_SIZE
 from deployments.config import CodecConfig
-from deployments.drain import Departure, end_process
 from deployments.errors import CodecLost, NotReady, Overloaded, TalkerLost
-from deployments.handles import call, stream, with_beats
-from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
+from deployments.handles import call, stream
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
+from deployments.replica import Replica
 
 if TYPE_CHECKING:  # torch stays out of processes that only compose the application
     from deployments.codec.batcher import Decoded, DecodeJob
 
 # How long a replica that starts waits for a talker: the route to the pool is known by then, whether or not one answers.
 _MEETING_S = 2.0
+_HEARTBEAT = PcmChunk(b"", np.zeros((0, 0), np.int16), 0)
 
 
-class CodecDecoder:
+class CodecReplica:
     """One replica of the codec pool. A stream's state lives in its generator, on the replica that began it."""
 
     def __init__(self, model: str, config: CodecConfig, talker: DeploymentHandle) -> None:
@@ -32,11 +35,8 @@ class CodecDecoder:
         self._talker = talker
         self._service = CodecService(model, config, decode=self._decode)
         self._load = CodecLoad(config)
-        self._decode.set_max_batch_size(config.max_batch_size)
         self._knows_talker = self._has_tried = False
-        self._no_codes: Codes = np.zeros((0, 0), np.int16)
-        self._departure = Departure()
-        self._ending: asyncio.Task[None] | None = None
+        self._replica = Replica(CodecLost, self._failure)
 
     async def describe(self) -> ModelInfo:
         """The talker's checkpoint."""
@@ -45,28 +45,22 @@ class CodecDecoder:
         self._knows_talker = True
         return info
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncIterator[PcmChunk]:
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance, chunk by chunk, each with its codes.
 
         A talker that dies is followed by another one. Raises InvalidRequest and Overloaded before the first audio,
         TalkerLost when no other talker goes on, CodecLost and Moved where another codec replica should. Chunks that
-        hold nothing are signs of life.
+        hold nothing are heartbeats.
         """
         if not self._knows_talker:
             await self.describe()
         request = reached(request, "to-codec")
         audio = self._load.stream(self._service.synthesize, request, self._generate)
-        async with aclosing(with_beats(audio, self._beat, self._check)) as chunks:
-            async for chunk in chunks:
-                yield reached(chunk, "codec")
+        return self._replica.stream(audio, _HEARTBEAT, "codec")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """The fields of `serve_app.autoscaling.CodecRecord`, for Serve's controller."""
-        return self._load.record()
-
-    async def batch_counts(self) -> tuple[int, int]:
-        """Decode calls so far, and chunks decoded in them: their ratio is the mean batch."""
-        return self._service.gate.batches, self._service.gate.jobs
+        """A `CodecRecord`, for Serve's controller."""
+        return asdict(self._load.record())
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises, or when it ends: a thread that hangs cannot be ended.
@@ -74,30 +68,20 @@ class CodecDecoder:
         A new replica takes requests once this has returned: the first call to the talkers, which sets up the route to
         them and takes seconds on a busy machine, is made here and not by a stream that is heard already.
         """
-        self._check_workers()
+        self._replica.check_health()
         if not self._has_tried:
             self._has_tried = True
             with suppress(TimeoutError, NotReady, Overloaded, TalkerLost):
                 await asyncio.wait_for(self.describe(), _MEETING_S)
 
-    def _check(self) -> None:
-        self._check_workers()
-        self._departure.check()
-
-    def _check_workers(self) -> None:
-        if not self._service.workers.hang:
-            return
-        self._ending = self._ending or asyncio.create_task(end_process("a decoder thread hangs"))
-        raise CodecLost("a decoder thread of this codec replica hangs")
-
-    def _beat(self) -> PcmChunk:
-        return PcmChunk(b"", self._no_codes, 0)
+    def _failure(self) -> str | None:
+        return "a decoder thread of this codec replica hangs" if self._service.workers.hang else None
 
     def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         return stream(self._talker, "generate", request, lost=TalkerLost)
 
-    @serve.batch(max_batch_size=16, batch_wait_timeout_s=0)  # type: ignore[untyped-decorator]
+    @serve.batch(max_batch_size=MAX_BATCH_SIZE, batch_wait_timeout_s=0)  # type: ignore[untyped-decorator]
     async def _decode(self, jobs: "list[DecodeJob]") -> "list[Decoded | Exception]":
         """Chunks of several streams at once. The service's gate decides which come together."""
         decoding = self._service.decode_batch(jobs)
-        return await self._load.call(decoding, [job.deadline_s for job in jobs], waiting=self._service.gate.num_waiting)
+        return await self._load.call(decoding, jobs, waiting=self._service.gate.num_waiting)

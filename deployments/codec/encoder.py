@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import EncoderConfig, SpeechTokenizerConfig
-from deployments.codec.transformer import LayerScale, rotary_tables, rotate
+from deployments.codec.reference import LayerScale, rotary_tables, rotate
 from deployments.protocol import Codes
 
 _MIN_USAGE = 1e-5

@@ -1,8 +1,7 @@
 """Triton kernels of the decoder on a GPU: few and large, since a frame is bound by launches.
 
 Rows are [B * time, channels]; what a stream remembers is found through its slot, so that gathering and scattering state
-costs no copies. `gpu_decoder.py` launches them; `cpu_decoder.py` computes the same with torch and is what the tests
-compare with.
+costs no copies. `triton_backend.py` launches them; the tests compare them with `reference.py`.
 """
 
 import triton
@@ -11,10 +10,11 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=("num_rows", "time", "dilation"))
 def conv_kernel(
-    x_ptr, state_ptr, slots_ptr, weight_ptr, gate_ptr, bias_ptr, residual_ptr, y_ptr, wave_ptr, double_ptr, half_ptr,
+    x_ptr, state_ptr, slots_ptr, weight_ptr, gate_ptr, bias_ptr, residual_ptr, y_ptr,
+    wave_ptr, frequency_ptr, amplitude_ptr,
     num_rows, time, num_in, num_out, num_wave, dilation, state_stride, eps,
     TAPS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr,
-    RESIDUAL: tl.constexpr, PLAIN: tl.constexpr, WAVE: tl.constexpr,
+    RESIDUAL: tl.constexpr, PLAIN: tl.constexpr, WAVE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """y = x (through TAPS taps, TAPS = 1 is a plain product) * weight + ..., then what the flags ask for.
@@ -22,7 +22,7 @@ def conv_kernel(
     weight is [TAPS * in, out]. Rows before the call's first come from state
     [slots, context, in], whose slots lie `state_stride` apart. NORM divides each
     input row by its root mean square, GATED makes silu(x gate) * (x weight), PLAIN stores the result, WAVE stores
-    result - half * cos(double * result), whose factors repeat every num_wave outputs.
+    result + amplitude * sin(frequency * result)^2, whose factors repeat every num_wave outputs.
     """
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -50,9 +50,10 @@ def conv_kernel(
         a = tl.load(source[:, None] + k[None, :], mask=row_ok[:, None], other=0.0)
         weights = (step * BLOCK_K + k)[:, None] * num_out + n[None, :]
         b = tl.load(weight_ptr + weights, mask=out_ok[None, :], other=0.0)
-        accumulator = tl.dot(a, b, accumulator)
+        accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
         if GATED:
-            gate = tl.dot(a, tl.load(gate_ptr + weights, mask=out_ok[None, :], other=0.0), gate)
+            g = tl.load(gate_ptr + weights, mask=out_ok[None, :], other=0.0)
+            gate = tl.dot(a, g, gate, input_precision=PRECISION)
         if NORM:
             exact = a.to(tl.float32)
             squares += tl.sum(exact * exact, axis=1)
@@ -74,9 +75,10 @@ def conv_kernel(
     if PLAIN:
         tl.store(y_ptr + places, accumulator.to(y_ptr.dtype.element_ty), mask=ok)
     if WAVE:
-        double = tl.load(double_ptr + n % num_wave, mask=out_ok, other=0.0)[None, :]
-        half = tl.load(half_ptr + n % num_wave, mask=out_ok, other=0.0)[None, :]
-        wave = accumulator - half * tl.cos(double * accumulator)
+        frequency = tl.load(frequency_ptr + n % num_wave, mask=out_ok, other=0.0)[None, :]
+        amplitude = tl.load(amplitude_ptr + n % num_wave, mask=out_ok, other=0.0)[None, :]
+        sine = tl.sin(frequency * accumulator)
+        wave = accumulator + amplitude * (sine * sine)
         tl.store(wave_ptr + places, wave.to(wave_ptr.dtype.element_ty), mask=ok)
 
 
@@ -114,7 +116,7 @@ def embed_kernel(
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for group in range(GROUPS):
         code = tl.load(codes + group).to(tl.int64)
-        code = tl.minimum(tl.maximum(code, 0), codebook_size - 1)  # a spoilt sequence may hold anything
+        code = tl.minimum(tl.maximum(code, 0), codebook_size - 1)  # where numbers overflowed, anything may stand
         entry = tables_ptr + (group * codebook_size + code) * channels
         total += tl.load(entry + c, mask=c < channels, other=0.0).to(tl.float32)
     tl.store(y_ptr + row * channels + c, total.to(y_ptr.dtype.element_ty), mask=c < channels)
@@ -124,7 +126,7 @@ def embed_kernel(
 def attention_kernel(
     qkv_ptr, cache_ptr, slots_ptr, positions_ptr, y_ptr, frames, log_theta,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr, RING: tl.constexpr,
-    FRAMES: tl.constexpr,
+    FRAMES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Sliding-window attention of one stream and head.
 
@@ -167,10 +169,12 @@ def attention_kernel(
     old1 = tl.load(keys + places, mask=heard[:, None], other=0.0)
     old2 = tl.load(keys + HALF + places, mask=heard[:, None], other=0.0)
     scale = 1.0 / tl.sqrt(SIZE * 1.0)
-    past = (tl.dot(q1, tl.trans(old1)) + tl.dot(q2, tl.trans(old2))) * scale
+    past = tl.dot(q1, tl.trans(old1), input_precision=PRECISION)
+    past = tl.dot(q2, tl.trans(old2), past, input_precision=PRECISION) * scale
     position = (begin + f)[:, None]
     past = tl.where(heard[None, :] & (number[None, :] > position - WINDOW), past, -1e30)
-    new = (tl.dot(q1, tl.trans(k1)) + tl.dot(q2, tl.trans(k2))) * scale
+    new = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
+    new = tl.dot(q2, tl.trans(k2), new, input_precision=PRECISION) * scale
     behind = f[:, None] - f[None, :]
     new = tl.where((behind >= 0) & (behind < WINDOW), new, -1e30)
     peak = tl.maximum(tl.max(past, axis=1), tl.max(new, axis=1))[:, None]
@@ -180,8 +184,8 @@ def attention_kernel(
     old1 = tl.load(values + places, mask=heard[:, None], other=0.0)
     old2 = tl.load(values + HALF + places, mask=heard[:, None], other=0.0)
     out = y_ptr + (stream * frames + f)[:, None] * (HEADS * SIZE) + head * SIZE + d[None, :]
-    y1 = (tl.dot(past, old1) + tl.dot(new, v1)) / total
-    y2 = (tl.dot(past, old2) + tl.dot(new, v2)) / total
+    y1 = tl.dot(new, v1, tl.dot(past, old1, input_precision=PRECISION), input_precision=PRECISION) / total
+    y2 = tl.dot(new, v2, tl.dot(past, old2, input_precision=PRECISION), input_precision=PRECISION) / total
     tl.store(out, y1.to(y_ptr.dtype.element_ty), mask=ok)
     tl.store(out + HALF, y2.to(y_ptr.dtype.element_ty), mask=ok)
     # Several heads may share keys; the first of them writes. Others never read these places in this call: `number`
@@ -221,10 +225,11 @@ def depthwise_norm_kernel(
 
 @triton.jit(do_not_specialize=("num_rows", "time"))
 def waveform_kernel(
-    x_ptr, state_ptr, slots_ptr, weight_ptr, bias_ptr, pcm_ptr, num_rows, time, channels, state_stride, full_scale,
+    x_ptr, state_ptr, slots_ptr, weight_ptr, bias_ptr, pcm_ptr, broken_ptr,
+    num_rows, time, channels, state_stride, full_scale,
     TAPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The last convolution, to one channel: samples as int16, clipped."""
+    """The last convolution, to one channel: int16, clipped. broken [B] becomes 1 where a sample is not finite."""
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     c = tl.arange(0, BLOCK)
     row_ok = m < num_rows
@@ -241,6 +246,8 @@ def waveform_kernel(
         weight = tl.load(weight_ptr + tap * channels + c, mask=c < channels, other=0.0)
         total += tl.sum(value * weight[None, :], axis=1)
     total += tl.load(bias_ptr)
+    broken = (total != total) | (tl.abs(total) == float("inf"))  # NaN equals nothing
+    tl.store(broken_ptr + m // time, 1, mask=row_ok & broken)
     scaled = tl.minimum(tl.maximum(total, -1.0), 1.0) * full_scale
     rounded = tl.floor(scaled + 0.5)  # halves never matter: the value is not exact to that
     tl.store(pcm_ptr + m, rounded.to(tl.int16), mask=row_ok)

@@ -1,27 +1,29 @@
 """Loading what a codec replica runs: the decoder, and the encoder where the checkpoint clones."""
 
 import json
-import logging
 import time
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deployments.codec.chunking import REPLAY_SIZES, call_sizes
+from deployments import metrics
 from deployments.codec.config import SpeechTokenizerConfig
-from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db
 from deployments.codec.encoder import CodecEncoder
+from deployments.codec.fold import fold
+from deployments.codec.planner import MAX_BATCH_FRAMES, MAX_BATCH_SIZE, MAX_CALL_S, REPLAY_SIZES, call_sizes
+from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest
 from deployments.model_store import locate
+from deployments.progress import report_stage
 from deployments.protocol import Codes, ModelKind
 from deployments.recordings import ByRecording
-
-logger = logging.getLogger(__name__)
 
 _PROBE_FRAMES = 4
 _PROBE_CALLS = 3
@@ -62,10 +64,11 @@ def _reference_bytes(reference: tuple[Codes, DecoderState]) -> int:
 def load_codec(model: str, config: CodecConfig) -> Codec:
     """Find and load the speech tokenizer of `model`; raises CheckpointError."""
     torch.set_num_threads(1)
-    checkpoint = locate(model)
+    checkpoint = locate(model, report=lambda transfer: report_stage(f"codec: {transfer}"))
     directory = checkpoint / "speech_tokenizer"
     device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
     decoder = _load_decoder(directory, config, device)
+    metrics.codec_precision("codec", decoder.precision)
     encoder = CodecEncoder.load(directory) if _clones(checkpoint) else None
     largest = _warm_up(decoder, config)
     return Codec(decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, largest)
@@ -74,15 +77,26 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
 def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDecoder:
     if config.precision != "auto":
         return CodecDecoder.load(directory, device=device, dtype=getattr(torch, config.precision))
+    network = DecoderNetwork.load(directory, device=device)
+    folded = fold(network.state_dict(), network.config)
+    exact, failed = CodecDecoder(folded), ""
+    for dtype in _fast_types(device):
+        rounded = CodecDecoder(folded, dtype=dtype)
+        trial = choose_precision(exact, rounded, network)
+        if trial.is_exact and (trial.is_faster or device != "cpu"):
+            report_stage(f"codec: {choice(rounded.precision, trial.snr_db)}")
+            return rounded
+        failed += "" if trial.is_exact else f", {rounded.precision} {trial.snr_db:.1f} dB"
+    noise_db = choose_precision(exact, exact, network).snr_db if failed else inf
+    report_stage(f"codec: {choice(exact.precision, noise_db, failed)}")
+    return exact
+
+
+def _fast_types(device: str) -> tuple[torch.dtype, ...]:
+    """Of products, where the device has units for them; the fastest and most exact first."""
     if device != "cpu":
-        return CodecDecoder.load(directory, device=device, dtype=torch.float16)
-    exact = CodecDecoder.load(directory)
-    if not _has_fast_bfloat16():
-        return exact
-    rounded = CodecDecoder.load(directory, dtype=torch.bfloat16)
-    choice = choose_precision(exact, rounded)
-    logger.info("the codec decoder multiplies in %s: %s", "bfloat16" if choice.rounds else "float32", choice)
-    return rounded if choice.rounds else exact
+        return torch.float16, torch.bfloat16  # which does not overflow
+    return (torch.bfloat16,) if _has_fast_bfloat16() else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,30 +104,35 @@ class Trial:
     """What the start-up probe found: time of one call in both precisions, and signal over error."""
 
     float32_ms: float
-    bfloat16_ms: float
+    rounded_ms: float
     snr_db: float
 
     @property
-    def rounds(self) -> bool:
-        """Whether bfloat16 is worth it and exact enough."""
-        return self.bfloat16_ms < self.float32_ms and self.snr_db >= MIN_SNR_DB
+    def is_faster(self) -> bool:
+        """Whether rounding saves time."""
+        return self.rounded_ms < self.float32_ms
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nobody hears it."""
+        return self.snr_db >= MIN_SNR_DB
 
 
-def choose_precision(exact: CodecDecoder, rounded: CodecDecoder) -> Trial:
+@torch.inference_mode()
+def choose_precision(exact: CodecDecoder, rounded: CodecDecoder, network: DecoderNetwork) -> Trial:
     """Decode the same codes with both, more than once: the first call of a shape compiles it."""
     config = exact.config
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(config.codebook_size, (1, _PROBE_FRAMES, config.num_quantizers), generator=generator)
-    times_ms, audio = [], []
+    times_ms = []
     for decoder in (exact, rounded):
         durations = []
         for _ in range(_PROBE_CALLS):
             start = time.thread_time()
-            samples, _ = decoder.decode(codes, [decoder.initial_state()])
+            audio, _ = decoder.decode(codes, [decoder.initial_state()])
             durations.append((time.thread_time() - start) * 1e3)
         times_ms.append(min(durations))
-        audio.append(samples)
-    return Trial(times_ms[0], times_ms[1], snr_db(audio[0], audio[1]))
+    return Trial(times_ms[0], times_ms[1], snr_db(network(codes.to(audio.device)), audio))
 
 
 def _has_fast_bfloat16() -> bool:
@@ -134,14 +153,14 @@ def _warm_up(decoder: CodecDecoder, config: CodecConfig) -> dict[int, int]:
     if config.placement == "inline":
         return {}
     sizes, state = call_sizes(config.chunk_frames), decoder.initial_state()
-    codes = torch.zeros((config.max_batch_size, max(REPLAY_SIZES), decoder.config.num_quantizers), dtype=torch.long)
+    codes = torch.zeros((MAX_BATCH_SIZE, max(REPLAY_SIZES), decoder.config.num_quantizers), dtype=torch.long)
     for size in call_sizes((*config.chunk_frames, *REPLAY_SIZES)):
         decoder.advance(codes[:1, :size], [state])
     largest: dict[int, int] = {}
     for size in sizes:
-        most = min(config.max_batch_size, max(1, config.max_batch_frames // size))
+        most = min(MAX_BATCH_SIZE, max(1, MAX_BATCH_FRAMES // size))
         batch, seconds = 1, 0.0
-        while batch == 1 or (batch <= most and 2 * seconds <= config.max_call_s):
+        while batch == 1 or (batch <= most and 2 * seconds <= MAX_CALL_S):
             decoder.decode(codes[:batch, :size], [state] * batch)
             started_s = time.monotonic()
             decoder.decode(codes[:batch, :size], [state] * batch)

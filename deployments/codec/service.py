@@ -1,23 +1,54 @@
 """What a codec replica does, without Ray: a request and a source of frames in, PCM out."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 
 import numpy as np
 
 from deployments import metrics
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob, decode_batch
-from deployments.codec.chunking import ChunkPlan
-from deployments.codec.frames import Generate, all_frames
 from deployments.codec.loading import load_codec
-from deployments.codec.placement import Placement
-from deployments.codec.silence import LeadingSilence
+from deployments.codec.planner import ChunkPlan
 from deployments.codec.state import DecoderState
-from deployments.codec.stream import Decode, Opening, Start, StreamDecoder
+from deployments.codec.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.workers import Workers
 from deployments.config import CodecConfig
-from deployments.protocol import Codes, GenerateRequest, PcmChunk, Resume, SynthesisRequest
+from deployments.frames import Generate, all_frames
+from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, PcmChunk, Progress, SynthesisRequest
+from deployments.silence import LeadingSilence
+
+# A pool that is this busy falls behind with the next burst: further streams stay on the GPU.
+_FULL = 0.9
+
+
+class Placement:
+    """How much of a stream the talker's GPU decodes: what the streams that are decoded here leave no time for."""
+
+    def __init__(self, config: CodecConfig, *, frame_s: float) -> None:
+        self._config, self._frame_s = config, frame_s
+        self._streams = 0  # decoded here
+        self.talker_on_gpu = False  # known once a talker has been asked
+
+    @contextmanager
+    def admit(self, seconds_per_frame: float) -> Iterator[int]:
+        """A stream for as long as it lasts; how many frames to ask the GPU for. A worker takes `seconds_per_frame`."""
+        gpu_frames = self._gpu_frames(seconds_per_frame)
+        here = gpu_frames < ALL_FRAMES
+        self._streams += here
+        try:
+            yield gpu_frames
+        finally:
+            self._streams -= here
+
+    def _gpu_frames(self, seconds_per_frame: float) -> int:
+        """An idle pool takes over behind `gpu_frames`; the busier, the later; a full one never does."""
+        placement = self._config.placement
+        if placement == "inline":
+            return ALL_FRAMES
+        if placement == "pool" or not self.talker_on_gpu:
+            return 0
+        busy = (self._streams + 1) * seconds_per_frame / self._frame_s / self._config.workers
+        return ALL_FRAMES if busy >= _FULL else round(self._config.gpu_frames / (1 - busy))
 
 
 class CodecService:
@@ -26,14 +57,11 @@ class CodecService:
     def __init__(self, model: str, config: CodecConfig, *, decode: Decode) -> None:
         """`decode` takes one job; it is called for all jobs of a batch at once and ends in `decode_batch`."""
         self._codec = load_codec(model, config)
-        self._ramp = config.chunk_frames
+        self._ramp, self._repaired = config.chunk_frames, 0
         self.workers = Workers(config.workers, on_gpu=self._codec.decoder.device.type == "cuda")
         self.gate = DecodeGate(
             decode,
             workers=config.workers,
-            max_batch_size=config.max_batch_size,
-            max_batch_frames=config.max_batch_frames,
-            max_call_s=config.max_call_s,
             largest=self._codec.largest_batches,
         )
         self.placement = Placement(config, frame_s=self._codec.decoder.frame_samples / self._codec.sample_rate)
@@ -42,29 +70,32 @@ class CodecService:
         """Audio of one utterance whose frames come from `generate`; raises what `generate` raises."""
         reference_codes, state = await self._begin(request)
         start = self._start(request.resume, reference_codes, state)
-        trims = not request.leading_silence and not start.position + start.skipped
-        silence = LeadingSilence(self._codec.sample_rate) if trims else None
-        plan = ChunkPlan(self._ramp)
+        trims = not request.leading_silence and not start.position
         decoder = StreamDecoder(
-            self.gate.submit, plan, silence, sample_rate=self._codec.sample_rate, load=lambda: self.gate.load
+            self.gate.submit,
+            ChunkPlan(self._ramp),
+            start,
+            frame_samples=self._codec.decoder.frame_samples,
+            sample_rate=self._codec.sample_rate,
+            silence=LeadingSilence(self._codec.sample_rate) if trims else None,
+            load=lambda: self.gate.load,
         )
         with self.placement.admit(self.gate.seconds_per_frame) as gpu_frames:
-            opening = self._opening(gpu_frames, start)
-            asked = replace(_generate_request(request, reference_codes), gpu_frames=opening.frames if opening else 0)
-            frames = all_frames(generate, asked, frame_bytes=2 * self._codec.decoder.frame_samples)
-            async with aclosing(decoder.run(frames, start, opening)) as chunks:
+            if start.undelivered is not None and len(start.undelivered):
+                gpu_frames = 0  # audio is missing that a talker will not bring
+            asked = GenerateRequest(request, reference_codes, gpu_frames)
+            frames = all_frames(generate, asked, lambda chunk: chunk, frame_samples=self._codec.decoder.frame_samples)
+            async with aclosing(decoder.run(frames, gpu_frames=gpu_frames)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
-    def _opening(self, gpu_frames: int, start: Start) -> Opening | None:
-        """What the talker decodes; nothing, where audio is missing that it will not bring."""
-        if not gpu_frames or (start.undelivered is not None and len(start.undelivered)):
-            return None
-        return Opening(gpu_frames, 2 * self._codec.decoder.frame_samples)
-
     async def decode_batch(self, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
         """Decode chunks of several streams on a worker thread; a job that fails gets its own exception."""
-        return await self.workers.run(decode_batch, self._codec.decoder, jobs)
+        decoder = self._codec.decoder
+        outcomes = await self.workers.run(decode_batch, decoder, jobs)
+        metrics.codec_repaired("codec", decoder.repaired - self._repaired)
+        self._repaired = decoder.repaired
+        return outcomes
 
     async def _begin(self, request: SynthesisRequest) -> tuple[Codes | None, DecoderState]:
         """The reference's codes, and the state decoding begins in: speech goes on from where the recording ends."""
@@ -75,20 +106,14 @@ class CodecService:
         metrics.references("codes", self._codec.references.take_lookups())
         return begun
 
-    def _start(self, resume: Resume | None, reference_codes: Codes | None, state: DecoderState) -> Start:
+    def _start(self, resume: Progress | None, reference_codes: Codes | None, state: DecoderState) -> DecodingStart:
         """Behind the reference, or where another replica stopped: its state is remade from the codes."""
         if resume is None or not len(resume.codes):
-            return Start(state)
+            return DecodingStart(state)
         decoder, behind = self._codec.decoder, None
-        num_done, skipped = divmod(resume.position, decoder.frame_samples)
+        num_done, skipped = divmod(resume.samples, decoder.frame_samples)
         if num_done:
             before = [] if reference_codes is None else [reference_codes]
             behind = np.concatenate([*before, resume.codes[:num_done]])[-decoder.reach :]
             state = decoder.initial_state()
-        return Start(state, behind, resume.codes[num_done:], num_done * decoder.frame_samples, skipped)
-
-
-def _generate_request(request: SynthesisRequest, reference_codes: Codes | None) -> GenerateRequest:
-    if request.resume is None:
-        return GenerateRequest(request, reference_codes)
-    return GenerateRequest(replace(request, resume=None), reference_codes, request.resume.codes)
+        return DecodingStart(state, behind, resume.codes[num_done:], resume.samples, skipped)

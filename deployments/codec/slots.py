@@ -1,29 +1,51 @@
 """Streams of a decoder by slot, and calls that are under way: the same on a GPU, in captured graphs, and on a CPU."""
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import inf
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.checkpoint import load_strict, without_values
-from deployments.codec.config import SpeechTokenizerConfig
-from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, DecoderNetwork, snr_db, to_pcm16
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16
+from deployments.codec.fold import FoldedDecoder, fold
+from deployments.codec.planner import GPU_RAMP, call_sizes, parts
+from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
+from deployments.codec.sweep import Sweep
+from deployments.cuda import Graphs, Staging, buckets
 from deployments.errors import EngineError
 from deployments.protocol import Codes
 
-logger = logging.getLogger(__name__)
-
-FRAME_SIZES = (1, 2, 4, 8, 12)  # frames that one call decodes of each stream
 MAX_BATCH_FRAMES = 384  # of all streams of a call: bounds memory, and how long the next stream waits
-_TRIAL_FRAMES = 8
-CODE_RING = 1024  # frames whose codes a slot holds
+# Of streams in a call: the padding of a call stays small.
+BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, *range(96, 4096, 32))
+_STAGED_WRITES = 16  # each may hold all codes of a slot
+CODE_RING = 2048  # frames whose codes a slot holds: half of them may wait, those before may be needed again
 Pcm = NDArray[np.int16]
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How a GPU computes: the type of products and activations, and how Triton multiplies float32."""
+
+    name: str
+    dtype: torch.dtype
+    products: str = "tf32"
+
+
+# The fastest first. Bfloat16 has fewer digits than float16, but does not overflow. The last one is always exact enough.
+PRECISIONS = (
+    Precision("float16", torch.float16),
+    Precision("bfloat16", torch.bfloat16),
+    Precision("tf32", torch.float32),
+    Precision("float32", torch.float32, "tf32x3"),
+)
 
 
 class Flight(Protocol):
@@ -34,8 +56,8 @@ class Flight(Protocol):
         """Whether `land` returns at once."""
         ...
 
-    def land(self) -> list[Pcm]:
-        """Samples of each stream of the call, in its order; waits for them. To be called once."""
+    def land(self) -> list[Pcm | EngineError]:
+        """Samples of each stream of the call, in its order, or why it has none; waits for them. To be called once."""
         ...
 
 
@@ -43,6 +65,12 @@ class SlotDecoder(Protocol):
     """A decoder that keeps the state of its streams itself."""
 
     num_slots: int
+    precision: str  # its name
+
+    @property
+    def repaired(self) -> int:
+        """Streams so far that came to NaN or infinity and were decoded in float32 from there on."""
+        ...
 
     def largest_batch(self, frames: int) -> int:
         """Streams that one call of `frames` takes."""
@@ -57,7 +85,7 @@ class SlotDecoder(Protocol):
         ...
 
     def decode(self, slots: Sequence[int], frames: int) -> Flight:
-        """The next `frames`, one of FRAME_SIZES, of each slot, whose codes are written."""
+        """The next `frames`, one of GPU_RAMP, of each slot, whose codes are written."""
         ...
 
 
@@ -65,10 +93,15 @@ class PlainSlots:
     """Slots over the plain decoder, for CPUs and for shapes that the kernels do not know."""
 
     def __init__(self, decoder: CodecDecoder, *, num_slots: int) -> None:
-        self.num_slots = num_slots
+        self.num_slots, self.precision = num_slots, decoder.precision
         self._decoder = decoder
         self._states: dict[int, DecoderState] = {}
         self._codes: dict[int, list[Codes]] = {}  # behind the state
+
+    @property
+    def repaired(self) -> int:
+        """As in SlotDecoder."""
+        return self._decoder.repaired
 
     def largest_batch(self, frames: int) -> int:
         """As in SlotDecoder."""
@@ -86,22 +119,39 @@ class PlainSlots:
 
     def decode(self, slots: Sequence[int], frames: int) -> Flight:
         """As in SlotDecoder; the call is over when this returns."""
+        try:
+            return _Landed(list(self._decode(slots, frames)))
+        except EngineError as error:
+            if len(slots) == 1:
+                return _Landed([error])
+        return _Landed([pcm for slot in slots for pcm in self.decode([slot], frames).land()])  # find the culprit
+
+    def _decode(self, slots: Sequence[int], frames: int) -> NDArray[np.int16]:
         codes = torch.from_numpy(np.stack([self._codes[slot][:frames] for slot in slots]).astype(np.int64))
         audio, states = self._decoder.decode(codes, [self._states[slot] for slot in slots])
         for slot, state in zip(slots, states, strict=True):
             self._states[slot] = state
             del self._codes[slot][:frames]
-        return _Landed(list(to_pcm16(audio)))
+        return to_pcm16(audio)
 
 
 class _Landed:
     done = True
 
-    def __init__(self, pcm: list[Pcm]) -> None:
+    def __init__(self, pcm: list[Pcm | EngineError]) -> None:
         self._pcm = pcm
 
-    def land(self) -> list[Pcm]:
+    def land(self) -> list[Pcm | EngineError]:
         return self._pcm
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """What was asked of a slot since its stream began."""
+
+    slot: int
+    called: int = 0  # frames
+    exact: DecoderState | None = None  # of a stream that came to NaN or infinity: it goes on in float32
 
 
 class GpuSlots:
@@ -113,34 +163,50 @@ class GpuSlots:
 
     def __init__(
         self,
-        network: DecoderNetwork,
+        folded: FoldedDecoder,
         *,
         num_slots: int,
         device: torch.device,
-        dtype: torch.dtype,
+        precision: Precision,
+        load_exact: Callable[[], CodecDecoder],
         batches: Sequence[int] | None = None,
     ) -> None:
-        """`batches` are the sizes that calls are captured for."""
-        from deployments.codec.gpu_decoder import GpuDecoder  # Triton is there only with a GPU
+        """`batches` are the sizes that calls are captured for.
 
-        self.decoder = GpuDecoder(network, num_slots=num_slots, code_ring=CODE_RING, device=device, dtype=dtype)
-        self.num_slots = num_slots
-        self.batches = sorted(batches) if batches is not None else batch_buckets(num_slots)
+        `load_exact` brings the float32 decoder that a stream goes on with once it came to NaN or infinity.
+        """
+        from deployments.codec.triton_backend import TritonBackend  # Triton is there only with a GPU
+
+        self.decoder = TritonBackend(
+            folded,
+            num_slots=num_slots,
+            code_ring=CODE_RING,
+            device=device,
+            dtype=precision.dtype,
+            products=precision.products,
+        )
+        self.num_slots, self.precision, self.repaired = num_slots, precision.name, 0
+        self._load_exact = load_exact
+        self._streams = [_Stream(slot) for slot in range(num_slots)]
+        self.batches = sorted(batches) if batches is not None else buckets(num_slots, BATCHES)
         self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._graphs: dict[tuple[int, int], _Captured] = {}
+        self._graphs = Graphs(self.stream)
+        # Slots that a call reads; samples that it leaves, and which streams are broken.
+        self._tensors: dict[tuple[int, int], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
         self._free: list[_GpuFlight] = []
-        self._staging = _Staging(max(num_slots, CODE_RING), 2 + self.decoder.config.num_quantizers)
+        self._columns = 2 + self.decoder.config.num_quantizers
+        width = max(num_slots, CODE_RING) * self._columns * 2  # of 64 bits
+        self._staging = Staging(width, device=device, rows=_STAGED_WRITES)
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record every call there is: batch buckets times FRAME_SIZES."""
-        pool = None
+        """Record every call there is: batch buckets times GPU_RAMP."""
         torch.cuda.synchronize()  # weights and slots were filled on another stream
         with torch.cuda.stream(self.stream):
             for batch, frames in self._calls():
-                captured = _Captured(self.decoder, batch, frames, pool)
-                pool = captured.graph.pool()
-                self._graphs[batch, frames] = captured
+                slots = self._padding(batch)
+                made = self._graphs.capture((batch, frames), partial(self.decoder.decode, slots, frames))
+                self._tensors[batch, frames] = slots, made
         self.stream.synchronize()
 
     @torch.inference_mode()
@@ -148,30 +214,35 @@ class GpuSlots:
         """Issue every call there is once, not captured."""
         with torch.cuda.stream(self.stream):
             for batch, frames in self._calls():
-                slots = torch.full((batch,), self.decoder.scratch_slot, device=self.decoder.device, dtype=torch.int32)
-                self.decoder.decode(slots, frames)
+                self.decoder.decode(self._padding(batch), frames)
+
+    def _padding(self, batch: int) -> Tensor:
+        return torch.full((batch,), self.decoder.scratch_slot, device=self.decoder.device, dtype=torch.int32)
 
     def _calls(self) -> Iterator[tuple[int, int]]:
         """Batch and frames of each call; the largest first, whose memory all share."""
-        for frames in reversed(FRAME_SIZES):
+        for frames in reversed(GPU_RAMP):
             for batch in reversed([size for size in self.batches if size <= self.largest_batch(frames)]):
                 yield batch, frames
 
     @torch.inference_mode()
-    def snr_db(self, exact: CodecDecoder) -> float:
-        """Signal over error of some frames, not captured, against a decoder in float32."""
-        config = exact.config
-        generator = torch.Generator().manual_seed(0)
-        codes = torch.randint(
-            config.codebook_size, (1, _TRIAL_FRAMES, config.num_quantizers), generator=generator, dtype=torch.int16
-        )
-        self.begin(0)
-        self.write([0] * _TRIAL_FRAMES, range(_TRIAL_FRAMES), codes[0])
-        with torch.cuda.stream(self.stream):
-            slots = torch.zeros(1, device=self.decoder.device, dtype=torch.int32)
-            pcm = self.decoder.decode(slots, _TRIAL_FRAMES).cpu()
-        audio, _ = exact.decode(codes.long(), [exact.initial_state()])
-        return snr_db(torch.from_numpy(to_pcm16(audio)), pcm)
+    def snr_db(self, sweep: Sweep) -> float:
+        """Signal over error, not captured, against the unfolded decoder; minus infinity where it is not finite."""
+        frames = sweep.codes.shape[1]
+        sizes = parts(frames, call_sizes(GPU_RAMP))
+        batch, heard = self.largest_batch(max(sizes)), []
+        for streams in torch.split(sweep.codes.to(torch.int16), batch):
+            for slot, codes in enumerate(streams):
+                self.begin(slot)
+                self.write([slot] * frames, range(frames), codes)
+            with torch.cuda.stream(self.stream):
+                slots = self._padding(batch)
+                slots[: len(streams)] = torch.arange(len(streams))
+                pcm, broken = zip(*(self.decoder.decode(slots, size) for size in sizes), strict=True)
+                if bool(torch.stack(broken)[:, : len(streams)].any()):
+                    return -inf
+                heard.append(torch.cat(pcm, dim=1)[: len(streams)].cpu())
+        return snr_db(sweep.audio, torch.cat(heard))
 
     def largest_batch(self, frames: int) -> int:
         """As in SlotDecoder."""
@@ -180,6 +251,7 @@ class GpuSlots:
     @torch.inference_mode()
     def begin(self, slot: int) -> None:
         """As in SlotDecoder."""
+        self._streams[slot] = _Stream(slot)
         with torch.cuda.stream(self.stream):
             self.decoder.reset(slot)
 
@@ -190,11 +262,18 @@ class GpuSlots:
         if codes.is_cuda:
             codes.record_stream(self.stream)
         with torch.cuda.stream(self.stream):
-            places = self._staging.send(slots, [position % CODE_RING for position in positions], codes)
-            if codes.is_cuda:
-                codes.record_stream(self.stream)
-            frames = codes if codes.is_cuda else places[:, 2:]
-            self.decoder.codes[places[:, 0], places[:, 1]] = frames.to(torch.int16)
+            sent = self._sent(slots, [position % CODE_RING for position in positions], codes)
+            frames = codes if codes.is_cuda else sent[:, 2:]
+            self.decoder.codes[sent[:, 0], sent[:, 1]] = frames.to(torch.int16)
+
+    def _sent(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> Tensor:
+        """[rows, 2 + groups] int64 on the GPU: slot, position, and the codes where they come from the host."""
+        staged, shape = self._staging.take(), (len(slots), self._columns)
+        rows = staged.values.view(np.int64)[: len(slots) * self._columns].reshape(shape)
+        rows[:, 0], rows[:, 1] = slots, positions
+        if not codes.is_cuda:
+            rows[:, 2:] = codes.numpy()
+        return staged.tensor.view(torch.int64)[: rows.size].view(shape).to(self.decoder.device, non_blocking=True)
 
     @torch.inference_mode()
     def decode(self, slots: Sequence[int], frames: int) -> Flight:
@@ -202,28 +281,48 @@ class GpuSlots:
         batch = next(size for size in self.batches if size >= len(slots))
         flight = self._free.pop() if self._free else _GpuFlight(self)
         padded = [*slots, *[self.decoder.scratch_slot] * (batch - len(slots))]
+        streams = [self._streams[slot] for slot in slots]
         with torch.cuda.stream(self.stream):
-            flight.start(self._graphs[batch, frames], padded, len(slots))
+            flight.start((batch, frames), padded, streams)
+        for stream in streams:
+            stream.called += frames
         return flight
+
+    def replay(self, call: tuple[int, int], slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Enqueue the recorded `call` (batch, frames) for `slots`, in pinned memory; on the GPU, as decode returns."""
+        read, made = self._tensors[call]
+        read.copy_(slots, non_blocking=True)
+        self._graphs.replay(call)
+        return made
+
+    @torch.inference_mode()
+    def decode_again(self, stream: _Stream, position: int, frames: int) -> Pcm | EngineError:
+        """Samples of `frames` at `position` in float32; the state before them comes from the stream's codes."""
+        with torch.cuda.stream(self.stream):
+            try:
+                if stream.exact is None:
+                    self.repaired += 1
+                    stream.exact = self._exact.recall(self._written(stream, position - self._exact.reach, position))
+                codes = self._written(stream, position, position + frames)
+                audio, (stream.exact,) = self._exact.decode(codes[None], [stream.exact])
+            except torch.OutOfMemoryError:
+                return EngineError("the audio came to NaN or infinity, and the GPU has no memory to make it in float32")
+            except EngineError as error:
+                return error
+            return to_pcm16(audio[0])
+
+    @cached_property
+    def _exact(self) -> CodecDecoder:
+        return self._load_exact()
+
+    def _written(self, stream: _Stream, begin: int, end: int) -> Tensor:
+        """Codes [frames, groups] of a stream's frames from `begin`, or from its first one."""
+        numbers = torch.arange(max(0, begin), end, device=self.decoder.device)
+        return self.decoder.codes[stream.slot, numbers % CODE_RING].long()
 
     def release(self, flight: "_GpuFlight") -> None:
         """Take a landed flight's pinned memory back."""
         self._free.append(flight)
-
-
-class _Captured:
-    """One call shape: its graph, where its slots are read and where its samples are left."""
-
-    def __init__(self, decoder: object, batch: int, frames: int, pool: Any) -> None:
-        from deployments.codec.gpu_decoder import GpuDecoder
-
-        assert isinstance(decoder, GpuDecoder)
-        self.slots = torch.full((batch,), decoder.scratch_slot, device=decoder.device, dtype=torch.int32)
-        decoder.decode(self.slots, frames)  # compiles
-        torch.cuda.current_stream().synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool, stream=torch.cuda.current_stream()):
-            self.pcm = decoder.decode(self.slots, frames)
 
 
 class _GpuFlight:
@@ -233,18 +332,21 @@ class _GpuFlight:
         self._owner = owner
         samples = MAX_BATCH_FRAMES * owner.decoder.frame_samples
         self._pcm = torch.empty(samples, dtype=torch.int16, pin_memory=True)
-        self._slots = torch.empty(owner.batches[-1], dtype=torch.int32, pin_memory=True)
+        self._slots, self._broken = torch.empty((2, owner.batches[-1]), dtype=torch.int32, pin_memory=True)
+        self._calls: list[tuple[_Stream, int]] = []  # each stream and the number of its first frame here
         self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._shape = (0, 0)
+        self._samples = self._frames = 0  # of each stream
 
-    def start(self, captured: _Captured, slots: list[int], count: int) -> None:
-        """Enqueue the call on the current stream; the samples of the first `count` slots are wanted."""
-        host = self._slots[: len(slots)]
+    def start(self, call: tuple[int, int], slots: list[int], streams: list[_Stream]) -> None:
+        """Enqueue the call on the current stream; `streams` are those of the first slots, the others pad."""
+        host, count = self._slots[: len(slots)], len(streams)
         host.copy_(torch.tensor(slots, dtype=torch.int32))
-        captured.slots.copy_(host, non_blocking=True)
-        captured.graph.replay()
-        self._shape = (count, captured.pcm.shape[1])
-        self._view().copy_(captured.pcm[:count], non_blocking=True)
+        pcm, broken = self._owner.replay(call, host)
+        self._calls = [(stream, stream.called) for stream in streams]
+        _, self._frames = call
+        self._samples = pcm.shape[1]
+        self._view().copy_(pcm[:count], non_blocking=True)
+        self._broken[:count].copy_(broken[:count], non_blocking=True)
         self._landed.record()
 
     @property
@@ -252,47 +354,20 @@ class _GpuFlight:
         """As in Flight."""
         return bool(self._landed.query())  # type: ignore[no-untyped-call]
 
-    def land(self) -> list[Pcm]:
+    def land(self) -> list[Pcm | EngineError]:
         """As in Flight."""
         self._landed.synchronize()
-        pcm = list(self._view().numpy().copy())
+        pcm: list[Pcm | EngineError] = list(self._view().numpy().copy())
+        calls, broken, frames = self._calls, self._broken.tolist(), self._frames
         self._owner.release(self)
+        for row, (stream, position) in enumerate(calls):
+            if broken[row] or stream.exact is not None:
+                pcm[row] = self._owner.decode_again(stream, position, frames)
         return pcm
 
     def _view(self) -> Tensor:
-        count, samples = self._shape
-        return self._pcm[: count * samples].view(count, samples)
-
-
-class _Staging:
-    """Small pinned tables that go to the GPU, in turn; one is used again only after it was read."""
-
-    def __init__(self, rows: int, columns: int, *, count: int = 16) -> None:
-        self._tables = [
-            (torch.empty((rows, columns), dtype=torch.int64, pin_memory=True), torch.cuda.Event())  # type: ignore[no-untyped-call]
-            for _ in range(count)
-        ]
-        self._next = 0
-
-    def send(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> Tensor:
-        """[rows, 2 + groups] int64 on the GPU: slot, position, and the codes where they come from the host."""
-        table, read = self._tables[self._next]
-        self._next = (self._next + 1) % len(self._tables)
-        read.synchronize()
-        rows = table[: len(slots)]
-        rows[:, 0] = torch.tensor(slots)
-        rows[:, 1] = torch.tensor(positions)
-        if not codes.is_cuda:
-            rows[:, 2:] = codes
-        sent = rows.to("cuda", non_blocking=True)
-        read.record()
-        return sent
-
-
-def batch_buckets(largest: int) -> list[int]:
-    """1, 2, 4, 8, 16, then steps of 16 up to 64, then of 32: the padding of a call stays small."""
-    sizes = [1, 2, 4, 8, 16, 32, 48, 64, *range(96, max(largest, 64) + 32, 32)]
-    return [size for size in sizes if size < largest] + [largest]
+        count = len(self._calls)
+        return self._pcm[: count * self._samples].view(count, self._samples)
 
 
 def load_slots(
@@ -301,26 +376,48 @@ def load_slots(
     num_slots: int,
     device: torch.device,
     prepare: Callable[[Callable[[], None]], None] = lambda work: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> SlotDecoder:
-    """A slot decoder from a checkpoint's `speech_tokenizer` folder: float32 on a CPU, on a GPU float16 or TF32.
+    """A slot decoder from a checkpoint's `speech_tokenizer` folder: float32 on a CPU.
 
+    On a GPU the first of PRECISIONS that comes close enough to float32 on this checkpoint, which `report` is told.
     `prepare` is given all the work of a GPU before any of it is done: it may compile what that launches. Raises
-    CheckpointError, and EngineError where neither precision is close enough to float32.
+    CheckpointError.
     """
-    if device.type == "cpu":
-        return PlainSlots(CodecDecoder.load(directory), num_slots=num_slots)
-    config = SpeechTokenizerConfig.load(directory)
-    if not config.decoder.suits_matrix_units:
-        return PlainSlots(CodecDecoder.load(directory, device=device), num_slots=num_slots)
-    with without_values():
-        network = DecoderNetwork(config.decoder)
-    load_strict(network, directory, prefix="decoder.", dtype=torch.float32, device=device)
-    exact = CodecDecoder(network, device=device)
-    for dtype in (torch.float16, torch.float32):  # float16 has more digits than bfloat16, but can overflow
-        slots = GpuSlots(network, num_slots=num_slots, device=device, dtype=dtype)
+    exact = DecoderNetwork.load(directory, device=device)
+    folded = fold(exact.state_dict(), exact.config)
+    if device.type == "cpu" or not exact.config.suits_matrix_units:
+        return PlainSlots(CodecDecoder(folded), num_slots=num_slots)
+    load_exact = partial(CodecDecoder.load, directory, device=device)
+    slots = fitting_slots(
+        exact,
+        lambda kind: GpuSlots(folded, num_slots=num_slots, device=device, precision=kind, load_exact=load_exact),
+        prepare=prepare,
+        report=report,
+    )
+    slots.capture()
+    return slots
+
+
+def fitting_slots(
+    exact: DecoderNetwork,
+    make: Callable[[Precision], GpuSlots],
+    *,
+    prepare: Callable[[Callable[[], None]], None] = lambda work: None,
+    report: Callable[[str], None] = lambda line: None,
+) -> GpuSlots:
+    """What `make` makes of the first of PRECISIONS that is exact enough, else of the last: no start fails here."""
+    sweep = Sweep.of(exact)
+    report(f"the codec decodes every code once: {sweep.largest}")
+    noise_db, failed = 0.0, ""
+    for precision in PRECISIONS:
+        if precision.dtype is torch.bfloat16 and noise_db > -inf:
+            continue  # float16 has not overflowed, and has more digits
+        slots = make(precision)
         prepare(slots.rehearse)
-        if (noise_db := slots.snr_db(exact)) >= MIN_SNR_DB:
-            logger.info("the first frames are decoded in %s, %.1f dB above its error", dtype, noise_db)
-            slots.capture()
-            return slots
-    raise EngineError(f"the codec decoder on the GPU is {noise_db:.1f} dB above its error, not {MIN_SNR_DB:.0f}")
+        noise_db = slots.snr_db(sweep)
+        if noise_db >= MIN_SNR_DB or precision is PRECISIONS[-1]:
+            break
+        failed += f", {precision.name} {noise_db:.1f} dB"
+    report(choice(slots.precision, noise_db, failed))
+    return slots

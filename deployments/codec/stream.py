@@ -12,31 +12,29 @@ from typing import Self
 import numpy as np
 
 from deployments.codec.batcher import Decoded, DecodeJob
-from deployments.codec.chunking import ChunkPlan
-from deployments.codec.playback import PlaybackClock
-from deployments.codec.silence import LeadingSilence
+from deployments.codec.planner import ChunkPlan
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
-from deployments.protocol import Codes, FinishReason, FrameChunk, Marks, PcmChunk, reached
+from deployments.frames import Audio, Frames, Pcm
+from deployments.playback import PlaybackClock
+from deployments.protocol import Codes, FrameChunk, PcmChunk
+from deployments.silence import LeadingSilence
 
 Decode = Callable[[DecodeJob], Awaitable[Decoded]]
 
+_NO_PCM: Pcm = np.zeros(0, np.int16)
 
-class FrameBuffer:
+
+class FrameBuffer(Frames):
     """Frames of one stream, read ahead by a task of its own: codes are small, so the talker never waits for us."""
 
-    def __init__(self, chunks: AsyncGenerator[FrameChunk, None], first: Codes | None = None) -> None:
-        """`first` are frames that exist already, before those that `chunks` brings."""
+    def __init__(self, chunks: AsyncGenerator[FrameChunk, None], frame_samples: int, first: Codes | None) -> None:
+        """`first` as in Frames."""
+        super().__init__(frame_samples, first)
         self._chunks = chunks
-        self._frames: list[Codes] = [] if first is None else list(first)
-        self._num_code_groups = 0
-        self._pcm = bytearray()
-        self._marks: Marks = ()
         self._changed = asyncio.Event()
         self._error: Exception | None = None
         self._reading: asyncio.Task[None] | None = None
-        self.num_text_tokens = 0
-        self.finish_reason: FinishReason | None = None
 
     async def __aenter__(self) -> Self:
         self._reading = asyncio.create_task(self._read())
@@ -52,35 +50,11 @@ class FrameBuffer:
         await self._chunks.aclose()
 
     @property
-    def available(self) -> int:
-        """Frames that can be taken now."""
-        return len(self._frames)
-
-    @property
     def ended(self) -> bool:
         """Whether no frame will come behind those available; raises what ended the stream once those are taken."""
         if self._error is not None and not self._frames:
             raise self._error
         return self.finish_reason is not None or self._error is not None
-
-    def take(self, count: int) -> Codes:
-        """The next `count` frames, [count, num_code_groups]; there may be none."""
-        taken, self._frames = self._frames[:count], self._frames[count:]
-        return np.stack(taken) if taken else np.zeros((0, self._num_code_groups), dtype=np.int16)
-
-    def take_audio(self) -> bytes:
-        """What the talker decoded since the last time, s16le."""
-        pcm, self._pcm = bytes(self._pcm), bytearray()
-        return pcm
-
-    def take_marks(self) -> Marks:
-        """Those that have arrived since the last time."""
-        marks, self._marks = self._marks, ()
-        return marks
-
-    def peek(self, count: int) -> list[Codes]:
-        """The next `count` frames at most, each [num_code_groups]; they stay."""
-        return self._frames[:count]
 
     async def wait(self, timeout_s: float | None) -> None:
         """Return when something has arrived, or after `timeout_s`."""
@@ -91,13 +65,7 @@ class FrameBuffer:
     async def _read(self) -> None:
         try:
             async for chunk in self._chunks:
-                self._frames.extend(chunk.codes)
-                self._pcm += chunk.pcm
-                if chunk.marks:
-                    self._marks = reached(chunk, "from-talker").marks
-                self._num_code_groups = chunk.codes.shape[1]
-                self.num_text_tokens = max(self.num_text_tokens, chunk.num_text_tokens)
-                self.finish_reason = chunk.finish_reason
+                self.add(chunk)
                 self._changed.set()
             if self.finish_reason is None:
                 raise EngineError("the talker's frames end without a reason: speech may be missing")
@@ -107,138 +75,112 @@ class FrameBuffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class DecodingStart:
     """Where decoding begins: at a stream's first frame, or behind what its listener has."""
 
     state: DecoderState
     behind: Codes | None = None  # frames that were heard, which the state must still be brought behind
     undelivered: Codes | None = None  # frames whose audio is missing though whoever asks has their codes
-    position: int = 0  # behind those, in samples
-    skipped: int = 0  # samples from there on that were delivered
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """The first frames of a stream, whose audio the talker brings."""
-
-    frames: int
-    frame_bytes: int
-
-
-@dataclass(slots=True)
-class _Progress:
-    """How far a stream has come, and the state that decoding goes on from."""
-
-    state: DecoderState
-    behind: list[Codes]  # frames that the state must still be brought behind
-    position: int
-    reason: FinishReason | None = None
+    position: int = 0  # samples that were delivered
+    skipped: int = 0  # of them, those of the first frame that is undelivered
 
 
 class StreamDecoder:
-    """Decodes one stream. The decoder's state is a local variable of `run`: leaving it leaves nothing behind."""
+    """Decodes one stream, from `start` on. The decoder's state is held here: leaving `run` leaves nothing behind."""
 
     def __init__(
         self,
         decode: Decode,
         plan: ChunkPlan,
-        silence: LeadingSilence | None,
+        start: DecodingStart,
         *,
+        frame_samples: int,
         sample_rate: int,
+        silence: LeadingSilence | None = None,
         load: Callable[[], int] = lambda: 0,
     ) -> None:
         """`load` says by how many steps chunks should be wider than the plan has them."""
-        self._decode, self._plan, self._silence, self._load = decode, plan, silence, load
-        self._sample_rate = sample_rate
+        self._decode, self._plan, self._start, self._silence, self._load = decode, plan, start, silence, load
+        self._frame_samples, self._sample_rate = frame_samples, sample_rate
         self._clock = PlaybackClock()
+        self._state = start.state
+        self._behind = [] if start.behind is None else list(start.behind)  # what `_state` must be brought behind
 
     async def run(
-        self, chunks: AsyncGenerator[FrameChunk, None], start: Start, opening: Opening | None = None
+        self, chunks: AsyncGenerator[FrameChunk, None], *, gpu_frames: int = 0
     ) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of the frames that `chunks` brings, decoded from `start` on. The last chunk has the finish reason.
+        """Audio of the frames that `chunks` brings. The last chunk has the finish reason.
 
-        The audio of the `opening` is taken from `chunks`, while the decoder's state is brought behind it.
+        The audio of the first `gpu_frames` is taken from `chunks`, while the decoder's state is brought behind it.
         Raises what `chunks` raises, after the audio of the frames before it.
         """
-        state, position, skipped = start.state, start.position, start.skipped
-        behind = [] if start.behind is None else list(start.behind)
-        num_known = 0 if start.undelivered is None else len(start.undelivered)
-        delivered = position + skipped
-        async with FrameBuffer(chunks, start.undelivered) as buffer:
-            reason = None
-            if opening is not None:
-                progress = _Progress(state, behind, position)
-                async with aclosing(self._forward(buffer, opening, progress)) as forwarded:
+        skipped, known = self._start.skipped, self._start.undelivered
+        num_known, reason = 0 if known is None else len(known), None
+        async with FrameBuffer(chunks, self._frame_samples, known) as buffer:
+            audio = Audio(buffer, self._silence, position=self._start.position)
+            if gpu_frames:
+                async with aclosing(self._forward(buffer, audio, gpu_frames)) as forwarded:
                     async for chunk in forwarded:
+                        reason = chunk.finish_reason
                         yield chunk
-                state, position, reason = progress.state, progress.position, progress.reason
-            elif behind:
-                state = await self._replay(np.stack(behind), state, 0.0)
+            elif self._behind:
+                self._state = await self._replay(np.stack(self._behind), 0.0)
             while reason is None:
                 count = await self._next_count(buffer)
                 codes = buffer.take(count)
-                reason = buffer.finish_reason if buffer.available == 0 else None
+                reason = buffer.over
                 new_codes, num_known = codes[num_known:], max(0, num_known - count)
-                if not count:
-                    yield PcmChunk(b"", new_codes, buffer.num_text_tokens, reason, delivered)
-                    continue
-                decoded = await self._decode(
-                    DecodeJob(codes=codes, state=state, deadline_s=self._clock.deadline_s(time.monotonic()))
-                )
-                state, position = decoded.state, position + len(decoded.pcm)
-                pcm, skipped = decoded.pcm[skipped:], max(0, skipped - len(decoded.pcm))
-                pcm = pcm if self._silence is None else self._silence.trim(pcm)
-                if len(pcm):
-                    self._clock.deliver(len(pcm) / self._sample_rate, now_s=time.monotonic())
-                    delivered = position
-                elif self._clock.started_s is None:
+                pcm = (await self._decoded(codes))[skipped:] if count else _NO_PCM
+                skipped = max(0, skipped - count * self._frame_samples)
+                chunk = self._deliver(audio.chunk(new_codes, pcm, reason))
+                if count and not self._clock.has_begun:
                     self._plan.restart()  # quiet so far: the first sound shall not wait for a wider chunk
-                marks = buffer.take_marks()
-                yield PcmChunk(pcm.tobytes(), new_codes, buffer.num_text_tokens, reason, delivered, marks)
+                yield chunk
 
-    async def _forward(
-        self, buffer: FrameBuffer, opening: Opening, progress: _Progress
-    ) -> AsyncGenerator[PcmChunk, None]:
-        """The talker's audio as it comes. Once all codes of the opening are there, their replay begins beside it."""
+    async def _decoded(self, codes: Codes) -> Pcm:
+        job = DecodeJob(codes, self._state, self._clock.deadline_s(time.monotonic()), stalled_s=self._clock.stalled_s)
+        decoded = await self._decode(job)
+        self._state = decoded.state
+        return decoded.pcm
+
+    def _deliver(self, chunk: PcmChunk) -> PcmChunk:
+        if chunk.pcm:
+            self._clock.deliver(len(chunk.pcm) / 2 / self._sample_rate, now_s=time.monotonic())
+        return chunk
+
+    async def _forward(self, buffer: FrameBuffer, audio: Audio, gpu_frames: int) -> AsyncGenerator[PcmChunk, None]:
+        """The talker's audio as it comes. Once all codes of it are there, their replay begins beside it."""
         heard: list[Codes] = []  # frames whose audio has come
         replay: asyncio.Task[DecoderState] | None = None
-        delivered = progress.position
+        reason = None
         try:
-            while (missing := opening.frames - len(heard)) and progress.reason is None:
+            while (missing := gpu_frames - len(heard)) and reason is None:
                 if replay is None and buffer.available >= missing:
-                    ahead_s = missing * opening.frame_bytes / 2 / self._sample_rate
-                    codes = np.stack([*progress.behind, *heard, *buffer.peek(missing)])
-                    replay = asyncio.create_task(self._replay(codes, progress.state, ahead_s))
-                pcm = np.frombuffer(buffer.take_audio(), np.int16)
-                codes = buffer.take(2 * len(pcm) // opening.frame_bytes)
+                    ahead_s = missing * self._frame_samples / self._sample_rate
+                    codes = np.stack([*self._behind, *heard, *buffer.peek(missing)])
+                    replay = asyncio.create_task(self._replay(codes, ahead_s))
+                codes, pcm = buffer.take_heard()
                 heard.extend(codes)
-                over = buffer.finish_reason is not None and buffer.available == 0
-                if not len(codes) and not over:
+                reason = buffer.over
+                if not len(codes) and reason is None:
                     if buffer.ended:
                         await _cancel(replay)  # it knows the frames that are left as heard
                         replay = None
                         break  # no audio will come for the frames that are left
                     await buffer.wait(None)
                     continue
-                progress.position += len(pcm)
-                progress.reason = buffer.finish_reason if over else None
-                pcm = pcm if self._silence is None else self._silence.trim(pcm)
-                if len(pcm):
-                    self._clock.deliver(len(pcm) / self._sample_rate, now_s=time.monotonic())
-                    delivered = progress.position
-                marks = buffer.take_marks()
-                yield PcmChunk(pcm.tobytes(), codes, buffer.num_text_tokens, progress.reason, delivered, marks)
-            behind = progress.behind + heard
-            if progress.reason is None and behind:
-                replay = replay or asyncio.create_task(self._replay(np.stack(behind), progress.state, 0.0))
-                progress.state = await replay
+                yield self._deliver(audio.chunk(codes, pcm, reason))
+            behind = self._behind + heard
+            if reason is None and behind:
+                replay = replay or asyncio.create_task(self._replay(np.stack(behind), 0.0))
+                self._state = await replay
                 self._plan.skip(len(heard))
         finally:
             await _cancel(replay)
 
-    async def _replay(self, codes: Codes, state: DecoderState, ahead_s: float) -> DecoderState:
+    async def _replay(self, codes: Codes, ahead_s: float) -> DecoderState:
         """The state behind `codes`; the last `ahead_s` of their audio is still to be delivered."""
-        deadline_s = self._clock.deadline_s(time.monotonic()) + ahead_s
+        state, deadline_s = self._state, self._clock.deadline_s(time.monotonic()) + ahead_s
         for size in self._plan.replay(len(codes)):
             now, codes = codes[:size], codes[size:]
             job = DecodeJob(now, state, deadline_s, silent=True, followed_by=len(codes))

@@ -1,7 +1,6 @@
 """The threads that decode, and whether one of them hangs."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from deployments.errors import CodecLost
-from deployments.starvation import is_runnable
+from deployments.starvation import ThreadWork
 
 _CHECK_S = 0.25
 # A thread that decodes on a CPU uses it all the time. On a GPU it may wait, but no call takes nearly as long.
@@ -54,27 +53,20 @@ class _Watched:
     """One call, seen from outside."""
 
     def __init__(self) -> None:
-        self._clock: int | None = None  # processor time of the thread, once it has begun
-        self._thread = 0
-        self._began_s = self._seen_working_s = 0.0
-        self._worked_s = -1.0
+        self._work: ThreadWork | None = None  # while it runs
+        self._began_s = 0.0
 
     def run(self, call: Callable[[], T]) -> T:
-        self._began_s = self._seen_working_s = time.monotonic()
-        self._thread = threading.get_native_id()
-        self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._began_s, self._work = time.monotonic(), ThreadWork()
         try:
             return call()
         finally:
-            self._clock = None
+            self._work = None
 
     def hangs(self, *, on_gpu: bool) -> bool:
-        clock = self._clock
-        if clock is None:
+        work, now_s = self._work, time.monotonic()
+        if work is None:
             return False
-        now_s, worked_s = time.monotonic(), time.clock_gettime(clock)
-        if worked_s != self._worked_s or is_runnable("self", self._thread):
-            self._worked_s, self._seen_working_s = worked_s, now_s
         if on_gpu:
             return now_s - self._began_s > _LONGEST_GPU_CALL_S
-        return now_s - self._seen_working_s > _LONGEST_IDLENESS_S
+        return work.idle_s(now_s) > _LONGEST_IDLENESS_S

@@ -1,8 +1,22 @@
-"""Attention of one query per row over that row's own keys and values."""
+"""Attention of rows over the paged cache in plain PyTorch, and where the rows of a pass stand."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
+
+from deployments.talker.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where the rows of one pass of the talker stand. Rows of one sequence may stand side by side: a prefill."""
+
+    positions: Tensor  # [rows] int32
+    slots: Tensor  # [rows] int64: cache index each row's key and value go to
+    block_tables: Tensor  # [rows, blocks] int32
+    lengths: Tensor  # [rows] int32: positions each row attends to, its own included
 
 
 def attend_rows(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -19,3 +33,41 @@ def attend_rows(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     return torch.matmul(scores.softmax(-1), values).view(rows, heads, head_dim)
+
+
+class GatheredAttention:
+    """The `Attend` of one pass: writes the rows' keys and values, then gathers each row's context."""
+
+    def __init__(self, cache: KVCache, rows: Context, length: int) -> None:
+        self.cache, self.slots = cache, rows.slots
+        offsets = torch.arange(length, device=rows.positions.device)
+        blocks = rows.block_tables[:, offsets // cache.block_size].long()
+        self.mask = (offsets < rows.lengths[:, None])[:, None, None]
+        self.context = blocks * cache.block_size + offsets % cache.block_size
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See Attend."""
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.slots] = key
+        values[self.slots] = value
+        context = self.context
+        return attend_rows(query, keys[context].transpose(1, 2), values[context].transpose(1, 2), self.mask)
+
+
+class SharedAttention:
+    """The `Attend` of one pass in which every row looks at the same context, as far as `mask` lets it."""
+
+    def __init__(self, cache: KVCache, slots: Tensor, context: Tensor, mask: Tensor) -> None:
+        self.cache, self.slots, self.context, self.mask = cache, slots, context, mask
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See Attend."""
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.slots] = key
+        values[self.slots] = value
+        repeats = query.shape[1] // key.shape[1]
+        seen_keys, seen_values = (
+            each[self.context].transpose(0, 1).repeat_interleave(repeats, 0) for each in (keys, values)
+        )
+        queries = query.transpose(0, 1)
+        return F.scaled_dot_product_attention(queries, seen_keys, seen_values, attn_mask=self.mask).transpose(0, 1)

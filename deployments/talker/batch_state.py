@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deployments.cuda import Staging
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.sampling import BatchFilter, Breadth, FilterOptions
 from deployments.talker.sequence import Sequence
-from deployments.talker.staging import Staging
 
 
 class Columns:

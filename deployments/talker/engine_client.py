@@ -15,7 +15,7 @@ import numpy as np
 from deployments import metrics
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
-from deployments.progress import tell
+from deployments.progress import report_stage
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
 from deployments.starvation import any_runnable
 from deployments.talker.channel import (
@@ -60,7 +60,7 @@ class EngineClient:
         self._reading: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._heard_s = 0.0  # of time.monotonic(), the last report
-        self.num_running = self.num_waiting = 0
+        self.num_running = self.num_waiting = self._repaired = 0
         self.kv_used_ratio = 0.0
         with contextlib.ExitStack() as failed:
             failed.callback(self.stop)
@@ -113,7 +113,7 @@ class EngineClient:
                 if isinstance(report, Ready):
                     return report.info
                 if isinstance(report, Loading):
-                    tell(f"talker: {report.stage}")
+                    report_stage(f"talker: {report.stage}")
                 if isinstance(report, Failed):
                     raise report.error
         raise TalkerLost(
@@ -167,6 +167,8 @@ class EngineClient:
             self.kv_used_ratio = report.kv_used_ratio
             metrics.talker_step(report.step_s, len(report.chunks), report.kv_used_ratio, waiting=report.num_waiting)
             metrics.references("speaker", report.speakers)
+            metrics.codec_repaired("talker", report.repaired - self._repaired)
+            self._repaired = report.repaired
             for number, chunk in report.chunks:
                 if number in self._streams:
                     self._streams[number].put_nowait(chunk)

@@ -13,11 +13,13 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-from deployments.embedded import cache_directory
-from deployments.errors import EngineError, TalkerLost, TalkrayError
-from deployments.model_store import locate
-from deployments.protocol import ModelInfo
+from deployments.errors import EngineError, TalkrayError
+from deployments.model_store import cache_directory, locate
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, SynthesisRequest, reached
 from deployments.talker.channel import (
     Abort,
     Alive,
@@ -32,13 +34,55 @@ from deployments.talker.channel import (
     Unpacker,
     encode,
 )
-from deployments.talker.engine import Engine, load_engine
-from deployments.talker.trails import Trails
+from deployments.talker.engine import Engine
+from deployments.talker.loading import StartClock, load_engine
 from deployments.talker.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class _Marked:
+    synthesis: SynthesisRequest
+    brings_audio: bool  # the engine decodes the first frame as well
+    has_codes: bool = False
+
+
+class FirstAudio:
+    """Marks of requests whose first audio has not left the engine process."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, _Marked] = {}
+
+    @contextmanager
+    def begin(self, number: int, request: GenerateRequest) -> Iterator[None]:
+        """A request has arrived; inside, it is prepared and queued. One that fails there is forgotten."""
+        marked = reached(request.synthesis, "to-engine")
+        yield
+        if marked.marks:
+            self._requests[number] = _Marked(reached(marked, "prompt"), request.gpu_frames > 0)
+
+    def follow(self, chunks: list[tuple[int, FrameChunk]]) -> list[tuple[int, FrameChunk]]:
+        """`chunks`, the first audio of each marked request with its marks."""
+        return [(number, self._follow(number, chunk)) for number, chunk in chunks] if self._requests else chunks
+
+    def end(self, number: int) -> None:
+        """Nobody waits for it any more."""
+        self._requests.pop(number, None)
+
+    def _follow(self, number: int, chunk: FrameChunk) -> FrameChunk:
+        request = self._requests.get(number)
+        if request is None:
+            return chunk
+        if len(chunk.codes) and not request.has_codes:
+            request.synthesis, request.has_codes = reached(request.synthesis, "codes"), True
+        if request.brings_audio and not chunk.pcm and chunk.finish_reason is None:
+            return chunk
+        self.end(number)
+        marked = reached(request.synthesis, "audio") if request.brings_audio else request.synthesis
+        return replace(chunk, marks=marked.marks)
 
 
 class PipeClosedError(Exception):
@@ -51,8 +95,7 @@ class EngineProcess:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.unpacker = Unpacker()
-        self.trails = Trails()
-        self.spoilt: set[int] = set()  # sequences that came to NaN, ever
+        self.first_audio = FirstAudio()
         self._sending = threading.Lock()  # the watchdog sends too
 
     def run(self) -> None:
@@ -74,28 +117,19 @@ class EngineProcess:
         with watchdog.step():
             self._obey_all(engine, commands)
             began_s = time.perf_counter()
-            outputs = engine.step(meanwhile=lambda: self._obey_all(engine, self._receive(timeout_s=0)))
-            chunks = [(output.sequence_id, output.chunk) for output in outputs]
-            chunks = self.trails.follow(chunks)
+            output = engine.step(meanwhile=lambda: self._obey_all(engine, self._receive(timeout_s=0)))
+            chunks = self.first_audio.follow(output.chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
-            spoilt, failed = engine.take_spoilt(), engine.take_failed()
         if chunks or was_idle or engine.is_idle:  # the last word before a pause says that nothing runs
             scheduler = engine.scheduler
             used_ratio = scheduler.blocks.used_ratio
             speakers = engine.prompts.speakers.take_lookups()
-            self._send(Produced(chunks, len(scheduler.running), len(scheduler.waiting), step_s, used_ratio, speakers))
-        for number, error in failed:
+            running, waiting = len(scheduler.running), len(scheduler.waiting)
+            self._send(Produced(chunks, running, waiting, step_s, used_ratio, speakers, engine.audio.repaired))
+        for number, error in output.failures:
             self._send(Failed(number, error))
-        self._send_away(engine, spoilt)
-
-    def _send_away(self, engine: Engine, spoilt: list[int]) -> None:
-        """Other talkers may go on with sequences whose state is no number; raises once that has struck two of them."""
-        self.spoilt |= set(spoilt)
-        if len(self.spoilt) > 1:
-            raise EngineError(f"sequences {sorted(self.spoilt)} came to NaN or infinity")
-        for number in spoilt:
-            engine.abort(number)
-            self._send(Failed(number, TalkerLost("the stream came to NaN or infinity on this talker")))
+        if engine.is_idle and not was_idle:
+            engine.check_integrity()  # an engine that has lost a row or a block is replaced before it runs dry
 
     def _obey_all(self, engine: Engine, commands: list[Command]) -> None:
         for command in commands:
@@ -104,11 +138,11 @@ class EngineProcess:
     def _obey(self, engine: Engine, command: Command) -> None:
         if isinstance(command, Abort):
             engine.abort(command.id)
-            self.trails.end(command.id)
+            self.first_audio.end(command.id)
             return
         assert isinstance(command, Submit)
         try:
-            with self.trails.begin(command.id, command.request):
+            with self.first_audio.begin(command.id, command.request):
                 engine.add(command.id, command.request)
         except TalkrayError as error:
             self._send(Failed(command.id, error))
@@ -118,14 +152,15 @@ class EngineProcess:
 
     def _load(self, start: Start) -> tuple[Engine, ModelInfo]:
         self._send(Loading(f"looking for {start.model}"))
-        directory = locate(start.model)
-        engine = load_engine(directory, start.config, lambda stage: self._send(Loading(stage)))
+        directory = locate(start.model, report=lambda transfer: self._send(Loading(str(transfer))))
+        clock = StartClock(lambda stage: self._send(Loading(stage)))
+        engine = load_engine(directory, start.config, clock)
         blocks = engine.scheduler.blocks.num_blocks
         self._send(Loading(f"{engine.runner.step.name} on {engine.runner.device}, {blocks} KV blocks"))
-        self._send(Loading(engine.clock.summary()))
+        self._send(Loading(clock.summary()))
         gc.collect()
         gc.freeze()  # what is there now stays: looking at it again would take longer than a step
-        return engine, engine.describe(start.model)
+        return engine, replace(engine.info, name=start.model)
 
     def _await_start(self) -> Start:
         commands = self._receive(timeout_s=None)

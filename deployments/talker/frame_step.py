@@ -7,17 +7,19 @@ sequence has ended when codebook 0 is the end of speech: what stands behind it i
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from deployments.talker.attention import Context, GatheredAttention, SharedAttention
 from deployments.talker.batch_state import BatchState
 from deployments.talker.input_tables import MAX_DENSE_ROWS, InputTables
+from deployments.talker.kv_cache import KVCache
 from deployments.talker.sampling import NARROW, WIDE, Breadth, Draw, NoiseSource, penalise_repetition, philox_noise
-from deployments.talker.stacks import Networks, Rows
 
 # In place of a code where the talker's state has become NaN or infinite.
-SPOILT = -1
+NOT_FINITE = -1
 # The official generation never ends speech before this many codes of codebook 0.
 MIN_NEW_TOKENS = 2
 
@@ -35,28 +37,29 @@ class PrefillRows:
 
 
 class FrameStep:
-    """The networks of one talker over the state of a batch."""
+    """The networks of one talker over the state of a batch, in plain PyTorch on any device."""
 
     packed_rows = MAX_DENSE_ROWS  # rows of a pass up to which prompts are packed
     breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # those that are worth a recording of their own
 
-    def __init__(self, tables: InputTables, state: BatchState, networks: Networks) -> None:
-        self.tables, self.state, self.networks = tables, state, networks
+    def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, by_rows: bool = False) -> None:
+        """`by_rows`: each row attends to a gathered context of its own, wherever the other rows of its pass stand."""
+        self.tables, self.state, self.cache, self._by_rows = tables, state, cache, by_rows
         self.talker, self.config = tables.talker, tables.talker.config
         self.noise: NoiseSource = philox_noise
         max_num_seqs = state.size.max_num_seqs
         like = state.hidden
-        # Results of `predict`, by place in the batch: other streams may read them behind the event of the codes.
+        # Results of `predict`, by index in the batch: other streams may read them behind the event of the codes.
         self.codes = torch.zeros((max_num_seqs, self.config.num_code_groups), dtype=torch.int16, device=like.device)
         self.given = torch.zeros_like(
             self.codes, dtype=torch.int32
-        )  # frames that `recall` takes, by place in the batch
+        )  # frames that `recall` takes, by index in the batch
         self._embeds = torch.zeros((max_num_seqs, like.shape[1]), dtype=like.dtype, device=like.device)
 
     @property
     def name(self) -> str:
         """What runs, for reports."""
-        return self.networks.name
+        return "exact" if self._by_rows else "plain"
 
     def predict(self, rows: Tensor, breadth: Breadth) -> None:
         """The next frames of state rows [rows] int64 into `codes`."""
@@ -68,9 +71,10 @@ class FrameStep:
             return options.sample(logits, Draw(seeds, frames, codebook), self.noise)
 
         code0 = self._sample_code0(rows, hidden, breadth)
-        codes, embeds = self.networks.predictor(hidden, code0, sample)
+        embed0 = self.talker.model.codec_embedding(code0)
+        codes, embeds = self.talker.code_predictor(hidden, code0, embed0, sample=sample)
         sound = torch.isfinite(hidden).all(-1, keepdim=True)
-        self.codes[: len(rows)] = codes.masked_fill(~sound, SPOILT)
+        self.codes[: len(rows)] = codes.masked_fill(~sound, NOT_FINITE)
         self._embeds[: len(rows)] = embeds
 
     def recall(self, rows: Tensor) -> None:
@@ -81,13 +85,19 @@ class FrameStep:
         """The talker's step behind `predict`; no position is at or beyond `length`."""
         state = self.state
         inputs = self._embeds[: len(rows)] + self.tables.text[state.trailing(rows, self.tables.pad)]
-        state.hidden[rows] = self.networks.talker(inputs, self._rows(rows, state.positions[rows]), length)
+        state.hidden[rows] = self._run_rows(inputs, self._context(rows, state.positions[rows]), length)
         state.move_on(rows)
 
     def prefill(self, rows: PrefillRows, *, length: int) -> None:
-        """Run prompt rows; the hidden states of last rows become their sequences'. `length` is RunPrompt's."""
+        """Run prompt rows; the hidden states of last rows become their sequences'.
+
+        `length` 0: each sequence's rows begin at position 0. Else all rows are of one sequence, and none attends
+        beyond `length` positions.
+        """
         inputs, owners = self.tables.rows(rows.text_ids, rows.codec_ids), rows.owners.long()
-        hidden = self.networks.prompt(inputs, self._rows(owners, rows.positions), owners, length)
+        context = self._context(owners, rows.positions)
+        run = self._run_rows if self._by_rows else partial(self._run_prompt, owners)
+        hidden = run(inputs, context, length)
         self.state.hidden[rows.finished.long()] = hidden[rows.last.long()]
 
     def _embed(self, frames: Tensor) -> Tensor:
@@ -106,9 +116,28 @@ class FrameStep:
         state.seen.index_put_((rows, code0), torch.ones_like(code0, dtype=torch.bool))
         return code0
 
-    def _rows(self, owners: Tensor, positions: Tensor) -> Rows:
+    def _run_rows(self, inputs: Tensor, context: Context, length: int) -> Tensor:
+        """Input rows [rows, hidden] -> hidden states [rows, hidden]; no row attends beyond `length` positions."""
+        hidden: Tensor = self.talker(inputs, context.positions, GatheredAttention(self.cache, context, length))
+        return hidden
+
+    def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
+        """As `_run_rows`, all rows over one context: that of the pass itself, or that of one sequence."""
+        positions = context.positions
+        if length:
+            offsets = torch.arange(length, device=positions.device)
+            seen = context.block_tables[0, offsets // self.cache.block_size].long() * self.cache.block_size
+            seen = seen + offsets % self.cache.block_size
+            mask = offsets <= positions[:, None]
+        else:
+            seen = context.slots
+            mask = (owners[:, None] == owners) & (positions <= positions[:, None])
+        hidden: Tensor = self.talker(inputs, positions, SharedAttention(self.cache, context.slots, seen, mask))
+        return hidden
+
+    def _context(self, owners: Tensor, positions: Tensor) -> Context:
         state = self.state
-        return Rows(
+        return Context(
             positions=positions,
             slots=state.slots(owners, positions),
             block_tables=state.block_tables[owners],

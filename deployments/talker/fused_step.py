@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from deployments.talker.batch_state import BatchState
-from deployments.talker.frame_step import MIN_NEW_TOKENS, SPOILT, FrameStep, PrefillRows
+from deployments.talker.frame_step import MIN_NEW_TOKENS, NOT_FINITE, FrameStep, PrefillRows
 from deployments.talker.input_tables import InputTables
 from deployments.talker.kernels.backends import choose_backend
 from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul
-from deployments.talker.kernels.paged_attention import Context
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.prompt import MAX_PROMPT_ROWS, PromptAttention
 from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
@@ -17,26 +16,22 @@ from deployments.talker.kernels.state import Gathered, StateKernels
 from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.sampling import WIDE, Breadth, Draw
-from deployments.talker.stacks import plain_networks
-
-# Rows up to which the skinny products beat the library's.
-_MAX_FUSED_ROWS = 64
 
 
 class FusedStep(FrameStep):
     """Everything of a step that decodes, and short prompts. Long prompts take plain PyTorch: they fill the GPU."""
 
     breadths = (WIDE,)
-    packed_rows = _MAX_FUSED_ROWS  # two short passes cost less than one that the fused kernels do not take
+    packed_rows = MAX_PROMPT_ROWS  # two short passes cost less than one that the fused kernels do not take
 
     def __init__(
         self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str = "auto", pdl: bool = True
     ) -> None:
         """`attention` is what `choose_backend` is asked for."""
-        super().__init__(tables, state, plain_networks(tables.talker, cache))
+        super().__init__(tables, state, cache)
         config, max_num_seqs = self.config, state.size.max_num_seqs
-        self.cache, self.pdl = cache, pdl
-        max_rows = max(max_num_seqs, min(_MAX_FUSED_ROWS, MAX_PROMPT_ROWS))
+        self.pdl = pdl
+        max_rows = max(max_num_seqs, MAX_PROMPT_ROWS)
         self.stack = FusedStack(
             self.talker.model, config.talker, max_rows=max_rows, positions=state.size.max_model_len, pdl=pdl
         )
@@ -60,7 +55,7 @@ class FusedStep(FrameStep):
         draw = Draw(gathered.seeds, gathered.frames, 0)
         code0 = self._first_codes(rows, gathered, draw)
         codes, _ = self.predictor.frame(gathered.hidden, code0, gathered.predictor, draw)
-        self.kernels.deliver(codes, gathered.sound, self.codes, spoilt=SPOILT)
+        self.kernels.deliver(codes, gathered.sound, self.codes, not_finite=NOT_FINITE)
 
     def advance(self, rows: Tensor, *, length: int) -> None:
         """See FrameStep; contexts have no fixed length here."""
@@ -69,12 +64,11 @@ class FusedStep(FrameStep):
 
     def prefill(self, rows: PrefillRows, *, length: int) -> None:
         """See FrameStep."""
-        if length or len(rows.positions) > _MAX_FUSED_ROWS:
+        if length or len(rows.positions) > MAX_PROMPT_ROWS:
             super().prefill(rows, length=length)
             return
         owners = rows.owners.long()
-        at = self._rows(owners, rows.positions)
-        context = Context(at.positions, at.slots, at.block_tables, at.lengths)
+        context = self._context(owners, rows.positions)
         inputs = self.tables.rows(rows.text_ids, rows.codec_ids)
         attention = PromptAttention(self.stack.heads, owners, self.pdl)
         hidden = self.stack.talker_step(inputs, context, self.cache, attention)

@@ -7,9 +7,18 @@ Block 0 belongs to nobody: padded rows write there. On a GPU a block has 64 posi
 no less.
 """
 
+from dataclasses import dataclass
+
 import torch
 
+from deployments.errors import EngineError
 from deployments.talker.model.config import TransformerConfig
+
+GIB = 1 << 30
+# CUDA's context with the kernels that are loaded into it: it exists before anything can be measured.
+_CONTEXT_BYTES = 600 << 20
+# Behind keys and values: tables of the predictor, activations, workspaces of the matrix library, recorded graphs.
+_STEP_BYTES = 900 << 20
 
 # Contexts are gathered in lengths of this many positions, so that shapes repeat.
 _LENGTH_STEP = 64
@@ -36,3 +45,54 @@ class KVCache:
     def bytes_per_position(config: TransformerConfig, dtype: torch.dtype) -> int:
         """Memory of one position of one sequence."""
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the settings say, and what follows from them."""
+
+    fraction: float  # of the GPU
+    least_bytes: int  # keys and values of one sequence of the greatest length
+    most_bytes: int  # those of a full batch of such sequences
+
+    def kv_bytes(self, total: int, loaded: int, *, others: int = 0) -> int:
+        """Bytes for keys and values on a GPU of `total`, behind `loaded` of weights and codec, beside what others use.
+
+        Raises EngineError where they are too few.
+        """
+        allowed = int(self.fraction * total) - _CONTEXT_BYTES - loaded - _STEP_BYTES
+        room = min(allowed, total - others - _CONTEXT_BYTES - loaded - _STEP_BYTES)
+        if room < self.least_bytes:
+            raise EngineError(self._too_little(total, loaded, others, is_shared=allowed > room))
+        return min(room, self.most_bytes)
+
+    def _too_little(self, total: int, loaded: int, others: int, *, is_shared: bool) -> str:
+        needed = _CONTEXT_BYTES + loaded + _STEP_BYTES + self.least_bytes
+        may = f"talker.gpu_memory_fraction {self.fraction:g} allows {self.fraction * total / GIB:.1f} GiB"
+        if is_shared:
+            may = f"others use {others / GIB:.1f} GiB"
+        return (
+            f"too little GPU memory: {may} of {total / GIB:.1f} GiB, the engine needs {needed / GIB:.1f} GiB"
+            f" (a fraction of {needed / total:.2g}): {loaded / GIB:.1f} for weights and codec,"
+            f" {(_CONTEXT_BYTES + _STEP_BYTES) / GIB:.1f} for CUDA and a step, {self.least_bytes / GIB:.2f} for one"
+            " sequence of the greatest length. What helps: a larger talker.gpu_memory_fraction, a smaller"
+            " talker.max_model_len or talker.max_num_seqs, a 0.6B model"
+        )
+
+
+class GpuMemory:
+    """How much of a GPU's memory is left for keys and values.
+
+    They are allocated behind the weights and the codec, whose size is then known, and in front of what a step needs:
+    room for that is kept. To be made before anything is loaded: what is used then belongs to others.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._free_before, self.total = torch.cuda.mem_get_info(device)
+
+    def kv_bytes(self, wanted: Wanted) -> int:
+        """Bytes for keys and values, once all else is loaded. Raises EngineError where they are too few."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        loaded = self._free_before - free
+        return wanted.kv_bytes(self.total, loaded, others=self.total - self._free_before - _CONTEXT_BYTES)

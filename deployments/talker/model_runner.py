@@ -15,20 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deployments.cuda import Graphs, Staging, buckets
 from deployments.protocol import Codes
 from deployments.talker.batch_state import BatchState, StateSize
 from deployments.talker.block_manager import BlockManager
-from deployments.talker.cuda_graphs import Graphs
 from deployments.talker.frame_step import FrameStep
 from deployments.talker.input_tables import MAX_DENSE_ROWS, InputTables
 from deployments.talker.kv_cache import KVCache, padded_length
 from deployments.talker.prefill import Pass, PrefillInputs, pack
 from deployments.talker.sampling import Breadth, FilterOptions
 from deployments.talker.sequence import Sequence
-from deployments.talker.stacks import exact_networks, plain_networks
-from deployments.talker.staging import Staging
-from deployments.talker.start_clock import throttled
 
+# Powers of two, finer behind 32; no 4: the kernels are faster with 8 rows (measured).
+BATCHES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 _PREFILL_ROWS = (16, 32, 64, 128, 256, MAX_DENSE_ROWS)
 
 
@@ -64,7 +63,7 @@ class _Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class LaunchedStep:
     """A step that may still run. To be landed before the next one is launched."""
 
     sequences: list[Sequence]
@@ -78,7 +77,7 @@ class Flight:
         return self._made is None or bool(self._made.query())  # type: ignore[no-untyped-call]
 
     def land(self) -> Codes:
-        """Frames [sequences, groups]. One that starts with the end of speech, or with SPOILT, is no frame.
+        """Frames [sequences, groups]. One that starts with the end of speech, or with NOT_FINITE, is no frame.
 
         The talker's half of the step may run on.
         """
@@ -105,7 +104,7 @@ class ModelRunner:
         self.step = _build_step(tables, self.state, cache, shape)
         self.graphs = Graphs()
         self.buckets = (
-            [shape.max_num_seqs] if shape.by_rows or shape.deterministic else batch_buckets(shape.max_num_seqs)
+            [shape.max_num_seqs] if shape.by_rows or shape.deterministic else buckets(shape.max_num_seqs, BATCHES)
         )
         sizes = (shape.max_num_seqs,) if shape.by_rows else _PREFILL_ROWS
         self._prefills = [PrefillInputs(rows, scratch_row=self.state.scratch_row, tables=tables) for rows in sizes]
@@ -121,12 +120,14 @@ class ModelRunner:
         """Passes that ran operation by operation."""
         return self.graphs.num_eager
 
-    def capture(self, report: Callable[[str], None]) -> None:
-        """On a GPU, record every shape that a step or a prefill can take; the largest first, whose memory all share."""
+    def capture(self, progress: Callable[[int, int], None]) -> None:
+        """On a GPU, record every shape that a step or a prefill can take; the largest first, whose memory all share.
+
+        `progress` hears how many are done of how many.
+        """
         if self._on_cpu:
             return
         shapes = list(self._shapes())
-        progress = throttled("recording GPU work", report)
         for number, (key, work) in enumerate(shapes):
             progress(number, len(shapes))
             self.graphs.capture(key, work)
@@ -172,7 +173,7 @@ class ModelRunner:
             self._retrace(sequences)
 
     @torch.inference_mode()
-    def launch(self, sequences: list[Sequence], on_codes: OnCodes | None = None) -> Flight:
+    def launch(self, sequences: list[Sequence], on_codes: OnCodes | None = None) -> LaunchedStep:
         """Start the step that makes each sequence's next frame.
 
         `on_codes` is called with the frames [sequences, groups] int16 on the device once their computation is queued,
@@ -190,11 +191,7 @@ class ModelRunner:
         if on_codes is not None:
             on_codes(frames)
         self._advance(batch, length=self._length(max(sequence.num_positions for sequence in sequences) + 1))
-        return Flight(sequences, codes, made, self._record())
-
-    def decode(self, sequences: list[Sequence]) -> Codes:
-        """The next frames [sequences, groups]; see `Flight.land`."""
-        return self.launch(sequences).land()
+        return LaunchedStep(sequences, codes, made, self._record())
 
     @torch.inference_mode()
     def replay(self, sequences: list[Sequence]) -> None:
@@ -281,14 +278,7 @@ def _build_step(tables: InputTables, state: BatchState, cache: KVCache, shape: R
         from deployments.talker.fused_step import FusedStep  # needs Triton, which a CPU has not
 
         return FusedStep(tables, state, cache, attention=shape.attention, pdl=tables.device.type == "cuda")
-    networks = exact_networks if shape.by_rows else plain_networks
-    return FrameStep(tables, state, networks(tables.talker, cache))
-
-
-def batch_buckets(largest: int) -> list[int]:
-    """Powers of two, finer behind 32, and `largest` itself; no 4: the kernels are faster with 8 rows (measured)."""
-    sizes = [1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256]
-    return [size for size in sizes if size < largest] + [largest]
+    return FrameStep(tables, state, cache, by_rows=shape.by_rows)
 
 
 def _row(sequence: Sequence) -> int:

@@ -81,18 +81,6 @@ class PromptBuilder:
             text_rows, codec_rows, trailing = body[:1], [codes.bos], [*body[1:], tokens.tts_eos]
         return self._prompt((text + text_rows, codec + codec_rows, trailing), dense, num_text_tokens=len(body))
 
-    def rows(self, prompt: Prompt) -> Tensor:
-        """[rows, hidden]: what a prompt's indices stand for, without disturbing the tables."""
-        codec = self.tables.codec
-        if prompt.dense is not None:
-            codec = torch.cat((codec[: self.tables.first_dense], prompt.dense))
-        ids = torch.from_numpy(prompt.codec_ids).to(codec.device)
-        return self.text_rows(prompt.text_ids) + codec[ids]
-
-    def text_rows(self, ids: Ids) -> Tensor:
-        """[ids, hidden]: the text rows of table indices."""
-        return self.tables.text[torch.from_numpy(ids).to(self.tables.device)]
-
     def _prompt(
         self, ids: tuple[list[int], list[int], list[int]], dense: tuple[Tensor, ...], *, num_text_tokens: int
     ) -> Prompt:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deployments.errors import Overloaded
-from deployments.rate import Rate
+from deployments.limits import Rate
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.sequence import Sequence
 
@@ -59,13 +59,14 @@ class Scheduler:
         ahead = len(self.waiting) + len(self.running)
         if ahead >= self.max_num_seqs + self.max_num_waiting:
             raise Overloaded(
-                f"{ahead} requests run or wait on this talker, its limit is {ahead}",
+                f"The talker is full (running or waiting: {ahead}); more replicas, or talker.max_num_seqs "
+                f"({self.max_num_seqs}) and talker.max_num_waiting ({self.max_num_waiting}), raise the limit.",
                 self._finished.retry_after_s(len(self.waiting), time.monotonic()),
             )
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence at the end of the waiting line; one that a listener hears already goes before all others."""
-        if sequence.request.is_heard:
+        if sequence.request.synthesis.is_heard:
             self.waiting.appendleft(sequence)
         else:
             self.waiting.append(sequence)
@@ -91,11 +92,11 @@ class Scheduler:
             return None
         return Batch(prefill=admitted, decode=self._due())
 
-    def retire(self, batch: Batch) -> None:
-        """Give back what the batch's finished sequences held; aborted meanwhile, they hold nothing."""
+    def retire(self, sequences: list[Sequence]) -> None:
+        """Give back what a batch's finished sequences held; aborted meanwhile, they hold nothing."""
         now_s = self._now_s()
-        for sequence in batch.decode:
-            sequence.playback.start(now_s, sequence.num_frames)
+        for sequence in sequences:
+            sequence.play(now_s)
             if sequence.finish_reason is not None and self.running.get(sequence.id) is sequence:
                 self._release(sequence)
                 self._finished.count(time.monotonic())
@@ -114,7 +115,7 @@ class Scheduler:
         if self.max_lead_s == math.inf:
             return running
         now_s = self._now_s()
-        leads = [sequence.playback.lead_s(now_s, sequence.num_frames) for sequence in running]
+        leads = [sequence.playback.lead_s(now_s) for sequence in running]
         if not self.waiting and min(leads) > _NEARLY_DUE_S:
             return running
         due = [sequence for sequence, lead_s in zip(running, leads, strict=True) if lead_s < self.max_lead_s]

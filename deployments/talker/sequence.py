@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from deployments.playback import FRAME_S, PlaybackClock
 from deployments.protocol import Codes, FinishReason, GenerateRequest, Sampling
 from deployments.talker.prompt import Prompt
 
@@ -14,26 +15,6 @@ class FrameLimit:
 
     frames: int
     reason: FinishReason
-
-
-@dataclass(slots=True)
-class Playback:
-    """A listener who hears frames from the first one on without a pause."""
-
-    frame_s: float = 0.08
-    _started_s: float | None = None
-    _frames_before: int = 0  # those of a stream that was resumed were heard elsewhere
-
-    def start(self, now_s: float, num_frames: int) -> None:
-        """There are frames now; called again, nothing happens."""
-        if self._started_s is None:
-            self._started_s, self._frames_before = now_s, num_frames - 1
-
-    def lead_s(self, now_s: float, num_frames: int) -> float:
-        """How much longer `num_frames` frames last than what was heard; 0 before the first frame."""
-        if self._started_s is None:
-            return 0.0
-        return (num_frames - self._frames_before) * self.frame_s - (now_s - self._started_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,11 +30,12 @@ class Sequence:
     row: int | None = None
     is_open: bool = False  # whether the decoder beside the talker knows it
     finish_reason: FinishReason | None = None
-    playback: Playback = field(default_factory=Playback)
+    playback: PlaybackClock = field(default_factory=PlaybackClock)
     num_sent: int = field(init=False)  # frames that the stream's reader has
+    _num_played: int = field(init=False)  # frames that `playback` knows of; those of a prefix were heard elsewhere
 
     def __post_init__(self) -> None:
-        self.num_sent = len(self.frames)
+        self.num_sent = self._num_played = len(self.frames)
 
     @property
     def num_frames(self) -> int:
@@ -80,3 +62,13 @@ class Sequence:
         self.frames.append(frame)
         if self.num_frames >= self.limit.frames:
             self.finish_reason = self.limit.reason
+
+    def play(self, now_s: float) -> None:
+        """Its listener hears the frames that have come since the last time, one after the other."""
+        num_new, self._num_played = self.num_frames - self._num_played, self.num_frames
+        if num_new:
+            self.playback.deliver(num_new * FRAME_S, now_s=now_s)
+
+    def sent_lead_s(self, now_s: float) -> float:
+        """How much longer the frames that were sent last than what was heard."""
+        return self.playback.lead_s(now_s) - (self._num_played - self.num_sent) * FRAME_S

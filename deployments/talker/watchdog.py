@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from deployments.starvation import is_runnable
+from deployments.starvation import ThreadWork
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,7 @@ class Watchdog:
         """`alive` is called from the watchdog's thread four times a second."""
         self._longest_step_s = _LONGEST_STEP_S.get(device_type, _LONGEST_STEP_S["cpu"])
         self._alive, self._give_up = alive, give_up
-        self._clock = time.pthread_getcpuclockid(threading.get_ident())
-        self._thread = threading.get_native_id()
+        self._work = ThreadWork()
         self._step_began_s: float | None = None
         self._ended = threading.Event()
 
@@ -53,13 +52,11 @@ class Watchdog:
             thread.join()
 
     def _watch(self) -> None:
-        worked_s, seen_working_s = -1.0, time.monotonic()
         while not self._ended.wait(_PERIOD_S):
-            began_s, now_s, cpu_s = self._step_began_s, time.monotonic(), time.clock_gettime(self._clock)
-            if cpu_s != worked_s or began_s is None or is_runnable("self", self._thread):
-                worked_s, seen_working_s = cpu_s, now_s
+            began_s, now_s = self._step_began_s, time.monotonic()
+            idle_s = self._work.idle_s(now_s)
             if began_s is not None:
-                self._judge(now_s - began_s, now_s - max(began_s, seen_working_s))
+                self._judge(now_s - began_s, min(now_s - began_s, idle_s))
             self._alive()
 
     def _judge(self, step_s: float, idle_s: float) -> None:

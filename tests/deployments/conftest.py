@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deployments.random_checkpoint import Options, write_checkpoint
-from deployments.released import SHAPES
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.released import SHAPES
 from tests.deployments.interpreter import INTERPRETED, accept_numpy_scalars
 
 if INTERPRETED:

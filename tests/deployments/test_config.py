@@ -26,8 +26,6 @@ def test_an_unknown_key_is_an_error_that_names_it(config: type[TalkerConfig] | t
         ("gpu_memory_fraction", 0),
         ("gpu_memory_fraction", 1.1),
         ("attention", "sdpa"),
-        ("runaway_frames_per_token", 0),
-        ("runaway_min_frames", 0),
     ],
 )
 def test_talker_settings_out_of_range_are_refused(key: str, value: object) -> None:
@@ -42,7 +40,7 @@ def test_the_cache_is_sized_in_one_way() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("device", "tpu"), ("workers", 0), ("max_batch_size", 0), ("chunk_frames", []), ("chunk_frames", [1, 0])],
+    [("device", "tpu"), ("workers", 0), ("gpu_frames", 0), ("chunk_frames", []), ("chunk_frames", [1, 0])],
 )
 def test_codec_settings_out_of_range_are_refused(key: str, value: object) -> None:
     with pytest.raises(ValidationError, match=key):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, ReplicaLost, TalkerLost
-from deployments.failover import Limits, persist
+from deployments.failover import RetryLimits, persist
 from deployments.protocol import FinishReason, FrameChunk
 
 pytestmark = pytest.mark.anyio
@@ -44,8 +44,8 @@ class Replicas:
         finally:
             self.closed += 1
 
-    async def read(self, limits: Limits = Limits(), lost: type[ReplicaLost] = TalkerLost) -> list[int]:  # noqa: B008
-        async with aclosing(persist(self.ask, request_id="r", lost=lost, limits=limits)) as chunks:
+    async def read(self, limits: RetryLimits = RetryLimits(), lost: type[ReplicaLost] = TalkerLost) -> list[int]:  # noqa: B008
+        async with aclosing(persist(self.ask, lambda chunk: chunk, request_id="r", lost=lost, limits=limits)) as chunks:
             async for chunk in chunks:
                 self.have += chunk.codes[:, 0].tolist()
         return self.have
@@ -107,33 +107,33 @@ async def test_what_was_lost_further_behind_is_not_asked_for_again() -> None:
 async def test_a_request_that_kills_its_replicas_is_given_up() -> None:
     replicas = Replicas([frame(1), LOST], [BEAT, LOST])
     with pytest.raises(TalkerLost, match="given up after 3 losses"):
-        await replicas.read(Limits(max_futile=2))
+        await replicas.read(RetryLimits(max_futile=2))
     assert replicas.asked == [0, 1, 1]
 
 
 async def test_losses_are_counted_over_the_whole_stream() -> None:
     replicas = Replicas([frame(1), LOST])
     with pytest.raises(TalkerLost):
-        await replicas.read(Limits(max_losses=3))
+        await replicas.read(RetryLimits(max_losses=3))
     assert replicas.have == [1, 1, 1]
 
 
 async def test_moves_are_not_losses() -> None:
     moves: list[list[FrameChunk | Exception]] = [[BEAT, Moved("leaving")] for _ in range(4)]
     replicas = Replicas([frame(1), LOST], *moves, [frame(2, last=True)])
-    assert await replicas.read(Limits(max_losses=2, max_futile=1)) == [1, 2]
+    assert await replicas.read(RetryLimits(max_losses=2, max_futile=1)) == [1, 2]
 
 
 async def test_without_a_replica_patience_ends_in_an_error() -> None:
     replicas = Replicas([frame(1), LOST], [NotReady("none")])
     with pytest.raises(TalkerLost) as caught:
-        await replicas.read(Limits(patience_s=0.05))
+        await replicas.read(RetryLimits(patience_s=0.05))
     assert isinstance(caught.value.__cause__, NotReady)
 
 
 async def test_leaving_closes_what_is_behind() -> None:
     replicas = Replicas([frame(1), frame(2)])
-    async with aclosing(persist(replicas.ask, request_id="r", lost=TalkerLost)) as chunks:
+    async with aclosing(persist(replicas.ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
         await anext(chunks)
     assert replicas.closed == 1
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from deployments.errors import EngineError, Moved, Overloaded, TalkerLost, TalkrayError
-from deployments.forward import forward
+from deployments.frames import forward
 from deployments.protocol import (
     ALL_FRAMES,
     FinishReason,
@@ -46,7 +46,7 @@ class Talkers:
         self.asked.append(request)
         frames, mute, error = self._scripts.pop(0)
         known = 0 if request.prefix is None else len(request.prefix)
-        heard = known if request.heard is None else request.heard
+        heard = 0 if request.synthesis.resume is None else request.synthesis.resume.samples // SAMPLES
         yield FrameChunk(NO_CODES, 3)
         for frame in range(known, known + frames):
             yield FrameChunk(codes(frame), 3)
@@ -79,10 +79,8 @@ async def test_another_talker_goes_on_behind_what_was_heard(error: TalkrayError)
     chunks = await listen(talkers)
     assert b"".join(chunk.pcm for chunk in chunks) == b"".join(map(pcm, range(FRAMES)))
     assert np.concatenate([chunk.codes for chunk in chunks])[:, 0].tolist() == list(range(FRAMES))
-    assert [(len(asked.prefix), asked.heard) for asked in talkers.asked[1:] if asked.prefix is not None] == [
-        (3, 2),
-        (5, 3),
-    ]
+    resumes = [asked.synthesis.resume for asked in talkers.asked]
+    assert [resume and (len(resume.codes), resume.samples // SAMPLES) for resume in resumes] == [None, (3, 2), (5, 3)]
 
 
 async def test_a_refusal_at_the_start_is_an_answer() -> None:

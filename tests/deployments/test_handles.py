@@ -8,8 +8,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, TalkerLost
-from deployments.handles import call, stream, translate, with_beats
+from deployments.errors import CodecLost, InvalidRequest, NotReady, Overloaded, TalkerLost
+from deployments.handles import call, stream, translate
 
 
 def from_replica(cause: Exception) -> Exception:
@@ -193,90 +193,3 @@ async def test_the_time_a_reader_takes_is_not_silence(monkeypatch: pytest.Monkey
         assert await anext(items) == "a"
         await asyncio.sleep(0.1)
         assert await anext(items) == "b"
-
-
-class Items:
-    """Yields what it is given, once it is."""
-
-    def __init__(self) -> None:
-        self.queue: asyncio.Queue[object] = asyncio.Queue()
-        self.closed = False
-
-    async def __call__(self) -> AsyncGenerator[object, None]:
-        try:
-            while (item := await self.queue.get()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-        finally:
-            self.closed = True
-
-
-@pytest.mark.anyio
-async def test_beats_come_first_and_whenever_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.handles.BEAT_S", 0.01)
-    source = Items()
-    async with aclosing(with_beats(source(), lambda: "beat", lambda: None)) as items:
-        assert [await anext(items) for _ in range(3)] == ["beat"] * 3
-        source.queue.put_nowait("a")
-        source.queue.put_nowait("b")
-        assert [item async for item in until("b", items)] == ["a", "b"]
-        assert await anext(items) == "beat"
-        source.queue.put_nowait(None)
-        assert [item async for item in items if item != "beat"] == []
-    assert source.closed
-
-
-async def until(last: object, items: AsyncGenerator[object, None]) -> AsyncGenerator[object, None]:
-    """Without the beats, up to `last`."""
-    async for item in items:
-        if item != "beat":
-            yield item
-        if item == last:
-            return
-
-
-@pytest.mark.anyio
-async def test_an_error_behind_the_beats_is_raised() -> None:
-    source = Items()
-    source.queue.put_nowait("a")
-    source.queue.put_nowait(InvalidRequest("no"))
-    with pytest.raises(InvalidRequest):
-        await collect(with_beats(source(), lambda: "beat", lambda: None))
-    assert source.closed
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("at_once", [True, False])
-async def test_a_stream_that_has_to_leave_is_told_so(monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
-    monkeypatch.setattr("deployments.handles.BEAT_S", 0.01)
-    source, leaving = Items(), [at_once]
-
-    def check() -> None:
-        if leaving[0]:
-            raise Moved("leaving")
-
-    seen: list[object] = []
-
-    async def read() -> None:
-        async with aclosing(with_beats(source(), lambda: "beat", check)) as items:
-            async for item in items:
-                seen.append(item)
-                leaving[0] = len(seen) == 3
-
-    with pytest.raises(Moved):
-        await read()
-    assert seen == [] if at_once else ["beat"] * 3
-    assert at_once or source.closed
-
-
-@pytest.mark.anyio
-async def test_leaving_closes_what_waits() -> None:
-    source = Items()
-    async with aclosing(with_beats(source(), lambda: "beat", lambda: None)) as items:
-        await anext(items)
-        waiting = asyncio.create_task(anext(items))  # type: ignore[arg-type]
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.wait((waiting,))
-    assert source.closed

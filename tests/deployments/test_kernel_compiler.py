@@ -16,8 +16,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from triton import knobs  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
-from deployments.compile_worker import compile_kernel  # noqa: E402
-from deployments.kernel_compiler import CompileWorkers, Kernel, noted_launches  # noqa: E402
+from deployments.kernel_compiler import CompileWorkers, Kernel, compile_kernel, noted_launches  # noqa: E402
 from deployments.talker.kernels.matmul import like_rows, measure_squares  # noqa: E402
 
 
@@ -62,10 +61,10 @@ def test_what_was_noted_is_compiled_into_the_cache(cache: Path, monkeypatch: pyt
         for width in (32, 64, 32):
             launch(width)
     assert [kernel.function for kernel in kernels] == ["_row_squares"] * 2
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     with CompileWorkers(2) as workers:
-        workers.compile(kernels, lambda done, total: told.append((done, total)))
-    assert told == [(0, 2), (1, 2), (2, 2)]
+        workers.compile(kernels, lambda done, total: reports.append((done, total)))
+    assert reports == [(0, 2), (1, 2), (2, 2)]
     assert hits(kernels, monkeypatch) == [True, True]
 
 

@@ -8,10 +8,9 @@ import aiohttp
 import pytest
 
 from deployments.config import CodecConfig, TalkerConfig
-from serve_app.api_settings import AdmissionSettings, ApiSettings
-from serve_app.config import AppConfig
+from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from serve_app.local_server import Address, running
-from serve_app.ports import free_port
+from serve_app.ray_settings import free_port
 from tests.e2e.processes import MARK, marked
 from tests.e2e.speech import Pools
 

@@ -8,12 +8,16 @@ import ray
 from numpy.typing import NDArray
 from ray import serve
 
+from deployments.errors import CodecLost, InvalidRequest
+from deployments.handles import stream
 from deployments.protocol import Codes, GenerateRequest, Sampling, SynthesisRequest
-from serve_app.rollout import APP_NAME
+from serve_app.local_server import APP_NAME
 
 PATH = "/v1/audio/speech"
 # Bounds a hang; nothing here takes nearly as long.
 BOUND_S = 30
+# A metric shows up to ten seconds after the event.
+EXPORTED_S = 11
 
 
 def body(text: str = "The quick brown fox jumps over the lazy dog.", **fields: object) -> dict[str, object]:
@@ -36,6 +40,15 @@ def samples(pcm: bytes) -> NDArray[np.int32]:
     return np.frombuffer(pcm, "<i2").astype(np.int32)
 
 
+async def shared_calls(http: aiohttp.ClientSession) -> float:
+    """Decode calls of the codec that had more than one chunk, as `talkray_batch_size` has them a few seconds later."""
+    async with http.get("/metrics") as answer:
+        lines = [line for line in (await answer.text()).splitlines() if 'pool="codec"' in line]
+    calls, alone = "ray_talkray_batch_size_count{", "ray_talkray_batch_size_bucket{"
+    num_calls = sum(float(line.split()[-1]) for line in lines if line.startswith(calls))
+    return num_calls - sum(float(line.split()[-1]) for line in lines if line.startswith(alone) and 'le="1.0"' in line)
+
+
 def within_one_lsb(one: bytes, other: bytes) -> bool:
     return len(one) == len(other) and int(np.abs(samples(one) - samples(other)).max()) <= 1
 
@@ -46,21 +59,26 @@ class Probe:
 
     def __init__(self) -> None:
         self._talker = serve.get_deployment_handle("Talker", APP_NAME)
-        self._codec = serve.get_deployment_handle("CodecDecoder", APP_NAME)
 
     async def load(self) -> tuple[int, int]:
-        load: tuple[int, int] = await self._talker.load.remote()
-        return load
-
-    async def batch_counts(self) -> tuple[int, int]:
-        counts: tuple[int, int] = await self._codec.batch_counts.remote()
-        return counts
+        record: dict[str, float] = await self._talker.record_autoscaling_stats.remote()
+        return int(record["running"]), int(record["waiting"])
 
     async def codes(self, seed: int, frames: int) -> Codes:
         options = Sampling(max_new_tokens=frames + 1)
         request = SynthesisRequest("codes", "Same text.", voice="nora", sampling=options, seed=seed, ignore_eos=True)
         chunks = self._talker.options(method_name="generate", stream=True).remote(GenerateRequest(request))
         return np.concatenate([chunk.codes async for chunk in chunks])
+
+    async def refusal(self, request: SynthesisRequest) -> tuple[str | None, str]:
+        """Field and code of the talker's refusal, as the ingress gets it: over two handles."""
+        codec = serve.get_deployment_handle("CodecDecoder", APP_NAME)
+        try:
+            async for _ in stream(codec, "synthesize", request, lost=CodecLost):
+                pass
+        except InvalidRequest as error:
+            return error.param, error.code
+        raise AssertionError("it was spoken")
 
 
 class Pools:
@@ -80,12 +98,12 @@ class Pools:
             while await self.load() != (running, waiting):  # noqa: ASYNC110, another process changes it
                 await asyncio.sleep(0.01)
 
-    async def batch_counts(self) -> tuple[int, int]:
-        """Decode calls of the codec so far, and the chunks in them."""
-        counts: tuple[int, int] = await self._probe.batch_counts.remote()
-        return counts
-
     async def codes(self, *, seed: int, frames: int) -> Codes:
         """What the talker makes of one text with a seed."""
         codes: Codes = await self._probe.codes.remote(seed, frames)
         return codes
+
+    async def refusal(self, request: SynthesisRequest) -> tuple[str | None, str]:
+        """Why the talker does not take a request: field and code."""
+        refusal: tuple[str | None, str] = await self._probe.refusal.remote(request)
+        return refusal

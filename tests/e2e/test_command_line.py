@@ -1,24 +1,33 @@
 """The `talkray` command as a person runs it, each time in a process group of its own."""
 
+import contextlib
+import io
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 import uuid
+import wave
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import soundfile
 from safetensors.numpy import load_file, save_file
 
-from deployments.embedded import embedded_path
-from serve_app.ports import free_port, why_unusable
+from deployments.model_store import embedded_path
+from serve_app.local_server import why_unusable
+from serve_app.ray_settings import free_port
 from tests.e2e.processes import MARK, marked
 
-TALKRAY = [sys.executable, "-m", "serve_app.cli"]
+TALKRAY = [sys.executable, "-m", "serve_app"]
 BOUND_S = 120
+SECRET = "Nobody may read this."
 
 
 @pytest.fixture
@@ -66,7 +75,25 @@ def interrupt(process: "subprocess.Popen[str]") -> None:
     os.killpg(process.pid, signal.SIGINT)
 
 
-def test_serve_speaks_and_stops_at_ctrl_c(mark: str) -> None:
+def assert_say_finds_it(url: str, folder: Path) -> None:
+    """Without --url, wherever it listens; `talkray say` starts no server of its own then."""
+    file = folder / "hi.mp3"
+    done = talkray("say", "hi", "-o", str(file), "--speed", "1.5", "--instructions", "calmly")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"wrote {file}")
+    assert "the server ignored instructions" in done.stdout
+    assert done.stdout.endswith(f", spoken by {url}\n")
+    piped = subprocess.run(
+        ["bash", "-c", f"echo hi | {shlex.join(TALKRAY)} say - -o -"],
+        env=environment(),
+        capture_output=True,
+        check=True,
+    )
+    with wave.open(io.BytesIO(piped.stdout)) as audio:
+        assert audio.getnframes() * 2 == len(audio.readframes(1 << 30)) > 0
+
+
+def test_serve_speaks_and_stops_at_ctrl_c(mark: str, tmp_path: Path) -> None:
     port = free_port()
     with start("serve", "--model", "embedded", "--port", str(port)) as process:
         assert process.stdout is not None
@@ -75,9 +102,17 @@ def test_serve_speaks_and_stops_at_ctrl_c(mark: str) -> None:
         assert f"http://127.0.0.1:{port}" in ready
         [curl] = [line.strip() for line in lines if line.strip().startswith("curl ")]
         spoken = subprocess.run(
-            curl.replace("-o hello.wav", "--fail --silent --max-time 60"), shell=True, capture_output=True, check=True
+            curl.replace("-o hello.mp3", "--fail --silent --max-time 60"), shell=True, capture_output=True, check=True
         )
-        assert spoken.stdout.startswith(b"RIFF")
+        assert soundfile.info(io.BytesIO(spoken.stdout)).format == "MP3"
+        for voice in ("alloy", "nobody"):
+            asked = f'{{"input": "{SECRET}", "voice": "{voice}"}}'
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}/v1/audio/speech", asked.encode(), {"x-request-id": f"seen-{voice}"}
+            )
+            with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=BOUND_S) as heard:
+                heard.read()
+        assert_say_finds_it(f"http://127.0.0.1:{port}", tmp_path)
         body = b'{"input": "On and on.", "voice": "alloy", "ignore_eos": true, "max_new_tokens": 3000}'
         request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/audio/speech", body)
         with urllib.request.urlopen(request, timeout=BOUND_S) as stream:
@@ -87,6 +122,9 @@ def test_serve_speaks_and_stops_at_ctrl_c(mark: str) -> None:
     assert process.returncode == 0
     assert "stopping" in rest
     output = "".join(lines) + rest
+    assert re.search(r"\d  seen-alloy  127\.0\.0\.1  nora  \d\.\d s of audio, the first after \d+ ms  stop\n", output)
+    assert re.search(r"\d  seen-nobody  127\.0\.0\.1  voice_not_found\n", output)
+    assert SECRET not in output
     assert [noise for noise in ("INFO", "WARNING", "raylet", "Traceback") if noise in output] == []
     assert why_unusable("127.0.0.1", port) is None
 
@@ -129,7 +167,8 @@ def test_a_taken_port_is_refused(server: str) -> None:
     port = urlsplit(server).port
     done = talkray("serve", "--model", "embedded", "--port", str(port))
     assert done.returncode == 1
-    assert done.stderr == f"talkray: 127.0.0.1:{port} cannot be used (Address already in use): choose another --port\n"
+    reason = f"127.0.0.1:{port} cannot be used (Address already in use): choose another --port"
+    assert done.stderr == f"talkray: port: {reason}\n"
 
 
 def test_a_broken_config_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import aiohttp
 import openai
 import pytest
 
+from deployments.protocol import SynthesisRequest
 from tests.e2e.conftest import TALKER
 from tests.e2e.speech import PATH, Pools, body, endless, fetch
 
@@ -21,8 +22,6 @@ CAPACITY = TALKER.max_num_seqs + TALKER.max_num_waiting
         ({"voice": "nobody"}, 400, "voice", "voice_not_found"),
         ({"input": ""}, 400, "input", "invalid_value"),
         ({"model": "other"}, 404, "model", "model_not_found"),
-        # Only the talker counts tokens: this one comes back over two handles.
-        ({"instructions": "é" * 4000}, 400, "input", "context_length_exceeded"),
     ],
 )
 async def test_refusals(
@@ -35,10 +34,23 @@ async def test_refusals(
     assert error["message"]
 
 
+async def test_a_refusal_of_the_talker(pools: Pools) -> None:
+    """Only the talker counts tokens. Over HTTP the embedded voice gets segments, which always fit."""
+    long = SynthesisRequest("long", "é" * 4000, voice="nora", non_streaming_mode=True)
+    assert await pools.refusal(long) == ("input", "context_length_exceeded")
+
+
 async def test_unknown_route(http: aiohttp.ClientSession) -> None:
     async with http.get("/v1/nothing") as answer:
         assert answer.status == 404
         assert (await answer.json())["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize("path", ["/v1/nothing", f"{PATH}/ws/", "/"])
+async def test_unknown_socket(http: aiohttp.ClientSession, path: str) -> None:
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await http.ws_connect(path)
+    assert refused.value.status == 404
 
 
 async def test_a_burst_is_served_or_refused(http: aiohttp.ClientSession, pools: Pools) -> None:

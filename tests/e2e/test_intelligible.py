@@ -4,8 +4,8 @@ import aiohttp
 import numpy as np
 import pytest
 
-from deployments.demo_voice.transcriber import Transcriber, plain_words, word_errors
 from tests.e2e.speech import body, fetch, samples
+from tools.demo_voice.transcriber import Transcriber, plain_words, word_errors
 
 pytestmark = pytest.mark.anyio
 
@@ -41,3 +41,10 @@ async def test_sentences_are_understood_streamed_and_whole(
         errors += word_errors(wanted, plain_words(streamed))
         words += len(wanted)
     assert errors <= WORD_ERRORS * words
+
+
+async def test_every_voice_is_described(http: aiohttp.ClientSession) -> None:
+    async with http.get("/v1/audio/voices") as answer:
+        voices = (await answer.json())["voices"]
+    assert len(voices) > 4
+    assert [voice for voice in voices if not (voice["language"] and voice["gender"] and voice["description"])] == []

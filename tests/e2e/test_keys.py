@@ -12,9 +12,10 @@ import aiohttp
 import openai
 import pytest
 
-from serve_app.api_settings import ApiSettings
-from serve_app.auth import create_key, revoke_keys
-from serve_app.ports import free_port
+from serve_app.keys import create_key, revoke_keys
+from serve_app.ray_settings import free_port
+from serve_app.speech_request import MAX_BODY_BYTES
+from serve_app.websocket import MAX_MESSAGE_BYTES
 from tests.e2e.processes import MARK, marked
 from tests.e2e.speech import PATH, body
 from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start, talkray
@@ -133,17 +134,17 @@ async def test_large_headers(client: aiohttp.ClientSession) -> None:
 
 
 async def test_large_bodies(guarded: Guarded, client: aiohttp.ClientSession) -> None:
-    too_large = io.BytesIO(b"{" + b" " * ApiSettings().max_body_bytes)
+    too_large = io.BytesIO(b"{" + b" " * MAX_BODY_BYTES)
     async with client.post(PATH, data=too_large, headers=bearer(guarded.key)) as answer:
         assert (answer.status, (await answer.json())["error"]["code"]) == (413, "payload_too_large")
 
 
 async def test_large_websocket_messages(guarded: Guarded, client: aiohttp.ClientSession) -> None:
     async with client.ws_connect(f"{PATH}/ws", headers=bearer(guarded.key)) as socket:
-        await socket.send_str(" " * (ApiSettings().max_message_bytes + 1))
+        await socket.send_str(" " * (MAX_MESSAGE_BYTES + 1))
         assert (await socket.receive_json())["error"]["code"] == "payload_too_large"
         with contextlib.suppress(ConnectionError):  # the server does not wait for the end of the message
-            await socket.send_str(" " * (ApiSettings().max_body_bytes + 1))
+            await socket.send_str(" " * (MAX_BODY_BYTES + 1))
         assert (await socket.receive()).type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
 
 
@@ -184,7 +185,7 @@ def read_logs(folder: Path) -> dict[Path, bytes]:
 
 
 async def fetch_all(client: aiohttp.ClientSession, key: str) -> None:
-    """Requests that go well, are refused, and are refused by the talker alone."""
+    """Requests that go well, and that are refused."""
     for fields in ({}, {"speed": 9}, {"voice": CANARY}, {"instructions": CANARY * 140}):
         async with client.post(PATH, json=body(CANARY, max_new_tokens=5, **fields), headers=bearer(key)) as answer:
             await answer.read()

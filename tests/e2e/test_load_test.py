@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.arrivals import Arrivals, Phase
-from loadtest.clients import Transport
-from loadtest.lengths import FRAMES_PER_S, SpeechLengths
+from loadtest.arrivals import FRAMES_PER_S, Arrivals, Phase, SpeechLengths
 from loadtest.measure import measure
-from loadtest.runner import Settings
+from loadtest.settings import Settings, Transport
 from loadtest.traces import RunFolder
 
 pytestmark = pytest.mark.anyio

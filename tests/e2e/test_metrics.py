@@ -27,10 +27,10 @@ EXPECTED = {
 }
 
 
-async def exported(http: aiohttp.ClientSession) -> set[str]:
-    async with http.get("/metrics") as answer:
+async def exported(http: aiohttp.ClientSession, path: str = "/metrics") -> set[str]:
+    async with http.get(path) as answer:
         assert answer.status == 200
-        return set(re.findall(r"^ray_(talkray_\w+){", await answer.text(), re.MULTILINE))
+        return set(re.findall(r"^ray_(\w+){", await answer.text(), re.MULTILINE))
 
 
 async def test_every_stage_exports_what_it_measures(http: aiohttp.ClientSession) -> None:
@@ -38,3 +38,11 @@ async def test_every_stage_exports_what_it_measures(http: aiohttp.ClientSession)
     async with asyncio.timeout(BOUND_S):
         while not await exported(http) >= EXPECTED:  # noqa: ASYNC110, another process changes it
             await asyncio.sleep(0.5)
+
+
+async def test_rays_own_are_there_on_request(http: aiohttp.ClientSession) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not await exported(http):  # noqa: ASYNC110, another process changes it
+            await asyncio.sleep(0.5)
+    assert all(name.startswith("talkray_") for name in await exported(http))
+    assert not all(name.startswith("talkray_") for name in await exported(http, "/metrics/all"))

@@ -10,7 +10,7 @@ import ray
 from ray import serve
 
 from deployments.protocol import ALL_FRAMES, Codes, Sampling, SynthesisRequest
-from serve_app.rollout import APP_NAME
+from serve_app.local_server import APP_NAME
 from tests.e2e.speech import Pools
 
 pytestmark = pytest.mark.anyio
@@ -75,6 +75,7 @@ class Ingress:
     async def speak(self, request: SynthesisRequest, *, leave_after: int | None = None) -> tuple[Codes, np.ndarray]:
         """Codes and samples."""
         codes, pcm = [], b""
+        await self._synthesizer.describe()
         async with aclosing(self._synthesizer.synthesize(request)) as chunks:
             async for chunk in chunks:
                 codes.append(chunk.codes)

@@ -16,9 +16,8 @@ import ray
 from ray import serve
 
 from serve_app.config import AppConfig, read_config
-from serve_app.local_server import Address, running
-from serve_app.ports import free_port
-from serve_app.rollout import APP_NAME
+from serve_app.local_server import APP_NAME, Address, running
+from serve_app.ray_settings import free_port
 from tests.e2e.speech import BOUND_S, PATH, endless
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import ray
 
-from serve_app.local_server import Address, _end_proxy, _start_proxy
-from serve_app.ports import free_port
-from serve_app.rollout import roll_out
+from serve_app.local_server import Address, _start_proxy, roll_out
+from serve_app.ray_settings import free_port
+from tests.e2e.processes import end_proxy
 from tests.faults.network import FAR_IP, NEAR_IP, inside
 from tests.faults.pools import config, tiny_model
 from tests.faults.speaking import Speaking, requests, wrong
@@ -85,7 +85,7 @@ def speak(scratch: Path) -> None:
         after_s = time.monotonic() - began_s
         print(f"{elsewhere} replicas there; {len(heard)} streams, all there {after_s:.1f} s after it")
     finally:
-        _end_proxy(node)
+        end_proxy(node)
 
 
 def replicas_elsewhere(node: str) -> int:

@@ -13,19 +13,19 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loadtest.arrivals import Arrivals, Phase, plan_requests
-from loadtest.clients import AudioFormat, Recording, Target, open_session, speak
-from loadtest.interruption import Interruption, interruption
-from loadtest.lengths import FRAMES_PER_S, SpeechLengths
+from loadtest.arrivals import FRAMES_PER_S, Phase, ScheduledRequest, SpeechLengths
+from loadtest.clients import Recording, open_session, speak
 from loadtest.runner import Runner
-from loadtest.traces import Clock, RunFolder, ScheduledRequest, Trace
+from loadtest.settings import Settings
+from loadtest.traces import Clock, RunFolder, Trace
 from serve_app.config import AppConfig, read_config
+from tests.faults.interruption import Interruption, interruption
 from tests.faults.pools import CODEC, TALKER, Service, serving
 
 TEXT = "The lighthouse keeper climbed the stairs, lit the lamp, and waited for the boats to come home."
@@ -60,21 +60,21 @@ async def long_streams(service: Service, *, count: int, audio_s: float, kill_at_
             asyncio.create_task(speak(session, target(service), recording=recording)) for recording in recordings
         ]
         while any(recording.num_audio_bytes < kill_at_s * BYTES_PER_S for recording in recordings):
-            assert not all(task.done() for task in speaking), [recording.error for recording in recordings]
+            assert not all(task.done() for task in speaking), [recording.trace.error for recording in recordings]
             await asyncio.sleep(0.005)
         victim = max(before, key=lambda process: cpu_ticks(process) - before[process])
         os.kill(victim, signal.SIGKILL)
         killed_s = clock.now_s()
         await asyncio.gather(*speaking)
-    traces = [recording.trace() for recording in recordings]
+    traces = [recording.finish() for recording in recordings]
     found = [each for trace in traces if (each := interruption(trace, killed_s)) is not None]
     return LongStreams(found, say_problems(traces, requests))
 
 
-def target(service: Service) -> Target:
+def target(service: Service) -> Settings:
     """Streamed text, as a voice agent asks."""
     options = {"model": "qwen3-tts", "voice": "ryan", "language": "english", "non_streaming_mode": False}
-    return Target(service.url, AudioFormat.PCM, options | {"leading_silence": True}, 120.0)
+    return Settings(service.url, options=options | {"leading_silence": True})
 
 
 def say_problems(traces: Sequence[Trace], requests: Sequence[ScheduledRequest]) -> int:
@@ -111,7 +111,8 @@ async def kill_under_load(
 ) -> UnderLoad:
     """Poisson arrivals of speech of log-normal length; one talker replica is killed at `kill_at_s`."""
     phases = (Phase("measured", rate, duration_s),)
-    requests = plan_requests(Arrivals.POISSON, phases, seed=seed, lengths=SpeechLengths(5.7, 0.35))
+    settings = replace(target(service), phases=phases, seed=seed, lengths=SpeechLengths(5.7, 0.35))
+    requests = settings.schedule()
     folder = RunFolder(out)
     folder.write_schedule(requests)
     begun = asyncio.Event()
@@ -120,13 +121,14 @@ async def kill_under_load(
         begun.set()
         return Clock.started()
 
-    runner = Runner(target(service), requests, folder=folder, duration_s=duration_s, begin=begin)
+    runner = Runner(settings, requests, folder=folder, begin=begin)
     running = asyncio.create_task(runner.run())
     await begun.wait()
     await asyncio.sleep(kill_at_s)
     victim = service.processes(TALKER)[0]
     os.kill(victim, signal.SIGKILL)
-    killed_s = runner.progress.elapsed_s
+    assert runner.clock
+    killed_s = runner.clock.now_s()
     await running
     found = [each for trace in runner.traces if (each := interruption(trace, killed_s)) is not None]
     spoken = [trace for trace in runner.traces if trace.failure is None]

@@ -16,10 +16,9 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 from serve_app.config import AppConfig
-from serve_app.local_server import Address, _end_proxy, _start_proxy
-from serve_app.ports import free_port
-from serve_app.rollout import roll_out
-from tests.e2e.processes import MARK, marked
+from serve_app.local_server import Address, _start_proxy, roll_out
+from serve_app.ray_settings import free_port
+from tests.e2e.processes import MARK, end_proxy, marked
 from tests.faults.pools import Service
 
 
@@ -88,5 +87,5 @@ def serving_on_hosts(app: AppConfig, *, hosts: int, cpus: int) -> Iterator[Hosts
         serve.shutdown()
         ray.shutdown()
         cluster.shutdown()
-        _end_proxy(head)
+        end_proxy(head)
         del os.environ[MARK]

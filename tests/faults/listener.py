@@ -12,8 +12,8 @@ from ray import serve
 
 from deployments.protocol import Codes, FinishReason, SynthesisRequest
 from serve_app.ingress import HandleSynthesizer
+from serve_app.local_server import APP_NAME
 from serve_app.long_text import LongText
-from serve_app.rollout import APP_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Listener:
 
     def __init__(self) -> None:
         codec = serve.get_deployment_handle("CodecDecoder", APP_NAME)
-        self._synthesizer = LongText(HandleSynthesizer(codec))
+        self._synthesizer = HandleSynthesizer(codec)
+        self._long_text = LongText(self._synthesizer)
         self._num_sounding = 0  # streams that have brought audio
         self._more_sound = asyncio.Condition()
 
@@ -47,7 +48,7 @@ class Listener:
         codes, pcm, arrivals_s, reason = [np.zeros((0, 16), np.int16)], [], [], None
         error = None
         try:
-            async with aclosing(self._synthesizer.synthesize(request)) as chunks:
+            async with aclosing(self._long_text.synthesize(request, await self._synthesizer.describe())) as chunks:
                 async for chunk in chunks:
                     codes.append(chunk.codes.reshape(-1, 16))
                     pcm.append(chunk.pcm)

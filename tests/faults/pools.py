@@ -15,13 +15,16 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.config import CodecConfig, TalkerConfig
-from deployments.random_checkpoint import Options, write_checkpoint
-from deployments.released import SHAPES
-from serve_app.api_settings import AdmissionSettings, ApiSettings
-from serve_app.config import AppConfig, PoolConfig
-from serve_app.local_server import Address, running
-from serve_app.ports import free_port
-from serve_app.rollout import APP_NAME
+from serve_app.config import (
+    AdmissionSettings,
+    ApiSettings,
+    AppConfig,
+    PoolConfig,
+)
+from serve_app.local_server import APP_NAME, Address, running
+from serve_app.ray_settings import free_port
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.released import SHAPES
 from tests.e2e.processes import MARK, marked
 
 TALKER, CODEC = "Talker", "CodecDecoder"
@@ -38,13 +41,13 @@ def tiny_model(directory: Path, kind: str = "CustomVoice") -> Path:
 
 def config(model: Path, *, talkers: int = 2, codecs: int = 2) -> AppConfig:
     """Pools on fractions of a core, so that two cores hold all of them."""
-    pool = PoolConfig(num_cpus=0.1, max_ongoing_requests=64, max_queued_requests=256)
+    pool = PoolConfig(num_cpus=0.1, max_queued_requests=256)
     return AppConfig(
         model=str(model),
         api=ApiSettings(admission=AdmissionSettings(max_late_s=100)),  # pauses are what these tests make
         talker=TalkerConfig(max_num_seqs=16, max_num_waiting=64),
         codec=CodecConfig(),
-        ingress_pool=PoolConfig(num_cpus=0.1, max_ongoing_requests=512, max_queued_requests=256),
+        ingress_pool=PoolConfig(num_cpus=0.1, max_queued_requests=256),
         codec_pool=pool.model_copy(update={"replicas": codecs}),
         talker_pool=pool.model_copy(update={"replicas": talkers}),
     )

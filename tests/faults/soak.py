@@ -13,7 +13,7 @@ from pathlib import Path
 import ray
 from ray import serve
 
-from serve_app.rollout import APP_NAME
+from serve_app.local_server import APP_NAME
 from tests.faults.kills import Killer, Progress, percentile
 from tests.faults.listener import gaps_after
 from tests.faults.pools import CODEC, TALKER, Service, config, serving, tiny_model
@@ -51,8 +51,8 @@ def sequences_left() -> tuple[int, int]:
     """Sequences that run or wait on a talker when nobody listens any more."""
     handle = serve.get_deployment_handle(TALKER, APP_NAME)
     handle._init(_run_router_in_separate_loop=True)
-    left: tuple[int, int] = handle.load.remote().result(timeout_s=10)
-    return left
+    record: dict[str, float] = handle.record_autoscaling_stats.remote().result(timeout_s=10)
+    return int(record["running"]), int(record["waiting"])
 
 
 def main(arguments: list[str]) -> int:

@@ -7,14 +7,13 @@ from pathlib import Path
 import torch
 
 from deployments.config import CodecConfig, TalkerConfig
-from deployments.random_checkpoint import Options, write_checkpoint
-from deployments.released import SHAPES
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.config import ModelConfig
-from serve_app.api_settings import AdmissionSettings, ApiSettings
-from serve_app.config import AppConfig
+from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from serve_app.local_server import Address, running
-from serve_app.ports import free_port
+from serve_app.ray_settings import free_port
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.released import SHAPES
 
 AT_ONCE = 8
 BOUND_S = 120

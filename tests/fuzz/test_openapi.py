@@ -12,7 +12,7 @@ from schemathesis.schemas import APIOperation
 
 from deployments.protocol import ModelInfo
 from serve_app.api import create_api
-from serve_app.api_settings import ApiSettings
+from serve_app.config import ApiSettings
 from tests.fuzz.conftest import NUM_CASES, Cases
 from tests.fuzz.recordings import originals
 from tests.fuzz.test_recordings import data_url

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from deployments.errors import InvalidRequest
+from serve_app import reference_audio
 from serve_app.api import create_api
-from serve_app.api_settings import ApiSettings
+from serve_app.config import ApiSettings
 from serve_app.reference_audio import decode_reference
 from tests.fuzz.client import post
 from tests.fuzz.conftest import Cases
@@ -17,7 +18,10 @@ from tests.fuzz.recordings import RATE, mutated, originals
 from tests.fuzz.test_texts import SPEECH, check
 from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
 
-SETTINGS = ApiSettings(max_reference_seconds=3)
+
+@pytest.fixture(autouse=True)
+def few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_audio, "MAX_SECONDS", 3.0)
 
 
 def data_url(data: bytes) -> str:
@@ -34,7 +38,7 @@ def resident_bytes() -> int:
 
 def test_every_original_is_decoded() -> None:
     for data in originals():
-        assert decode_reference(data_url(data), RATE, settings=SETTINGS).size == pytest.approx(RATE * 0.6, rel=0.2)
+        assert decode_reference(data_url(data), RATE).size == pytest.approx(RATE * 0.6, rel=0.2)
 
 
 def test_harmed_recordings(cases: Cases) -> None:
@@ -43,7 +47,7 @@ def test_harmed_recordings(cases: Cases) -> None:
     before = resident_bytes()
     for chance in cases:
         try:
-            audio = decode_reference(data_url(mutated(chance)), RATE, settings=SETTINGS)
+            audio = decode_reference(data_url(mutated(chance)), RATE)
         except InvalidRequest:
             cases.count("refused")
             continue
@@ -59,7 +63,7 @@ def test_harmed_recordings(cases: Cases) -> None:
 @pytest.mark.anyio
 async def test_harmed_recordings_in_requests(cases: Cases) -> None:
     synthesizer = FakeSynthesizer(BASE, utterance(1))
-    api = create_api(synthesizer, SETTINGS)
+    api = create_api(synthesizer, ApiSettings())
     for number, chance in enumerate(cases):
         if number % 20:  # the way through the API is the same for all
             continue

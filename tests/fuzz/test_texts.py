@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.byte_tokenizer import ADDED_TOKENS
-from deployments.embedded import embedded_path
+from deployments.model_store import embedded_path
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.tokenizer import TextTokenizer
 from serve_app.api import create_api
-from serve_app.api_settings import ApiSettings
-from serve_app.text import clean
+from serve_app.config import ApiSettings
+from serve_app.speech_request import clean
+from talkray_tools.byte_tokenizer import ADDED_TOKENS
 from tests.fuzz.client import Answer, post
 from tests.fuzz.conftest import Cases
 from tests.fuzz.texts import body, text

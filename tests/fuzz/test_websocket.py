@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,13 +18,13 @@ from hypothesis.stateful import (
 
 from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from serve_app import websocket
 from serve_app.api import create_api
-from serve_app.api_settings import ApiSettings
+from serve_app.config import ApiSettings
 from tests.fuzz.conftest import BOUND_S, NUM_CASES
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, chunk, tone, utterance
 
-SETTINGS = ApiSettings(max_message_bytes=4096, max_body_bytes=8192)
 PATH = "/v1/audio/speech/ws"
 FAILURES = (NotReady(), ReplicaLost(), ValueError("secret"), MemoryError())
 
@@ -68,7 +69,7 @@ class Steps:
 
 
 STEPS = Steps()
-API = create_api(STEPS, SETTINGS)
+API = create_api(STEPS, ApiSettings())
 
 
 async def _bounded(work: Coroutine[Any, Any, Any]) -> Any:
@@ -247,7 +248,9 @@ class SocketMachine(RuleBasedStateMachine):
         assert asyncio.all_tasks() == own, "tasks outlive the connection"
 
 
-def test_messages_in_any_order() -> None:
+def test_messages_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "MAX_MESSAGE_BYTES", 4096)
+    monkeypatch.setattr(websocket, "MAX_BODY_BYTES", 8192)
     steps = settings.get_profile("fuzz")
     run_state_machine_as_test(SocketMachine, settings=settings(steps, stateful_step_count=12))
     print(f"\n{SocketMachine.num_runs} connections, {SocketMachine.num_messages} messages")  # noqa: T201

@@ -5,7 +5,7 @@ import random
 import unicodedata
 from collections.abc import Callable
 
-from deployments.byte_tokenizer import ADDED_TOKENS
+from talkray_tools.byte_tokenizer import ADDED_TOKENS
 
 LONGEST = 5000  # a little above the limit
 

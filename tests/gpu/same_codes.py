@@ -18,9 +18,8 @@ import numpy as np
 import ray
 
 from deployments.protocol import Sampling, SynthesisRequest
-from loadtest.arrivals import Arrivals, Phase, plan_requests
-from loadtest.lengths import SpeechLengths
-from loadtest.traces import ScheduledRequest
+from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
+from loadtest.settings import Settings
 from serve_app.config import AppConfig, read_config
 from tests.faults.listener import Heard, Listener
 from tests.faults.pools import serving
@@ -112,7 +111,7 @@ def main(arguments: list[str]) -> int:
     options.out.mkdir(parents=True)
     phases = (Phase("measured", options.rate, 2 * options.requests / options.rate),)
     lengths = SpeechLengths(options.speech_s, 0.35)
-    schedule = plan_requests(Arrivals.POISSON, phases, seed=1, lengths=lengths)[: options.requests]
+    schedule = Settings("", phases, seed=1, lengths=lengths).schedule()[: options.requests]
     began_s = time.monotonic()
     with serving(application(options)) as service:
         print(f"ready after {time.monotonic() - began_s:.1f} s", flush=True)

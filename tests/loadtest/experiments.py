@@ -14,14 +14,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from deployments.config import TalkerConfig
-from serve_app.api_settings import AdmissionSettings, ApiSettings
-from serve_app.autoscaling import CodecScaling, TalkerScaling
-from serve_app.config import AppConfig, PoolConfig
+from serve_app.config import (
+    AdmissionSettings,
+    ApiSettings,
+    AppConfig,
+    CodecScalingConfig,
+    PoolConfig,
+    TalkerScalingConfig,
+)
 from serve_app.local_server import Address, running
-from serve_app.ports import free_port
+from serve_app.ray_settings import free_port
 
-POOL = PoolConfig(num_cpus=0.2, max_ongoing_requests=16)
-SCALING = {"max_replicas": 3, "scale_down_window_s": 15, "scale_down_interval_s": 3}
+POOL = PoolConfig(num_cpus=0.2)
+SCALING = {"max_replicas": 3, "scale_down_window_s": 15}
 GROWING = AppConfig(
     model="embedded",
     # Wait for the replicas that start, rather than refuse.
@@ -29,8 +34,8 @@ GROWING = AppConfig(
     talker=TalkerConfig(max_num_seqs=4),
     talker_pool=POOL,
     codec_pool=POOL,
-    talker_scaling=TalkerScaling(sequences_per_replica=2, **SCALING),
-    codec_scaling=CodecScaling(streams_per_replica=2, **SCALING),
+    talker_scaling=TalkerScalingConfig(target_use=0.375, **SCALING),
+    codec_scaling=CodecScalingConfig(streams_per_replica=2, **SCALING),
 )
 FIXED = AppConfig(model="embedded")
 REQUESTS = ("--speech-s", "1.5", "--max-ttfb", "1000", "--max-stall", "500")
@@ -59,7 +64,7 @@ class Status(BaseHTTPRequestHandler):
 
 def deployments(application: object) -> dict[str, object]:
     """Wanted and running replicas of each deployment, as the dashboard tells them."""
-    from serve_app.pool_watch import sizes  # imports Ray
+    from tests.scale.pools import sizes  # imports Ray
 
     found = {}
     for name, deployment in application.deployments.items():  # type: ignore[attr-defined]

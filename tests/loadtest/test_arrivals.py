@@ -1,26 +1,41 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from loadtest import corpus
-from loadtest.arrivals import Arrivals, Phase, arrival_times, constant_times, place, plan_requests, poisson_times
-from loadtest.lengths import MAX_S, MIN_S, SpeechLengths, length_fields
+from loadtest.arrivals import (
+    MAX_S,
+    MIN_S,
+    SENTENCES,
+    Arrivals,
+    Phase,
+    SpeechLengths,
+    arrival_times,
+    choose_texts,
+    phase_times,
+    place,
+)
+from loadtest.settings import Settings
+
+
+def times(arrivals: Arrivals, rate: float, duration_s: float) -> list[float]:
+    return phase_times(arrivals, Phase("all", rate, duration_s), seed=(1, 0))
 
 
 def test_constant_arrivals_are_evenly_spaced_and_end_before_the_end() -> None:
-    assert constant_times(4, 1.0) == [0.0, 0.25, 0.5, 0.75]
-    assert constant_times(0.5, 1.0) == [0.0]
+    assert times(Arrivals.CONSTANT, 4, 1.0) == [0.0, 0.25, 0.5, 0.75]
+    assert times(Arrivals.CONSTANT, 0.5, 1.0) == [0.0]
 
 
 def test_poisson_arrivals_ascend_within_the_duration() -> None:
-    times_s = poisson_times(50, 4.0, seed=1)
+    times_s = times(Arrivals.POISSON, 50, 4.0)
     assert times_s == sorted(times_s)
     assert times_s[0] >= 0
     assert times_s[-1] < 4.0
 
 
 def test_poisson_gaps_have_the_mean_and_spread_of_an_exponential() -> None:
-    times_s = poisson_times(100, 100.0, seed=2)
+    times_s = times(Arrivals.POISSON, 100, 100.0)
     gaps = [after - before for before, after in pairwise(times_s)]
     mean = sum(gaps) / len(gaps)
     variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
@@ -33,9 +48,10 @@ PHASES = (Phase("slow", 5, 2.0), Phase("fast", 50, 2.0))
 
 @pytest.mark.parametrize("arrivals", Arrivals)
 def test_the_seed_settles_the_plan(arrivals: Arrivals) -> None:
-    first = plan_requests(arrivals, PHASES, seed=5)
-    assert first == plan_requests(arrivals, PHASES, seed=5)
-    assert first != plan_requests(arrivals, PHASES, seed=6)
+    settings = Settings("http://h:1", PHASES, arrivals=arrivals, seed=5)
+    first = settings.schedule()
+    assert first == settings.schedule()
+    assert first != replace(settings, seed=6).schedule()
     assert [request.planned_s for request in first] == arrival_times(arrivals, PHASES, seed=5)
     assert [request.index for request in first] == list(range(len(first)))
 
@@ -57,20 +73,15 @@ def test_lengths_are_log_normal_within_bounds_and_settled_by_the_seed() -> None:
     assert SpeechLengths(1000.0, 0.0).draw(1, seed=0) == [MAX_S * 12.5]
 
 
-def test_a_length_is_asked_for_with_the_step_that_ends_it() -> None:
-    assert length_fields(71) == {"max_new_tokens": 72, "ignore_eos": True}
-    assert length_fields(None) == {}
-
-
 def test_every_sentence_comes_once_before_any_comes_again() -> None:
-    size = len(corpus.SENTENCES)
-    texts = corpus.choose(size + 3, seed=0)
-    assert sorted(texts[:size]) == sorted(corpus.SENTENCES)
+    size = len(SENTENCES)
+    texts = choose_texts(size + 3, seed=0)
+    assert sorted(texts[:size]) == sorted(SENTENCES)
     assert len(texts) == size + 3
 
 
 def test_the_sentences_differ_in_kind_and_length() -> None:
-    words = [len(sentence.split()) for sentence in corpus.SENTENCES]
-    assert len(set(corpus.SENTENCES)) == len(corpus.SENTENCES) >= 40
+    words = [len(sentence.split()) for sentence in SENTENCES]
+    assert len(set(SENTENCES)) == len(SENTENCES) >= 40
     assert min(words) <= 4
     assert max(words) >= 30

@@ -1,37 +1,9 @@
-import struct
-
 import pytest
 
-from loadtest.clients import AudioFormat, NotAudioError, PcmBody, Target, WavBody, error_message, open_body, retry_after
-from loadtest.traces import PcmLayout, ScheduledRequest
-
-AUDIO = bytes(range(64))
-
-
-def wav(audio_bytes: int, *, bits: int = 16, extra: bytes = b"") -> bytes:
-    fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 2, 16000, 64000, 4, bits)
-    return b"RIFF\xff\xff\xff\xffWAVE" + extra + fmt + struct.pack("<4sI", b"data", audio_bytes)
-
-
-@pytest.mark.parametrize("cut", [1, 3, 50, 1000])
-@pytest.mark.parametrize("audio_bytes", [0, 0xFFFFFFFF, len(AUDIO)])
-def test_wav_is_the_same_for_any_cutting(cut: int, audio_bytes: int) -> None:
-    data = wav(audio_bytes, extra=b"LIST\x03\x00\x00\x00abc\x00") + AUDIO
-    body = WavBody()
-    assert b"".join(body.feed(data[start : start + cut]) for start in range(0, len(data), cut)) == AUDIO
-    assert body.layout == PcmLayout(16000, 2)
-
-
-def test_chunks_behind_the_wav_audio_are_no_audio() -> None:
-    body = WavBody()
-    assert body.feed(wav(8) + AUDIO) == AUDIO[:8]
-    assert body.feed(AUDIO) == b""
-
-
-@pytest.mark.parametrize("data", [b"ID3\x04", b"RIFF\x00\x00\x00\x00AVI ", wav(0, bits=24) + AUDIO])
-def test_what_is_not_16_bit_wav_is_refused(data: bytes) -> None:
-    with pytest.raises(NotAudioError):
-        WavBody().feed(data)
+from loadtest.arrivals import ScheduledRequest
+from loadtest.clients import NotAudioError, error_message, read_layout, retry_after
+from loadtest.settings import Settings
+from loadtest.traces import PcmLayout
 
 
 @pytest.mark.parametrize(
@@ -44,22 +16,27 @@ def test_what_is_not_16_bit_wav_is_refused(data: bytes) -> None:
     ],
 )
 def test_headers_give_the_layout_of_pcm(headers: dict[str, str], layout: PcmLayout) -> None:
-    body = open_body(AudioFormat.PCM, headers)
-    assert isinstance(body, PcmBody)
-    assert body.layout == layout
+    assert read_layout(headers) == layout
 
 
 @pytest.mark.parametrize("content_type", ["audio/mpeg", "text/event-stream", "audio/pcm;rate=fast", "audio/pcm;rate=0"])
 def test_other_content_is_not_taken_for_pcm(content_type: str) -> None:
     with pytest.raises(NotAudioError):
-        open_body(AudioFormat.PCM, {"Content-Type": content_type})
+        read_layout({"Content-Type": content_type})
+
+
+def test_a_length_is_asked_for_with_the_step_that_ends_it() -> None:
+    settings = Settings("http://h:1")
+    exact = {"max_new_tokens": 72, "ignore_eos": True}
+    assert settings.body(ScheduledRequest(0, 0.0, "Hi.", frames=71)).items() >= exact.items()
+    assert not settings.body(ScheduledRequest(0, 0.0, "Hi.")).keys() & exact.keys()
 
 
 @pytest.mark.parametrize("base_url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
 def test_the_url_may_be_given_as_openai_clients_have_it(base_url: str) -> None:
-    target = Target(base_url, AudioFormat.WAV, {"voice": "sol"}, 1.0)
+    target = Settings(base_url, options={"voice": "sol"})
     assert target.speech_url == "http://h:1/v1/audio/speech"
-    assert target.body(ScheduledRequest(0, 0.0, "Hi.")) == {"voice": "sol", "input": "Hi.", "response_format": "wav"}
+    assert target.body(ScheduledRequest(0, 0.0, "Hi.")) == {"voice": "sol", "input": "Hi.", "response_format": "pcm"}
 
 
 def test_error_messages_are_found_in_the_envelope_or_taken_as_they_are() -> None:

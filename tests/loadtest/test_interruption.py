@@ -1,9 +1,11 @@
+"""Here, since everything in tests/faults needs a cluster, and this is pure."""
+
 from dataclasses import replace
 
 import pytest
 
-from loadtest.interruption import interruption
 from loadtest.traces import Trace
+from tests.faults.interruption import interruption
 from tests.loadtest.test_metrics import RATE, SPOKEN
 
 

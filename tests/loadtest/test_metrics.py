@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.metrics import Limits, distribution, rate_per_s, summarize
+from loadtest.metrics import Limits, distribution, outcome, rate_per_s, summarize, time_to_recover
 from loadtest.traces import Failure, PcmLayout, Trace
 
 RATE = 1000
@@ -22,12 +22,12 @@ SPOKEN = Trace(
     num_bytes=2000,
     layout=PcmLayout(RATE),
     audible_sample=20,
-    chunks=((1.1, 200), (1.3, 2000)),
+    chunks=[(1.1, 200), (1.3, 2000)],
 )
 
 
 def failed(failure: Failure, status: int | None) -> Trace:
-    return replace(SPOKEN, failure=failure, status=status, error="no", layout=None, audible_sample=None, chunks=())
+    return replace(SPOKEN, failure=failure, status=status, error="no", layout=None, audible_sample=None, chunks=[])
 
 
 def test_percentiles_of_a_hundred_and_one_numbers() -> None:
@@ -47,17 +47,14 @@ def test_a_rate_counts_gaps() -> None:
     assert rate_per_s([1.0]) is None
 
 
-def test_latencies_count_from_the_plan_and_from_the_send() -> None:
+def test_latencies_count_from_the_plan() -> None:
     summary = summarize([SPOKEN], planned=1)
-    planned, sent = summary.from_planned, summary.from_send
-    assert planned.ttfb_s
-    assert planned.ttfp_s
-    assert planned.ttfa_s
-    assert sent.ttfa_s
-    assert planned.ttfb_s.p50 == pytest.approx(0.1)
-    assert planned.ttfp_s.p50 == pytest.approx(0.1)
-    assert planned.ttfa_s.p50 == pytest.approx(0.12)
-    assert sent.ttfa_s.p50 == pytest.approx(0.11)
+    assert summary.ttfb_s
+    assert summary.ttfp_s
+    assert summary.ttfa_s
+    assert summary.ttfb_s.p50 == pytest.approx(0.1)
+    assert summary.ttfp_s.p50 == pytest.approx(0.1)
+    assert summary.ttfa_s.p50 == pytest.approx(0.12)
 
 
 def test_audio_rates_and_playback() -> None:
@@ -66,10 +63,10 @@ def test_audio_rates_and_playback() -> None:
     assert summary.rtf.p50 == pytest.approx(0.5)
     assert summary.audio_s == 2.0
     assert summary.audio_s_per_s == pytest.approx(2.0 / 0.51)
-    assert summary.continuity
-    assert (summary.continuity.underruns, summary.continuity.underrun_share) == (1, 0.5)
-    assert (summary.continuity.chunk_viability, summary.continuity.request_viability) == (0.75, 0.5)
-    assert summary.continuity.stall_s.max == pytest.approx(0.1)
+    assert (summary.underruns, summary.with_underrun) == (1, 1)
+    assert (summary.chunk_viability, summary.request_viability) == (0.75, 0.5)
+    assert summary.stall_s
+    assert summary.stall_s.max == pytest.approx(0.1)
 
 
 def test_failures_are_counted_by_cause_and_kept_out_of_the_latencies() -> None:
@@ -85,8 +82,8 @@ def test_failures_are_counted_by_cause_and_kept_out_of_the_latencies() -> None:
     assert (summary.planned, summary.sent, summary.succeeded) == (9, 6, 1)
     assert (summary.refused, summary.failed, summary.interrupted) == (1, 3, 1)
     assert summary.causes == {"HTTP 500": 2, "HTTP 429": 1, "no connection": 1, "interrupted": 1}
-    assert summary.from_planned.ttfb_s
-    assert summary.from_planned.ttfb_s.count == 1
+    assert summary.ttfb_s
+    assert summary.ttfb_s.count == 1
 
 
 def test_a_slow_client_is_called_slow() -> None:
@@ -98,13 +95,13 @@ def test_a_slow_client_is_called_slow() -> None:
 def test_silence_is_reported_and_has_no_ttfa() -> None:
     summary = summarize([SPOKEN, replace(SPOKEN, audible_sample=None)], planned=2)
     assert summary.silent_answers == 1
-    assert summary.from_planned.ttfa_s
-    assert summary.from_planned.ttfa_s.count == 1
+    assert summary.ttfa_s
+    assert summary.ttfa_s.count == 1
 
 
 def test_an_empty_run_has_a_summary() -> None:
     summary = summarize([], planned=3)
-    assert (summary.sent, summary.rtf, summary.continuity, summary.client_was_slow) == (0, None, None, False)
+    assert (summary.sent, summary.rtf, summary.request_viability, summary.client_was_slow) == (0, None, None, False)
 
 
 def test_half_a_sample_is_not_playable() -> None:
@@ -116,7 +113,7 @@ def test_half_a_sample_is_not_playable() -> None:
 def test_goodput_counts_requests_within_every_limit_over_the_time_they_were_due() -> None:
     slow = replace(SPOKEN, first_byte_s=1.6)
     traces = [SPOKEN, slow, failed(Failure.REFUSED, 429)]
-    summary = summarize(traces, planned=3, duration_s=2.0, limits=Limits(ttfb_s=0.5, stall_s=0.2))
+    summary = summarize(traces, planned=3, offered_per_s=1.5, limits=Limits(ttfb_s=0.5, stall_s=0.2))
     assert (summary.good, summary.good_per_s, summary.good_share) == (1, 0.5, 1 / 3)
 
 
@@ -136,3 +133,42 @@ def test_refusals_with_advice_are_counted() -> None:
     refused = failed(Failure.REFUSED, 429)
     summary = summarize([refused, replace(refused, retry_after_s=2.0)], planned=2)
     assert (summary.refused, summary.refused_with_advice) == (2, 1)
+
+
+def test_audio_counts_as_in_time_by_its_planned_length() -> None:
+    smooth = replace(SPOKEN, chunks=((1.1, 2000),), frames=25)
+    late, broken = replace(SPOKEN, frames=50), replace(failed(Failure.TIMEOUT, None), frames=25)
+    summary = summarize([smooth, late, broken], planned=3)
+    assert (summary.succeeded, summary.with_underrun, summary.failed) == (2, 1, 1)
+    assert summary.planned_audio_s == 8.0
+    assert summary.audio_in_time_share == 0.25
+
+
+LIMITS = Limits(ttfb_s=0.5, stall_s=1.0)
+
+
+def due(planned_s: float, ttfb_s: float = 0.1) -> Trace:
+    return replace(SPOKEN, planned_s=planned_s, sent_s=planned_s, first_byte_s=planned_s + ttfb_s)
+
+
+def test_every_request_has_one_outcome() -> None:
+    traces = [due(0.0), due(2.0, 0.9), failed(Failure.REFUSED, 429), failed(Failure.HTTP, 500)]
+    assert [outcome(trace, LIMITS) for trace in traces] == ["good", "late", "refused", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("late", "recovered_s"),
+    [([], 0.0), ([11], 5.0), ([11, 17], 10.0), ([29], None)],
+)
+def test_recovery_is_the_end_of_the_last_bad_window(late: list[int], recovered_s: float | None) -> None:
+    traces = [due(float(second), 0.9 if second in late else 0.1) for second in range(10, 30)]
+    assert time_to_recover(traces, 10.0, end_s=30.0, window_s=5.0, limits=LIMITS) == recovered_s
+
+
+def test_bad_to_the_end_is_no_recovery_whatever_the_windows() -> None:
+    traces = [due(10.0 + index / 7, 0.9) for index in range(420)]
+    assert time_to_recover(traces, 10.0, end_s=70.0, window_s=20 / 3, limits=LIMITS) is None
+
+
+def test_a_time_without_requests_is_not_bad() -> None:
+    assert time_to_recover([], 0.0, end_s=30.0, window_s=5.0, limits=LIMITS) == 0.0

@@ -13,13 +13,13 @@ def play(arrivals_s: list[float], samples: list[int]) -> Playback:
 def test_audio_that_keeps_ahead_never_stalls() -> None:
     playback = play([5.0, 5.5, 6.0], [1000, 2000, 3000])
     assert playback.lateness_s == (-0.5, -1.0)
-    assert (playback.underruns, playback.stall_s, playback.viability) == (0, 0, 1.0)
+    assert (playback.underruns, playback.stall_s, playback.num_chunks) == (0, 0, 3)
 
 
 def test_a_late_chunk_stalls_by_its_lateness() -> None:
     playback = play([0.0, 1.25], [1000, 2000])
     assert playback.lateness_s == (0.25,)
-    assert (playback.underruns, playback.stall_s, playback.viability) == (1, 0.25, 0.5)
+    assert (playback.underruns, playback.stall_s, playback.num_chunks) == (1, 0.25, 2)
 
 
 def test_a_stall_moves_what_is_due_after_it() -> None:
@@ -32,8 +32,8 @@ def test_a_chunk_on_the_dot_is_in_time_in_spite_of_rounding() -> None:
     assert play(arrivals_s, [100 * (index + 1) for index in range(50)]).underruns == 0
 
 
-def test_a_single_chunk_is_viable() -> None:
-    assert play([3.0], [10]).viability == 1.0
+def test_a_single_chunk_is_in_time() -> None:
+    assert (play([3.0], [10]).underruns, play([3.0], [10]).num_chunks) == (0, 1)
 
 
 @pytest.mark.parametrize(("sample", "heard_s"), [(0, 5.0), (999, 5.999), (1000, 7.0), (1500, 7.5), (2500, 8.5)])

@@ -11,10 +11,9 @@ from loadtest.replicas import (
     FILE,
     NoReplicaCountsError,
     ReplicaCount,
-    ReplicaWatch,
     Sample,
-    parse_metrics,
-    parse_status,
+    parse,
+    read_counts,
     read_samples,
 )
 from loadtest.traces import RunFolder
@@ -41,18 +40,18 @@ def anyio_backend() -> str:
 
 
 def test_running_and_wanted_replicas_are_counted_over_all_applications() -> None:
-    assert parse_status(json.dumps(STATUS)) == {"Talker": ReplicaCount(3, None), "Ingress": ReplicaCount(0, 1)}
+    assert parse(json.dumps(STATUS)) == {"Talker": ReplicaCount(3, None), "Ingress": ReplicaCount(0, 1)}
 
 
 @pytest.mark.parametrize("document", [{}, [], None, {"applications": {"a": {}}}, {"applications": {"a": None}}])
 def test_another_document_is_not_taken_for_a_status(document: object) -> None:
     with pytest.raises(NoReplicaCountsError, match="not the status of Ray Serve"):
-        parse_status(json.dumps(document))
+        parse(json.dumps(document))
 
 
 def test_what_is_no_json_is_no_status() -> None:
     with pytest.raises(NoReplicaCountsError, match="no JSON"):
-        parse_status("<html>")
+        parse("<html>")
 
 
 METRICS = """# HELP ray_talkray_replicas_running Replicas that take requests.
@@ -65,9 +64,9 @@ ray_talkray_queue_depth{pool="talker",WorkerId="c"} 7.0
 
 
 def test_metrics_tell_the_counts_of_each_pool() -> None:
-    assert parse_metrics(METRICS) == {"talker": ReplicaCount(2, 3), "codec": ReplicaCount(1, None)}
+    assert parse(METRICS) == {"talker": ReplicaCount(2, 3), "codec": ReplicaCount(1, None)}
     with pytest.raises(NoReplicaCountsError, match="talkray_replicas_running"):
-        parse_metrics("up 1\n")
+        parse("up 1\n")
 
 
 def test_samples_survive_their_file(tmp_path: Path) -> None:
@@ -78,7 +77,7 @@ def test_samples_survive_their_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_status_url_is_checked_before_the_run(tmp_path: Path) -> None:
+async def test_a_status_url_that_tells_no_counts_is_an_error() -> None:
     async def missing(_: web.Request) -> web.Response:
         return web.Response(status=404)
 
@@ -90,8 +89,10 @@ async def test_a_status_url_is_checked_before_the_run(tmp_path: Path) -> None:
     app.router.add_get("/missing", missing)
     async with TestServer(app) as server:
         url = str(server.make_url("/status"))
-        await ReplicaWatch(url, RunFolder(tmp_path), parse=parse_status).check()
-        with pytest.raises(NoReplicaCountsError, match="HTTP 404"):
-            await ReplicaWatch(str(server.make_url("/missing")), RunFolder(tmp_path), parse=parse_status).check()
-    with pytest.raises(aiohttp.ClientError):
-        await ReplicaWatch(url, RunFolder(tmp_path), parse=parse_status).check()
+        async with aiohttp.ClientSession() as session:
+            assert await read_counts(session, url) == parse(json.dumps(STATUS))
+            with pytest.raises(NoReplicaCountsError, match="HTTP 404"):
+                await read_counts(session, str(server.make_url("/missing")))
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientError):
+            await read_counts(session, url)

@@ -1,8 +1,8 @@
 import asyncio
 import json
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +10,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from rich.console import Console
 
-from loadtest.clients import AudioFormat, Recording, Target, open_session, speak
-from loadtest.runner import Progress, Runner, WarmupFailedError
+from loadtest.arrivals import ScheduledRequest
+from loadtest.clients import Recording, open_session, speak
+from loadtest.runner import Runner, WarmupFailedError
+from loadtest.settings import Settings
 from loadtest.terminal import Screen, progress_line
-from loadtest.traces import Clock, Failure, RunFolder, ScheduledRequest, Trace
+from loadtest.traces import Clock, Failure, RunFolder, Trace
+from tests.loadtest.test_metrics import SPOKEN, failed
 
 pytestmark = pytest.mark.anyio
 
@@ -27,11 +30,11 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[Target]:
+async def serving(handler: Handler) -> AsyncIterator[Settings]:
     app = web.Application()
     app.router.add_post("/v1/audio/speech", handler)
     async with TestServer(app) as server:
-        yield Target(str(server.make_url("/")), AudioFormat.PCM, {"model": "m"}, 10.0)
+        yield Settings(str(server.make_url("/")), options={"model": "m"}, timeout_s=10.0)
 
 
 async def begin(request: web.Request, **headers: str) -> web.StreamResponse:
@@ -51,10 +54,10 @@ def schedule(*texts: str) -> list[ScheduledRequest]:
 
 
 def written(path: Path) -> list[Trace]:
-    return [Trace.from_json(line) for line in path.read_text().splitlines()]
+    return [Trace.from_json(json.loads(line)) for line in path.read_text().splitlines()]
 
 
-async def run(target: Target, folder: Path, *texts: str) -> dict[str, Trace]:
+async def run(target: Settings, folder: Path, *texts: str) -> dict[str, Trace]:
     runner = Runner(target, schedule(*texts), folder=RunFolder(folder))
     assert await runner.run()
     assert written(folder / "requests.jsonl") == runner.traces
@@ -97,7 +100,7 @@ async def test_audio_is_recorded_while_the_server_still_speaks() -> None:
     recording = Watched(ScheduledRequest(0, 0.0, "Hi."), Clock.started())
     async with serving(handler) as target, open_session() as session:
         await speak(session, target, recording=recording)
-    trace = recording.trace()
+    trace = recording.finish()
     assert trace.failure is None
     assert trace.chunks[-1][1] == trace.num_bytes == 3 * len(LOUD)
     assert len(trace.chunks) >= 3
@@ -171,7 +174,7 @@ async def test_an_answer_that_never_ends_times_out(tmp_path: Path) -> None:
         return response
 
     async with serving(handler) as target:
-        impatient = Target(target.base_url, target.audio_format, target.options, timeout_s=0.2)
+        impatient = replace(target, timeout_s=0.2)
         trace = (await run(impatient, tmp_path, "Hi."))["Hi."]
     assert trace.failure is Failure.TIMEOUT
     assert trace.error == "no complete answer within 0.2 s"
@@ -198,7 +201,7 @@ async def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
         assert not await runner.run()
     traces = written(tmp_path / "requests.jsonl")
     assert [(trace.index, trace.failure) for trace in traces] == [(0, None), (1, Failure.INTERRUPTED)]
-    assert (runner.progress.sent, runner.progress.running, runner.progress.failed) == (2, 0, 0)
+    assert runner.sent == len(runner.traces) == 2
 
 
 async def test_warm_up_comes_first_and_apart(tmp_path: Path) -> None:
@@ -227,26 +230,31 @@ async def test_a_failed_warm_up_stops_the_run(tmp_path: Path) -> None:
     assert not (tmp_path / "requests.jsonl").exists()
 
 
+def under_way(folder: Path) -> Runner:
+    runner = Runner(Settings("http://h:1"), schedule("a", "b", "c", "d", "e"), folder=RunFolder(folder / "four"))
+    for _ in range(3):
+        runner.note(0.004)
+    runner.note(SPOKEN)
+    runner.note(failed(Failure.REFUSED, 429))
+    return runner
+
+
 @pytest.mark.parametrize("terminal", [True, False])
-async def test_progress_is_shown_with_and_without_a_terminal(terminal: bool) -> None:
-    console = Console(force_terminal=terminal, width=100, record=True)
-    progress = Progress(planned=5, sent=3, recent_ttfb_s=deque([0.1, 0.1]))
+async def test_progress_is_shown_with_and_without_a_terminal(terminal: bool, tmp_path: Path) -> None:
+    console = Console(force_terminal=terminal, width=200, record=True)
     screen = Screen(console)
-    screen.run("4 requests/s")(progress)
+    screen.show(under_way(tmp_path))
     async with screen.shown():
         await asyncio.sleep(0)
     text = console.export_text()
-    assert "4 requests/s" in text
     assert "3/5" in text
     assert "100 ms" in text
 
 
-def test_a_progress_line_names_its_numbers() -> None:
-    progress = Progress(planned=5, sent=3)
-    progress.finished[None] += 1
-    progress.finished[Failure.REFUSED] += 1
-    assert progress_line(progress) == (
-        "time warm-up  sent 3/5  running 1  spoken 1  refused 1  failed 0  TTFB p50 -  TTFB p95 -  max lag 0 ms"
+def test_a_progress_line_names_its_numbers(tmp_path: Path) -> None:
+    assert progress_line(under_way(tmp_path)) == (
+        "four: time warm-up  sent 3/5  running 1  spoken 1  refused 1  failed 0  "
+        "TTFB p50 100 ms  TTFB p95 100 ms  max lag 4 ms"
     )
 
 

@@ -4,8 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtest.arrivals import Shape
-from loadtest.lengths import SpeechLengths
+from loadtest.arrivals import SpeechLengths
 from loadtest.scenario import (
     DAY_S,
     SettingsError,
@@ -14,7 +13,7 @@ from loadtest.scenario import (
     read_cluster,
     usual_step_s,
 )
-from loadtest.service_model import MIN_SAMPLES, Observed, ServiceModel, observe
+from loadtest.service_model import MIN_SAMPLES, Observed, ServiceModel, in_flight, observe
 from loadtest.simulate import Cluster, NodeKind, Pool, Simulated, Simulation, Traffic
 from loadtest.traces import NoRunError
 from serve_app.autoscaling import CodecScaling, TalkerScaling
@@ -72,7 +71,7 @@ def turns(replicas: list[int]) -> int:
 
 def test_a_pool_does_not_swing_under_steady_traffic() -> None:
     model = ServiceModel(np.array([[1.0, 0.03], [8.0, 0.05], [32.0, 0.07]]), np.array([1.0]), np.array([[0.1]]))
-    traffic = draw_traffic(Shape.STEADY, 20.0, duration_s=3000.0, lengths=SpeechLengths(5.7, 0.35), seed=1)
+    traffic = draw_traffic("steady", 20.0, duration_s=3000.0, lengths=SpeechLengths(5.7, 0.35), seed=1)
     policy = TalkerScaling(max_replicas=20, sequences_per_replica=32, target_use=0.7, scale_down_window_s=300)
     restless = replace(policy, smoothing_s=0.0, scale_down_margin=0.0)
     calm, swinging = (
@@ -159,14 +158,14 @@ def test_what_a_request_met_is_read_from_the_traces() -> None:
 
 def test_a_day_is_quiet_at_four_and_loud_at_sixteen() -> None:
     hours = np.array([4.0, 10.0, 16.0]) * 3600
-    assert rate_at(Shape.DAY, 100.0, hours) == pytest.approx([20.0, 60.0, 100.0])
-    assert rate_at(Shape.STEADY, 100.0, hours).tolist() == [100.0] * 3
+    assert rate_at("day", 100.0, hours) == pytest.approx([20.0, 60.0, 100.0])
+    assert rate_at("steady", 100.0, hours).tolist() == [100.0] * 3
 
 
 def test_traffic_is_settled_by_the_seed_and_has_its_rate() -> None:
     lengths = SpeechLengths(5.7, 0.35)
-    traffic = draw_traffic(Shape.STEADY, 50.0, duration_s=90.0, lengths=lengths, seed=3)
-    again = draw_traffic(Shape.STEADY, 50.0, duration_s=90.0, lengths=lengths, seed=3)
+    traffic = draw_traffic("steady", 50.0, duration_s=90.0, lengths=lengths, seed=3)
+    again = draw_traffic("steady", 50.0, duration_s=90.0, lengths=lengths, seed=3)
     assert np.array_equal(traffic.arrival_s, again.arrival_s)
     assert np.array_equal(traffic.frames, again.frames)
     assert len(traffic.arrival_s) == pytest.approx(4500, rel=0.05)
@@ -202,3 +201,11 @@ def test_wrong_settings_are_explained(tmp_path: Path, text: str, complaint: str)
     file.write_text(text)
     with pytest.raises(SettingsError, match=complaint):
         read_cluster(MODEL, file, gpus=7)
+
+
+def test_requests_are_in_flight_from_send_to_end() -> None:
+    first = replace(SPOKEN, sent_s=0.0, finished_s=2.0)
+    second = replace(SPOKEN, sent_s=1.0, finished_s=3.0)
+    times, counts = in_flight([first, second])
+    assert times.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert counts.tolist() == [1, 2, 1, 0]

@@ -1,14 +1,15 @@
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from loadtest.arrivals import Arrivals, Phase, place
+from loadtest.arrivals import Arrivals, Phase, SpeechLengths, place
 from loadtest.measure import Result
 from loadtest.metrics import Limits
-from loadtest.runner import Settings
-from loadtest.sweep import Plan, Step, capacity, next_rate, read_sweep, sweep
+from loadtest.settings import Settings
+from loadtest.sweep import Plan, capacity, next_rate, read_sweep, sweep
 from loadtest.traces import NoRunError, RunFolder
 from tests.loadtest.test_metrics import SPOKEN
 from tests.loadtest.test_runner import serving, speak_at_once
@@ -21,16 +22,16 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def step(rate: float, good_share: float) -> Step:
+def step(rate: float, good_share: float) -> Result:
     """A rate of whose ten requests so many were good."""
     good = round(good_share * 10)
     traces = [SPOKEN] * good + [replace(SPOKEN, first_byte_s=9.0)] * (10 - good)
-    phases = tuple(place([Phase("measured", rate, 10.0)]))
-    return Step(rate, Result("step", {}, phases, Limits(stall_s=1.0), traces, [], 10))
+    phases = place([Phase("measured", rate, 10.0)])
+    return Result("step", {}, phases, Limits(stall_s=1.0), traces, [], 10)
 
 
 def rates_until_done(server: dict[float, float], plan: Plan) -> list[float]:
-    steps: list[Step] = []
+    steps: list[Result] = []
     while (rate := next_rate(steps, plan)) is not None:
         steps.append(step(rate, next(share for limit, share in server.items() if rate <= limit)))
     return [round(one.rate, 2) for one in steps]
@@ -48,8 +49,16 @@ def test_rates_end_at_the_highest_that_was_allowed() -> None:
     assert rates_until_done({99.0: 1.0}, replace(PLAN, max_rate=5.0)) == [1.0, 2.0, 4.0, 5.0]
 
 
-def test_a_server_that_holds_nothing_is_left_alone() -> None:
-    assert rates_until_done({99.0: 0.0}, PLAN) == [1.0]
+def test_a_server_that_misses_the_first_rate_is_tried_at_lower_ones_until_it_holds_one() -> None:
+    assert rates_until_done({0.3: 1.0, 99.0: 0.2}, PLAN) == [1.0, 0.5, 0.25, 0.35, 0.3]
+
+
+def test_a_server_that_misses_the_first_rate_narrowly_is_not_given_more() -> None:
+    assert rates_until_done({0.6: 1.0, 99.0: 0.9}, replace(PLAN, refinements=0)) == [1.0, 0.5]
+
+
+def test_a_server_that_holds_nothing_is_left_alone_in_the_end() -> None:
+    assert rates_until_done({99.0: 0.0}, PLAN) == [1.0, 0.5, 0.25, 0.12]
 
 
 @pytest.mark.parametrize(
@@ -66,17 +75,45 @@ def test_capacity_is_the_last_rate_before_the_first_that_was_not_held(
 async def test_a_sweep_is_read_back_as_it_was_measured(tmp_path: Path) -> None:
     plan = Plan(first_rate=20.0, max_rate=40.0, factor=2.0, duration_s=0.2, settle_s=0.1)
     async with serving(speak_at_once) as target:
-        settings = Settings(target.base_url, (), arrivals=Arrivals.CONSTANT, limits=Limits(ttfb_s=5.0))
-        done, whole = await sweep(settings, plan, folder=RunFolder(tmp_path / "sweep"), show=lambda *_: lambda _: None)
+        settings = Settings(target.url, (), arrivals=Arrivals.CONSTANT, limits=Limits(ttfb_s=5.0))
+        tried: list[Result] = []
+        done, whole = await sweep(
+            settings, plan, folder=RunFolder(tmp_path / "sweep"), show=lambda _: None, done=tried.append
+        )
+    assert [one.rate for one in tried] == [20.0, 40.0]
     assert whole
     assert [one.rate for one in done.steps] == [20.0, 40.0]
-    assert [one.result.summary.sent for one in done.steps] == [4, 8]
+    assert [one.summary.sent for one in done.steps] == [4, 8]
     assert done.capacity_per_s == 40.0
     again = read_sweep(RunFolder(tmp_path / "sweep"))
-    assert [one.result.summary for one in again.steps] == [one.result.summary for one in done.steps]
+    assert [one.summary for one in again.steps] == [one.summary for one in done.steps]
     assert again.plan == plan
 
 
 def test_a_folder_without_a_sweep_is_named(tmp_path: Path) -> None:
     with pytest.raises(NoRunError, match=r"sweep\.json cannot be read"):
         read_sweep(RunFolder(tmp_path))
+
+
+def test_a_low_rate_is_measured_for_longer() -> None:
+    plan = Plan(rates=(1.0, 20.0), duration_s=10.0, min_requests=30)
+    assert [plan.phases(rate)[0].duration_s for rate in plan.rates] == [30.0, 10.0]
+
+
+@pytest.mark.anyio
+async def test_each_rate_has_a_folder_and_a_row(tmp_path: Path) -> None:
+    async with serving(speak_at_once) as target:
+        settings = Settings(target.url, (), lengths=SpeechLengths(1.0, 0.1), one_sentence=True)
+        plan = Plan(rates=(40.0, 20.0), duration_s=0.2)
+        done: list[Result] = []
+        swept, whole = await sweep(
+            settings, plan, folder=RunFolder(tmp_path), show=lambda progress: None, done=done.append
+        )
+    assert whole
+    assert [step.rate for step in done] == [40.0, 20.0]
+    assert swept.steps == tuple(reversed(done))
+    assert [row["sent"] for row in json.loads((tmp_path / "sweep.json").read_text())["steps"]] == [
+        step.summary.succeeded for step in swept.steps
+    ]
+    assert (tmp_path / "00-rate-40" / "summary.json").exists()
+    assert read_sweep(RunFolder(tmp_path)).plan == plan

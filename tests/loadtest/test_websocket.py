@@ -7,8 +7,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from loadtest.clients import AudioFormat, Target, Transport
 from loadtest.runner import Runner
+from loadtest.settings import Settings, Transport
 from loadtest.traces import Failure, RunFolder, Trace
 from tests.loadtest.test_runner import LOUD, schedule
 
@@ -24,12 +24,14 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[Target]:
+async def serving(handler: Handler) -> AsyncIterator[Settings]:
     app = web.Application()
     app.router.add_get("/v1/audio/speech/ws", handler)
     async with TestServer(app) as server:
         url = str(server.make_url("/"))
-        yield Target(url, AudioFormat.PCM, {"voice": "sol"}, 10.0, Transport.WEBSOCKET, {"X-Key": "k"})
+        yield Settings(
+            url, options={"voice": "sol"}, timeout_s=10.0, transport=Transport.WEBSOCKET, headers={"X-Key": "k"}
+        )
 
 
 async def one(handler: Handler, folder: Path) -> Trace:

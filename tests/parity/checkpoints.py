@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 
 from deployments.checkpoint import read_tensors
-from deployments.random_checkpoint import Options, write_checkpoint
-from deployments.released import KINDS, SHAPES
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.released import SHAPES
 
 GOLDEN_DIRECTORY = Path(__file__).parent.parent / "data"
-NAMES = {kind.value: f"tiny-{name}" for name, kind in KINDS.items()}  # by tts_model_type
+NAMES = {shape.config["tts_model_type"]: name for name, shape in SHAPES.items() if name.startswith("tiny-")}
 
 
 def write_tiny(directory: Path, kind: str, *, seed: int = 0, tokenizer: Path | None = None) -> Path:

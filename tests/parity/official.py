@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from deployments.official import OfficialModel
+from talkray_tools.official import OfficialModel
 from tests.parity.cases import (
     DECODINGS,
     SAMPLE_RATE,

@@ -14,6 +14,7 @@ from deployments.codec.decoder import CodecDecoder
 from deployments.config import TalkerConfig
 from deployments.protocol import Codes, GenerateRequest, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine import Engine, complete
+from deployments.talker.loading import build_engine
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.sampling import Draw
 from tests.parity.cases import SEED, Case, Extent, reference_audio
@@ -43,7 +44,7 @@ class Ours:
 
     def __init__(self, checkpoint: Path) -> None:
         config = TalkerConfig(device="cpu", dtype="float32", max_num_seqs=1, max_model_len=1024)
-        self.engine = Engine(checkpoint, config)
+        self.engine = build_engine(checkpoint, config)
         self.codec = CodecDecoder.load(checkpoint / "speech_tokenizer", device="cpu", dtype=torch.float32)
 
     def codes(self, case: Case, options: Mapping[str, Any], reference_codes: Codes | None, *, extent: Extent) -> Codes:
@@ -83,7 +84,7 @@ def run(engine: Engine, request: GenerateRequest) -> Codes:
     engine.add(0, request)
     frames = []
     while not engine.is_idle:
-        frames += [output.chunk.codes for output in engine.step()]
+        frames += [chunk.codes for _, chunk in engine.step().chunks]
     return np.concatenate(frames)
 
 

@@ -13,7 +13,7 @@ import zipfile
 from itertools import pairwise
 from pathlib import Path
 
-from deployments.byte_tokenizer import byte_alphabet, tokenizer_config
+from talkray_tools.byte_tokenizer import byte_alphabet, tokenizer_config
 
 WHEEL = "dashscope==2.0.2"
 

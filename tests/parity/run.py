@@ -29,6 +29,7 @@ from tests.parity.qwen_tokenizer import fetch_ranks, write_tokenizer
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parents[2]
+SEES_TOOLS = os.environ | {"PYTHONPATH": str(ROOT / "tools")}  # in the package's own environment
 REQUIREMENTS = (
     "torch==2.13.0",
     "transformers==4.57.3",
@@ -73,8 +74,8 @@ def run_official(python: Path, checkpoint: Path, extent: Extent) -> Arrays:
     command += ["--max-new-tokens", str(extent.max_new_tokens), "--wav-frames", str(extent.wav_frames)]
     log = checkpoint.with_suffix(".log")
     with log.open("w") as output:
-        status = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
-    if status:
+        done = subprocess.run(command, cwd=ROOT, env=SEES_TOOLS, stdout=output, stderr=subprocess.STDOUT, check=False)
+    if done.returncode:
         sys.exit(f"the official package failed on {checkpoint.name}:\n{log.read_text()}")
     with np.load(out) as arrays:
         return dict(arrays)

@@ -1,13 +1,13 @@
 """Replica counts as Serve tells them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ray import serve
 
-from serve_app.pool_watch import sizes
-from serve_app.rollout import APP_NAME
+from serve_app.local_server import APP_NAME
 
 # Bounds a hang: on two busy cores a replica takes half a minute to start.
 BOUND_S = 180
@@ -20,6 +20,12 @@ class Sizes:
 
     talkers: tuple[int, int]
     codecs: tuple[int, int]
+
+
+def sizes(replica_states: Mapping[Any, int]) -> tuple[int, int]:
+    """Replicas wanted, those that start included and those that stop not; and replicas that run. By Serve's states."""
+    states = {str(getattr(state, "value", state)): count for state, count in replica_states.items()}
+    return sum(count for state, count in states.items() if state != "STOPPING"), states.get("RUNNING", 0)
 
 
 def pool_sizes() -> Sizes:

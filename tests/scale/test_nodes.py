@@ -8,11 +8,15 @@ import pytest
 from ray import serve
 
 from deployments.config import CodecConfig, TalkerConfig
-from serve_app.api_settings import AdmissionSettings, ApiSettings
-from serve_app.autoscaling import TalkerScaling
-from serve_app.config import AppConfig, PoolConfig
-from serve_app.ports import free_port
-from serve_app.rollout import roll_out
+from serve_app.config import (
+    AdmissionSettings,
+    ApiSettings,
+    AppConfig,
+    PoolConfig,
+    TalkerScalingConfig,
+)
+from serve_app.local_server import roll_out
+from serve_app.ray_settings import free_port
 from tests.e2e.speech import body, fetch
 from tests.scale.conftest import client
 from tests.scale.fake_nodes import fake_cluster, nodes
@@ -26,12 +30,10 @@ CONFIG = AppConfig(
     api=ApiSettings(admission=AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)),
     talker=TalkerConfig(device="cpu", max_num_seqs=2),
     codec=CodecConfig(max_late_s=1000),  # one replica for all
-    talker_pool=PoolConfig(num_cpus=0.1, num_gpus=1, max_ongoing_requests=16),
+    talker_pool=PoolConfig(num_cpus=0.1, num_gpus=1),
     codec_pool=PoolConfig(num_cpus=0.1),
     ingress_pool=PoolConfig(num_cpus=0.1),
-    talker_scaling=TalkerScaling(
-        max_replicas=2, sequences_per_replica=2, scale_down_window_s=3, scale_down_interval_s=1
-    ),
+    talker_scaling=TalkerScalingConfig(max_replicas=2, scale_down_window_s=3),
 )
 HEAD = {"CPU": 2}
 GPU_NODE = {"gpu": {"resources": {"CPU": 1, "GPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": 2}}

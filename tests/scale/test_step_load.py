@@ -6,16 +6,21 @@ import aiohttp
 import pytest
 
 from deployments.config import CodecConfig, TalkerConfig
-from serve_app.api_settings import AdmissionSettings, ApiSettings
-from serve_app.autoscaling import CodecScaling, TalkerScaling
-from serve_app.config import AppConfig, PoolConfig
+from serve_app.config import (
+    AdmissionSettings,
+    ApiSettings,
+    AppConfig,
+    CodecScalingConfig,
+    PoolConfig,
+    TalkerScalingConfig,
+)
 from tests.e2e.speech import PATH, body, fetch
 from tests.scale.conftest import client, server
 from tests.scale.pools import Sizes, pool_sizes, until
 
 pytestmark = pytest.mark.anyio
 
-POOL = PoolConfig(num_cpus=0.2, max_ongoing_requests=16)
+POOL = PoolConfig(num_cpus=0.2)
 STEP = AppConfig(
     model="embedded",
     api=ApiSettings(admission=AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)),
@@ -23,10 +28,8 @@ STEP = AppConfig(
     codec=CodecConfig(max_late_s=1000),  # two cores decode no faster for more replicas
     talker_pool=POOL,
     codec_pool=POOL,
-    talker_scaling=TalkerScaling(
-        max_replicas=3, sequences_per_replica=2, scale_down_window_s=5, scale_down_interval_s=1
-    ),
-    codec_scaling=CodecScaling(max_replicas=3, streams_per_replica=2, scale_down_window_s=5, scale_down_interval_s=1),
+    talker_scaling=TalkerScalingConfig(max_replicas=3, scale_down_window_s=5),
+    codec_scaling=CodecScalingConfig(max_replicas=3, streams_per_replica=2, scale_down_window_s=5),
 )
 LISTENERS = 6  # three replicas' worth of each pool
 ALL_RUN = Sizes((3, 3), (3, 3))
@@ -59,9 +62,7 @@ async def test_both_pools_grow_by_their_queues_and_shrink_again_and_no_request_f
 ZERO = AppConfig(
     model="embedded",
     api=ApiSettings(admission=AdmissionSettings(start_wait_s=0.5, max_wait_s=2.5)),
-    talker_scaling=TalkerScaling(
-        min_replicas=0, scale_down_window_s=1, scale_down_interval_s=0, scale_to_zero_after_s=1
-    ),
+    talker_scaling=TalkerScalingConfig(min_replicas=0, scale_down_window_s=1, scale_to_zero_after_s=1),
 )
 
 

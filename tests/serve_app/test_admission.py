@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from deployments.errors import NotReady, Overloaded
 from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest
 from serve_app import admission as module
 from serve_app.admission import Admission
-from serve_app.api_settings import AdmissionSettings
+from serve_app.config import AdmissionSettings
 from tests.clock import Clock
 from tests.serve_app.fake import FakeSynthesizer, chunk, pcm_of, utterance
 
@@ -38,14 +39,15 @@ class Line:
         self.admission = Admission(self.synthesizer, settings, is_running=lambda: self.talkers > 0)
         self.speaking: list[asyncio.Task[bytes]] = []
 
-    async def join(self) -> None:
+    async def join(self, client: str = "") -> None:
         """One more request, which waits."""
         self.synthesizer.waiting.clear()
-        self.speaking.append(asyncio.create_task(self.speak()))
+        self.speaking.append(asyncio.create_task(self.speak(client)))
         await self.synthesizer.waiting.wait()
 
-    async def speak(self) -> bytes:
-        return pcm_of([item async for item in self.admission.synthesize(REQUEST)])
+    async def speak(self, client: str = "") -> bytes:
+        asked = replace(REQUEST, client=client)
+        return pcm_of([item async for item in self.admission.synthesize(asked)])
 
     async def finish(self) -> None:
         self.gate.set()
@@ -78,10 +80,31 @@ async def test_a_line_that_moves_too_slowly_takes_nobody(clock: Clock) -> None:
     clock.now_s += 3
     await line.join()  # a first audio may take a second as long as none is known
     clock.now_s += 1.5
-    with pytest.raises(Overloaded, match="2 of them for their first audio"):
+    with pytest.raises(Overloaded, match="being spoken: 0, waiting for their first audio: 2"):
         await line.speak()
     await line.finish()
     assert await line.speak()
+
+
+async def test_one_client_whose_texts_take_long_holds_nobody_else_up(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    await line.join("mallory")
+    clock.now_s += 100
+    with pytest.raises(Overloaded):
+        await line.speak("mallory")
+    await line.join("ada")
+    await line.join("bob")
+    await line.finish()
+
+
+async def test_a_line_of_many_clients_takes_nobody(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    await line.join("ada")
+    await line.join("bob")
+    clock.now_s += 4.5
+    with pytest.raises(Overloaded):
+        await line.speak("cleo")
+    await line.finish()
 
 
 async def test_what_a_first_audio_takes_anyway_is_no_line(clock: Clock) -> None:
@@ -145,11 +168,11 @@ async def test_while_listeners_hear_pauses_fewer_streams_are_let_in(clock: Clock
     async with AsyncExitStack() as opened:
         await hear(admission, opened, streams=10, frames=40, clock=clock)
         with pytest.raises(Overloaded):
-            admission.check_room()
+            admission.check_room("")
         with pytest.raises(Overloaded):
             await anext(admission.synthesize(REQUEST))
         assert len(synthesizer.requests) == 10  # nobody behind the ingress heard of the last one
-    admission.check_room()
+    admission.check_room("")
 
 
 async def test_a_listener_who_is_slow_is_no_reason_to_refuse_others(clock: Clock) -> None:
@@ -157,7 +180,7 @@ async def test_a_listener_who_is_slow_is_no_reason_to_refuse_others(clock: Clock
     admission = Admission(Slow(clock, 0.001), settings)
     async with AsyncExitStack() as opened:
         await hear(admission, opened, streams=10, frames=40, clock=clock)  # 100 ms of them for each frame
-        admission.check_room()
+        admission.check_room("")
 
 
 async def test_a_recording_takes_its_time_and_is_no_line(clock: Clock) -> None:
@@ -195,6 +218,18 @@ async def test_while_no_talker_runs_a_request_waits_longer_and_then_learns_that_
     line = Line(AdmissionSettings(max_wait_s=0.0001, start_wait_s=1000), talkers=0)
     await line.join()
     await line.join()  # however long the first one waits for the start
+    await line.finish()
+
+
+async def test_a_line_without_a_talker_is_no_reason_to_refuse(clock: Clock) -> None:
+    """Its only talker dies while one waits: that one's waiting time says nothing, then and when there is another."""
+    line = Line()
+    await line.join()
+    line.talkers = 0
+    clock.now_s += 7.0
+    await line.join()
+    line.talkers = 1
+    await line.join()
     await line.finish()
 
 

@@ -9,9 +9,9 @@ from ray.serve._private.build_app import build_app as build
 from ray.serve.config import AutoscalingConfig
 
 from deployments.config import TalkerConfig
-from serve_app.app import build_app, codec_scaling, options
-from serve_app.autoscaling import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
-from serve_app.config import AppConfig, PoolConfig
+from serve_app.app import build_app, codec_scaling, options, talker_scaling
+from serve_app.autoscaling import CodecPolicy, TalkerPolicy
+from serve_app.config import AppConfig, CodecScalingConfig, PoolConfig, TalkerScalingConfig
 
 
 def built(config: AppConfig) -> BuiltApplication:
@@ -27,11 +27,16 @@ def test_three_deployments_behind_the_ingress() -> None:
 
 
 def test_each_pool_gets_its_own_settings() -> None:
-    pool = PoolConfig(replicas=3, num_cpus=4, num_gpus=0.5, max_ongoing_requests=7, max_queued_requests=9)
-    by_name = {item.name: item for item in built(AppConfig(model="embedded", talker_pool=pool)).deployments}
+    pool = PoolConfig(replicas=3, num_cpus=4, num_gpus=0.5, max_queued_requests=9)
+    by_name = {
+        item.name: item
+        for item in built(
+            AppConfig(model="embedded", talker=TalkerConfig(max_num_seqs=4, max_num_waiting=2), talker_pool=pool)
+        ).deployments
+    }
     assert by_name["CodecDecoder"].num_replicas == 1
     talker = by_name["Talker"]
-    assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 7, 9)
+    assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 8, 9)
     assert talker.ray_actor_options is not None
     assert (talker.ray_actor_options["num_cpus"], talker.ray_actor_options["num_gpus"]) == (4, 0.5)
 
@@ -40,8 +45,8 @@ SCALED = AppConfig(
     model="embedded",
     talker=TalkerConfig(max_num_seqs=16),
     talker_pool=PoolConfig(replicas=9),
-    talker_scaling=TalkerScaling(min_replicas=2, max_replicas=5, sequences_per_replica=12),
-    codec_scaling=CodecScaling(max_replicas=7),
+    talker_scaling=TalkerScalingConfig(min_replicas=2, max_replicas=5),
+    codec_scaling=CodecScalingConfig(max_replicas=7),
 )
 
 
@@ -71,6 +76,13 @@ def test_the_codec_pool_knows_how_many_streams_the_talkers_can_run() -> None:
     assert codec_scaling(AppConfig()) is None
 
 
+def test_the_talker_pool_knows_how_many_sequences_an_engine_batches() -> None:
+    scaling = talker_scaling(SCALED)
+    assert scaling is not None
+    assert scaling.sequences_per_replica == 16
+    assert talker_scaling(AppConfig()) is None
+
+
 def test_policies_need_nothing_but_the_standard_library() -> None:
     code = (
         "import sys; import serve_app.autoscaling; "
@@ -83,7 +95,7 @@ def test_policies_need_nothing_but_the_standard_library() -> None:
 def test_every_queue_is_bounded() -> None:
     config = AppConfig()
     for pool in (config.ingress_pool, config.codec_pool, config.talker_pool):
-        assert options(pool)["max_queued_requests"] >= 0
+        assert options(pool, 1)["max_queued_requests"] >= 0
 
 
 @pytest.mark.parametrize("module", ["serve_app.app", "serve_app.cli", "serve_app.ingress", "serve_app.local_server"])

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
+from deployments.records import CodecRecord, TalkerRecord
 from serve_app.autoscaling import (
     CodecPolicy,
-    CodecRecord,
     CodecScaling,
     Counts,
     Decision,
     State,
     TalkerPolicy,
-    TalkerRecord,
     TalkerScaling,
     decide_codec,
     decide_talker,
@@ -137,7 +136,7 @@ def test_removal_waits_for_the_window_and_goes_in_steps() -> None:
 def test_a_large_pool_gives_back_a_share_at_a_time() -> None:
     pool = talkers(replace(TALKER, max_replicas=100), wanted=50)
     pool.run(1, [TalkerRecord(running=100)])
-    history = pool.run(80)
+    history = pool.run(TALKER.scale_down_window_s + 1.5 * TALKER.scale_down_interval_s)  # two removals
     steps = {earlier - later for earlier, later in itertools.pairwise(history)}
     assert steps == {0, 4, 5}  # a tenth of 50, then of 45
 

@@ -4,7 +4,10 @@ import pytest
 import yaml
 from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
-from serve_app.config import AppConfig, ConfigError, one_gpu, read_config
+from deployments.errors import StartError
+from serve_app import ingress
+from serve_app.config import AccessSettings, ApiSettings, AppConfig, ConfigError, is_loopback, read_config
+from serve_app.ingress import Ingress
 
 SERVE_CONFIGS = sorted((Path(__file__).parents[2] / "cluster" / "serve").glob("*.yaml"))
 
@@ -32,24 +35,24 @@ def test_a_serve_config_file(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "named"),
     [
         ("modell: embedded", ["modell", "model, models_dir"]),
         ("talker: {max_seqs: 3}", ["talker.max_seqs", "max_num_seqs"]),
         ("codec_pool: {replicas: 0}", ["codec_pool.replicas", "greater than or equal to 1"]),
         ("talker_scaling: {max_replica: 3}", ["talker_scaling.max_replica", "max_replicas, min_replicas"]),
         ("codec_scaling: {min_replicas: 9}", ["codec_scaling", "min_replicas <= max_replicas"]),
-        ("talker_scaling: {sequences_per_replica: 64}", ["64, but talker.max_num_seqs only 8"]),
+        ("talker_scaling: {sequences_per_replica: 8}", ["talker_scaling.sequences_per_replica", "max_replicas, min"]),
         ("api: {admission: {max_line: 1}}", ["api.admission.max_line", "max_line_s"]),
         ("model: [", ["cannot be read"]),
         ("just words", ["valid dictionary"]),
     ],
 )
-def test_a_wrong_file_is_named_with_what_is_right(file: Path, text: str, told: list[str]) -> None:
+def test_a_wrong_file_is_named_with_what_is_right(file: Path, text: str, named: list[str]) -> None:
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as refused:
         read_config(file)
-    for part in (str(file), *told):
+    for part in (str(file), *named):
         assert part in str(refused.value)
 
 
@@ -78,14 +81,50 @@ def test_production_has_bounds_everywhere() -> None:
     config = read_config(file)
     assert config.talker_scaling
     assert config.codec_scaling
-    assert config.api.admission.max_streams < config.ingress_pool.max_ongoing_requests
-    assert config.talker_pool.max_ongoing_requests > config.talker.max_num_seqs + config.talker.max_num_waiting
+    assert config.api.admission.max_streams < config.ingress_requests
+    assert config.talker_requests > config.talker.max_num_seqs + config.talker.max_num_waiting
     assert config.codec.workers <= config.codec_pool.num_cpus
     assert config.talker_scaling.min_replicas <= config.talker_pool.replicas <= config.talker_scaling.max_replicas
     assert config.codec_scaling.min_replicas <= config.codec_pool.replicas <= config.codec_scaling.max_replicas
 
 
-@pytest.mark.parametrize(("name", "defaults"), [("local.yaml", AppConfig()), ("one-gpu.yaml", one_gpu())])
-def test_the_file_for_one_machine_holds_its_defaults(name: str, defaults: AppConfig) -> None:
-    [file] = [path for path in SERVE_CONFIGS if path.name == name]
-    assert read_config(file) == defaults
+def test_the_file_for_one_machine_holds_the_defaults() -> None:
+    [file] = [path for path in SERVE_CONFIGS if path.name == "local.yaml"]
+    assert read_config(file) == AppConfig()
+
+
+LOOPBACK = ["127.0.0.1", "localhost", "::1", "[::1]", "127.8.9.10"]
+OPEN = ["0.0.0.0", "::", "192.0.2.7", "tts.example.com", "", None]
+WITH_KEYS = AccessSettings(keys_file=Path("keys.json"))
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_keys_are_optional_on_a_loopback_address(host: str) -> None:
+    assert is_loopback(host)
+    AccessSettings().for_host(host)
+
+
+@pytest.mark.parametrize("host", OPEN)
+def test_others_need_keys(host: str | None) -> None:
+    assert not is_loopback(host)
+    with pytest.raises(StartError, match="talkray key create") as refused:
+        AccessSettings().for_host(host)
+    assert "--keys" in str(refused.value)
+    WITH_KEYS.for_host(host)
+
+
+def test_without_keys_only_loopback_names_are_answered_to() -> None:
+    access = AccessSettings().for_host("127.8.9.10")
+    assert access.allowed_hosts == ("localhost", "127.0.0.1", "::1", "127.8.9.10")
+
+
+@pytest.mark.parametrize("access", [WITH_KEYS, AccessSettings(allowed_hosts=("tts.example.com",))])
+def test_what_is_configured_stays(access: AccessSettings) -> None:
+    assert access.for_host("127.0.0.1") == access
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", None])
+def test_an_ingress_replica_asks_where_serve_listens(monkeypatch: pytest.MonkeyPatch, host: str | None) -> None:
+    monkeypatch.setattr(ingress.ray_internals, "proxy_host", lambda: host)
+    with pytest.raises(StartError):
+        Ingress(ApiSettings(), codec=None)

@@ -1,11 +1,21 @@
+import os
+import re
 import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from deployments.model_store import embedded_path
 from serve_app import doctor
 from serve_app.config import AppConfig, PoolConfig
-from serve_app.doctor import Finding, examine
-from serve_app.ports import free_port
+from serve_app.doctor import Finding, examine, predict_memory
+from serve_app.local_server import Address
+from serve_app.ray_settings import free_port
 
 EMBEDDED = AppConfig(model="embedded")
 
@@ -16,7 +26,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def findings(config: AppConfig = EMBEDDED, port: int | None = None) -> dict[str, Finding]:
-    return {finding.topic: finding for finding in examine(config, free_port() if port is None else port)}
+    address = Address("127.0.0.1", free_port() if port is None else port)
+    return {finding.topic: finding for finding in examine(config, address)}
 
 
 def test_a_healthy_machine() -> None:
@@ -26,7 +37,7 @@ def test_a_healthy_machine() -> None:
 
 
 def test_a_line_says_whether_and_what() -> None:
-    assert Finding(False, "port", "8000 is taken").line() == "FAIL  port        8000 is taken"
+    assert Finding(False, "port", "8000 is taken").line() == "FAIL  port         8000 is taken"
     assert Finding(True, "port", "8000 is free").line().startswith("ok    port")
 
 
@@ -50,6 +61,28 @@ def test_a_gpu_that_is_asked_for_and_not_there() -> None:
     assert not findings(config)["GPU"].ok
 
 
+def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "count_gpus", lambda: 1)
+    config = AppConfig(model="embedded", talker_pool=PoolConfig(num_gpus=1))
+    assert findings(config)["GPU"].ok
+    config = config.model_copy(update={"codec_pool": PoolConfig(num_gpus=1)})
+    assert findings(config)["GPU"].text == "1 here, but the pools ask for 2: another --config or --model"
+
+
+def test_a_voice_that_is_there_needs_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))
+    monkeypatch.setattr(
+        doctor.shutil,
+        "disk_usage",
+        lambda path: SimpleNamespace(free=0 if tmp_path in (path, *path.parents) else 1 << 40),
+    )
+    assert [
+        finding.ok for finding in examine(EMBEDDED, Address("127.0.0.1", free_port())) if finding.topic == "disk"
+    ] == [False, True]
+    embedded_path()
+    assert findings()["disk"].ok
+
+
 def test_weights_that_are_not_there() -> None:
     finding = findings(AppConfig(model="./nowhere"))["weights"]
     assert not finding.ok
@@ -62,3 +95,90 @@ def test_a_taken_port() -> None:
         finding = findings(port=port)["port"]
     assert not finding.ok
     assert "--port" in finding.text
+
+
+@contextmanager
+def metrics_server(text: str, *, status: int = 200) -> Iterator[int]:
+    """The port of a server that answers everything with `text`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_precision_of_a_running_server() -> None:
+    lines = [
+        'ray_talkray_codec_precision{Component="core",WorkerId="a",pool="talker",precision="float16"} 1.0',
+        'ray_talkray_codec_precision{Component="core",WorkerId="b",pool="codec",precision="bfloat16"} 1.0',
+        'ray_talkray_codec_precision{Component="core",WorkerId="c",pool="codec",precision="bfloat16"} 1.0',
+    ]
+    with metrics_server("\n".join(lines)) as port:
+        assert findings(port=port)["codec"] == Finding(True, "codec", "codec bfloat16, talker float16")
+
+
+def test_no_server_to_ask_for_the_precision() -> None:
+    finding = findings()["codec"]
+    assert finding.ok
+    assert "a start chooses" in finding.text
+
+
+def test_a_server_that_says_no_precision() -> None:
+    with metrics_server("something_else 1.0") as port:
+        assert "names no precision" in findings(port=port)["codec"].text
+    with metrics_server("", status=401) as port:
+        assert "401" in findings(port=port)["codec"].text
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A program of that name, and what it says of the memory of each of two GPUs, in MiB."""
+
+    def install(size: int) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\necho 200000\necho {size}\n", encoding="utf-8")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    return install
+
+
+ON_GPU = AppConfig(model="embedded", talker_pool=PoolConfig(num_gpus=1))
+
+
+def test_what_fits_a_gpu_is_known_before_anything_is_loaded(nvidia_smi: Callable[[int], None]) -> None:
+    embedded_path()
+    nvidia_smi(8192)
+    [finding] = predict_memory(ON_GPU)
+    assert (finding.ok, finding.topic) == (True, "GPU memory")
+    assert re.match(
+        r"of 8\.0 GiB about \d\.\d for weights and codec, .*: 8 streams of twenty seconds at once", finding.text
+    )
+
+
+def test_what_does_not_fit_is_told_with_what_helps(nvidia_smi: Callable[[int], None]) -> None:
+    embedded_path()
+    nvidia_smi(1024)
+    [finding] = predict_memory(ON_GPU)
+    assert not finding.ok
+    assert finding.text.startswith("too little GPU memory: talker.gpu_memory_fraction 0.85 allows 0.8 GiB of 1.0 GiB")
+    assert "\n" not in finding.text
+
+
+@pytest.mark.parametrize("config", [EMBEDDED, AppConfig(model="./nowhere", talker_pool=PoolConfig(num_gpus=1))])
+def test_nothing_is_predicted_without_a_gpu_or_weights(config: AppConfig, nvidia_smi: Callable[[int], None]) -> None:
+    nvidia_smi(8192)
+    assert list(predict_memory(config)) == []

@@ -31,12 +31,29 @@ def test_every_change_is_made(tmp_path: Path) -> None:
     assert "option httplog" not in lines
     [log_format] = [line for line in lines if line.startswith("log-format ")]
     assert "%HPO" in log_format
+    [unrouted] = [line for line in lines if "not ready" in line]
+    assert unrouted == 'http-request return status 503 content-type text/plain string "not ready" hdr Retry-After 1'
+    assert not [line for line in lines if line.startswith("http-request return status 404")]
 
 
 def test_nothing_else_changes(tmp_path: Path) -> None:
     before = [line.strip() for line in HAPROXY_CONFIG_TEMPLATE.splitlines()]
     changed = [line for line in before if line not in set(guarded(tmp_path))]
-    assert len(changed) == 4
+    assert len(changed) == 5
+
+
+def test_refusals_stand_there_once_however_often_it_starts(tmp_path: Path) -> None:
+    lines = guarded(tmp_path)
+    assert lines.count("option disable-h2-upgrade") == 1
+    config = tmp_path / "haproxy.cfg"
+    subprocess.run([SCRIPT, "-f", config], env={"TALKRAY_HAPROXY": "/bin/true"}, check=True)
+    assert [line.strip() for line in config.read_text().splitlines()].count("option disable-h2-upgrade") == 1
+
+
+def test_clients_may_come_in_elsewhere(tmp_path: Path) -> None:
+    lines = guarded(tmp_path, TALKRAY_HOST="10.0.0.1")
+    assert "bind 10.0.0.1:{{ config.frontend_port }}" in lines
+    assert "bind {{ config.frontend_host }}:{{ config.frontend_port }}" not in lines
 
 
 def test_metrics_can_be_opened(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ async def test_a_stream_goes_on_behind_codes_and_position() -> None:
     for request, done in zip(others, (2, 2, 5), strict=True):
         assert request.resume is not None
         assert request.resume.codes[:, 0].tolist() == list(range(done))
-        assert request.resume.position == done * SAMPLES
+        assert request.resume.samples == done * SAMPLES
 
 
 async def test_before_the_first_chunk_it_begins_again() -> None:

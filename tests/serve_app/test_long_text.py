@@ -1,4 +1,5 @@
 import asyncio
+import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -9,8 +10,8 @@ import pytest
 from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.api import create_api
-from serve_app.api_settings import ApiSettings
-from serve_app.long_text import LongText, segment_requests
+from serve_app.config import ApiSettings
+from serve_app.long_text import LongText, segment_requests, split_text
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
@@ -55,7 +56,7 @@ class Recorder:
 
 
 async def spoken(synthesizer: Recorder) -> list[PcmChunk]:
-    return [chunk async for chunk in LongText(synthesizer).synthesize(REQUEST)]
+    return [chunk async for chunk in LongText(synthesizer).synthesize(REQUEST, INFO)]
 
 
 async def test_segments_follow_each_other_and_only_the_last_finishes() -> None:
@@ -77,7 +78,7 @@ async def test_a_segment_that_was_cut_short_is_told_at_the_end() -> None:
 async def test_the_next_segment_begins_while_one_sounds_and_none_behind_it() -> None:
     more = asyncio.Event()
     recorder = Recorder([chunk(b"11"), more, STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
-    async with aclosing(LongText(recorder).synthesize(REQUEST)) as chunks:
+    async with aclosing(LongText(recorder).synthesize(REQUEST, INFO)) as chunks:
         assert (await anext(chunks)).pcm == b"11"
         await recorder.until("begin 2")
         assert recorder.log == ["begin 1", "begin 2"]
@@ -90,7 +91,7 @@ async def test_the_next_segment_begins_while_one_sounds_and_none_behind_it() -> 
 async def test_nothing_is_asked_ahead_of_the_first_sound() -> None:
     sound = asyncio.Event()
     recorder = Recorder([chunk(b""), sound, chunk(b"11"), STOP], [STOP], [STOP])
-    async with aclosing(LongText(recorder).synthesize(REQUEST)) as chunks:
+    async with aclosing(LongText(recorder).synthesize(REQUEST, INFO)) as chunks:
         assert (await anext(chunks)).pcm == b""
         assert recorder.log == ["begin 1"]
         sound.set()
@@ -106,7 +107,7 @@ async def test_silent_segments_are_passed_over() -> None:
 
 async def test_leaving_closes_every_segment_that_has_begun() -> None:
     recorder = Recorder([chunk(b"11"), asyncio.Event()], [chunk(b"22"), asyncio.Event()], [STOP])
-    async with aclosing(LongText(recorder).synthesize(REQUEST)) as chunks:
+    async with aclosing(LongText(recorder).synthesize(REQUEST, INFO)) as chunks:
         await anext(chunks)
         await recorder.until("begin 2")
     assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
@@ -124,7 +125,7 @@ async def test_cancelling_closes_every_segment_that_has_begun() -> None:
 
 async def test_an_error_passes_through_where_its_segment_would_sound() -> None:
     recorder = Recorder([chunk(b"11"), STOP], [EngineError("broken")], [STOP])
-    async with aclosing(LongText(recorder).synthesize(REQUEST)) as chunks:
+    async with aclosing(LongText(recorder).synthesize(REQUEST, INFO)) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
         with pytest.raises(EngineError):
             await anext(chunks)
@@ -149,14 +150,14 @@ class FullAtFirst(Recorder):
 
 async def test_a_later_segment_that_is_refused_is_asked_for_again() -> None:
     full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP], segment=".2", refusals=3)
-    chunks = [item async for item in LongText(full, pause_s=0.0).synthesize(REQUEST)]
+    chunks = [item async for item in LongText(full, pause_s=0.0).synthesize(REQUEST, INFO)]
     assert pcm_of(chunks) == b"112233"
     assert chunks[-1].finish_reason is FinishReason.STOP
 
 
 async def test_patience_with_a_full_server_ends() -> None:
     full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [STOP], segment=".2", refusals=1)
-    async with aclosing(LongText(full, patience_s=0.0).synthesize(REQUEST)) as chunks:
+    async with aclosing(LongText(full, patience_s=0.0).synthesize(REQUEST, INFO)) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
         with pytest.raises(Overloaded):
             await anext(chunks)
@@ -218,5 +219,57 @@ async def test_the_service_makes_the_spoken_form_only_for_voices_that_need_it() 
 async def test_text_that_the_voice_cannot_speak_is_refused() -> None:
     synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance())
     response = await post(synthesizer, "你好")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
+    assert synthesizer.requests == []
+
+
+@pytest.mark.parametrize(
+    ("text", "max_chars", "parts"),
+    [
+        ("Hello there.", 1000, ["Hello there."]),
+        ("", 10, []),
+        ("One two three. Four five six. Seven eight.", 30, ["One two three. Four five six.", "Seven eight."]),
+        ("One two three.\n\nFour five. Six.", 26, ["One two three.", "Four five. Six."]),
+        ("We met Dr. Smith, who left early today.", 30, ["We met Dr. Smith,", "who left early today."]),
+        ('He said: "Stop it now." Then he left us.', 30, ['He said: "Stop it now."', "Then he left us."]),
+        ("one two three four five", 11, ["one two", "three four", "five"]),
+        ("abcdefghij", 4, ["abcd", "efgh", "ij"]),
+        ("今日は晴れです。明日は雨です。", 24, ["今日は晴れです。", "明日は雨です。"]),
+        ("春は花、夏は海、秋は月", 15, ["春は花、", "夏は海、", "秋は月"]),
+        ("pi is 3.14159 and e is 2.71828", 14, ["pi is 3.14159", "and e is", "2.71828"]),
+        ("aaae\u0301\u0301b", 5, ["aaa", "e\u0301\u0301b"]),
+        ("日本", 1, ["日", "本"]),
+    ],
+)
+def test_split(text: str, max_chars: int, parts: list[str]) -> None:
+    assert split_text(text, max_chars) == parts
+
+
+def test_nothing_is_lost_and_no_part_is_too_long() -> None:
+    draw = random.Random(0)
+    for _ in range(2000):
+        text = "".join(draw.choices("abcdefgh   .,!?;:-—。、日本\n\"'é\u0301\u200d🎉", k=draw.randint(0, 200)))
+        max_chars = draw.randint(1, 60)
+        parts = split_text(text, max_chars)
+        assert "".join("".join(parts).split()) == "".join(text.split())
+        assert all(part and part == part.strip() and len(part) <= max_chars for part in parts)
+
+
+def test_parts_are_few() -> None:
+    text = "This is a sentence of some length, which goes on. " * 200
+    assert len(split_text(text, 300)) <= 2 * len(text) / 300
+
+
+@pytest.mark.parametrize("piece", ["a", " ", "日", "\n", ".", "a.", "\u0301", "a "])
+@pytest.mark.parametrize("max_chars", [1, 300])
+def test_a_long_text_without_good_places(piece: str, max_chars: int) -> None:
+    """Searching all of the rest for each part would run for minutes here."""
+    parts = split_text(piece * 50_000, max_chars)
+    assert "".join("".join(parts).split()) == "".join((piece * 50_000).split())
+
+
+async def test_a_text_that_grows_when_it_is_spoken_has_its_limit() -> None:
+    synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance())
+    response = await post(synthesizer, "9" * 4096)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
     assert synthesizer.requests == []

@@ -34,6 +34,7 @@ def test_an_expression_uses_metrics_that_exist(expression: str) -> None:
     used = set(re.findall(r"\bray_talkray_\w+", expression))
     assert used
     assert used <= EXPORTED
+    assert not any(name.endswith("_sum") for name in used), "built from the middles of buckets: use quantiles"
 
 
 def test_the_dashboard_shows_every_metric() -> None:

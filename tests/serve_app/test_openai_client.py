@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 
 from deployments.errors import Overloaded
 from serve_app.api import create_api
-from serve_app.api_settings import ApiSettings
+from serve_app.config import ApiSettings
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.test_audio import decode
 

@@ -15,7 +15,7 @@ from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app import admission as module
 from serve_app.admission import Admission
-from serve_app.api_settings import AdmissionSettings
+from serve_app.config import AdmissionSettings
 from tests.serve_app.fake import CUSTOM_VOICE, chunk
 
 FRAME_S = 0.08

@@ -1,32 +1,44 @@
-from typing import Any
+import pytest
 
-from ray.core.generated.common_pb2 import ActorDeathCause, ActorDiedErrorContext, OomContext
-
-from serve_app.pool_watch import deaths
-
-
-def dead(name: str, reason: str | None = "WORKER_DIED") -> dict[str, Any]:
-    if reason is None:
-        return {"Name": name, "DeathCause": ActorDeathCause(oom_context=OomContext())}
-    context = ActorDiedErrorContext(reason=ActorDiedErrorContext.Reason.Value(reason))
-    return {"Name": name, "DeathCause": ActorDeathCause(actor_died_error_context=context)}
+from deployments import ray_internals
+from deployments.ray_internals import Pool
+from serve_app.pool_watch import PoolWatch
 
 
-def test_who_died_is_counted_by_pool() -> None:
-    actors = [
-        dead("SERVE_REPLICA::talkray#Ingress#a1"),
-        dead("SERVE_REPLICA::talkray#Talker#b2", "NODE_DIED"),
-        dead("SERVE_REPLICA::talkray#Talker#c3", None),
-        dead("SERVE_PROXY_ACTOR-0f"),
-    ]
-    assert deaths(actors, "talkray") == {"ingress": 1, "talker": 2, "proxy": 1}
+class Controller:
+    """What Serve says of two pools, and what the control store says of the actors in them."""
+
+    def __init__(self, talkers: Pool, codecs: Pool, dead: set[str]) -> None:
+        self.pools = {"talker": talkers, "codec": codecs}
+        self.dead = dead
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch) -> PoolWatch:
+        """A watch after its first turn."""
+        monkeypatch.setattr(PoolWatch, "_watch", lambda watch: None)
+        monkeypatch.setattr(ray_internals, "is_alive", lambda actor: actor not in self.dead)
+        watch = PoolWatch("talkray")
+        watch._pools = self.pools
+        watch._ask_who_lives()
+        return watch
 
 
-def test_who_was_stopped_did_not_die() -> None:
-    stopped = [dead("SERVE_REPLICA::talkray#Ingress#a1", reason) for reason in ("RAY_KILL", "OUT_OF_SCOPE")]
-    assert not deaths(stopped, "talkray")
+ONE, NONE, STARTING = Pool(1, ("a",)), Pool(0, ()), Pool(1, ())
 
 
-def test_other_actors_do_not_count() -> None:
-    names = ("", "Listener", "SERVE_REPLICA::other#Talker#x", "SERVE_REPLICA::talkray#Else#x", "SERVE_CONTROLLER_ACTOR")
-    assert not deaths(map(dead, names), "talkray")
+@pytest.mark.parametrize(
+    ("talkers", "codecs", "dead", "running", "ready"),
+    [
+        (ONE, Pool(1, ("b",)), set(), True, True),
+        (Pool(2, ("a", "c")), Pool(1, ("b",)), {"c"}, True, True),
+        (ONE, Pool(1, ("b",)), {"a"}, False, False),  # the controller has not noticed yet
+        (STARTING, Pool(1, ("b",)), set(), False, False),
+        (NONE, Pool(1, ("b",)), set(), False, True),  # the first request starts one
+        (ONE, Pool(1, ("b",)), {"b"}, False, False),
+        (ONE, NONE, set(), True, True),  # no stream passes a codec replica
+    ],
+)
+def test_speech_needs_a_live_replica_of_each_pool(
+    monkeypatch: pytest.MonkeyPatch, talkers: Pool, codecs: Pool, dead: set[str], running: bool, ready: bool
+) -> None:
+    watch = Controller(talkers, codecs, dead).watch(monkeypatch)
+    assert (watch.is_running(), watch.is_ready()) == (running, ready)

@@ -13,13 +13,12 @@ import pytest
 import soundfile
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
-from serve_app.api_settings import ApiSettings
+from serve_app import reference_audio
 from serve_app.reference_audio import decode_reference
 from tests.serve_app.fake import tone
 from tests.serve_app.test_audio import pitch
 
 RATE = 24000
-SETTINGS = ApiSettings()
 
 
 def recording(seconds: float = 1.0, *, rate: int = RATE, channels: int = 1, container: str = "WAV") -> bytes:
@@ -33,8 +32,8 @@ def data_url(data: bytes) -> str:
     return "data:audio/wav;base64," + base64.b64encode(data).decode()
 
 
-def decode(ref_audio: str, settings: ApiSettings = SETTINGS) -> np.ndarray:
-    return decode_reference(ref_audio, RATE, settings=settings)
+def decode(ref_audio: str) -> np.ndarray:
+    return decode_reference(ref_audio, RATE)
 
 
 @pytest.mark.parametrize("container", ["WAV", "FLAC", "MP3", "OGG", "AIFF"])
@@ -155,19 +154,19 @@ def test_what_browsers_and_phones_record(container: str, codec: str) -> None:
     assert pitch(audio, RATE) == pytest.approx(440, abs=2)
 
 
-def test_too_short_and_too_long() -> None:
-    settings = ApiSettings(min_reference_seconds=0.5, max_reference_seconds=2)
+def test_too_short_and_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_audio, "MAX_SECONDS", 2.0)
     with pytest.raises(InvalidRequest, match=r"shorter than 0\.5 seconds"):
-        decode(data_url(recording(0.4)), settings)
+        decode(data_url(recording(0.4)))
     with pytest.raises(InvalidRequest, match="longer than 2 seconds"):
-        decode(data_url(recording(2.1)), settings)
-    assert decode(data_url(recording(2)), settings).size == 2 * RATE
+        decode(data_url(recording(2.1)))
+    assert decode(data_url(recording(2))).size == 2 * RATE
 
 
 def test_a_small_file_of_endless_silence_is_given_up() -> None:
     file = io.BytesIO()
     soundfile.write(file, np.zeros(RATE * 3600), RATE, format="FLAC")
-    assert len(file.getvalue()) < SETTINGS.max_reference_bytes
+    assert len(file.getvalue()) < reference_audio.MAX_BYTES
     with pytest.raises(InvalidRequest, match="longer than 30 seconds"):
         decode(data_url(file.getvalue()))
 
@@ -187,12 +186,11 @@ def with_picture(size: int) -> bytes:
 
 MEASURE = """
 import resource, sys
-from serve_app.api_settings import ApiSettings
 from serve_app.reference_audio import decode_reference
 text, small = open(sys.argv[1]).read(), open(sys.argv[2]).read()
-decode_reference(small, 24000, settings=ApiSettings())
+decode_reference(small, 24000)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-assert decode_reference(text, 24000, settings=ApiSettings()).size == 24000
+assert decode_reference(text, 24000).size == 24000
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
@@ -206,9 +204,10 @@ def test_a_picture_in_the_file_is_not_decoded(tmp_path: Path) -> None:
     assert kilobytes < 40_000
 
 
-def test_an_upload_that_takes_too_long_to_decode() -> None:
+def test_an_upload_that_takes_too_long_to_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_audio, "TIMEOUT_S", 1e-9)
     with pytest.raises(InvalidRequest, match="takes longer than"):
-        decode(data_url(recording()), ApiSettings(reference_timeout_s=1e-9))
+        decode(data_url(recording()))
 
 
 def test_a_file_without_a_single_sample() -> None:
@@ -224,12 +223,14 @@ def test_sample_rates() -> None:
         decode(data_url(recording(rate=1000)))
 
 
-def test_too_many_bytes() -> None:
+def test_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     data = recording()
+    monkeypatch.setattr(reference_audio, "MAX_BYTES", len(data) - 3)
     with pytest.raises(PayloadTooLarge) as raised:
-        decode(data_url(data), ApiSettings(max_reference_bytes=len(data) - 3))
+        decode(data_url(data))
     assert raised.value.param == "ref_audio"
-    assert decode(data_url(data), ApiSettings(max_reference_bytes=len(data))).size == RATE
+    monkeypatch.setattr(reference_audio, "MAX_BYTES", len(data))
+    assert decode(data_url(data)).size == RATE
 
 
 def test_samples_that_are_no_numbers() -> None:

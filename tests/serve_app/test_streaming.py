@@ -7,8 +7,9 @@ import pytest
 from starlette.types import Message
 
 from deployments.errors import Overloaded, TalkerLost
+from serve_app import api as api_module
 from serve_app.api import create_api
-from serve_app.api_settings import ApiSettings
+from serve_app.config import ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, tone, utterance
 
@@ -146,8 +147,9 @@ async def test_a_client_that_leaves_before_its_body_is_complete() -> None:
     assert synthesizer.requests == []
 
 
-async def test_an_oversized_body_is_refused_before_it_is_complete() -> None:
-    api = create_api(FakeSynthesizer(script=utterance()), ApiSettings(max_body_bytes=10))
+async def test_an_oversized_body_is_refused_before_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_module, "MAX_BODY_BYTES", 10)
+    api = create_api(FakeSynthesizer(script=utterance()), ApiSettings())
     async with asgi.http(api, "POST", "/v1/audio/speech") as connection:
         connection.receive({"type": "http.request", "body": b" " * 11, "more_body": True})
         assert (await connection.next())["status"] == 413

@@ -6,8 +6,9 @@ from starlette.types import Message
 
 from deployments.errors import NotReady, Overloaded
 from deployments.protocol import ModelInfo
+from serve_app import websocket
 from serve_app.api import create_api
-from serve_app.api_settings import ApiSettings
+from serve_app.config import ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.fake import (
     BASE,
@@ -313,11 +314,11 @@ async def test_an_overloaded_server_says_so_and_closes_the_socket() -> None:
         assert closed["reason"] == "overloaded, retry after 4 s"
 
 
-async def test_only_reference_audio_may_make_a_message_large() -> None:
+async def test_only_reference_audio_may_make_a_message_large(monkeypatch: pytest.MonkeyPatch) -> None:
     synthesizer = speaking(BASE)
     ref_audio = data_url(recording(5))
-    settings = ApiSettings(max_body_bytes=len(ref_audio) + 1000)
-    async with speech_socket(synthesizer, settings) as connection:
+    monkeypatch.setattr(websocket, "MAX_BODY_BYTES", len(ref_audio) + 1000)
+    async with speech_socket(synthesizer) as connection:
         socket = await accepted(connection)
         socket.send(SPEAK | {"ref_audio": ref_audio, "ref_text": "It says"})
         assert (await socket.utterance())[1]["type"] == "done"
@@ -384,20 +385,31 @@ async def test_a_server_that_cancels_the_handler() -> None:
         assert synthesizer.closed.is_set()
 
 
-async def test_an_idle_socket_is_closed() -> None:
-    async with speech_socket(speaking(), ApiSettings(idle_timeout_s=0.01)) as connection:
+async def test_an_idle_socket_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "IDLE_TIMEOUT_S", 0.01)
+    async with speech_socket(speaking()) as connection:
         await accepted(connection)
         assert await connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}
         await connection.task
 
 
-async def test_a_socket_that_speaks_is_not_idle() -> None:
+async def test_a_socket_that_speaks_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(websocket, "IDLE_TIMEOUT_S", 0.01)
     more = asyncio.Event()
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
-    async with speech_socket(synthesizer, ApiSettings(idle_timeout_s=0.01)) as connection:
+    async with speech_socket(synthesizer) as connection:
         socket = await accepted(connection)
         socket.send(SPEAK)
         asyncio.get_running_loop().call_later(0.1, more.set)
         frames, done = await socket.utterance()
         assert (frames, done["type"]) == ([FRAME, FRAME], "done")
         assert await connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}
+
+
+async def test_another_path_is_a_404() -> None:
+    connection = asgi.websocket(create_api(FakeSynthesizer(), ApiSettings()), "/v1/nothing")
+    connection._scope["extensions"] = {"websocket.http.response": {}}
+    async with connection:
+        start = await connection.next()
+        assert (start["type"], start["status"]) == ("websocket.http.response.start", 404)
+        assert json.loads((await connection.next())["body"])["error"]["code"] == "not_found"

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from deployments.talker.attention import Context
 from deployments.talker.kernels.paged_attention import (
     MIN_BLOCK,
-    Context,
     PagedScratch,
     attend_paged,
     prepare_rows,

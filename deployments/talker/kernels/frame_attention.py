@@ -4,14 +4,12 @@ QK-norm, RoPE, the cache write and the softmax. The new position's key and value
 from the cache, so nothing waits for the write.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from deployments.talker.attention import attend_rows
 from deployments.talker.kernels.launch import wait_for_predecessor
-from deployments.talker.kernels.qkv import HeadNorms, Heads, new_position, reference_qkv, rotated
+from deployments.talker.kernels.qkv import HeadNorms, Heads, new_position, rotated
 
 
 @triton.jit(do_not_specialize=["position"])
@@ -133,14 +131,3 @@ def attend_frame_start(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tupl
         heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, length=keys.shape[2], pdl=pdl,
         num_warps=2, launch_pdl=pdl,
     )  # fmt: skip
-
-
-def reference_attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor],
-                           position: int) -> Tensor:  # fmt: skip
-    """What `attend_frame` writes to `out`; it writes the caches alike."""
-    positions = torch.full((qkv.shape[0],), position, device=qkv.device)
-    query, key, value = reference_qkv(qkv, norms, heads, positions)
-    keys, values = caches
-    keys[:, :, position], values[:, :, position] = key, value
-    past = slice(None, position + 1)
-    return attend_rows(query, keys[:, :, past], values[:, :, past], None).flatten(1)

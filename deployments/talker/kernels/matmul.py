@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.kernels.launch import prefetch_to_l2, wait_for_predecessor
 
@@ -331,20 +330,6 @@ def normalise(x: Rows, weight: Tensor, out: Tensor, eps: float, *, pdl: bool = F
         x.values, x.squares, weight, out, x.squares.stride(0), eps, parts=x.parts, width=width,
         block=triton.next_power_of_2(width), pdl=pdl, launch_pdl=pdl,
     )  # fmt: skip
-
-
-def reference_matmul(x: Tensor, weight: Tensor, product: Product, *, bias: Tensor | None = None,
-                     residual: Tensor | None = None) -> Tensor:  # fmt: skip
-    """What `matmul` computes, in the arithmetic of its arguments."""
-    if product.eps is not None:
-        x = F.rms_norm(x, x.shape[-1:], eps=product.eps)
-    out = x @ weight.T
-    if product.gated:
-        gate, up = out.chunk(2, dim=-1)
-        out = F.silu(gate) * up
-    if bias is not None:
-        out = out + bias
-    return out if residual is None else out + residual
 
 
 def like_rows(rows: int, width: int, like: Tensor, *, max_parts: int = 1024) -> Rows:

@@ -1,4 +1,4 @@
-"""Written by `python -m deployments.talker.kernels.sweep --save` on one NVIDIA H200.
+"""Written by `python -m tools.kernels.sweep --save` on one NVIDIA H200.
 
 (columns, depth, gated) -> by number of rows: form, block_n, block_k, warps, stages, chains, block_m.
 Set by hand, by the time of whole steps: 16 rows of the talker and 32 rows of everything are the tiles of 64 rows.

@@ -3,29 +3,17 @@
 The new position's key and value are taken from the QKV product, not from the cache, so nothing waits for the write.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from deployments.talker.attention import attend_rows
+from deployments.talker.attention import Context
 from deployments.talker.kernels.launch import wait_for_predecessor
-from deployments.talker.kernels.qkv import HeadNorms, Heads, new_position, reference_qkv, rotated
+from deployments.talker.kernels.qkv import HeadNorms, Heads, new_position, rotated
 
 MIN_BLOCK = 16  # positions: the tensor cores' smallest product
 _MAX_TILE = 64  # positions of a paged context that one iteration covers
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """Where the rows of a decode step stand. `lengths` counts the new position, which is `positions + 1`."""
-
-    positions: Tensor  # [rows] int32
-    slots: Tensor  # [rows] int64: where the new key and value go
-    block_tables: Tensor  # [rows, max_blocks] int32
-    lengths: Tensor  # [rows] int32
 
 
 @triton.jit
@@ -182,21 +170,6 @@ def attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tens
         tile=min(tile, block_size & -block_size), splits=scratch.splits, stages=stages, pdl=pdl,
         num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
-
-
-def reference_attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor],
-                           context: Context, block_size: int) -> Tensor:  # fmt: skip
-    """What `attend_paged` writes to `out`; it writes the caches alike."""
-    query, key, value = reference_qkv(qkv, norms, heads, context.positions.long())
-    keys, values = caches
-    keys[context.slots], values[context.slots] = key, value
-    attended = []
-    for row, length in enumerate(context.lengths.tolist()):
-        positions = torch.arange(length, device=qkv.device)
-        slots = context.block_tables[row, positions // block_size].long() * block_size + positions % block_size
-        own_keys, own_values = (tensor[slots].transpose(0, 1)[None] for tensor in (keys, values))
-        attended.append(attend_rows(query[row : row + 1], own_keys, own_values, None))
-    return torch.cat(attended).flatten(1)
 
 
 @triton.jit

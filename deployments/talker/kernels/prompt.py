@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deployments.talker.attention import attend_rows
+from deployments.talker.attention import Context
 from deployments.talker.kernels.launch import wait_for_predecessor
-from deployments.talker.kernels.paged_attention import Context, prepare_rows
+from deployments.talker.kernels.paged_attention import prepare_rows
 from deployments.talker.kernels.qkv import HeadNorms, Heads
 
 MAX_PROMPT_ROWS = 128  # all scores of a head stay in registers
@@ -75,11 +75,3 @@ def attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], context: Conte
         heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, block=max(16, triton.next_power_of_2(rows)),
         pdl=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
-
-
-def reference_attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], context: Context,
-                            owners: Tensor) -> Tensor:  # fmt: skip
-    """What `attend_prompt` writes."""
-    rows, own = len(queries), (owners[:, None] == owners) & (context.positions <= context.positions[:, None])
-    keys, values = (cache[context.slots].transpose(0, 1).expand(rows, -1, -1, -1) for cache in caches)
-    return attend_rows(queries, keys, values, own[:, None, None]).flatten(1)

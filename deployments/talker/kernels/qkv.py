@@ -5,12 +5,9 @@ Rows are [rows, (heads + 2 * kv_heads) * head_dim].
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from deployments.talker.model.layers import rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +62,3 @@ def new_position(
     k_1, k_2 = rotated(k_1, k_2, wk_1, wk_2, cosines, sines, eps, head_dim)
     q_1, q_2 = q_1.to(dtype).to(tl.float32), q_2.to(dtype).to(tl.float32)
     return q_1, q_2, k_1.to(dtype).to(tl.float32), k_2.to(dtype).to(tl.float32), value
-
-
-def reference_qkv(qkv: Tensor, norms: HeadNorms, heads: Heads, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised and rotated queries and keys, and values: [rows, heads, head_dim] each."""
-    rows = qkv.shape[0]
-    split = qkv.view(rows, -1, heads.dim).split((heads.query, heads.key, heads.key), dim=1)
-    cos, sin = (table[positions].to(qkv.dtype).repeat(1, 2)[:, None] for table in (norms.cos, norms.sin))
-
-    def norm(x: Tensor, weight: Tensor) -> Tensor:
-        return torch.nn.functional.rms_norm(x, (heads.dim,), weight.to(x.dtype), norms.eps)
-
-    query, key = norm(split[0], norms.query), norm(split[1], norms.key)
-    return rotate(query, (cos, sin)), rotate(key, (cos, sin)), split[2]

@@ -15,7 +15,7 @@ from triton.language.random import philox_impl
 
 from deployments.talker.kernels.launch import wait_for_predecessor
 from deployments.talker.kernels.matmul import Rows
-from deployments.talker.sampling import BatchFilter, Draw, penalise_repetition
+from deployments.talker.sampling import BatchFilter, Draw
 
 
 @triton.jit
@@ -249,12 +249,3 @@ def sample_first_code(logits: Tensor, options: BatchFilter, draw: Draw, rules: F
         rules.eos, rules.min_new_tokens, vocab=vocab, block=triton.next_power_of_2(vocab),
         pdl=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
-
-
-def reference_first_code(logits: Tensor, options: BatchFilter, draw: Draw, rules: FirstCodeRules) -> Tensor:
-    """The codes [rows] that `sample_first_code` has to choose; `rules.seen` stays as it is."""
-    values = penalise_repetition(logits.float(), rules.seen[rules.state_rows], rules.penalty)
-    values = values.masked_fill(rules.suppressed, -torch.inf)
-    too_early = (draw.frames < rules.min_new_tokens) | rules.ignore_eos
-    values[:, rules.eos] = values[:, rules.eos].masked_fill(too_early, -torch.inf)
-    return options.sample(values, draw)

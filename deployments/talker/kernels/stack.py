@@ -7,10 +7,10 @@ import torch
 import triton
 from torch import Tensor
 
+from deployments.talker.attention import Context
 from deployments.talker.kernels.backends import PagedBackend
 from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start
 from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, measure_squares, normalise
-from deployments.talker.kernels.paged_attention import Context
 from deployments.talker.kernels.qkv import HeadNorms, Heads
 from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.model.config import TransformerConfig
@@ -76,10 +76,6 @@ class FusedStack:
             rows = self._finish_layer(layer, rows, attended)
         return self._normalised(rows)
 
-    def predictor_pass(self, x: Tensor, position: int, cache: FrameCache) -> Tensor:
-        """The position `position` of a frame: [rows, hidden] -> [rows, hidden] after the final norm."""
-        return self._normalised(self.advance(self.measured(x), position, cache))
-
     def start(self, rows: Rows, cache: FrameCache) -> Rows:
         """Positions 0, the first half of `rows`, and 1, the second, in one pass; before the final norm."""
         count = len(rows.values)
@@ -92,7 +88,7 @@ class FusedStack:
         return rows
 
     def advance(self, rows: Rows, position: int, cache: FrameCache) -> Rows:
-        """As `predictor_pass`, before the final norm, which whoever multiplies by it next can fold in."""
+        """One position of a frame; before the final norm, which whoever multiplies by it next can fold in."""
         count = len(rows.values)
         for number, layer in enumerate(self.layers):
             qkv = self._project(layer, rows)

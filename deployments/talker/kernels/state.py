@@ -1,4 +1,4 @@
-"""Between the state of a batch, which is kept by row, and the kernels, which want it by place in the batch."""
+"""Between the state of a batch, which is kept by row, and the kernels, which want it by index in the batch."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deployments.talker.attention import Context
 from deployments.talker.batch_state import BatchState, Columns
-from deployments.talker.kernels.paged_attention import Context
 from deployments.talker.sampling import WIDE, BatchFilter
 
 _IGNORE_EOS, _PENALTY = tl.constexpr(Columns.IGNORE_EOS), tl.constexpr(Columns.PENALTY)
@@ -17,11 +17,11 @@ _NUM_TRAILING, _HEADER = tl.constexpr(Columns.NUM_TRAILING), tl.constexpr(Column
 
 
 @triton.jit
-def _gather_filter(source, greedy, rest, place, size):
-    """A row's greedy flag, and its temperature, top-k and top-p to three arrays of `size` places behind each other."""
-    tl.store(greedy + place, tl.load(source).to(tl.int8))
+def _gather_filter(source, greedy, rest, index, size):
+    """A row's greedy flag, and its temperature, top-k and top-p to three arrays of `size` entries behind each other."""
+    tl.store(greedy + index, tl.load(source).to(tl.int8))
     for column in tl.static_range(3):
-        tl.store(rest + column * size + place, tl.load(source + 1 + column))
+        tl.store(rest + column * size + index, tl.load(source + 1 + column))
 
 
 @triton.jit
@@ -29,30 +29,30 @@ def _gather(
     rows, packed, hidden, seeds, frames, penalty, ignore_eos, greedy, talker, predictor, out, sound, packed_width, size,
     talker_column: tl.constexpr, predictor_column: tl.constexpr, width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0)
-    row = tl.load(rows + place)
+    index = tl.program_id(0)
+    row = tl.load(rows + index)
     source = packed + row * packed_width
     low, high = tl.load(source).to(tl.int64), tl.load(source + 1).to(tl.int64)
-    tl.store(seeds + place, (high << 32) | (low & 0xFFFFFFFF))
-    tl.store(frames + place, tl.load(source + _FRAME).to(tl.int64))
-    tl.store(penalty + place, tl.load(source + _PENALTY).to(tl.float32, bitcast=True))
-    tl.store(ignore_eos + place, tl.load(source + _IGNORE_EOS).to(tl.int8))
-    _gather_filter(source + talker_column, greedy, talker, place, size)
-    _gather_filter(source + predictor_column, greedy + size, predictor, place, size)
+    tl.store(seeds + index, (high << 32) | (low & 0xFFFFFFFF))
+    tl.store(frames + index, tl.load(source + _FRAME).to(tl.int64))
+    tl.store(penalty + index, tl.load(source + _PENALTY).to(tl.float32, bitcast=True))
+    tl.store(ignore_eos + index, tl.load(source + _IGNORE_EOS).to(tl.int8))
+    _gather_filter(source + talker_column, greedy, talker, index, size)
+    _gather_filter(source + predictor_column, greedy + size, predictor, index, size)
     column = tl.arange(0, block)
     real = column < width
     values = tl.load(hidden + row * width + column, mask=real, other=0.0)
-    tl.store(out + place.to(tl.int64) * width + column, values, mask=real)
+    tl.store(out + index.to(tl.int64) * width + column, values, mask=real)
     finite = tl.abs(values.to(tl.float32)) < float("inf")  # false for NaN too
-    tl.store(sound + place, tl.min(finite.to(tl.int32), axis=0).to(tl.int8))
+    tl.store(sound + index, tl.min(finite.to(tl.int32), axis=0).to(tl.int8))
 
 
 @triton.jit
-def _deliver(codes, sound, out, spoilt, groups: tl.constexpr, block: tl.constexpr):
-    place, group = tl.program_id(0), tl.arange(0, block)
-    frame = tl.load(codes + place * groups + group, mask=group < groups, other=0)
-    frame = tl.where(tl.load(sound + place) != 0, frame, spoilt)
-    tl.store(out + place * groups + group, frame.to(out.dtype.element_ty), mask=group < groups)
+def _deliver(codes, sound, out, not_finite, groups: tl.constexpr, block: tl.constexpr):
+    index, group = tl.program_id(0), tl.arange(0, block)
+    frame = tl.load(codes + index * groups + group, mask=group < groups, other=0)
+    frame = tl.where(tl.load(sound + index) != 0, frame, not_finite)
+    tl.store(out + index * groups + group, frame.to(out.dtype.element_ty), mask=group < groups)
 
 
 @triton.jit
@@ -61,33 +61,33 @@ def _feed(
     block_size: tl.constexpr, max_frames: tl.constexpr, num_blocks: tl.constexpr, table_block: tl.constexpr,
     width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0)
-    row = tl.load(rows + place)
+    index = tl.program_id(0)
+    row = tl.load(rows + index)
     source = packed + row * packed_width
     position, frame = tl.load(source + _POSITION), tl.load(source + _FRAME)
     known = frame < tl.load(source + _NUM_TRAILING)
     text_id = tl.where(known, tl.load(source + _HEADER + tl.minimum(frame, max_frames - 1)), padding)
     number = tl.arange(0, table_block)
     table = tl.load(source + first_block + number, mask=number < num_blocks, other=0)
-    tl.store(tables + place * num_blocks + number, table, mask=number < num_blocks)
+    tl.store(tables + index * num_blocks + number, table, mask=number < num_blocks)
     own = tl.load(source + first_block + tl.minimum(position // block_size, num_blocks - 1)).to(tl.int64)
-    tl.store(positions + place, position)
-    tl.store(lengths + place, position + 1)
-    tl.store(slots + place, own * block_size + position % block_size)
+    tl.store(positions + index, position)
+    tl.store(lengths + index, position + 1)
+    tl.store(slots + index, own * block_size + position % block_size)
     column = tl.arange(0, block)
     real = column < width
-    frame_row = tl.load(sums + place.to(tl.int64) * width + column, mask=real)
+    frame_row = tl.load(sums + index.to(tl.int64) * width + column, mask=real)
     text_row = tl.load(text + text_id.to(tl.int64) * width + column, mask=real)
-    tl.store(inputs + place.to(tl.int64) * width + column, frame_row + text_row, mask=real)
+    tl.store(inputs + index.to(tl.int64) * width + column, frame_row + text_row, mask=real)
 
 
 @triton.jit
 def _settle(rows, packed, hidden, out, packed_width, scratch_row, width: tl.constexpr, block: tl.constexpr):
-    place = tl.program_id(0)
-    row = tl.load(rows + place)
+    index = tl.program_id(0)
+    row = tl.load(rows + index)
     column = tl.arange(0, block)
     real = column < width
-    values = tl.load(out + place.to(tl.int64) * width + column, mask=real)
+    values = tl.load(out + index.to(tl.int64) * width + column, mask=real)
     tl.store(hidden + row * width + column, values, mask=real)
     if row != scratch_row:
         source = packed + row * packed_width
@@ -97,14 +97,14 @@ def _settle(rows, packed, hidden, out, packed_width, scratch_row, width: tl.cons
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What the first half of a step knows of the rows of a batch, by place."""
+    """What the first half of a step knows of the rows of a batch, by index."""
 
-    hidden: Tensor  # [places, hidden]
-    seeds: Tensor  # [places] int64
-    frames: Tensor  # [places] int64
-    penalty: Tensor  # [places, 1] float32
-    ignore_eos: Tensor  # [places] bool
-    sound: Tensor  # [places, 1] bool: the hidden state is finite
+    hidden: Tensor  # [batch, hidden]
+    seeds: Tensor  # [batch] int64
+    frames: Tensor  # [batch] int64
+    penalty: Tensor  # [batch, 1] float32
+    ignore_eos: Tensor  # [batch] bool
+    sound: Tensor  # [batch, 1] bool: the hidden state is finite
     talker: BatchFilter
     predictor: BatchFilter
 
@@ -114,19 +114,19 @@ class StateKernels:
 
     def __init__(self, state: BatchState, text: Tensor, *, padding: int) -> None:
         self.state, self.text, self.padding = state, text, padding
-        places, device = state.size.max_num_seqs, state.hidden.device
-        self._hidden = torch.zeros((places, state.hidden.shape[1]), dtype=state.hidden.dtype, device=device)
+        capacity, device = state.size.max_num_seqs, state.hidden.device
+        self._hidden = torch.zeros((capacity, state.hidden.shape[1]), dtype=state.hidden.dtype, device=device)
         self._inputs = torch.zeros_like(self._hidden)
-        self._seeds, self._frames, self._slots = torch.zeros((3, places), dtype=torch.long, device=device)
-        self._penalty = torch.ones((places, 1), dtype=torch.float32, device=device)
-        self._ignore_eos, self._sound = torch.zeros((2, places), dtype=torch.bool, device=device)
-        self._greedy = torch.zeros((2, places), dtype=torch.bool, device=device)
-        self._talker, self._predictor = torch.zeros((2, 3, places), dtype=torch.int32, device=device)
-        self._positions, self._lengths = torch.zeros((2, places), dtype=torch.int32, device=device)
-        self._tables = torch.zeros((places, state.size.blocks), dtype=torch.int32, device=device)
+        self._seeds, self._frames, self._slots = torch.zeros((3, capacity), dtype=torch.long, device=device)
+        self._penalty = torch.ones((capacity, 1), dtype=torch.float32, device=device)
+        self._ignore_eos, self._sound = torch.zeros((2, capacity), dtype=torch.bool, device=device)
+        self._greedy = torch.zeros((2, capacity), dtype=torch.bool, device=device)
+        self._talker, self._predictor = torch.zeros((2, 3, capacity), dtype=torch.int32, device=device)
+        self._positions, self._lengths = torch.zeros((2, capacity), dtype=torch.int32, device=device)
+        self._tables = torch.zeros((capacity, state.size.blocks), dtype=torch.int32, device=device)
 
     def gather(self, rows: Tensor) -> Gathered:
-        """The state of rows [places] int64, as far as sampling needs it."""
+        """The state of rows [batch] int64, as far as sampling needs it."""
         state, count = self.state, len(rows)
         width = state.hidden.shape[1]
         _gather[(count,)](
@@ -147,15 +147,15 @@ class StateKernels:
             _filter(self._greedy[1, :count], self._predictor[:, :count]),
         )
 
-    def deliver(self, codes: Tensor, sound: Tensor, out: Tensor, *, spoilt: int) -> None:
-        """Codes [places, groups] into the first rows of `out`; all are `spoilt` where the state is not `sound`."""
+    def deliver(self, codes: Tensor, sound: Tensor, out: Tensor, *, not_finite: int) -> None:
+        """Codes [batch, groups] into the first rows of `out`; all are `not_finite` where the state is not `sound`."""
         count, groups = codes.shape
         _deliver[(count,)](
-            codes, sound.view(torch.int8), out, spoilt, groups=groups, block=triton.next_power_of_2(groups)
+            codes, sound.view(torch.int8), out, not_finite, groups=groups, block=triton.next_power_of_2(groups)
         )
 
     def feed(self, rows: Tensor, sums: Tensor) -> tuple[Tensor, Context]:
-        """The talker's next input rows from the sums of frames' embeddings [places, hidden], and where they stand."""
+        """The talker's next input rows from the sums of frames' embeddings [batch, hidden], and where they stand."""
         state, count = self.state, len(rows)
         width, blocks = sums.shape[1], state.size.blocks
         _feed[(count,)](
@@ -168,7 +168,7 @@ class StateKernels:
         return self._inputs[:count], context
 
     def settle(self, rows: Tensor, hidden: Tensor) -> None:
-        """The talker's output [places, hidden] becomes the rows' state, which have a frame more."""
+        """The talker's output [batch, hidden] becomes the rows' state, which have a frame more."""
         state, width = self.state, hidden.shape[1]
         _settle[(len(rows),)](
             rows, state.packed, state.hidden, hidden, state.packed.stride(0), state.scratch_row, width=width,
@@ -177,6 +177,6 @@ class StateKernels:
 
 
 def _filter(greedy: Tensor, rest: Tensor) -> BatchFilter:
-    """[places] bool, and [3, places] of 32 bits: temperature, top-k and top-p."""
+    """[batch] bool, and [3, batch] of 32 bits: temperature, top-k and top-p."""
     floats = rest.view(torch.float32)
     return BatchFilter(greedy[:, None], floats[0][:, None], rest[1][:, None], floats[2][:, None], WIDE)

@@ -4,9 +4,7 @@ ECAPA-TDNN (Desplanques et al. 2020, arXiv:2005.07143) on a log-mel spectrogram,
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -40,14 +38,6 @@ class SpeakerEncoderConfig:
         """The shortest audio whose spectrogram is longer than what any layer reflects at an edge."""
         reflected = ((k - 1) * d // 2 for k, d in zip(self.enc_kernel_sizes, self.enc_dilations, strict=True))
         return max(_PADDING + 1, (max(reflected) + 1) * _HOP)
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> "SpeakerEncoderConfig":
-        """The section of a checkpoint's `config.json`. Keys that do not shape the encoder are ignored."""
-        known: dict[str, Any] = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        for key, value in known.items():
-            known[key] = tuple(value) if isinstance(value, list) else value
-        return cls(**known)
 
 
 class Convolution(nn.Conv1d):
@@ -146,9 +136,8 @@ def _statistics(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 class SpeakerEncoder(nn.Module):
     """`speaker_encoder.*` of a base checkpoint, built from its `speaker_encoder_config`."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, shape: SpeakerEncoderConfig) -> None:
         super().__init__()
-        shape = SpeakerEncoderConfig.read(values)
         self.shape = shape
         channels = shape.enc_channels
         first = TimeDelayBlock(shape.mel_dim, channels[0], shape.enc_kernel_sizes[0], shape.enc_dilations[0])

@@ -62,12 +62,6 @@ class Talker(nn.Module):
         out: Tensor = self.text_projection(self.model.text_embedding(ids))
         return out
 
-    def embed_codes(self, ids: list[int]) -> Tensor:
-        """Ids of the talker's codec vocabulary -> rows [ids, hidden]."""
-        tensor = torch.tensor(ids, dtype=torch.long, device=self.codec_head.weight.device)
-        out: Tensor = self.model.codec_embedding(tensor)
-        return out
-
     def embed_frames(self, frames: Tensor) -> Tensor:
         """Frames [n, groups] -> rows [n, hidden]: the sum over the codebooks' embeddings, in their order."""
         first = self.model.codec_embedding(frames[:, 0])

@@ -6,9 +6,10 @@ import torch
 from safetensors.torch import save_file
 
 from deployments.codec.config import SpeechTokenizerConfig
-from deployments.codec.decoder import CodecDecoder, DecoderNetwork
+from deployments.codec.decoder import CodecDecoder
 from deployments.codec.encoder import EncoderNetwork
-from deployments.codec.random_init import randomize_codec
+from deployments.codec.reference import DecoderNetwork
+from talkray_tools.random_codec import randomize_codec
 
 CONFIG = {
     "model_type": "qwen3_tts_tokenizer_12hz",

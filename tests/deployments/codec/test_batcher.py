@@ -26,7 +26,7 @@ def job(deadline_s: float, *, frames: int = 1) -> DecodeJob:
 
 
 class FakeDecoder:
-    """Notes which jobs reach it in one tick, and finishes them when told."""
+    """Notes which jobs reach it in one tick, and finishes them when a test asks for it."""
 
     def __init__(self) -> None:
         self.calls: list[list[float]] = []  # deadlines by tick

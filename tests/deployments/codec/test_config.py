@@ -7,7 +7,7 @@ import pytest
 
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.errors import CheckpointError
-from deployments.released import SHAPES
+from talkray_tools.released import SHAPES
 
 
 @pytest.fixture
@@ -58,9 +58,9 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str | None) -> None:
 
 def test_released_shapes_suit_matrix_units_and_tiny_ones_do_not() -> None:
     for name, suits in (("1.7B-CustomVoice", True), ("0.6B-Base", True), ("tiny-CustomVoice", False)):
-        decoder = SpeechTokenizerConfig.from_dict(SHAPES[name].codec_json()).decoder
+        decoder = SpeechTokenizerConfig.from_dict(SHAPES[name].codec).decoder
         assert decoder.suits_matrix_units is suits
 
 
 def test_a_dozen_frames_reach_into_a_sample_of_the_released_shape() -> None:
-    assert SpeechTokenizerConfig.from_dict(SHAPES["1.7B-CustomVoice"].codec_json()).decoder.convolved_frames == 11
+    assert SpeechTokenizerConfig.from_dict(SHAPES["1.7B-CustomVoice"].codec).decoder.convolved_frames == 11

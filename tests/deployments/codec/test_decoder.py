@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.codec.cpu_decoder import piece_rows
 from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
+from deployments.codec.torch_backend import piece_rows
 from deployments.errors import EngineError
 
 TOLERANCE = 1e-5  # the waveform has a standard deviation of 0.15
@@ -35,6 +36,15 @@ def test_streamed_equals_whole(decoder: CodecDecoder, codes: Tensor, sizes: list
     assert streamed.shape == whole.shape == (3, 40 * decoder.frame_samples)
     assert (streamed - whole).abs().max() < TOLERANCE
     assert np.abs(to_pcm16(streamed).astype(int) - to_pcm16(whole)).max() <= 1
+
+
+def test_the_folded_pass_computes_what_the_checkpoint_says(
+    networks: tuple[DecoderNetwork, object], decoder: CodecDecoder, codes: Tensor
+) -> None:
+    folded, _ = stream(decoder, codes, [7])
+    with torch.no_grad():
+        unfolded = networks[0](codes)
+    assert (folded - unfolded).abs().max() < TOLERANCE
 
 
 def test_batched_equals_alone_at_different_positions(decoder: CodecDecoder, codes: Tensor) -> None:

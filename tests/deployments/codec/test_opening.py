@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from deployments.codec.batcher import Decoded, DecodeJob, decode_batch
-from deployments.codec.chunking import ChunkPlan
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
-from deployments.codec.frames import all_frames
-from deployments.codec.stream import Opening, Start, StreamDecoder
+from deployments.codec.planner import ChunkPlan
+from deployments.codec.stream import DecodingStart, StreamDecoder
 from deployments.errors import TalkerLost
+from deployments.frames import all_frames
 from deployments.protocol import (
     ALL_FRAMES,
     Codes,
@@ -82,9 +82,13 @@ def whole(decoder: CodecDecoder, codes: Tensor) -> np.ndarray:
 
 
 def start_of(decode: Decode, decoder: CodecDecoder, talker: Talker, frames: int, sizes: tuple[list[int], list[int]]):  # type: ignore[no-untyped-def]
-    stream = StreamDecoder(decode, ChunkPlan((1, 2, 4, 8, 12)), None, sample_rate=SAMPLE_RATE)
-    opening = Opening(frames, 2 * decoder.frame_samples)
-    return stream.run(talker.frames(*sizes), Start(decoder.initial_state()), opening)
+    stream = stream_of(decode, decoder, DecodingStart(decoder.initial_state()))
+    return stream.run(talker.frames(*sizes), gpu_frames=frames)
+
+
+def stream_of(decode: Decode, decoder: CodecDecoder, start: DecodingStart) -> StreamDecoder:
+    plan = ChunkPlan((1, 2, 4, 8, 12))
+    return StreamDecoder(decode, plan, start, frame_samples=decoder.frame_samples, sample_rate=SAMPLE_RATE)
 
 
 async def collect(chunks: AsyncGenerator[PcmChunk, None]) -> list[PcmChunk]:
@@ -175,24 +179,25 @@ async def test_leaving_during_the_opening_leaves_nothing_behind(
 
 
 async def test_the_next_talker_brings_the_audio_that_the_lost_one_owes() -> None:
-    frame_bytes, codes = 20, np.arange(40, dtype=np.int16)[:, None].repeat(4, axis=1)
+    frame_samples, codes = 10, np.arange(40, dtype=np.int16)[:, None].repeat(4, axis=1)
     asked: list[GenerateRequest] = []
 
     async def generate(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         asked.append(request)
         if len(asked) == 1:
             yield FrameChunk(codes[:7], 3)
-            yield FrameChunk(codes[:0], 3, None, bytes(3 * frame_bytes))
+            yield FrameChunk(codes[:0], 3, None, bytes(3 * 2 * frame_samples))
             raise TalkerLost("gone")
-        yield FrameChunk(codes[7:], 3, FinishReason.STOP, bytes(9 * frame_bytes))
+        yield FrameChunk(codes[7:], 3, FinishReason.STOP, bytes(9 * 2 * frame_samples))
 
     request = GenerateRequest(SynthesisRequest("test", "Hello."), gpu_frames=12)
-    chunks = [chunk async for chunk in all_frames(generate, request, frame_bytes=frame_bytes)]
+    chunks = [chunk async for chunk in all_frames(generate, request, lambda chunk: chunk, frame_samples=frame_samples)]
     assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes)
     first, second = asked
-    assert (first.prefix, first.heard, first.gpu_frames) == (None, None, 12)
-    assert second.prefix is not None
-    assert (len(second.prefix), second.heard, second.gpu_frames) == (7, 3, 9)
+    assert (first.synthesis.resume, first.gpu_frames) == (None, 12)
+    resume = second.synthesis.resume
+    assert resume is not None
+    assert (len(resume.codes), resume.samples, second.gpu_frames) == (7, 3 * frame_samples, 9)
 
 
 @pytest.mark.parametrize("position", [1, 20])
@@ -203,9 +208,9 @@ async def test_a_stream_that_goes_on_here_is_replayed_beside_the_talkers_audio(
     known, size = codes[0].numpy().astype(np.int16), decoder.frame_samples
     expected = whole(decoder, codes[0])[position * size :]
     talker, decode = Talker(known[position:], expected[: frames * size], size), Decode(decoder)
-    stream = StreamDecoder(decode, ChunkPlan((1, 2, 4, 8, 12)), None, sample_rate=SAMPLE_RATE)
-    start = Start(decoder.initial_state(), behind=known[:position], position=position * size)
-    chunks = await collect(stream.run(talker.frames([4], [2]), start, Opening(frames, 2 * size)))
+    start = DecodingStart(decoder.initial_state(), behind=known[:position], position=position * size)
+    stream = stream_of(decode, decoder, start)
+    chunks = await collect(stream.run(talker.frames([4], [2]), gpu_frames=frames))
     pcm = joined(chunks)
     assert pcm.shape == expected.shape
     assert np.abs(pcm.astype(int) - expected).max() <= 1

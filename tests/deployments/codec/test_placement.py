@@ -2,7 +2,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from deployments.codec.placement import Placement
+from deployments.codec.service import Placement
 from deployments.config import CodecConfig
 from deployments.protocol import ALL_FRAMES
 

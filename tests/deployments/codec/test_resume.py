@@ -12,7 +12,7 @@ import torch
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.service import CodecService
 from deployments.errors import TalkerLost
-from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, PcmChunk, Reference, Resume
+from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, PcmChunk, Progress, Reference
 from tests.deployments.codec.test_service import REQUEST, collect, joined_pcm, make_service, random_codes
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,6 @@ class Talker:
         done = 0 if request.prefix is None else len(request.prefix)
         if request.prefix is not None:
             assert np.array_equal(request.prefix, self._codes[:done])
-        assert request.synthesis.resume is None
         self.prefixes.append(done)
         end = self._dies_at.pop(0) if self._dies_at else len(self._codes)
         for frame in self._codes[done:end]:
@@ -84,7 +83,7 @@ async def test_behind_any_chunk_the_next_sample_follows(
     assert len(whole) >= 8
     have = whole[:num_chunks]
     codes = joined_codes(have) if have else CODES[:0]
-    resume = Resume(codes, have[-1].position if have else 0)
+    resume = Progress(codes, have[-1].position if have else 0)
     talker = Talker()
     rest = await collect(codec.synthesize(replace(request, resume=resume), talker.generate))
     assert talker.prefixes == [len(codes)]
@@ -96,14 +95,14 @@ async def test_behind_any_chunk_the_next_sample_follows(
 @pytest.mark.parametrize("position", [0, 1, 1919, 1920, 5000, 20 * FRAME_SAMPLES])
 async def test_any_sample_can_be_the_next(service: CodecService, position: int) -> None:
     whole = joined_pcm(await collect(service.synthesize(REQUEST, Talker().generate)))
-    request = replace(REQUEST, resume=Resume(CODES[:20], position))
+    request = replace(REQUEST, resume=Progress(CODES[:20], position))
     chunks = await collect(service.synthesize(request, Talker().generate))
     assert np.array_equal(joined_codes(chunks), CODES[20:])
     assert_within_one_lsb(joined_pcm(chunks), whole[position:])
 
 
 async def test_all_frames_may_exist_already(service: CodecService) -> None:
-    request = replace(REQUEST, resume=Resume(CODES, len(CODES) * FRAME_SAMPLES))
+    request = replace(REQUEST, resume=Progress(CODES, len(CODES) * FRAME_SAMPLES))
     chunks = await collect(service.synthesize(request, Talker().generate))
     assert joined_pcm(chunks).size == 0
     assert chunks[-1].finish_reason is FinishReason.STOP
@@ -114,7 +113,7 @@ async def test_a_quiet_start_is_trimmed_once(service: CodecService) -> None:
     trimming = replace(REQUEST, leading_silence=False)
     whole = await collect(service.synthesize(trimming, Talker().generate))
     for num_codes, position in ((5, 0), (5, 5 * FRAME_SAMPLES)):
-        request = replace(trimming, resume=Resume(CODES[:num_codes], position))
+        request = replace(trimming, resume=Progress(CODES[:num_codes], position))
         rest = joined_pcm(await collect(service.synthesize(request, Talker().generate)))
         expected = joined_pcm(whole) if position == 0 else joined_pcm(whole)[-(len(CODES) - 5) * FRAME_SAMPLES :]
         assert_within_one_lsb(rest, expected)
@@ -133,6 +132,6 @@ def test_a_recalled_state_decodes_as_one_that_decoded_everything(
 
 
 async def test_leaving_a_resumed_stream_closes_it(service: CodecService) -> None:
-    request = replace(REQUEST, resume=Resume(CODES[:20], 0))
+    request = replace(REQUEST, resume=Progress(CODES[:20], 0))
     async with aclosing(service.synthesize(request, Talker().generate)) as chunks:
         assert (await anext(chunks)).pcm

@@ -152,7 +152,7 @@ async def test_a_clone_goes_on_from_its_reference(
     chunks = await collect(base.synthesize(request, talker.generate))
     reference_codes = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer").encode(audio)
     (asked,) = talker.requests
-    assert asked.synthesis is request
+    assert asked.synthesis == request
     assert asked.reference_codes is not None
     assert np.array_equal(asked.reference_codes, reference_codes)
     assert_same_audio(chunks, one_shot(random_codes(3), kind="Base", behind=reference_codes))
@@ -225,7 +225,9 @@ def test_every_call_has_been_made_before_a_replica_is_ready(
         return decode(decoder, codes, states)
 
     monkeypatch.setattr(CodecDecoder, "decode", noting)
-    config = CodecConfig(chunk_frames=(1, 4), max_batch_size=4, max_batch_frames=8, max_call_s=60, precision="float32")
+    for name, value in (("MAX_BATCH_SIZE", 4), ("MAX_BATCH_FRAMES", 8), ("MAX_CALL_S", 60.0)):
+        monkeypatch.setattr(f"deployments.codec.loading.{name}", value)
+    config = CodecConfig(chunk_frames=(1, 4), precision="float32")
     assert load_codec(tiny, config).largest_batches == {1: 4, 4: 2}
     assert shapes == {(1, 1), (2, 1), (4, 1), (1, 4), (2, 4)}
     shapes.clear()

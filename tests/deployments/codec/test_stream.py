@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from deployments.codec.batcher import Decoded, DecodeJob, decode_batch
-from deployments.codec.chunking import ChunkPlan
 from deployments.codec.decoder import CodecDecoder, to_pcm16
-from deployments.codec.silence import LeadingSilence
+from deployments.codec.planner import ChunkPlan
 from deployments.codec.state import DecoderState
-from deployments.codec.stream import Start, StreamDecoder
+from deployments.codec.stream import Decode, DecodingStart, StreamDecoder
 from deployments.errors import EngineError, TalkerLost
 from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk
+from deployments.silence import LeadingSilence
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +22,7 @@ GROUPS = 4
 FRAME_SAMPLES = 30
 SAMPLE_RATE = 300
 RAMP = (1, 2, 4, 8, 12)
-NOWHERE = Start(DecoderState(0, ()))
+NOWHERE = DecodingStart(DecoderState(0, ()))
 
 
 class Source:
@@ -67,8 +67,14 @@ def numbered(count: int, *, start: int = 1) -> Codes:
     return np.arange(start, start + count, dtype=np.int16)[:, None].repeat(GROUPS, axis=1)
 
 
+def decoder_of(decode: Decode, *, silence: LeadingSilence | None = None) -> StreamDecoder:
+    return StreamDecoder(
+        decode, ChunkPlan(RAMP), NOWHERE, frame_samples=FRAME_SAMPLES, sample_rate=SAMPLE_RATE, silence=silence
+    )
+
+
 def run(decode: FakeDecode, source: Source, *, silence: LeadingSilence | None = None) -> AsyncGenerator[PcmChunk, None]:
-    return StreamDecoder(decode, ChunkPlan(RAMP), silence, sample_rate=SAMPLE_RATE).run(source.frames(), NOWHERE)
+    return decoder_of(decode, silence=silence).run(source.frames())
 
 
 async def collect(chunks: AsyncGenerator[PcmChunk, None]) -> list[PcmChunk]:
@@ -216,8 +222,8 @@ async def test_a_cancelled_stream_closes_the_talkers_too(decode: FakeDecode, whi
             closed.set()
 
     closed = asyncio.Event()
-    decoder = StreamDecoder(decode, ChunkPlan(RAMP), None, sample_rate=SAMPLE_RATE)
-    stream = asyncio.create_task(collect(decoder.run(frames(), NOWHERE)))
+    decoder = decoder_of(decode)
+    stream = asyncio.create_task(collect(decoder.run(frames())))
     await reached.wait()
     stream.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -231,9 +237,9 @@ async def test_a_decoder_that_fails_ends_the_stream_and_closes_the_talkers() -> 
         raise EngineError("bad codes")
 
     source = Source(numbered(1), asyncio.Event(), numbered(1), reason=FinishReason.STOP)
-    stream = StreamDecoder(failing, ChunkPlan(RAMP), None, sample_rate=SAMPLE_RATE)
+    stream = decoder_of(failing)
     with pytest.raises(EngineError, match="bad codes"):
-        await collect(stream.run(source.frames(), NOWHERE))
+        await collect(stream.run(source.frames()))
     assert source.closed.is_set()
 
 
@@ -281,8 +287,9 @@ async def test_audio_equals_the_one_shot_audio_however_frames_arrive(
         if seed % 2:
             yield FrameChunk(whole[:0], 5, FinishReason.STOP)
 
-    stream = StreamDecoder(decode, ChunkPlan(RAMP), None, sample_rate=SAMPLE_RATE)
-    chunks = await collect(stream.run(ragged(), Start(decoder.initial_state())))
+    start = DecodingStart(decoder.initial_state())
+    stream = StreamDecoder(decode, ChunkPlan(RAMP), start, frame_samples=decoder.frame_samples, sample_rate=SAMPLE_RATE)
+    chunks = await collect(stream.run(ragged()))
     audio, _ = decoder.decode(codes[:1], [decoder.initial_state()])
     difference = joined_pcm(chunks).astype(int) - to_pcm16(audio[0]).astype(int)
     assert np.abs(difference).max() <= 1

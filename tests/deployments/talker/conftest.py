@@ -6,6 +6,7 @@ import pytest
 
 from deployments.config import TalkerConfig
 from deployments.talker.engine import Engine
+from deployments.talker.loading import build_engine
 
 CONFIG = TalkerConfig(device="cpu", max_num_seqs=4, max_model_len=512, kv_block_size=8)
 
@@ -13,7 +14,7 @@ CONFIG = TalkerConfig(device="cpu", max_num_seqs=4, max_model_len=512, kv_block_
 @pytest.fixture(scope="session")
 def engine_of(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], Engine]:
     """By kind of checkpoint: an engine, idle as each test has to leave it."""
-    return cache(lambda name: Engine(tiny_checkpoint(name), CONFIG))
+    return cache(lambda name: build_engine(tiny_checkpoint(name), CONFIG))
 
 
 @pytest.fixture

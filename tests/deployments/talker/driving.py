@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, Sampling, SynthesisRequest
+from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, Progress, Sampling, SynthesisRequest
 from deployments.talker.engine import Engine
 
 GREEDY = Sampling(do_sample=False, subtalker_dosample=False, repetition_penalty=1.0)
@@ -37,13 +37,27 @@ def ask(
     return GenerateRequest(SynthesisRequest("test", text, sampling=options, **fields))  # type: ignore[arg-type]
 
 
-def drain(engine: Engine) -> dict[int, Spoken]:
-    """Step until nothing is left: what each sequence said from here on."""
+def resumed(request: GenerateRequest, codes: Codes, *, samples: int = 0) -> GenerateRequest:
+    """`request` as another replica goes on with it: behind `codes`, of which `samples` have been delivered."""
+    return replace(request, synthesis=replace(request.synthesis, resume=Progress(codes, samples)))
+
+
+def drain(engine: Engine, failures: dict[int, Exception] | None = None) -> dict[int, Spoken]:
+    """Step until nothing is left: what each sequence said from here on. Only where `failures` collects them may any
+    sequence fail.
+    """
     chunks: dict[int, list[FrameChunk]] = {}
+    failed: dict[int, Exception] = {}
     while not engine.is_idle:
-        for output in engine.step():
-            chunks.setdefault(output.sequence_id, []).append(output.chunk)
-    engine.scheduler.check_integrity()
+        output = engine.step()
+        failed.update(output.failures)
+        for number, chunk in output.chunks:
+            chunks.setdefault(number, []).append(chunk)
+    engine.check_integrity()
+    if failures is None:
+        assert failed == {}
+    else:
+        failures.update(failed)
     return {number: Spoken.join(of_one) for number, of_one in chunks.items()}
 
 
@@ -61,8 +75,8 @@ def speak_all(engine: Engine, requests: Iterable[GenerateRequest], *, steps_betw
     while waiting or not engine.is_idle:
         while waiting and steps >= waiting[0][0] * steps_between:
             engine.add(*waiting.pop(0))
-        for output in engine.step():
-            chunks.setdefault(output.sequence_id, []).append(output.chunk)
+        for number, chunk in engine.step().chunks:
+            chunks.setdefault(number, []).append(chunk)
         steps += 1
-    engine.scheduler.check_integrity()
+    engine.check_integrity()
     return [Spoken.join(chunks[number]) for number in sorted(chunks)]

@@ -8,9 +8,10 @@ import torch
 
 from deployments.config import TalkerConfig
 from deployments.protocol import Sampling
-from deployments.random_checkpoint import Options, write_checkpoint
-from deployments.released import SHAPES
 from deployments.talker.engine import Engine
+from deployments.talker.loading import build_engine, warm_up
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.released import SHAPES
 from tests.deployments.talker.driving import GREEDY, Spoken, ask, speak_all
 
 pytestmark = pytest.mark.gpu
@@ -45,7 +46,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(checkpoint: Path, *, device: str = "cuda") -> Engine:
     config = TalkerConfig(device=device, dtype="float32", max_num_seqs=4, max_model_len=1024)
-    return Engine(checkpoint, config)
+    return build_engine(checkpoint, config)
 
 
 def assert_same(spoken: list[Spoken], expected: list[Spoken]) -> None:
@@ -56,7 +57,7 @@ def assert_same(spoken: list[Spoken], expected: list[Spoken]) -> None:
 
 def test_recorded_steps_give_the_codes_of_plain_ones(checkpoint: Path) -> None:
     plain, recorded = load(checkpoint), load(checkpoint)
-    recorded.warm_up()
+    warm_up(recorded)
     before = recorded.runner.num_eager
     assert_same(speak_all(recorded, REQUESTS, steps_between=2), speak_all(plain, REQUESTS, steps_between=2))
     assert recorded.runner.num_eager == before
@@ -64,7 +65,7 @@ def test_recorded_steps_give_the_codes_of_plain_ones(checkpoint: Path) -> None:
 
 def test_greedy_codes_are_those_of_the_cpu(checkpoint: Path) -> None:
     recorded = load(checkpoint)
-    recorded.warm_up()
+    warm_up(recorded)
     expected = speak_all(load(checkpoint, device="cpu"), GREEDY_REQUESTS)
     assert_same(speak_all(recorded, GREEDY_REQUESTS), expected)
     assert_same(speak_all(recorded, GREEDY_REQUESTS, steps_between=3), expected)

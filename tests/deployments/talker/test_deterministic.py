@@ -1,6 +1,5 @@
 """`deterministic: true` on a GPU: a stream's codes are those it has alone, whoever runs beside it."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,19 +8,36 @@ import torch
 
 from deployments.config import TalkerConfig
 from deployments.protocol import GenerateRequest, Sampling
-from deployments.random_checkpoint import Options, write_checkpoint
-from deployments.released import SHAPES, StackShape
 from deployments.talker.engine import Engine
 from deployments.talker.kv_cache import KVCache
+from deployments.talker.loading import build_engine, warm_up
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.sequence import Sequence
-from tests.deployments.talker.driving import GREEDY, ask, speak, speak_all
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.released import SHAPES, Json
+from tests.deployments.talker.driving import GREEDY, ask, resumed, speak, speak_all
 
 pytestmark = pytest.mark.gpu
 
 TINY = SHAPES["tiny-CustomVoice"]
-# Two layers as wide as those of the 1.7B checkpoint, in which the measured tiles run.
-WIDE = replace(TINY, talker=StackShape(2048, 6144, 2, 16, 8, 128), predictor=StackShape(1024, 3072, 2, 16, 8, 128))
+LARGE = SHAPES["1.7B-CustomVoice"].config["talker_config"]
+WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+
+
+def two_layers(stack: Json) -> Json:
+    return {**{key: stack[key] for key in WIDTHS}, "num_hidden_layers": 2}
+
+
+# As wide as the layers of the 1.7B checkpoint, in which the measured tiles run.
+WIDE = TINY.changed(
+    {
+        "talker_config": {
+            **two_layers(LARGE),
+            "rope_scaling": LARGE["rope_scaling"],
+            "code_predictor_config": two_layers(LARGE["code_predictor_config"]),
+        }
+    }
+)
 BLOCK_SIZE, MAX_NUM_SEQS = 64, 24
 SAMPLINGS = (Sampling(), Sampling(temperature=1.3, subtalker_top_k=0), Sampling(top_p=0.8, subtalker_top_p=0.7), GREEDY)
 
@@ -53,7 +69,7 @@ def load(checkpoint: Path, *, num_blocks: int = 1000) -> Engine:
         kv_block_size=BLOCK_SIZE,
         kv_cache_bytes=num_blocks * BLOCK_SIZE * KVCache.bytes_per_position(talker, torch.bfloat16),
     )
-    return Engine(checkpoint, config)
+    return build_engine(checkpoint, config)
 
 
 @pytest.mark.parametrize("shape", [TINY, WIDE], ids=["tiny", "wide"])
@@ -62,7 +78,7 @@ def test_codes_do_not_depend_on_company(shape: object, tmp_path: Path, monkeypat
     requests = random_requests(40)
     engine = load(tmp_path / "checkpoint")
     assert "fused" in engine.runner.step.name
-    engine.warm_up()
+    warm_up(engine)
     before = engine.runner.num_eager
     alone = [speak(engine, request) for request in requests]
 
@@ -72,8 +88,8 @@ def test_codes_do_not_depend_on_company(shape: object, tmp_path: Path, monkeypat
 
     check([spoken.codes for spoken in speak_all(engine, requests)])
     check([spoken.codes for spoken in speak_all(engine, requests, steps_between=3)])
-    resumed = [replace(request, prefix=one.codes[:4]) for request, one in zip(requests, alone, strict=True)]
-    rests = speak_all(engine, resumed, steps_between=1)
+    later = [resumed(request, one.codes[:4]) for request, one in zip(requests, alone, strict=True)]
+    rests = speak_all(engine, later, steps_between=1)
     check([np.concatenate((one.codes[:4], rest.codes)) for one, rest in zip(alone, rests, strict=True)])
     assert engine.runner.num_eager == before
 

@@ -11,17 +11,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from deployments.config import TalkerConfig
-from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
+from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, GenerateRequest, Reference, Sampling
 from deployments.talker import engine as engine_module
-from deployments.talker.engine import Engine, complete
+from deployments.talker import length_limits
+from deployments.talker.engine import Engine, StepOutput, complete
 from deployments.talker.kv_cache import KVCache
+from deployments.talker.loading import build_engine, warm_up
 from deployments.talker.model.predictor import CodePredictor
 from deployments.talker.model.talker import Talker
-from deployments.talker.model_runner import Flight
+from deployments.talker.model_runner import LaunchedStep
 from deployments.talker.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
-from tests.deployments.talker.driving import GREEDY, Spoken, ask, drain, speak, speak_all
+from tests.deployments.talker.driving import GREEDY, Spoken, ask, drain, resumed, speak, speak_all
 
 LONG_TEXT = "A text that is a good deal longer than the other ones, so that its prompt takes several passes. " * 2
 MIX = [
@@ -42,9 +44,9 @@ def same(one: Spoken, other: Spoken) -> bool:
 
 def with_blocks(directory: Path, config: TalkerConfig, num_blocks: int) -> Engine:
     """An engine whose cache has room for so many blocks, the scratch block not counted."""
-    bytes_per_position = KVCache.bytes_per_position(Engine(directory, config).model.talker, torch.float32)
+    bytes_per_position = KVCache.bytes_per_position(build_engine(directory, config).model.talker, torch.float32)
     cache_bytes = (num_blocks + 1) * config.kv_block_size * bytes_per_position
-    return Engine(directory, config.model_copy(update={"kv_cache_bytes": cache_bytes}))
+    return build_engine(directory, config.model_copy(update={"kv_cache_bytes": cache_bytes}))
 
 
 def record_prefills(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -101,10 +103,8 @@ def test_codes_are_equal_alone_and_batched(
 @pytest.mark.parametrize("place", [0.15, 0.6])
 def test_codes_are_equal_resumed(engine: Engine, alone: list[Spoken], place: float) -> None:
     cuts = [int(len(spoken.codes) * place) for spoken in alone]
-    resumed = [
-        replace(request, prefix=spoken.codes[:cut]) for request, spoken, cut in zip(MIX, alone, cuts, strict=True)
-    ]
-    rests = speak_all(engine, resumed, steps_between=1)
+    later = [resumed(request, spoken.codes[:cut]) for request, spoken, cut in zip(MIX, alone, cuts, strict=True)]
+    rests = speak_all(engine, later, steps_between=1)
     for spoken, cut, rest in zip(alone, cuts, rests, strict=True):
         assert np.array_equal(rest.codes, spoken.codes[cut:])
         assert rest.reason is spoken.reason
@@ -112,14 +112,14 @@ def test_codes_are_equal_resumed(engine: Engine, alone: list[Spoken], place: flo
 
 def test_codes_are_equal_resumed_alone_a_frame_before_the_end(engine: Engine, alone: list[Spoken]) -> None:
     for request, spoken in zip(MIX, alone, strict=True):
-        rest = speak(engine, replace(request, prefix=spoken.codes[:-1]))
+        rest = speak(engine, resumed(request, spoken.codes[:-1]))
         assert np.array_equal(rest.codes, spoken.codes[-1:])
         assert rest.reason is spoken.reason
 
 
 def test_a_stream_of_which_only_the_end_was_lost_just_ends(engine: Engine, alone: list[Spoken]) -> None:
-    resumed = [replace(request, prefix=spoken.codes) for request, spoken in zip(MIX, alone, strict=True)]
-    rests = speak_all(engine, resumed)
+    later = [resumed(request, spoken.codes) for request, spoken in zip(MIX, alone, strict=True)]
+    rests = speak_all(engine, later)
     assert [len(rest.codes) for rest in rests] == [0] * len(MIX)
     assert [rest.reason for rest in rests] == [spoken.reason for spoken in alone]
 
@@ -128,11 +128,11 @@ def test_a_stream_that_just_ends_leaves_the_others_alone(engine: Engine, alone: 
     ended = next(number for number, spoken in enumerate(alone) if spoken.reason is FinishReason.STOP)
     going = next(number for number in range(len(MIX)) if number != ended)
     engine.add(1, MIX[going])
-    first = engine.step()
-    engine.add(2, replace(MIX[ended], prefix=alone[ended].codes))
+    [(_, first)] = engine.step().chunks
+    engine.add(2, resumed(MIX[ended], alone[ended].codes))
     rest = drain(engine)
     assert len(rest[2].codes) == 0
-    assert np.array_equal(np.concatenate([first[0].chunk.codes, rest[1].codes]), alone[going].codes)
+    assert np.array_equal(np.concatenate([first.codes, rest[1].codes]), alone[going].codes)
 
 
 def test_every_pass_on_cpu_has_the_same_number_of_rows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_codes_are_equal_when_blocks_run_out(
 
 def test_codes_are_equal_after_preemption(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [ask("Short.", seed=seed, frames=20, ignore_eos=True) for seed in range(4)]
-    whole = speak_all(Engine(checkpoint, CONFIG), requests)
+    whole = speak_all(build_engine(checkpoint, CONFIG), requests)
     engine = with_blocks(checkpoint, CONFIG, 12)  # each begins with 3 blocks and ends with 5
     prefilled = record_prefills(engine, monkeypatch)
     together = speak_all(engine, requests)
@@ -186,7 +186,7 @@ def test_codes_are_equal_for_the_other_kinds(engine_of: Kinds, kind: str) -> Non
     together = speak_all(engine, requests, steps_between=2)
     assert [same(*pair) for pair in zip(whole, together, strict=True)] == [True] * len(requests)
     for request, spoken in zip(requests, whole, strict=True):
-        rest = speak(engine, replace(request, prefix=spoken.codes[:4]))
+        rest = speak(engine, resumed(request, spoken.codes[:4]))
         assert np.array_equal(rest.codes, spoken.codes[4:])
     assert len({spoken.codes.tobytes() for spoken in whole}) == len(requests)
 
@@ -253,7 +253,9 @@ def test_end_of_speech_can_be_ignored(engine: Engine, monkeypatch: pytest.Monkey
 
 
 def test_a_runaway_is_cut_by_the_length_of_its_text(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(checkpoint, CONFIG.model_copy(update={"runaway_frames_per_token": 2, "runaway_min_frames": 9}))
+    monkeypatch.setattr(length_limits, "_RUNAWAY_FRAMES_PER_TOKEN", 2)
+    monkeypatch.setattr(length_limits, "_RUNAWAY_MIN_FRAMES", 9)
+    engine = build_engine(checkpoint, CONFIG)
     push_end_of_speech(monkeypatch, -1e4)
     requests = [ask("Hey", frames=90), ask("Hello you.", frames=90), ask("Hello you.", frames=20)]
     on_purpose = ask("Hello you.", frames=22, ignore_eos=True)
@@ -263,7 +265,7 @@ def test_a_runaway_is_cut_by_the_length_of_its_text(checkpoint: Path, monkeypatc
 
 
 def test_a_sequence_ends_where_its_context_is_full(checkpoint: Path) -> None:
-    engine = Engine(checkpoint, CONFIG.model_copy(update={"max_model_len": 64}))
+    engine = build_engine(checkpoint, CONFIG.model_copy(update={"max_model_len": 64}))
     request = ask("A somewhat longer text.", frames=500, ignore_eos=True)
     rows = engine.prompts.build(request).num_rows
     spoken = speak(engine, request)
@@ -295,7 +297,7 @@ def test_requests_beyond_the_cache_wait_instead_of_failing(checkpoint: Path) -> 
 
 
 def test_a_full_line_is_overload(checkpoint: Path) -> None:
-    engine = Engine(checkpoint, CONFIG.model_copy(update={"max_num_seqs": 1, "max_num_waiting": 1}))
+    engine = build_engine(checkpoint, CONFIG.model_copy(update={"max_num_seqs": 1, "max_num_waiting": 1}))
     for number in range(2):
         engine.add(number, ask())
     with pytest.raises(Overloaded):
@@ -308,11 +310,11 @@ def test_abort_frees_what_a_sequence_holds_and_leaves_the_others_alone(engine: E
     numbers = [0, 1, 2, 3, 4]  # the last one waits
     for number in numbers:
         engine.add(number, MIX[number])
-    chunks = engine.step()
-    assert {output.sequence_id for output in chunks} == {0, 1, 2, 3}
+    chunks = engine.step().chunks
+    assert {number for number, _ in chunks} == {0, 1, 2, 3}
     before = engine.scheduler.blocks.num_free
     engine.abort(1)
-    engine.scheduler.check_integrity()
+    engine.check_integrity()
     assert engine.scheduler.blocks.num_free > before
     engine.abort(4)
     rest = drain(engine)
@@ -326,48 +328,51 @@ def test_who_comes_or_leaves_while_the_device_works_disturbs_nobody(
     engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = itertools.count()
-    monkeypatch.setattr(Flight, "has_codes", property(lambda flight: next(looks) % 2 == 1))
+    monkeypatch.setattr(LaunchedStep, "has_codes", property(lambda step: next(looks) % 2 == 1))
     changes = iter((lambda: engine.add(2, MIX[2]), lambda: engine.abort(1), lambda: engine.add(3, MIX[3])))
     for number in (0, 1):
         engine.add(number, MIX[number])
     spoken: dict[int, list[FrameChunk]] = {}
     while not engine.is_idle:
-        for output in engine.step(meanwhile=lambda: next(changes, lambda: None)()):
-            spoken.setdefault(output.sequence_id, []).append(output.chunk)
-    engine.scheduler.check_integrity()
+        for number, chunk in engine.step(meanwhile=lambda: next(changes, lambda: None)()).chunks:
+            spoken.setdefault(number, []).append(chunk)
+    engine.check_integrity()
     assert len(spoken.pop(1)) == 1
     assert sorted(spoken) == [0, 2, 3]
     for number, chunks in spoken.items():
         assert same(Spoken.join(chunks), alone[number])
 
 
-def test_a_spoilt_state_is_reported_and_leaves_the_others_alone(engine: Engine, alone: list[Spoken]) -> None:
+def test_a_state_that_is_not_finite_is_reported_and_leaves_the_others_alone(
+    engine: Engine, alone: list[Spoken]
+) -> None:
     for number in (0, 1):
         engine.add(number, MIX[number])
-    first = [output for output in engine.step() if output.sequence_id == 1]
+    first = [chunk for number, chunk in engine.step().chunks if number == 1]
     broken = engine.scheduler.running[0].row
     engine.runner.state.hidden[broken, 3] = torch.nan
     second = engine.step()
-    assert [output.sequence_id for output in second] == [1]
-    assert engine.take_spoilt() == [0]
-    assert engine.take_spoilt() == []
-    engine.abort(0)
+    assert [number for number, _ in second.chunks] == [1]
+    [(number, error)] = second.failures
+    assert number == 0
+    assert isinstance(error, TalkerLost)
     rest = drain(engine)
-    codes = [*(output.chunk.codes for output in first + second), rest[1].codes]
+    assert sorted(rest) == [1]
+    codes = [*(chunk.codes for chunk in [*first, second.chunks[0][1]]), rest[1].codes]
     assert np.array_equal(np.concatenate(codes), alone[1].codes)
 
 
 def test_frames_a_listener_does_not_need_yet_are_sent_together(
     checkpoint: Path, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(checkpoint, CONFIG)
+    engine = build_engine(checkpoint, CONFIG)
     monkeypatch.setattr(engine, "_max_held", 4)
     monkeypatch.setattr("deployments.talker.engine.time.monotonic", lambda: 9.0)
     monkeypatch.setattr(engine.scheduler, "_now_s", lambda: 9.0)
     engine.add(0, MIX[0])
     chunks = []
     while not engine.is_idle:
-        chunks += [output.chunk for output in engine.step()]
+        chunks += [chunk for _, chunk in engine.step().chunks]
     sizes = [len(chunk.codes) for chunk in chunks]
     assert sizes[:8] == [1, 1, 1, 1, 1, 1, 4, 4][: len(sizes)]  # 6 frames last for more than 0.4 s
     assert same(Spoken.join(chunks), alone[0])
@@ -381,15 +386,15 @@ def test_aborting_everything_leaves_an_idle_engine(engine: Engine) -> None:
     for number in range(6):
         engine.abort(number)
     assert engine.is_idle
-    assert engine.step() == []
+    assert engine.step() == StepOutput()
     assert engine.scheduler.blocks.num_free == free
-    engine.scheduler.check_integrity()
+    engine.check_integrity()
 
 
 @pytest.mark.parametrize("kind", ["CustomVoice", "VoiceDesign", "Base"])
 def test_warming_up_leaves_no_trace(tiny_checkpoint: Callable[[str], Path], kind: str) -> None:
-    cold, warm = (Engine(tiny_checkpoint(kind), CONFIG) for _ in range(2))
-    warm.warm_up()
+    cold, warm = (build_engine(tiny_checkpoint(kind), CONFIG) for _ in range(2))
+    warm_up(warm)
     assert warm.is_idle
     assert warm.scheduler.blocks.num_free == cold.scheduler.blocks.num_free
     warm.scheduler.check_integrity()
@@ -401,9 +406,9 @@ def test_rows_are_left_clean_for_the_next_sequence(checkpoint: Path) -> None:
     """A strong repetition penalty would show a code that is remembered from another sequence."""
     config = CONFIG.model_copy(update={"max_num_seqs": 1})
     request = ask("Again.", frames=15, sampling=replace(GREEDY, repetition_penalty=5.0), ignore_eos=True)
-    used = Engine(checkpoint, config)
+    used = build_engine(checkpoint, config)
     speak(used, ask(frames=20, ignore_eos=True))
-    assert same(speak(used, request), speak(Engine(checkpoint, config), request))
+    assert same(speak(used, request), speak(build_engine(checkpoint, config), request))
 
 
 def test_options_of_the_request_come_before_those_of_the_checkpoint() -> None:
@@ -413,14 +418,13 @@ def test_options_of_the_request_come_before_those_of_the_checkpoint() -> None:
 
 
 def test_the_description_is_what_the_checkpoint_says(engine_of: Kinds) -> None:
-    custom, base, design = (engine_of(name).describe(name) for name in ("CustomVoice", "Base", "VoiceDesign"))
+    custom, base, design = (engine_of(name).info for name in ("CustomVoice", "Base", "VoiceDesign"))
     assert {"ryan", "vivian", "eric"} < set(custom.voices)
     assert base.voices == design.voices == ()
     assert {"english", "chinese"} < set(custom.languages)
     assert "sichuan_dialect" not in custom.languages
     assert (custom.sample_rate, custom.frame_samples, custom.num_code_groups) == (24000, 1920, 16)
     assert [info.kind.value for info in (custom, base, design)] == ["custom_voice", "base", "voice_design"]
-    assert custom.name == "CustomVoice"
 
 
 @pytest.mark.parametrize(
@@ -450,7 +454,7 @@ def test_a_damaged_checkpoint_fails_with_the_tensors_name(
         tensors[name] = torch.zeros(1)
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError) as caught:
-        Engine(tmp_path, CONFIG)
+        build_engine(tmp_path, CONFIG)
     expected = {
         "missing": f"{name} is missing",
         "mis-shaped": f"{name} has shape [3, 7]",
@@ -461,7 +465,7 @@ def test_a_damaged_checkpoint_fails_with_the_tensors_name(
 
 def test_the_number_of_blocks_follows_the_memory_set_aside(checkpoint: Path) -> None:
     assert with_blocks(checkpoint, CONFIG, 11).scheduler.blocks.num_blocks == 12
-    unlimited = Engine(checkpoint, CONFIG)
+    unlimited = build_engine(checkpoint, CONFIG)
     assert unlimited.scheduler.blocks.num_blocks == CONFIG.max_num_seqs * (CONFIG.max_model_len // 8) + 1
 
 
@@ -483,16 +487,16 @@ def test_a_prefill_that_raises_ends_its_request_alone(
     """Beside one that runs, and two that come with it."""
     trip(monkeypatch, engine, {1})
     engine.add(3, MIX[3])
-    [first] = engine.step()
+    [(_, first)] = engine.step().chunks
     for number in (0, 1, 2):
         engine.add(number, MIX[number])
-    spoken = drain(engine)
-    [(number, error)] = engine.take_failed()
-    assert (number, type(error)) == (1, EngineError)
-    assert "tripped" in str(error)
+    failures: dict[int, Exception] = {}
+    spoken = drain(engine, failures)
+    assert [(number, type(error)) for number, error in failures.items()] == [(1, EngineError)]
+    assert "tripped" in str(failures[1])
     assert sorted(spoken) == [0, 2, 3]
     assert all(same(alone[number], spoken[number]) for number in (0, 2))
-    assert np.array_equal(np.concatenate([first.chunk.codes, spoken[3].codes]), alone[3].codes)
+    assert np.array_equal(np.concatenate([first.codes, spoken[3].codes]), alone[3].codes)
 
 
 def test_a_prefill_that_raises_ends_its_request_where_nothing_else_runs(
@@ -500,20 +504,20 @@ def test_a_prefill_that_raises_ends_its_request_where_nothing_else_runs(
 ) -> None:
     trip(monkeypatch, engine, {5})
     engine.add(5, ask())
-    assert drain(engine) == {}
-    assert [number for number, _ in engine.take_failed()] == [5]
+    failures: dict[int, Exception] = {}
+    assert drain(engine, failures) == {}
+    assert list(failures) == [5]
 
 
 def test_prefills_that_all_raise_are_the_engines_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     trip(monkeypatch, engine, {1, 2, 4})
     for number in range(4):  # 3 is sound: those before it count no more
         engine.add(number, ask(frames=2))
-        drain(engine)
-    engine.take_failed()
+        drain(engine, {})
     trip(monkeypatch, engine, set(range(10)))
     for number in range(2):
         engine.add(number, ask())
-        drain(engine)
+        drain(engine, {})
     engine.add(2, ask())
     with pytest.raises(ValueError, match="tripped"):
         engine.step()
@@ -532,9 +536,9 @@ def test_a_prefill_that_loses_the_device_ends_the_engine(engine: Engine, monkeyp
     engine.abort(1)
 
 
-@pytest.mark.parametrize("fault", ["raises", "spoils"])
+@pytest.mark.parametrize("fault", ["raises", "not finite"])
 def test_an_engine_that_cannot_warm_up_says_so(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    engine = Engine(checkpoint, CONFIG)
+    engine = build_engine(checkpoint, CONFIG)
     if fault == "raises":
         trip(monkeypatch, engine, {-1})
     else:
@@ -543,28 +547,27 @@ def test_an_engine_that_cannot_warm_up_says_so(checkpoint: Path, monkeypatch: py
             engine.runner, "prefill", lambda sequences: [engine.runner.state.admit(s, []) for s in sequences]
         )
     with pytest.raises(EngineError):
-        engine.warm_up()
+        warm_up(engine)
 
 
 def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a sequence that gives up its blocks while frames of it are held back."""
     monkeypatch.setattr(engine_module, "_CALM_S", -math.inf)  # hold whatever can be held
     requests = [ask("Short.", seed=seed, frames=20, ignore_eos=True) for seed in range(4)]
-    whole = speak_all(Engine(checkpoint, CONFIG), requests)
+    whole = speak_all(build_engine(checkpoint, CONFIG), requests)
     engine = with_blocks(checkpoint, CONFIG, 12)
     engine._max_held = 8
-    bootstrap = engine._bootstrap = engine._load_bootstrap(engine.runner.device)
-    steps, take = itertools.count(1), bootstrap.take
-    monkeypatch.setattr(bootstrap, "take", lambda: [] if next(steps) % 5 else take())
+    steps, take = itertools.count(1), engine.audio.take
+    monkeypatch.setattr(engine.audio, "take", lambda: [] if next(steps) % 5 else take())
     prefilled = record_prefills(engine, monkeypatch)
     for number, request in enumerate(requests):
         engine.add(number, replace(request, gpu_frames=ALL_FRAMES))
-    frame_bytes = 2 * engine.describe("tiny").frame_samples
+    frame_bytes = 2 * engine.info.frame_samples
     chunks: dict[int, list[FrameChunk]] = {number: [] for number in range(4)}
     while not engine.is_idle:
-        for output in engine.step():
-            of_one = chunks[output.sequence_id]
-            of_one.append(output.chunk)
+        for number, chunk in engine.step().chunks:
+            of_one = chunks[number]
+            of_one.append(chunk)
             num_heard = sum(len(chunk.pcm) for chunk in of_one) // frame_bytes
             assert num_heard <= sum(len(chunk.codes) for chunk in of_one)
     assert len(prefilled) > 4
@@ -574,53 +577,55 @@ def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytes
 
 
 def test_who_finds_no_decoder_slot_is_refused_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(checkpoint, CONFIG)
-    bootstrap = engine._bootstrap = engine._load_bootstrap(engine.runner.device)
-    begin = bootstrap.open
+    engine = build_engine(checkpoint, CONFIG)
+    begin = engine.audio.open
 
     def full_for_one(number: int, prefix: Codes | None, *, heard: int | None = None, frames: int) -> None:
         if number == 1:
             raise Overloaded("full")
         begin(number, prefix, heard=heard, frames=frames)
 
-    monkeypatch.setattr(bootstrap, "open", full_for_one)
+    monkeypatch.setattr(engine.audio, "open", full_for_one)
     for number in range(3):
         engine.add(number, replace(ask("Short.", seed=number, frames=6, ignore_eos=True), gpu_frames=ALL_FRAMES))
     chunks: dict[int, list[FrameChunk]] = {number: [] for number in range(3)}
+    failures = []
     while not engine.is_idle:
-        for output in engine.step():
-            chunks[output.sequence_id].append(output.chunk)
+        output = engine.step()
+        failures += output.failures
+        for number, chunk in output.chunks:
+            chunks[number].append(chunk)
     assert [len(Spoken.join(chunks[number]).codes) for number in (0, 2)] == [6, 6]
     assert chunks[1] == []
-    [(number, error)] = engine.take_failed()
+    [(number, error)] = failures
     assert number == 1
     assert isinstance(error, Overloaded)
 
 
 def test_a_stream_handed_over_behind_its_last_codes_gets_its_last_audio(checkpoint: Path) -> None:
-    engine = Engine(checkpoint, CONFIG)
+    engine = build_engine(checkpoint, CONFIG)
     request = ask("Short.", frames=6, ignore_eos=True)
     frames = speak(engine, request).codes
-    engine.add(1, replace(request, prefix=frames, heard=4, gpu_frames=ALL_FRAMES))
+    engine.add(1, replace(resumed(request, frames, samples=4 * engine.info.frame_samples), gpu_frames=ALL_FRAMES))
     chunks = []
     while not engine.is_idle:
-        chunks += [output.chunk for output in engine.step()]
-    assert sum(len(chunk.pcm) for chunk in chunks) == 2 * 2 * engine.describe("tiny").frame_samples
+        chunks += [chunk for _, chunk in engine.step().chunks]
+    assert sum(len(chunk.pcm) for chunk in chunks) == 2 * 2 * engine.info.frame_samples
     assert chunks[-1].finish_reason is FinishReason.LENGTH
 
 
 def test_a_later_segment_that_would_not_fit_is_refused_with_the_first(checkpoint: Path) -> None:
     """Where the first is spoken already, all that could be done is to break off."""
-    engine = Engine(checkpoint, CONFIG.model_copy(update={"max_model_len": 128}))
+    engine = build_engine(checkpoint, CONFIG.model_copy(update={"max_model_len": 128}))
     with pytest.raises(InvalidRequest, match="shorten") as caught:
         engine.add(0, ask("Short.", following=("Short too.", "a" * 300)))
     assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
     assert engine.is_idle
     longest = max(n for n in range(1, 128) if _fits(engine, "a" * n))
-    engine._check_following(("a" * longest,), engine.prompts.build(ask("Short.")))
+    engine.limits.check_following(("a" * longest,), engine.prompts.build(ask("Short.")))
     with pytest.raises(InvalidRequest):
-        engine._check_following(("a" * (longest + 1),), engine.prompts.build(ask("Short.")))
+        engine.limits.check_following(("a" * (longest + 1),), engine.prompts.build(ask("Short.")))
 
 
 def _fits(engine: Engine, text: str) -> bool:
-    return engine.prompts.build(ask(text)).num_rows < engine.config.max_model_len
+    return engine.prompts.build(ask(text)).num_rows < engine.info.max_text_tokens

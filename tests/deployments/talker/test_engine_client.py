@@ -5,6 +5,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from deployments.errors import CheckpointError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest
-from deployments.talker.deployment import Talker
+from deployments.talker.deployment import TalkerReplica
 from deployments.talker.engine import Engine
 from deployments.talker.engine_client import EngineClient
+from deployments.talker.loading import build_engine
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, speak
 
@@ -49,12 +51,12 @@ async def client(model: str) -> AsyncIterator[EngineClient]:
 
 @pytest.fixture(scope="module")
 def in_process(model: str) -> Engine:
-    return Engine(Path(model), SMALL)
+    return build_engine(Path(model), SMALL)
 
 
 async def test_it_knows_the_model_once_it_is_constructed(client: EngineClient, in_process: Engine, model: str) -> None:
     assert client.is_alive
-    assert client.info == in_process.describe(model)
+    assert client.info == replace(in_process.info, name=model)
 
 
 async def test_frames_are_those_of_the_engine(client: EngineClient, in_process: Engine) -> None:
@@ -123,12 +125,12 @@ async def test_overload_arrives_before_the_first_frame(client: EngineClient) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_process_that_dies_or_stands_still_ends_every_stream(model: str, number: int) -> None:
-    talker = Talker(model, SMALL)
-    streams = [talker.generate(ENDLESS) for _ in range(3)]  # the third one waits for a row
+    talker = TalkerReplica(model, SMALL)
+    streams = [await talker.generate(ENDLESS) for _ in range(3)]  # the third one waits for a row
     await asyncio.gather(*(_first_frame(stream) for stream in streams[:2]))
     third = asyncio.create_task(_first_frame(streams[2]))
     assert (await talker.describe()).name == model
-    assert (await talker.load())[0] == 2
+    assert talker.record_autoscaling_stats()["running"] == 2
     await talker.check_health()
     talker._engine._process.send_signal(number)
     for stream in streams[:2]:
@@ -138,7 +140,7 @@ async def test_a_process_that_dies_or_stands_still_ends_every_stream(model: str,
     with pytest.raises(TalkerLost):
         await third
     with pytest.raises(TalkerLost):
-        await anext(talker.generate(ENDLESS))  # type: ignore[call-overload]
+        await anext(await talker.generate(ENDLESS))
     with pytest.raises(TalkerLost):
         await talker.check_health()
     talker._engine._process.wait()

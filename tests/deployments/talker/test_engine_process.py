@@ -4,6 +4,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -27,8 +28,9 @@ from deployments.talker.channel import (
     Unpacker,
     encode,
 )
-from deployments.talker.engine import Engine, Output
+from deployments.talker.engine import Engine, StepOutput
 from deployments.talker.engine_process import EngineProcess, PipeClosedError
+from deployments.talker.loading import build_engine
 from deployments.talker.model_runner import ModelRunner
 from deployments.talker.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
@@ -122,7 +124,7 @@ def test_it_tells_what_it_loads_and_then_what_it_loaded(start: Start, engine: En
         assert "loading the talker" in stages
         assert " s in all: " in stages[-1]
         assert isinstance(ready, Ready)
-        assert ready.info == engine.describe(start.model)
+        assert ready.info == replace(engine.info, name=start.model)
 
 
 def test_it_speaks_as_its_engine_does(start: Start, checkpoint: Path) -> None:
@@ -131,7 +133,7 @@ def test_it_speaks_as_its_engine_does(start: Start, checkpoint: Path) -> None:
         replica.send(Submit(4, ask()))
         reports = replica.until(is_last(4))
     spoken = Spoken.join(chunks_of(reports, 4))
-    assert np.array_equal(spoken.codes, speak(Engine(checkpoint, start.config), ask()).codes)
+    assert np.array_equal(spoken.codes, speak(build_engine(checkpoint, start.config), ask()).codes)
     assert isinstance(reports[-1], Produced)
     assert (reports[-1].num_running, reports[-1].num_waiting) == (0, 0)
 
@@ -246,22 +248,22 @@ def test_a_request_that_trips_its_prefill_fails_alone(start: Start, monkeypatch:
     assert len(chunks_of(reports, 1)) == 12
 
 
-def spoil(monkeypatch: pytest.MonkeyPatch, number: int, *, after: int) -> None:
+def break_state(monkeypatch: pytest.MonkeyPatch, number: int, *, after: int) -> None:
     """From its frame `after` on, the state of sequence `number` is no number."""
     step = Engine.step
 
-    def spoiling_step(engine: Engine, meanwhile: Callable[[], None] = lambda: None) -> list[Output]:
-        outputs = step(engine, meanwhile)
+    def breaking_step(engine: Engine, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
+        output = step(engine, meanwhile)
         sequence = engine.scheduler.running.get(number)
         if sequence is not None and sequence.num_frames >= after:
             engine.runner.state.hidden[sequence.row] = torch.nan
-        return outputs
+        return output
 
-    monkeypatch.setattr(Engine, "step", spoiling_step)
+    monkeypatch.setattr(Engine, "step", breaking_step)
 
 
 def test_a_stream_that_comes_to_nan_is_sent_away_alone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    spoil(monkeypatch, 1, after=5)
+    break_state(monkeypatch, 1, after=5)
     config = start.config.model_copy(update={"max_num_seqs": 2})
     with engine_process() as replica:
         replica.load(Start(start.model, config))
@@ -272,14 +274,14 @@ def test_a_stream_that_comes_to_nan_is_sent_away_alone(start: Start, monkeypatch
     assert isinstance(failed.error, TalkerLost)
     assert len(chunks_of(reports, 1)) == 5
     assert len(chunks_of(reports, 2)) == 12
-    spoilt, sound = (np.concatenate([chunk.codes for chunk in chunks_of(reports, number)]) for number in (1, 2))
-    assert np.array_equal(spoilt, sound[:5])
+    broken, sound = (np.concatenate([chunk.codes for chunk in chunks_of(reports, number)]) for number in (1, 2))
+    assert np.array_equal(broken, sound[:5])
 
 
 def test_a_second_one_ends_the_process(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream may have itself to blame, two have the same GPU."""
-    spoil(monkeypatch, 1, after=5)
-    spoil(monkeypatch, 2, after=3)
+    break_state(monkeypatch, 1, after=5)
+    break_state(monkeypatch, 2, after=3)
     with engine_process(ends_with=EngineError) as replica:
         replica.load(start)
         replica.send(*(Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
@@ -288,7 +290,7 @@ def test_a_second_one_ends_the_process(start: Start, monkeypatch: pytest.MonkeyP
 
 
 def test_an_error_of_the_device_ends_the_process(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken_step(engine: Engine, meanwhile: Callable[[], None] = lambda: None) -> list[Output]:
+    def broken_step(engine: Engine, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     with engine_process(ends_with=RuntimeError) as replica:

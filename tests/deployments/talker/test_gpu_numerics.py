@@ -14,12 +14,12 @@ pytest.importorskip("triton")
 from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.input_tables import InputTables
-from deployments.talker.kernels.bench import random_talker
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.talker import Talker
 from deployments.talker.model_runner import ModelRunner, NetworkKind, RunnerShape
 from deployments.talker.prompt import Prompt
 from deployments.talker.sequence import FrameLimit, Sequence
+from tools.kernels.bench import random_talker
 
 pytestmark = pytest.mark.gpu
 logger = logging.getLogger(__name__)

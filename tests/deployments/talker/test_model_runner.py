@@ -1,7 +1,6 @@
 """The runner's way on a GPU, run on a CPU: buckets, packed prompts, one shape for all contexts."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +8,14 @@ import pytest
 import torch
 
 from deployments.config import TalkerConfig
+from deployments.cuda import buckets
 from deployments.protocol import GenerateRequest
 from deployments.talker.engine import Engine
 from deployments.talker.kv_cache import KVCache
-from deployments.talker.model_runner import ModelRunner, NetworkKind, RunnerShape, batch_buckets
+from deployments.talker.loading import build_engine
+from deployments.talker.model_runner import BATCHES, ModelRunner, NetworkKind, RunnerShape
 from deployments.talker.prefill import pack
-from tests.deployments.talker.driving import GREEDY, ask, speak, speak_all
+from tests.deployments.talker.driving import GREEDY, ask, resumed, speak, speak_all
 
 CONFIG = TalkerConfig(device="cpu", max_num_seqs=5, max_model_len=1024, kv_block_size=16)
 LONG_TEXT = "A text whose prompt does not fit into one pass. " * 14
@@ -28,7 +29,7 @@ REQUESTS = [
 
 
 def like_a_gpu(directory: Path, *, deterministic: bool = False, networks: NetworkKind = "plain") -> Engine:
-    engine = Engine(directory, CONFIG)
+    engine = build_engine(directory, CONFIG)
     blocks, old = engine.scheduler.blocks, engine.runner
     cache = KVCache(
         engine.model.talker,
@@ -48,7 +49,7 @@ def test_it_speaks_as_the_cpu_does(
     tiny_checkpoint: Callable[[str], Path], deterministic: bool, steps_between: int
 ) -> None:
     checkpoint = tiny_checkpoint("CustomVoice")
-    expected = speak_all(Engine(checkpoint, CONFIG), REQUESTS)
+    expected = speak_all(build_engine(checkpoint, CONFIG), REQUESTS)
     spoken = speak_all(like_a_gpu(checkpoint, deterministic=deterministic), REQUESTS, steps_between=steps_between)
     for one, other in zip(spoken, expected, strict=True):
         np.testing.assert_array_equal(one.codes, other.codes)
@@ -59,7 +60,7 @@ def test_it_speaks_as_the_cpu_does(
 def test_it_resumes_as_the_cpu_does(tiny_checkpoint: Callable[[str], Path], deterministic: bool) -> None:
     engine = like_a_gpu(tiny_checkpoint("CustomVoice"), deterministic=deterministic)
     whole = speak(engine, REQUESTS[4])
-    rest = speak(engine, replace(REQUESTS[4], prefix=whole.codes[:30]))
+    rest = speak(engine, resumed(REQUESTS[4], whole.codes[:30]))
     np.testing.assert_array_equal(rest.codes, whole.codes[30:])
 
 
@@ -77,7 +78,7 @@ def test_deterministic_resumption_ends_in_the_very_same_state(tiny_checkpoint: C
     engine = like_a_gpu(checkpoint, deterministic=True)
     whole = speak(engine, REQUESTS[4])
     made = hidden_after(engine, REQUESTS[4], steps=30)
-    again = hidden_after(engine, replace(REQUESTS[4], prefix=whole.codes[:29]), steps=1)
+    again = hidden_after(engine, resumed(REQUESTS[4], whole.codes[:29]), steps=1)
     assert torch.equal(again, made)
 
 
@@ -99,6 +100,6 @@ def test_prompts_are_packed_in_their_order() -> None:
 
 
 def test_buckets_end_with_the_largest_batch() -> None:
-    assert batch_buckets(1) == [1]
-    assert batch_buckets(6) == [1, 2, 6]
-    assert batch_buckets(64) == [1, 2, 8, 16, 32, 48, 64]
+    assert buckets(1, BATCHES) == [1]
+    assert buckets(6, BATCHES) == [1, 2, 6]
+    assert buckets(64, BATCHES) == [1, 2, 8, 16, 32, 48, 64]

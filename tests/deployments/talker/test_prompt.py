@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import GenerateRequest, ModelKind, Reference, SynthesisRequest
-from deployments.random_checkpoint import Options, write_checkpoint
-from deployments.released import SHAPES
+from deployments.protocol import FinishReason, GenerateRequest, ModelKind, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine import Engine
+from deployments.talker.loading import build_engine
+from deployments.talker.prefill import Part, PrefillInputs
 from deployments.talker.prompt import Prompt, PromptBuilder, full_text
+from deployments.talker.sequence import FrameLimit, Sequence
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.released import SHAPES
 from tests.deployments.talker.conftest import CONFIG
 
 TEXT = "Hello there, world."
@@ -45,6 +48,14 @@ def clone(*, seconds: float = 0.5, text: str | None = REFERENCE_TEXT, frames: in
     return GenerateRequest(SynthesisRequest("test", TEXT, reference=reference), codes)
 
 
+def rows(builder: PromptBuilder, prompt: Prompt) -> torch.Tensor:
+    """[rows, hidden]: what the talker is prefilled with."""
+    sequence = Sequence(0, ask(), prompt, Sampling(), FrameLimit(1, FinishReason.LENGTH), row=0)
+    inputs = PrefillInputs(prompt.num_rows, scratch_row=1, tables=builder.tables)
+    inputs.fill([Part(sequence, 0, prompt.num_rows, is_last=True)])
+    return builder.tables.rows(inputs.rows.text_ids, inputs.rows.codec_ids)
+
+
 def same(one: Prompt, other: Prompt) -> bool:
     names = ("text_ids", "codec_ids", "trailing")
     return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
@@ -62,14 +73,16 @@ def test_trailing_rows_are_the_text_then_its_end(named: PromptBuilder) -> None:
     prompt = named.build(ask())
     tokens = named.tokenizer.encode(TEXT)
     assert prompt.trailing.tolist() == [*tokens[1:], named.config.tokens.tts_eos]
-    torch.testing.assert_close(named.text_rows(prompt.trailing[:-1]), named.talker.embed_text(tokens[1:]))
+    torch.testing.assert_close(
+        named.tables.text[torch.from_numpy(prompt.trailing[:-1])], named.talker.embed_text(tokens[1:])
+    )
 
 
 def test_the_last_streaming_row_is_the_first_token_over_the_beginning_of_speech(named: PromptBuilder) -> None:
     prompt = named.build(ask())
     token = named.talker.embed_text(named.tokenizer.encode(TEXT)[:1])
-    bos = named.talker.embed_codes([named.config.codes.bos])
-    torch.testing.assert_close(named.rows(prompt)[-1:], token + bos)
+    bos = named.tables.codec[named.config.codes.bos]
+    torch.testing.assert_close(rows(named, prompt)[-1:], token + bos)
 
 
 @pytest.mark.parametrize("text", ["a", TEXT, "A longer text. " * 10])
@@ -92,7 +105,7 @@ def test_described_voices_have_no_speaker_row(builders: Builders) -> None:
 
 def test_speakers_differ_in_one_row(named: PromptBuilder) -> None:
     ryan, vivian = (named.build(ask(voice=voice, language="english")) for voice in ("ryan", "vivian"))
-    differing = (named.rows(ryan) != named.rows(vivian)).any(-1).nonzero()[:, 0].tolist()
+    differing = (rows(named, ryan) != rows(named, vivian)).any(-1).nonzero()[:, 0].tolist()
     assert differing == [LEAD_ROWS + AUTO_TAGS + 1]
 
 
@@ -102,17 +115,18 @@ def test_instructions_are_a_turn_in_front(builders: Builders) -> None:
         plain, instructed = builder.build(ask()), builder.build(ask(instructions="Speak slowly."))
         turn = builder.tokenizer.encode_instructions("Speak slowly.")
         assert instructed.num_rows - plain.num_rows == len(turn)
-        rows = builder.rows(instructed)
-        torch.testing.assert_close(rows[: len(turn)], builder.talker.embed_text(turn))
-        assert torch.equal(rows[len(turn) :], builder.rows(plain))
+        instructed_rows = rows(builder, instructed)
+        torch.testing.assert_close(instructed_rows[: len(turn)], builder.talker.embed_text(turn))
+        assert torch.equal(instructed_rows[len(turn) :], rows(builder, plain))
 
 
-def test_the_small_model_with_speakers_drops_instructions(tmp_path: Path) -> None:
-    small = replace(SHAPES["tiny-CustomVoice"], size="0b6")
+@pytest.mark.parametrize("change", [{"tts_model_size": "0b6"}, {"talkray": {"spoken_form": "english"}}])
+def test_what_was_not_trained_on_instructions_drops_them(tmp_path: Path, change: dict[str, object]) -> None:
+    small = SHAPES["tiny-CustomVoice"].changed(change)
     write_checkpoint(tmp_path / "small", small, Options(dtype=torch.float32))
-    engine = Engine(tmp_path / "small", CONFIG)
+    engine = build_engine(tmp_path / "small", CONFIG)
     assert same(engine.prompts.build(ask(instructions="Speak slowly.")), engine.prompts.build(ask()))
-    assert not engine.describe("small").supports_instructions
+    assert not engine.info.supports_instructions
 
 
 @pytest.mark.parametrize(
@@ -151,7 +165,7 @@ def test_a_clone_by_its_voice_alone_has_a_speaker_row(builders: Builders) -> Non
     prompt = builder.build(clone(frames=None, text=None))
     assert prompt.num_rows == LEAD_ROWS + AUTO_TAGS + SPEAKER + 2
     other = builder.build(clone(frames=None, text=None, seconds=0.7))
-    differing = (builder.rows(prompt) != builder.rows(other)).any(-1).nonzero()[:, 0].tolist()
+    differing = (rows(builder, prompt) != rows(builder, other)).any(-1).nonzero()[:, 0].tolist()
     assert differing == [LEAD_ROWS + AUTO_TAGS]
 
 

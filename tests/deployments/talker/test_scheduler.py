@@ -9,7 +9,7 @@ from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.prompt import Prompt
-from deployments.talker.scheduler import Batch, Scheduler
+from deployments.talker.scheduler import Scheduler
 from deployments.talker.sequence import FrameLimit, Sequence
 
 FRAME = np.zeros(4, np.int16)
@@ -48,7 +48,7 @@ def step(line: Scheduler) -> tuple[list[int], list[int]]:
     for each in batch.decode:
         assert line.blocks.slots(each.id, each.num_positions + 1).size == each.num_positions + 1
         each.append(FRAME)
-    line.retire(batch)
+    line.retire(batch.decode)
     line.check_integrity()
     return ids(batch.prefill), decoded
 
@@ -101,7 +101,7 @@ def test_a_full_line_is_overload() -> None:
     for number in range(3):
         line.check_room()
         line.add(sequence(number, frames=1))
-    with pytest.raises(Overloaded, match="3 requests"):
+    with pytest.raises(Overloaded, match=r"waiting: 3\)"):
         line.check_room()
     step(line)
     line.check_room()
@@ -225,7 +225,7 @@ def test_a_batch_without_finished_sequences_retires_nobody() -> None:
     line.add(sequence(1))
     batch = line.schedule()
     assert batch is not None
-    line.retire(Batch([], batch.decode))
+    line.retire(batch.decode)
     assert list(line.running) == [1]
 
 
@@ -269,8 +269,8 @@ def test_where_all_are_far_ahead_all_run() -> None:
 def test_a_resumed_sequence_is_not_ahead_by_what_was_heard_elsewhere() -> None:
     blocks = BlockManager(num_blocks=200, block_size=BLOCK_SIZE)
     line = Scheduler(blocks, max_num_seqs=3, max_num_waiting=2, max_lead_s=1.0, now_s=lambda: 5.0)
-    resumed = sequence(1, frames=99)
-    resumed.frames = [FRAME] * 40
+    new = sequence(1, frames=99)
+    resumed = Sequence(1, new.request, new.prompt, new.sampling, new.limit, [FRAME] * 40)
     for each in (resumed, sequence(2, frames=99)):
         line.add(each)
     assert [step(line) for _ in range(3)] == [([1, 2], [1, 2]), ([], [1, 2]), ([], [1, 2])]

@@ -1,19 +1,23 @@
+from pathlib import Path
+
 import pytest
 import torch
 
+from deployments.checkpoint import as_config
 from deployments.errors import InvalidRequest
-from deployments.released import SHAPES
 from deployments.talker.model.speaker_encoder import SpeakerEncoder, SpeakerEncoderConfig, log_mel, mel_filters
+from talkray_tools.released import SHAPES
 
 # Equality with the official encoder is in tests/parity/test_golden.py.
 
-SECTION = {"enc_dim": 24, "sample_rate": 24000, **SHAPES["tiny-Base"].speaker_encoder}
+FILE = Path("config.json")
+SECTION = {**SHAPES["tiny-Base"].config["speaker_encoder_config"], "enc_dim": 24}
 
 
 @pytest.fixture(scope="module")
 def encoder() -> SpeakerEncoder:
     torch.manual_seed(0)
-    return SpeakerEncoder(SECTION).eval()
+    return SpeakerEncoder(as_config(SpeakerEncoderConfig, SECTION, FILE)).eval()
 
 
 def noise(num_samples: int) -> torch.Tensor:
@@ -46,7 +50,7 @@ def test_hardly_any_audio_is_refused(num_samples: int, encoder: SpeakerEncoder) 
 
 
 def test_the_released_section_names_only_what_differs() -> None:
-    config = SpeakerEncoderConfig.read({"enc_dim": 2048, "sample_rate": 24000, "model_type": "whatever"})
+    config = as_config(SpeakerEncoderConfig, {"enc_dim": 2048, "sample_rate": 24000, "model_type": "whatever"}, FILE)
     assert config == SpeakerEncoderConfig(enc_dim=2048)
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from deployments.byte_tokenizer import ADDED_TOKENS
 from deployments.errors import CheckpointError
 from deployments.talker.model.config import ControlTokens, ModelConfig
 from deployments.talker.tokenizer import TextTokenizer
+from talkray_tools.byte_tokenizer import ADDED_TOKENS
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from deployments.released import SHAPES
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.talker import Talker
+from talkray_tools.released import SHAPES
 from tests.deployments.interpreter import INTERPRETED
 
 
@@ -30,7 +30,7 @@ def dtype(device: torch.device) -> torch.dtype:
 @pytest.fixture
 def talker(tmp_path: Path, device: torch.device) -> Talker:
     """In float32, so that codes have to be equal."""
-    (tmp_path / "config.json").write_text(json.dumps(SHAPES["tiny-CustomVoice"].config_json()))
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["tiny-CustomVoice"].config))
     talker = Talker(replace(ModelConfig.load(tmp_path), num_code_groups=4)).to(device).requires_grad_(False)
     generator = torch.Generator().manual_seed(0)
     for name, parameter in talker.named_parameters():

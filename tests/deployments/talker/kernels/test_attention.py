@@ -3,9 +3,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start, reference_attend_frame
-from deployments.talker.kernels.paged_attention import Context, PagedScratch, attend_paged, reference_attend_paged
+from deployments.talker.attention import Context
+from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start
+from deployments.talker.kernels.paged_attention import PagedScratch, attend_paged
 from deployments.talker.kernels.qkv import HeadNorms, Heads
+from tools.kernels.reference import reference_attend_frame, reference_attend_paged
 
 HEADS = Heads(4, 2, 32)
 POSITIONS = 400

@@ -12,8 +12,8 @@ from deployments.talker.kernels.matmul import (
     matmul,
     measure_squares,
     normalise,
-    reference_matmul,
 )
+from tools.kernels.reference import reference_matmul
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 WIDE, DEPTH = 64, 96

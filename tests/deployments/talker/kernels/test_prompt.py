@@ -5,9 +5,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from deployments.talker.kernels.paged_attention import Context
-from deployments.talker.kernels.prompt import attend_prompt, reference_attend_prompt
+from deployments.talker.attention import Context
+from deployments.talker.kernels.prompt import attend_prompt
 from deployments.talker.kernels.qkv import Heads
+from tools.kernels.reference import reference_attend_prompt
 
 HEADS = Heads(4, 2, 16)
 SIZES = [5, 1, 9, 3]  # rows of each prompt

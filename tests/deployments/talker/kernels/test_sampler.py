@@ -9,11 +9,11 @@ from deployments.talker.kernels.sampler import (
     FirstCodeRules,
     FrameOutputs,
     begin_frame,
-    reference_first_code,
     sample_code,
     sample_first_code,
 )
 from deployments.talker.sampling import BatchFilter, Draw, FilterOptions
+from tools.kernels.reference import reference_first_code
 
 VOCAB, WIDTH, WIDE, GROUPS = 200, 24, 40, 3
 OPTIONS = [

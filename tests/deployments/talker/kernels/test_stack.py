@@ -7,15 +7,13 @@ import torch
 
 pytest.importorskip("triton")
 
-from deployments.talker.attention import attend_rows
+from deployments.talker.attention import Context, attend_rows
 from deployments.talker.kernels.backends import choose_backend
-from deployments.talker.kernels.paged_attention import Context
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.stack import FrameCache, FusedStack
 from deployments.talker.model.predictor import FrameAttention
 from deployments.talker.model.talker import Talker
 from deployments.talker.sampling import BatchFilter, Draw, FilterOptions
-from deployments.talker.stacks import PlainPredictor
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 BLOCK_SIZE, LENGTHS = 16, [1, 40, 77]
@@ -73,7 +71,7 @@ def test_predictor_passes(talker: Talker, device: torch.device) -> None:
     attention = FrameAttention((config.num_layers, ROWS, config.num_kv_heads, 4, config.head_dim), like=cache.keys)
     for position in range(3):
         x = torch.randn(ROWS, config.hidden_size, device=device)
-        got = stack.predictor_pass(x, position, cache)
+        got = model.model.norm(stack.advance(stack.measured(x), position, cache).values)
         rotation = model.rotary(torch.full((ROWS,), position, device=device))
         torch.testing.assert_close(got, model.model(x, rotation, attention), atol=2e-3, rtol=2e-3)
         attention.step += 1
@@ -96,6 +94,8 @@ def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: to
     def sample(logits: torch.Tensor, codebook: int) -> torch.Tensor:
         return options.sample(logits, replace(draw, codebook=codebook))
 
-    expected_codes, expected_total = PlainPredictor(talker)(hidden, code0, sample)
+    expected_codes, expected_total = talker.code_predictor(
+        hidden, code0, talker.model.codec_embedding(code0), sample=sample
+    )
     assert torch.equal(codes, expected_codes)
     torch.testing.assert_close(total, expected_total)

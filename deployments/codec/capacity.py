@@ -1,0 +1,182 @@
+"""What a codec replica has to do: its streams, the frames that wait for a decoder, and its workers. Knows no Ray."""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from deployments import metrics
+from deployments.config import CodecConfig
+from deployments.frames import Generate
+from deployments.limits import StreamLimit
+from deployments.playback import FRAME_S
+from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
+from deployments.records import CodecRecord
+
+if TYPE_CHECKING:  # torch stays out of processes that only compose the application
+    from deployments.codec.batcher import DecodeJob
+
+# One chunk keeps a core busy for a moment: the mean work over this time counts.
+_BUSY_MEMORY_S = 4.0
+
+T = TypeVar("T")
+Synthesize = Callable[[SynthesisRequest, Generate], AsyncGenerator[PcmChunk, None]]
+
+
+class Capacity:
+    """How many streams a replica decodes at once: as many as it has seen that it can in time. They enter in order.
+
+    All methods belong to one event loop, times to one clock.
+    """
+
+    def __init__(self, *, max_late_s: float, limit: StreamLimit | None = None) -> None:
+        """Listeners may hear `max_late_s` of silence in all. `limit` may know something already."""
+        self._max_late_s = max_late_s
+        self._limit = limit or StreamLimit(least=1)
+        self._taken = 0
+        self._line: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def num_waiting(self) -> int:
+        """Streams that wait to enter."""
+        return len(self._line)
+
+    @asynccontextmanager
+    async def enter(self, *, at_once: bool) -> AsyncIterator[None]:
+        """Room for as long as the context lasts, at the end of the line, or whether there is any or not."""
+        if at_once or (not self._line and self._has_room()):
+            self._taken += 1
+        else:
+            await self._wait()
+        try:
+            yield
+        finally:
+            self._taken -= 1
+            self._admit()
+
+    def decoded(self, stall_s: float, *, now_s: float) -> None:
+        """Learn from a call which was late for a listener who has heard `stall_s` of silence in all; 0.0: for none."""
+        self._limit.delivered(late=stall_s > self._max_late_s, streams=self._taken, now_s=now_s)
+        self._admit()
+
+    def _has_room(self) -> bool:
+        return self._limit.has_room(self._taken)
+
+    async def _wait(self) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # both came at once: the room goes to the next one
+                self._taken -= 1
+                self._admit()
+            elif turn in self._line:
+                self._line.remove(turn)
+            raise
+
+    def _admit(self) -> None:
+        while self._line and self._has_room():
+            turn = self._line.popleft()
+            if not turn.done():
+                self._taken += 1
+                turn.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    arrived: int = 0  # frames
+    decoded: int = 0
+
+    @property
+    def waiting(self) -> int:
+        return max(0, self.arrived - self.decoded)  # a stream that goes on here brings frames of its own
+
+
+class CodecLoad:
+    """Counts what passes through. All methods belong to one event loop."""
+
+    def __init__(self, config: CodecConfig) -> None:
+        self._workers = config.workers
+        self._chunk_frames = config.chunk_frames[-1]  # a stream holds these back on purpose: others wait for a worker
+        self._capacity = Capacity(max_late_s=config.max_late_s)
+        self._streams: set[_Stream] = set()
+        self._calls = 0  # that decode now
+        self._busy_s = 0.0  # of all workers, since the last record
+        self._busy_cores = 0.0
+        self._counted_s = self._recorded_s = time.monotonic()
+
+    @property
+    def lag_s(self) -> float:
+        """Audio that has arrived as codes and is not decoded, over all streams."""
+        return FRAME_S * sum(stream.waiting for stream in self._streams)
+
+    @property
+    def backlog_s(self) -> float:
+        """Audio of the frames that would be decoded if there were a worker."""
+        return FRAME_S * sum(max(0, stream.waiting - self._chunk_frames) for stream in self._streams)
+
+    async def stream(
+        self, synthesize: Synthesize, request: SynthesisRequest, generate: Generate
+    ) -> AsyncGenerator[PcmChunk, None]:
+        """What `synthesize(request, generate)` yields, counted on its way in and out.
+
+        Decoding of a stream that nobody hears yet begins when there is room for it. The talker begins at once: its
+        pool must see what is asked for, and codes are small.
+        """
+        counts, room, is_heard = _Stream(), AsyncExitStack(), request.is_heard
+
+        async def arriving(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+            async with aclosing(generate(request)) as chunks:
+                async for chunk in chunks:
+                    if len(chunk.codes) and not counts.arrived and request.gpu_frames < ALL_FRAMES:
+                        at_once = is_heard or request.gpu_frames > 0  # what a GPU has made of it shall not wait
+                        await room.enter_async_context(self._capacity.enter(at_once=at_once))
+                    counts.arrived += len(chunk.codes)
+                    yield chunk
+
+        self._streams.add(counts)
+        try:
+            async with room, aclosing(synthesize(request, arriving)) as chunks:
+                async for chunk in chunks:
+                    counts.decoded += len(chunk.codes)
+                    yield chunk
+        finally:
+            self._streams.discard(counts)
+            metrics.codec_lag(self.lag_s)
+
+    async def call(self, decoding: Awaitable[T], jobs: "Sequence[DecodeJob]", *, waiting: int) -> T:
+        """The outcome of the call that decodes `jobs`, while `waiting` others wait for a worker."""
+        began_s = time.monotonic()
+        self._change_calls(+1)
+        try:
+            return await decoding
+        finally:
+            self._change_calls(-1)
+            now_s = time.monotonic()
+            self._capacity.decoded(max(job.stall_s(now_s) for job in jobs), now_s=now_s)
+            metrics.codec_call(now_s - began_s, len(jobs), waiting=waiting, lag_s=self.lag_s)
+
+    def record(self) -> CodecRecord:
+        """For Serve's controller; `busy_cores` is a moving mean."""
+        self._change_calls(0)
+        elapsed_s = max(self._counted_s - self._recorded_s, 1e-6)
+        weight = 1.0 - math.exp(-elapsed_s / _BUSY_MEMORY_S)
+        self._busy_cores += weight * (self._busy_s / elapsed_s - self._busy_cores)
+        self._busy_s, self._recorded_s = 0.0, self._counted_s
+        return CodecRecord(
+            streams=float(len(self._streams)),
+            starting=float(sum(not stream.arrived for stream in self._streams)),
+            backlog_s=self.backlog_s,
+            busy_cores=self._busy_cores,
+            cores=float(self._workers),
+        )
+
+    def _change_calls(self, change: int) -> None:
+        now_s = time.monotonic()
+        self._busy_s += self._calls * (now_s - self._counted_s)
+        self._calls, self._counted_s = self._calls + change, now_s

@@ -1,0 +1,292 @@
+"""The decoder's weights in the form that serving multiplies with: rows of channels, one product for each layer.
+
+Time runs along rows ([B, time, channels]), so that a convolution is a matrix product whose inner dimension is (tap,
+channel), and a transposed convolution one whose outputs are (sample of the step, channel). Everything that is constant
+is folded in: norm weights, layer scales and codebook projections. Snakes stay as they are. The constant of
+
+    x + amplitude * sin(f x)^2  =  amplitude / 2 + [x - amplitude / 2 * cos(2 f x)]
+
+could go into the next bias, but where the amplitude is large, as in a few channels of every trained decoder, the
+bracket is a small x beside a large constant, and rounding to 16 bits loses x.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from deployments.codec.config import RESIDUAL_DILATIONS, DecoderConfig
+
+_MIN_USAGE = 1e-5  # keeps a codebook entry that training never used finite
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Snake:
+    """x + amplitude * sin(frequency * x)^2, per channel. Without `frequency` x has that factor already."""
+
+    amplitude: Tensor  # [channels]
+    frequency: Tensor | None  # [channels]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conv:
+    """A causal convolution of rows; `upsampling` output rows for each input row, from this row and those before it."""
+
+    weight: Tensor  # [taps, in, upsampling * out]
+    bias: Tensor  # [upsampling * out]
+    dilation: int
+    upsampling: int
+
+    @property
+    def channels(self) -> int:
+        """Of its input."""
+        return self.weight.shape[1]
+
+    @property
+    def context(self) -> int:
+        """Input rows that the first output row needs from before."""
+        return (self.weight.shape[0] - 1) * self.dilation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    """Rows times weight plus bias."""
+
+    weight: Tensor  # [in, out]
+    bias: Tensor | None  # [out]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """A transformer layer: norms are root mean square only, their weights and the layer scales are folded in."""
+
+    qkv: Linear
+    output: Linear
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConvNeXt:
+    """Depthwise convolution, normalisation to mean 0 and deviation 1, then a perceptron that is added to the input."""
+
+    taps: Tensor  # [taps, channels]
+    bias: Tensor  # [channels]
+    up: Linear
+    down: Linear
+
+    @property
+    def channels(self) -> int:
+        """As Conv's."""
+        return self.taps.shape[1]
+
+    @property
+    def context(self) -> int:
+        """As Conv's."""
+        return len(self.taps) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A residual unit: x + pointwise(second(dilated(first(x))))."""
+
+    first: Snake
+    dilated: Conv
+    second: Snake
+    pointwise: Conv
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Residual units, a snake, and the convolution that leads to the next block or, at the end, to samples.
+
+    Blocks begin with their units, which makes the first one bare: so the layers whose weights are large come first.
+    """
+
+    units: tuple[Unit, ...]
+    snake: Snake
+    conv: Conv
+
+    @property
+    def entry(self) -> Snake:
+        """The first snake that what comes in goes through."""
+        return self.units[0].first if self.units else self.snake
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedDecoder:
+    """All of it, in the order of computation."""
+
+    config: DecoderConfig
+    tables: Tensor  # [num_quantizers * codebook_size, codebook_dim]
+    offsets: Tensor  # [num_quantizers] int64
+    pre_conv: Conv
+    input_proj: Linear
+    layers: tuple[Layer, ...]
+    output_proj: Linear  # behind a norm
+    stages: tuple[tuple[Conv, ConvNeXt], ...]
+    first_conv: Conv
+    blocks: tuple[Block, ...]
+
+    @property
+    def remembering(self) -> Iterator[Conv | ConvNeXt]:
+        """The layers that need rows from before a call."""
+        yield self.pre_conv
+        for upsample, convnext in self.stages:
+            yield from (upsample, convnext) if upsample.context else (convnext,)
+        yield self.first_conv
+        for block in self.blocks:
+            yield from (unit.dilated for unit in block.units)
+            yield block.conv
+
+
+@torch.no_grad()
+def fold(tensors: Mapping[str, Tensor], config: DecoderConfig) -> FoldedDecoder:
+    """Fold a checkpoint's tensors ("decoder." left off), in float64; the result is float32 on their device."""
+    weights = _Weights(tensors)
+    transformer = weights.at("pre_transformer")
+    tables = _tables(weights.at("quantizer"), config)
+    stages = [weights.at(f"upsample.{number}") for number in range(len(config.upsampling_ratios))]
+    folded = FoldedDecoder(
+        config=config,
+        tables=tables,
+        offsets=torch.arange(config.num_quantizers, device=tables.device) * config.codebook_size,
+        pre_conv=_conv(weights.at("pre_conv.conv")),
+        input_proj=_linear(transformer.at("input_proj")),
+        layers=tuple(_layer(transformer.at(f"layers.{number}")) for number in range(config.num_hidden_layers)),
+        output_proj=_linear(transformer.at("output_proj"), inner=transformer["norm.weight"]),
+        stages=tuple(
+            (_transposed(stage.at("0.conv"), ratio), _convnext(stage.at("1")))
+            for stage, ratio in zip(stages, config.upsampling_ratios, strict=True)
+        ),
+        first_conv=_conv(weights.at("decoder.0.conv")),
+        blocks=tuple(_blocks(weights.at("decoder"), config.upsample_rates)),
+    )
+    return map_tensors(folded, lambda tensor: tensor.float().contiguous() if tensor.is_floating_point() else tensor)
+
+
+def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
+    """A copy of a nest of the dataclasses above with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)  # type: ignore[return-value]
+    if isinstance(value, tuple):
+        return tuple(map_tensors(item, change) for item in value)  # type: ignore[return-value]
+    if is_dataclass(value) and not isinstance(value, DecoderConfig):
+        changed = {field.name: map_tensors(getattr(value, field.name), change) for field in fields(value)}
+        return replace(value, **changed)  # type: ignore[type-var]
+    return value
+
+
+def with_frequency(unit: Unit) -> Unit:
+    """The same unit, whose dilated convolution brings the frequency of the second snake along."""
+    amplitude, frequency = unit.second.amplitude, unit.second.frequency
+    assert frequency is not None
+    dilated, pointwise = unit.dilated, unit.pointwise
+    return Unit(
+        unit.first,
+        replace(dilated, weight=dilated.weight * frequency, bias=dilated.bias * frequency),
+        Snake(amplitude * frequency, None),
+        replace(pointwise, weight=pointwise.weight / frequency[:, None]),
+    )
+
+
+class _Weights:
+    """Tensors by name below a prefix."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
+        self._tensors, self._prefix = tensors, prefix
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[self._prefix + name].double()
+
+    def at(self, name: str) -> "_Weights":
+        return _Weights(self._tensors, f"{self._prefix}{name}.")
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self["bias"] if self._prefix + "bias" in self._tensors else None
+
+
+def _tables(quantizer: _Weights, config: DecoderConfig) -> Tensor:
+    semantic = config.num_semantic_quantizers
+    groups = (("rvq_first", semantic), ("rvq_rest", config.num_quantizers - semantic))
+    return torch.cat([_entries(quantizer.at(name), number) for name, count in groups for number in range(count)])
+
+
+def _entries(group: _Weights, number: int) -> Tensor:
+    """Of one codebook, behind the projection of its group, [codebook_size, codebook_dim]; computed in float32."""
+    codebook = group.at(f"vq.layers.{number}._codebook")
+    entries = codebook["embedding_sum"].float() / codebook["cluster_usage"].float().clamp(min=_MIN_USAGE)[:, None]
+    return entries @ group["output_proj.weight"].float()[:, :, 0].T
+
+
+def _snake(weights: _Weights) -> Snake:
+    return Snake(amplitude=1 / (weights["beta"].exp() + 1e-9), frequency=weights["alpha"].exp())
+
+
+def _conv(weights: _Weights, dilation: int = 1) -> Conv:
+    return Conv(weights["weight"].permute(2, 1, 0), weights["bias"], dilation, upsampling=1)
+
+
+def _transposed(weights: _Weights, stride: int) -> Conv:
+    """Sample s of step t is made of x[t] through kernel s and of x[t - 1] through kernel s + stride."""
+    weight = weights["weight"]  # [in, out, kernel]
+    taps = weight.view(*weight.shape[:2], -1, stride).permute(2, 0, 3, 1).flatten(2).flip(0)  # [taps, in, stride * out]
+    return Conv(taps, weights["bias"].repeat(stride), dilation=1, upsampling=stride)
+
+
+def _linear(weights: _Weights, *, inner: Tensor | None = None, outer: Tensor | None = None) -> Linear:
+    """`inner` scales the inputs, `outer` the outputs."""
+    weight, bias = weights["weight"].T, weights.bias
+    if inner is not None:
+        weight = inner[:, None] * weight
+    if outer is not None:
+        weight, bias = weight * outer, None if bias is None else bias * outer
+    return Linear(weight, bias)
+
+
+def _layer(weights: _Weights) -> Layer:
+    attention, mlp, norm = weights.at("self_attn"), weights.at("mlp"), weights["input_layernorm.weight"]
+    parts = [_linear(attention.at(name), inner=norm) for name in ("q_proj", "k_proj", "v_proj")]
+    biases = [part.bias for part in parts if part.bias is not None]
+    qkv = Linear(torch.cat([part.weight for part in parts], dim=1), torch.cat(biases) if biases else None)
+    norm = weights["post_attention_layernorm.weight"]
+    return Layer(
+        qkv=qkv,
+        output=_linear(attention.at("o_proj"), outer=weights["self_attn_layer_scale.scale"]),
+        gate=_linear(mlp.at("gate_proj"), inner=norm),
+        up=_linear(mlp.at("up_proj"), inner=norm),
+        down=_linear(mlp.at("down_proj"), outer=weights["mlp_layer_scale.scale"]),
+    )
+
+
+def _convnext(weights: _Weights) -> ConvNeXt:
+    up = _linear(weights.at("pwconv1"), inner=weights["norm.weight"])
+    assert up.bias is not None
+    up = Linear(up.weight, up.bias + weights["pwconv1.weight"] @ weights["norm.bias"])
+    taps, bias = weights["dwconv.conv.weight"][:, 0].T, weights["dwconv.conv.bias"]
+    return ConvNeXt(taps, bias, up, _linear(weights.at("pwconv2"), outer=weights["gamma"]))
+
+
+def _blocks(weights: _Weights, strides: tuple[int, ...]) -> Iterator[Block]:
+    units: tuple[Unit, ...] = ()
+    for number, stride in enumerate(strides, start=1):
+        block = weights.at(f"{number}.block")
+        yield Block(units, _snake(block.at("0")), _transposed(block.at("1.conv"), stride))
+        units = tuple(_unit(block.at(str(at)), dilation) for at, dilation in enumerate(RESIDUAL_DILATIONS, start=2))
+    last = len(strides) + 1
+    yield Block(units, _snake(weights.at(str(last))), _conv(weights.at(f"{last + 1}.conv")))
+
+
+def _unit(weights: _Weights, dilation: int) -> Unit:
+    return Unit(
+        _snake(weights.at("act1")),
+        _conv(weights.at("conv1.conv"), dilation),
+        _snake(weights.at("act2")),
+        _conv(weights.at("conv2.conv")),
+    )

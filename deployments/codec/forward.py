@@ -1,0 +1,111 @@
+"""The decoder's forward pass: the order of its layers, once for all devices.
+
+What a layer computes is up to a backend: `torch_backend.py` has torch, on any device, `triton_backend.py` few and large
+kernels for a GPU.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Rows of channels between two layers."""
+
+    rows: Tensor
+    snake: Snake | None = None  # which the next convolution takes them through
+    snaked: Tensor | None = None  # the rows behind it, from a backend that computes both at once
+
+
+class Call(Protocol):
+    """One pass over a batch of streams, in a backend."""
+
+    def embed(self) -> Signal:
+        """Sums of the codes' codebook entries."""
+        ...
+
+    def linear(
+        self,
+        x: Signal,
+        linear: Linear,
+        *,
+        norm: bool = False,
+        gate: Linear | None = None,
+        gelu: bool = False,
+        residual: Signal | None = None,
+    ) -> Signal:
+        """The product of rows: of their `norm`, behind `gelu`, times silu of the product with `gate`."""
+        ...
+
+    def attend(self, qkv: Signal, layer: Layer) -> Signal:
+        """Attention of a layer within its window."""
+        ...
+
+    def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
+        """The depthwise convolution of a block, normalised."""
+        ...
+
+    def conv(
+        self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
+    ) -> Signal:
+        """A convolution of x behind its snake. `snake` is that of the next layer; without `keep` only that is wanted.
+
+        `residual` may be overwritten.
+        """
+        ...
+
+    def samples(self, x: Signal, conv: Conv) -> Tensor:
+        """A convolution to one channel: samples [B * time]."""
+        ...
+
+    def pieces(self, x: Signal, block: Block) -> "Iterable[tuple[Call, Signal]]":
+        """The parts in which x passes a block and all behind it, each with the call of its streams."""
+        ...
+
+
+def latents(call: Call, folded: FoldedDecoder) -> Signal:
+    """What the convolutions make samples of."""
+    x = call.linear(call.conv(call.embed(), folded.pre_conv), folded.input_proj)
+    for layer in folded.layers:
+        y = call.attend(call.linear(x, layer.qkv, norm=True), layer)
+        x = call.linear(y, layer.output, residual=x)
+        y = call.linear(x, layer.up, norm=True, gate=layer.gate)
+        x = call.linear(y, layer.down, residual=x)
+    return call.linear(x, folded.output_proj, norm=True)
+
+
+def waveform(call: Call, folded: FoldedDecoder, x: Signal) -> Tensor:
+    """Samples of latents, [B * time], stream after stream."""
+    for upsample, convnext in folded.stages:
+        x = call.conv(x, upsample)
+        y = call.linear(call.depthwise_norm(x, convnext), convnext.up, gelu=True)
+        x = call.linear(y, convnext.down, residual=x)
+    first, *_ = blocks = folded.blocks
+    parts = list(_through(blocks, call, call.conv(x, folded.first_conv, snake=first.entry, keep=bool(first.units))))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _through(blocks: Sequence[Block], call: Call, x: Signal) -> Iterator[Tensor]:
+    block, *others = blocks
+    for part, piece in call.pieces(x, block):
+        y = _units(part, piece, block)
+        if not others:
+            yield part.samples(y, block.conv)
+        else:
+            following = others[0]
+            y = part.conv(y, block.conv, snake=following.entry, keep=bool(following.units))
+            yield from _through(others, part, y)
+
+
+def _units(call: Call, x: Signal, block: Block) -> Signal:
+    snakes = [*(unit.first for unit in block.units[1:]), block.snake]
+    for unit, snake in zip(block.units, snakes, strict=False):
+        y = call.conv(x, unit.dilated, snake=unit.second, keep=False)
+        x = call.conv(y, unit.pointwise, snake=snake, residual=x, keep=snake is not block.snake)
+    return x

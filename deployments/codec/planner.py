@@ -1,0 +1,99 @@
+"""How many frames of a stream to decode next, on a CPU as on a GPU.
+
+The first call of a shape costs 20 to 170 ms more, while a CPU's matrix library makes kernels for it, and a GPU replays
+what was captured. So there are few shapes, and all have been called before a replica is ready.
+"""
+
+from collections.abc import Iterable
+
+MIN_LEAD_S = 0.25  # covers a decode and a frame of the talker
+GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are those that one call of a GPU decodes of each stream
+# Of one call of a worker. Streams share it only while it takes no longer than that: an urgent one may have to wait.
+MAX_BATCH_SIZE = 16
+MAX_BATCH_FRAMES = 64
+MAX_CALL_S = 0.25
+# Of calls that only bring the decoder's state behind frames that exist, besides the sizes of chunks.
+REPLAY_SIZES = (12, 24, 48, 96, 192)
+
+
+def call_sizes(ramp: Iterable[int]) -> tuple[int, ...]:
+    """Frames that one call may have of a stream whose chunks grow as `ramp` says, the largest first."""
+    return tuple(sorted({1, *ramp}, reverse=True))
+
+
+def parts(frames: int, sizes: tuple[int, ...]) -> list[int]:
+    """The sizes of the calls that `frames` take, out of `sizes`, which are the largest first and end in 1."""
+    taken: list[int] = []
+    for size in sizes:
+        count, frames = divmod(frames, size)
+        taken += [size] * count
+    return taken
+
+
+def replay_sizes(frames: int, sizes: tuple[int, ...]) -> list[int]:
+    """As `parts`, the largest call last: then it alone has to reach through the convolutions."""
+    return parts(frames, sizes)[::-1]
+
+
+class ChunkPlan:
+    """Chunk sizes of one stream: a ramp, for an early start and cheap decoding later, that yields to playback.
+
+    `ramp` holds the largest size of the first, second, ... chunk; its last entry repeats. A fast talker fills every
+    chunk. With a talker near real time, a chunk is cut short when waiting would let the lead fall below `min_lead_s`.
+    """
+
+    def __init__(self, ramp: tuple[int, ...], *, min_lead_s: float = MIN_LEAD_S) -> None:
+        assert ramp, "a ramp has at least one size"
+        assert min(ramp) >= 1, ramp
+        self._ramp, self._sizes = ramp, call_sizes(ramp)
+        self._min_lead_s = min_lead_s
+        self._num_chunks = 0
+
+    def next_size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
+        """Frames to decode now, out of those available; 0 means wait for more. A size above 0 counts as decoded.
+
+        `lead_s` is the audio delivered minus the time since its first delivery. It does not matter to the first chunk.
+        Under load, a number of steps, a stream that plays already takes wider chunks, which cost less a frame.
+        """
+        size = self.size(available, ended=ended, lead_s=lead_s, load=load)
+        if size:
+            self.count()
+        return size
+
+    def size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
+        """As `next_size`, for a caller that may decide otherwise: `count` when it has decoded so many."""
+        wanted = self._wanted(load)
+        size = min(available, wanted)
+        if not size or (size < wanted and not ended and not self._must_hurry(lead_s)):
+            return 0
+        return parts(size, self._sizes)[0]
+
+    def count(self) -> None:
+        """A chunk was decoded."""
+        self._num_chunks += 1
+
+    def patience_s(self, lead_s: float) -> float | None:
+        """How long to wait for a frame before asking again; None before the first chunk, when nothing plays yet."""
+        return max(0.0, lead_s - self._min_lead_s) if self._num_chunks else None
+
+    def replay(self, frames: int) -> list[int]:
+        """The sizes of the calls that bring the decoder's state behind `frames` frames."""
+        return replay_sizes(frames, call_sizes((*self._ramp, *REPLAY_SIZES)))
+
+    def restart(self) -> None:
+        """Begin the ramp again: nothing that was decoded is heard."""
+        self._num_chunks = 0
+
+    def skip(self, frames: int) -> None:
+        """Go on where the ramp would be behind `frames` frames: somebody else has decoded them."""
+        decoded = 0
+        while self._num_chunks < len(self._ramp) and decoded + self._ramp[self._num_chunks] <= frames:
+            decoded += self._ramp[self._num_chunks]
+            self._num_chunks += 1
+
+    def _wanted(self, load: int) -> int:
+        step = self._num_chunks + load if self._num_chunks else 0
+        return self._ramp[min(step, len(self._ramp) - 1)]
+
+    def _must_hurry(self, lead_s: float) -> bool:
+        return self._num_chunks > 0 and lead_s <= self._min_lead_s

@@ -1,0 +1,374 @@
+"""The decoder as the checkpoint has it: unfolded, in float32, a whole utterance at once.
+
+Nobody is served by it. It names the checkpoint's tensors, and it is what the decoder that serves is compared with.
+"""
+
+from pathlib import Path
+from typing import Self
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from deployments.checkpoint import load_strict, without_values
+from deployments.codec.config import CONTEXT, RESIDUAL_DILATIONS, DecoderConfig, SpeechTokenizerConfig
+
+_MIN_USAGE = 1e-5  # keeps a codebook entry that training never used finite
+_KERNEL_SIZE = CONTEXT + 1
+_EXPANSION = 4
+
+
+class Codebook(nn.Module):
+    """Entries as the exponential moving averages of training left them: a sum and a count."""
+
+    def __init__(self, size: int, channels: int) -> None:
+        super().__init__()
+        self.cluster_usage = nn.Parameter(torch.ones(size))
+        self.embedding_sum = nn.Parameter(torch.zeros(size, channels))
+
+    def table(self) -> Tensor:
+        """Entries, [size, channels]."""
+        return self.embedding_sum / self.cluster_usage.clamp(min=_MIN_USAGE)[:, None]
+
+
+class VectorQuantization(nn.Module):
+    """One codebook under its checkpoint name."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self._codebook = Codebook(config.codebook_size, config.codebook_dim // 2)
+
+    def table(self) -> Tensor:
+        """Entries, [codebook_size, codebook_dim // 2]."""
+        return self._codebook.table()
+
+
+class ResidualVectorQuantization(nn.Module):
+    """Codebooks whose entries add up."""
+
+    def __init__(self, config: DecoderConfig, num_quantizers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(VectorQuantization(config) for _ in range(num_quantizers))
+
+
+class ResidualVectorQuantizer(nn.Module):
+    """A group of codebooks between projections. The input projection serves training only."""
+
+    def __init__(self, config: DecoderConfig, num_quantizers: int) -> None:
+        super().__init__()
+        inner = config.codebook_dim // 2
+        self.input_proj = nn.Conv1d(config.codebook_dim, inner, 1, bias=False)
+        self.output_proj = nn.Conv1d(inner, config.codebook_dim, 1, bias=False)
+        self.vq = ResidualVectorQuantization(config, num_quantizers)
+
+    def tables(self) -> list[Tensor]:
+        """Entries of each codebook behind the output projection, [codebook_size, codebook_dim]."""
+        projection = self.output_proj.weight[:, :, 0].T
+        return [layer.table() @ projection for layer in self.vq.layers]  # type: ignore[operator]
+
+
+class SplitQuantizer(nn.Module):
+    """Semantic and acoustic codebooks. Projecting is linear, so entries are projected before they are added."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.codebook_size = config.codebook_size
+        self.rvq_first = ResidualVectorQuantizer(config, config.num_semantic_quantizers)
+        self.rvq_rest = ResidualVectorQuantizer(config, config.num_quantizers - config.num_semantic_quantizers)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Sum of the entries, [B, frames, codebook_dim], of codes [B, frames, num_quantizers] in range."""
+        tables = [*self.rvq_first.tables(), *self.rvq_rest.tables()]
+        offsets = torch.arange(len(tables), device=codes.device) * self.codebook_size
+        return F.embedding(codes + offsets, torch.cat(tables)).sum(dim=2)
+
+
+class LayerScale(nn.Module):
+    """A factor per channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., channels] -> [..., channels]."""
+        return self.scale * x
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalisation, computed in float32."""
+
+    def __init__(self, channels: int, *, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., channels] -> [..., channels]."""
+        exact = x.float()
+        exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * exact.to(x.dtype)
+
+
+def rotary_tables(positions: Tensor, *, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, each [B, 1, T, head_dim], of absolute positions [B, T]."""
+    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+    angles = positions[:, None, :, None].float() / theta**exponents
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary position embedding of [B, heads, T, head_dim], the two halves of a head paired."""
+    cos, sin = tables
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class Attention(nn.Module):
+    """Attention to each frame and to the `window - 1` frames before it."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.head_dim = size
+        self.grouped = heads != kv_heads
+        self.q_proj = nn.Linear(config.hidden_size, heads * size, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_heads * size, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_heads * size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(heads * size, config.hidden_size, bias=config.attention_bias)
+
+    def forward(self, x: Tensor, *, mask: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]."""
+        q = rotate(self._heads(self.q_proj(x)), rotary)
+        k = rotate(self._heads(self.k_proj(x)), rotary)
+        v = self._heads(self.v_proj(x))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=self.grouped)
+        out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
+        return out
+
+    def _heads(self, x: Tensor) -> Tensor:  # [B, T, heads * head_dim] -> [B, heads, T, head_dim]
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """Gated SiLU perceptron."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]."""
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class TransformerLayer(nn.Module):
+    """Attention and perceptron, each behind a norm and scaled per channel before it is added."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.self_attn_layer_scale = LayerScale(config.hidden_size)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = FeedForward(config)
+        self.mlp_layer_scale = LayerScale(config.hidden_size)
+
+    def forward(self, x: Tensor, *, mask: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        """[B, T, hidden] -> [B, T, hidden]."""
+        y = self.self_attn(self.input_layernorm(x), mask=mask, rotary=rotary)
+        x = x + self.self_attn_layer_scale(y)
+        out: Tensor = x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
+        return out
+
+
+class Transformer(nn.Module):
+    """Layers between projections."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.input_proj = nn.Linear(config.latent_dim, config.hidden_size)
+        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.output_proj = nn.Linear(config.hidden_size, config.latent_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, latent] -> [B, T, latent]."""
+        x = self.input_proj(x)
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        back = positions.T - positions  # how far a key is behind a query
+        mask = (back >= 0) & (back < self.config.sliding_window)
+        rotary = rotary_tables(positions, head_dim=self.config.head_dim, theta=self.config.rope_theta, dtype=x.dtype)
+        for layer in self.layers:
+            x = layer(x, mask=mask, rotary=rotary)
+        out: Tensor = self.output_proj(self.norm(x))
+        return out
+
+
+class CausalConv1d(nn.Module):
+    """Stride-1 convolution over [B, channels, time], behind silence."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        kernel_size: int,
+        dilation: int = 1,
+        groups: int = 1,
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(in_channels, out_channels, kernel_size, dilation=dilation, groups=groups)
+        self.context = (kernel_size - 1) * dilation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, in, time] -> [B, out, time]."""
+        out: Tensor = self.conv(F.pad(x, (self.context, 0)))
+        return out
+
+
+class CausalConvTranspose1d(nn.Module):
+    """Upsampling convolution whose kernel spans one or two strides.
+
+    A step makes `stride` samples of its own and, with the longer kernel, adds to the `stride` samples of the next step.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, *, kernel_size: int, stride: int) -> None:
+        super().__init__()
+        assert kernel_size in (stride, 2 * stride), (kernel_size, stride)
+        self.conv = nn.ConvTranspose1d(in_channels, out_channels, kernel_size, stride=stride)
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, in, time] -> [B, out, stride * time]."""
+        weight, bias = self.conv.weight, self.conv.bias
+        assert bias is not None
+        # One matrix product: torch's own transposed convolution takes many times as long on a CPU for few steps.
+        product = x.transpose(1, 2) @ weight.flatten(1)  # [B, time, out * kernel]
+        y = product.view(*product.shape[:2], *weight.shape[1:]).transpose(1, 2)  # [B, out, time, kernel]
+        if y.shape[3] > self.stride:
+            y = y[..., : self.stride] + F.pad(y[:, :, :-1, self.stride :], (0, 0, 1, 0))
+        return (y + bias[:, None, None]).flatten(2)
+
+
+class Snake(nn.Module):
+    """x + sin(x * exp(alpha))^2 / exp(beta)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(channels))
+        self.beta = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, channels, time] -> [B, channels, time]."""
+        squared_sine = (x * self.alpha.exp()[:, None]).sin().square()
+        return torch.addcmul(x, squared_sine, 1.0 / (self.beta.exp()[:, None] + 1e-9))
+
+
+class ConvNeXtBlock(nn.Module):
+    """Depthwise causal convolution and a two-layer perceptron over channels, added to the input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.dwconv = CausalConv1d(channels, channels, kernel_size=_KERNEL_SIZE, groups=channels)
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.pwconv1 = nn.Linear(channels, _EXPANSION * channels)
+        self.pwconv2 = nn.Linear(_EXPANSION * channels, channels)
+        self.gamma = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, channels, time] -> [B, channels, time]."""
+        y = self.norm(self.dwconv(x).transpose(1, 2))
+        y = self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
+        out: Tensor = x + y.transpose(1, 2)
+        return out
+
+
+class ResidualUnit(nn.Module):
+    """Dilated convolution and a pointwise one, each behind a snake, added to the input."""
+
+    def __init__(self, channels: int, *, dilation: int) -> None:
+        super().__init__()
+        self.act1 = Snake(channels)
+        self.conv1 = CausalConv1d(channels, channels, kernel_size=_KERNEL_SIZE, dilation=dilation)
+        self.act2 = Snake(channels)
+        self.conv2 = CausalConv1d(channels, channels, kernel_size=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, channels, time] -> [B, channels, time]."""
+        y = self.conv1(self.act1(x))
+        out: Tensor = x + self.conv2(self.act2(y))
+        return out
+
+
+class UpsamplingBlock(nn.Module):
+    """Snake, upsampling by `stride` and three residual units."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, stride: int) -> None:
+        super().__init__()
+        self.block = nn.Sequential(
+            Snake(in_channels),
+            CausalConvTranspose1d(in_channels, out_channels, kernel_size=2 * stride, stride=stride),
+            *(ResidualUnit(out_channels, dilation=dilation) for dilation in RESIDUAL_DILATIONS),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, in, time] -> [B, out, stride * time]."""
+        out: Tensor = self.block(x)
+        return out
+
+
+class DecoderNetwork(nn.Module):
+    """The decoder's layers under the checkpoint's names ("decoder." left off)."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.quantizer = SplitQuantizer(config)
+        self.pre_conv = CausalConv1d(config.codebook_dim, config.latent_dim, kernel_size=3)
+        self.pre_transformer = Transformer(config)
+        self.upsample = nn.ModuleList(_upsampling_stage(config, ratio) for ratio in config.upsampling_ratios)
+        self.decoder = nn.Sequential(*_waveform_stages(config))
+
+    @classmethod
+    def load(cls, directory: Path, *, device: torch.device | str = "cpu") -> Self:
+        """Load from `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+        config = SpeechTokenizerConfig.load(directory)
+        with without_values():
+            network = cls(config.decoder)
+        load_strict(network, directory, prefix="decoder.", dtype=torch.float32, device=device)
+        return network
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Samples [B, frames * frame_samples] within [-1, 1] of codes [B, frames, num_quantizers] int64."""
+        return self.synthesize(self.quantizer(codes)).clamp(-1, 1)
+
+    def synthesize(self, x: Tensor) -> Tensor:
+        """Unbounded samples [B, frames * frame_samples] of quantized latents [B, frames, codebook_dim]."""
+        x = self.pre_conv(x.transpose(1, 2))
+        x = self.pre_transformer(x.transpose(1, 2)).transpose(1, 2)
+        for stage in self.upsample:
+            x = stage(x)
+        waveform: Tensor = self.decoder(x)
+        return waveform.squeeze(1)
+
+
+def _upsampling_stage(config: DecoderConfig, ratio: int) -> nn.Sequential:
+    channels = config.latent_dim
+    return nn.Sequential(
+        CausalConvTranspose1d(channels, channels, kernel_size=ratio, stride=ratio), ConvNeXtBlock(channels)
+    )
+
+
+def _waveform_stages(config: DecoderConfig) -> list[nn.Module]:
+    stages: list[nn.Module] = [CausalConv1d(config.latent_dim, config.decoder_dim, kernel_size=7)]
+    channels = config.decoder_dim
+    for stride in config.upsample_rates:
+        stages.append(UpsamplingBlock(channels, channels // 2, stride=stride))
+        channels //= 2
+    return [*stages, Snake(channels), CausalConv1d(channels, 1, kernel_size=7)]

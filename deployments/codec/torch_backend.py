@@ -1,0 +1,364 @@
+"""The forward pass in torch, on any device. On a CPU every layer is one oneDNN convolution, its weights packed once.
+
+In a lower precision only the products are: what is added up, the snakes, the last convolution and attention stay in
+float32. On a CPU, layers of many channels are bound by their weights and take all streams together. The others are
+bound by what flows through them and take one stream and a short piece of time through all remaining layers, so that it
+stays in the cache.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from math import prod
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, with_frequency
+from deployments.codec.forward import Signal, latents, waveform
+from deployments.codec.reference import rotary_tables, rotate
+from deployments.codec.state import DecoderState
+
+_LAYER_NORM_EPS = 1e-6
+_TYPICAL_ROWS = 128
+_MANY_CHANNELS = 512
+# From here on a convolution of many channels beats a matrix product. oneDNN takes a path that is hundreds of times
+# slower for some lengths: with torch 2.11 for 768 channels and 96 to 112 rows, with 2.13 for 100.
+_ENOUGH_ROWS = 128
+_PIECE = 250_000  # values that a block makes at once: some buffers of as many fit a second-level cache of 2 MB
+_ROWS_OF_A_PIECE = 16  # pieces are multiples of it: with torch 2.11 others, such as 520 or 587 rows, may take that path
+
+
+class _Product:
+    """A convolution [B, context + time, in] -> [B, time, out] with its weight in oneDNN's own order.
+
+    Layers of many channels have few rows: they are multiplied as matrices, over rows that were copied tap by tap. The
+    others are convolutions to oneDNN, which needs no copies but is hundreds of times slower for few rows.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, dilation: int, dtype: torch.dtype, *, may_be_long: bool = False
+    ) -> None:
+        """`weight` is [taps, in, out]. `may_be_long` keeps it in both orders, so that calls of many rows are faster."""
+        self._taps, channels, _ = weight.shape
+        self._dilation, self._context, self.dtype = dilation, (self._taps - 1) * dilation, dtype
+        self._bias = None if bias is None else bias.to(dtype)
+        self._packs = weight.is_cpu and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        weight, is_wide = weight.to(dtype), channels >= _MANY_CHANNELS
+        self._matrix = self._packed_matrix(weight) if is_wide else None
+        self._kernel = self._packed_kernel(weight) if may_be_long or not is_wide else None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """`rows` must be contiguous."""
+        rows = rows.to(self.dtype)
+        if self._matrix is None or (self._kernel is not None and rows.shape[1] - self._context >= _ENOUGH_ROWS):
+            return self._convolve(rows)
+        return self._multiply(rows)
+
+    def _packed_matrix(self, weight: Tensor) -> Tensor:
+        matrix = weight.permute(2, 0, 1).flatten(1).contiguous()
+        return torch.ops.mkldnn._reorder_linear_weight(matrix, _TYPICAL_ROWS) if self._packs else matrix
+
+    def _packed_kernel(self, weight: Tensor) -> Tensor:
+        kernel = weight.permute(2, 1, 0).unsqueeze(2).contiguous()
+        if not self._packs:
+            return kernel
+        size = [1, kernel.shape[1], 1, _TYPICAL_ROWS + self._context]
+        stride, padding = [1, 1], [0, 0]
+        packed: Tensor = torch._C._nn.mkldnn_reorder_conv2d_weight(  # type: ignore[call-arg]
+            kernel.to_mkldnn(), padding, stride, [1, self._dilation], 1, size
+        )
+        return packed
+
+    def _multiply(self, rows: Tensor) -> Tensor:
+        assert self._matrix is not None
+        rows = self._unfolded(rows) if self._taps > 1 else rows
+        if not self._packs:
+            return F.linear(rows, self._matrix, self._bias)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._matrix, self._bias, "none", [], "")
+        return out
+
+    def _convolve(self, rows: Tensor) -> Tensor:
+        assert self._kernel is not None
+        image = rows.transpose(1, 2).unsqueeze(2)
+        if not self._packs:
+            out = F.conv2d(image, self._kernel, self._bias, dilation=(1, self._dilation))
+        else:
+            out = torch.ops.mkldnn._convolution_pointwise(
+                image, self._kernel, self._bias, [0, 0], [1, 1], [1, self._dilation], 1, "none", [], ""
+            )
+        return out.squeeze(2).transpose(1, 2)
+
+    def _unfolded(self, rows: Tensor) -> Tensor:
+        """What each output row is a product of, [B, time, taps * in]."""
+        batch, length, channels = rows.shape
+        shape = (batch, length - self._context, self._taps, channels)
+        strides = (length * channels, channels, self._dilation * channels, 1)
+        return rows.as_strided(shape, strides).flatten(2)
+
+
+class _ProductToOneChannel:
+    """A convolution [B, context + time, in] -> [B, time, 1]: every row times all taps, then sums along diagonals."""
+
+    dtype = torch.float32
+
+    def __init__(self, conv: Conv) -> None:
+        assert conv.dilation == conv.weight.shape[2] == 1, conv.weight.shape
+        self._taps = conv.weight[:, :, 0].T.contiguous()
+        self._bias = conv.bias
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        products = rows @ self._taps  # [B, context + time, taps]
+        batch, length, taps = products.shape
+        diagonals = products.as_strided((batch, length - taps + 1, taps), (length * taps, taps, taps + 1))
+        return diagonals.sum(dim=2, keepdim=True) + self._bias
+
+
+class _Scratch(threading.local):
+    """Memory that a thread uses again and again: new memory costs a page fault for every 4 KB."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+    def take(self, name: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The buffer of that name, whose former content is lost."""
+        size, key = prod(shape), (name, dtype, device)
+        buffer = self._buffers.get(key)
+        if buffer is None or len(buffer) < size:
+            self._buffers[key] = buffer = torch.empty(size, dtype=dtype, device=device)
+        return buffer[:size].view(shape)
+
+
+_scratch = _Scratch()
+
+
+def _apply(snake: Snake | None, x: Tensor, out: Tensor) -> None:
+    """Fill `out` [B, time, channels] with x behind the snake."""
+    if snake is None:
+        out.copy_(x)
+        return
+    wave = _scratch.take("wave", x.shape, x.device)
+    exact = x if x.dtype == torch.float32 else _scratch.take("exact", x.shape, x.device).copy_(x)
+    torch.sin(exact if snake.frequency is None else torch.mul(exact, snake.frequency, out=wave), out=wave)
+    out.copy_(torch.addcmul(exact, wave.square_(), snake.amplitude, out=wave))
+
+
+class TorchBackend:
+    """Folded weights, packed. Threads share it: a call changes nothing but the states that it returns."""
+
+    def __init__(self, folded: FoldedDecoder, *, dtype: torch.dtype) -> None:
+        """`dtype` is that of the products."""
+        self.config, self.device = folded.config, folded.tables.device
+        blocks = (replace(block, units=tuple(map(with_frequency, block.units))) for block in folded.blocks)
+        self.folded = folded = replace(folded, blocks=tuple(blocks))
+        self.products = dict(_packed(folded, dtype))
+        self.memories: dict[Conv | ConvNeXt | Layer, int] = {}  # index of a layer's tensor in a stream's state
+        self.initial_state = DecoderState(0, tuple(self._silence()))
+
+    def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
+        """Unbounded samples [B, frames * frame_samples], and the next states of the streams."""
+        call = _TorchCall(self, codes, states)
+        samples = waveform(call, self.folded, latents(call, self.folded))
+        return samples.view(len(states), -1), call.states()
+
+    def advance(
+        self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int
+    ) -> tuple[Tensor, list[DecoderState]]:
+        """The states that `decode` would return, or what counts of them before another `followed_by` frames.
+
+        And what was made last on the way, [B, ...]: it is finite where the states are.
+        """
+        call, heard = _TorchCall(self, codes, states), self.config.convolved_frames
+        x = latents(call, self.folded)
+        if followed_by >= heard:
+            return x.rows, call.states()
+        return waveform(call, self.folded, Signal(x.rows[:, -heard:])).view(len(states), -1), call.states()
+
+    def _silence(self) -> Iterator[Tensor]:
+        """What a stream remembers before its first frame."""
+        config = self.config
+        for layer in self.folded.remembering:
+            self.memories[layer] = len(self.memories)
+            dtype = self.products[layer].dtype if isinstance(layer, Conv) else torch.float32
+            yield torch.zeros(layer.context, layer.channels, dtype=dtype, device=self.device)
+        for attention in self.folded.layers:
+            self.memories[attention] = len(self.memories)
+            yield torch.zeros(
+                2, config.num_key_value_heads, config.sliding_window - 1, config.head_dim, device=self.device
+            )
+
+
+def _packed(
+    folded: FoldedDecoder, dtype: torch.dtype
+) -> Iterator[tuple[Conv | Linear, "_Product | _ProductToOneChannel"]]:
+    # The whole signal goes through these: rounding is heard most there, and exactness costs least.
+    for conv in (folded.pre_conv, *(upsample for upsample, _ in folded.stages)):
+        yield conv, _Product(conv.weight, conv.bias, conv.dilation, torch.float32)
+    for linear in (folded.input_proj, folded.output_proj):
+        yield linear, _Product(linear.weight[None], linear.bias, 1, torch.float32)
+    for layer in folded.layers:
+        for linear in (layer.qkv, layer.output, layer.down):
+            yield linear, _Product(linear.weight[None], linear.bias, 1, dtype)
+        gate_up = torch.cat((layer.gate.weight, layer.up.weight), dim=1)
+        yield layer.up, _Product(gate_up[None], None, 1, dtype)
+    for _, block in folded.stages:
+        for linear in (block.up, block.down):
+            yield linear, _Product(linear.weight[None], linear.bias, 1, dtype)
+    *blocks, last = folded.blocks
+    for conv in (folded.first_conv, *(block.conv for block in blocks)):
+        yield conv, _Product(conv.weight, conv.bias, conv.dilation, dtype)
+    for unit in (unit for block in folded.blocks for unit in block.units):
+        dilated, pointwise = unit.dilated, unit.pointwise
+        yield dilated, _Product(dilated.weight, dilated.bias, dilated.dilation, dtype, may_be_long=True)
+        yield pointwise, _Product(pointwise.weight, pointwise.bias, 1, dtype)
+    yield last.conv, _ProductToOneChannel(last.conv)
+
+
+class _TorchCall:
+    """One pass. Every layer reads its tensor of each stream and puts the one for the next call there."""
+
+    def __init__(self, backend: TorchBackend, codes: Tensor, states: Sequence[DecoderState]) -> None:
+        self._backend, self._codes = backend, codes
+        self._positions = [state.position for state in states]
+        self._memories = [list(state.tensors) for state in states]  # of each stream, of each layer
+        config, frames = backend.config, codes.shape[1]
+        positions = torch.tensor(self._positions, device=backend.device)
+        numbers = positions[:, None] + torch.arange(frames, device=backend.device)
+        self._mask = _window_mask(positions, frames, window=config.sliding_window)
+        self._rotary = rotary_tables(numbers, head_dim=config.head_dim, theta=config.rope_theta, dtype=torch.float32)
+
+    def states(self) -> list[DecoderState]:
+        """Of the streams behind this call."""
+        frames = self._codes.shape[1]
+        return [
+            DecoderState(position + frames, tuple(memory))
+            for position, memory in zip(self._positions, self._memories, strict=True)
+        ]
+
+    def embed(self) -> Signal:
+        """As in Call."""
+        folded = self._backend.folded
+        return Signal(F.embedding(self._codes + folded.offsets, folded.tables).sum(dim=2))
+
+    def linear(
+        self,
+        x: Signal,
+        linear: Linear,
+        *,
+        norm: bool = False,
+        gate: Linear | None = None,
+        gelu: bool = False,
+        residual: Signal | None = None,
+    ) -> Signal:
+        """As in Call. A gate is packed together with its product."""
+        y = self._backend.products[linear](_normed(x.rows, self._backend.config.rms_norm_eps) if norm else x.rows)
+        if residual is not None:
+            return Signal(residual.rows + y)
+        y = y.float()
+        if gate is not None:
+            gates, ups = y.chunk(2, dim=2)
+            y = F.silu(gates) * ups
+        return Signal(F.gelu(y) if gelu else y)
+
+    def attend(self, qkv: Signal, layer: Layer) -> Signal:
+        """As in Call."""
+        config, index = self._backend.config, self._backend.memories[layer]
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        rows = qkv.rows.view(*qkv.rows.shape[:2], -1, config.head_dim).transpose(1, 2)
+        q, k, v = torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
+        q, new = rotate(q, self._rotary), torch.stack((rotate(k, self._rotary), v), dim=1)
+        streams = zip(torch.split(q, 1), new, torch.split(self._mask, 1), self._memories, strict=True)
+        y = torch.cat([_attend(*stream, index) for stream in streams])
+        return Signal(y.transpose(1, 2).flatten(2))
+
+    def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
+        """As in Call."""
+        new, index = x.rows.float(), self._backend.memories[block]
+        rows = torch.cat((torch.stack([memory[index] for memory in self._memories]), new), dim=1)
+        time = new.shape[1]
+        for own, memory in zip(rows, self._memories, strict=True):
+            memory[index] = own[time:].clone()
+        y = block.bias + sum(rows[:, tap : tap + time] * weight for tap, weight in enumerate(block.taps))
+        return Signal(F.layer_norm(y, y.shape[2:], eps=_LAYER_NORM_EPS))
+
+    def conv(
+        self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
+    ) -> Signal:
+        """As in Call. A snake is left to the layer behind it, which copies its rows anyway."""
+        batch, time, channels = x.rows.shape
+        product, context = self._backend.products[conv], conv.context
+        rows = _scratch.take("rows", (batch, context + time, channels), self._backend.device, product.dtype)
+        _apply(x.snake, x.rows, rows[:, context:])
+        if context:
+            index = self._backend.memories[conv]
+            for own, memory in zip(rows, self._memories, strict=True):
+                own[:context] = memory[index]
+                memory[index] = own[time:].clone()
+        y = product(rows).reshape(batch, time * conv.upsampling, -1)
+        return Signal(y if residual is None else residual.rows.add_(y), snake)
+
+    def samples(self, x: Signal, conv: Conv) -> Tensor:
+        """As in Call."""
+        return self.conv(x, conv).rows.flatten()
+
+    def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TorchCall", Signal]]:
+        """As in Call. Units add to a copy: new memory for each of their sums would leave the cache."""
+        for call, rows in self._cut(x.rows):
+            yield (
+                call,
+                Signal(_scratch.take("signal", rows.shape, rows.device).copy_(rows) if block.units else rows, x.snake),
+            )
+
+    def _cut(self, x: Tensor) -> Iterator[tuple["_TorchCall", Tensor]]:
+        _, time, channels = x.shape
+        if self._backend.device.type != "cpu" or channels >= _MANY_CHANNELS:
+            yield self, x
+            return
+        for call, row in zip(self._alone(), torch.split(x, 1), strict=True):
+            yield from ((call, piece) for piece in torch.split(row, piece_rows(time, channels), dim=1))
+
+    def _alone(self) -> "Iterator[_TorchCall]":
+        """A call for each stream, which leaves its memories here."""
+        if len(self._memories) == 1:
+            yield self
+            return
+        for memory in self._memories:
+            call = copy(self)
+            call._memories = [memory]
+            yield call
+
+
+def _attend(q: Tensor, new: Tensor, mask: Tensor, memory: list[Tensor], index: int) -> Tensor:
+    """Of one stream, [1, heads, frames, size], with new keys and values [2, heads, frames, size]."""
+    history = memory[index].shape[2]
+    known = torch.cat((memory[index], new), dim=2)
+    last = known[:, :, -history:]
+    memory[index] = last.clone() if 4 * new.shape[2] > history else last  # it keeps all of `known` alive
+    grouped = q.shape[1] != known.shape[1]
+    return F.scaled_dot_product_attention(q, known[:1], known[1:], attn_mask=mask, enable_gqa=grouped)
+
+
+def _window_mask(positions: Tensor, num_frames: int, *, window: int) -> Tensor:
+    """Which keys each new frame sees, [B, 1, num_frames, window - 1 + num_frames] bool.
+
+    Key j is the frame at position - (window - 1) + j: the history is right-aligned, and empty before a stream began.
+    """
+    query = torch.arange(num_frames, device=positions.device)[:, None]
+    key = torch.arange(window - 1 + num_frames, device=positions.device)
+    in_window = (key >= query) & (key < query + window)
+    exists = key >= window - 1 - positions[:, None]
+    return (in_window & exists[:, None, :])[:, None]
+
+
+def _normed(x: Tensor, eps: float) -> Tensor:
+    """x over its root mean square; the norm's weight is folded away."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def piece_rows(time: int, channels: int) -> int:
+    """Rows of the pieces in which `time` rows pass a block."""
+    count = -(-time * channels // _PIECE)
+    rows = -(-time // count)
+    return -(-rows // _ROWS_OF_A_PIECE) * _ROWS_OF_A_PIECE

@@ -1,0 +1,89 @@
+"""What pools refuse by: how fast a line moves, and how many streams at once come in time."""
+
+from collections import deque
+
+# Said to a client whatever the estimate: sooner is no use, and later would keep it away from a pool that has grown.
+_SHORTEST_S = 0.5
+_LONGEST_S = 30.0
+# While nothing has been measured.
+_UNKNOWN_S = 1.0
+# What is late is judged over this time; a second such time must agree, since a replica that dies delays streams once.
+_PERIOD_S = 1.0
+# Late beyond this share: too many streams. Below half of it: more may be tried.
+_LATE_SHARE = 0.1
+_LEAST_FEWER = 0.1  # of them; half the late share, where that is more
+_MORE = 0.05  # of them, and at least one in two periods
+_LEAST_MORE = 0.5
+
+
+class Rate:
+    """Events per second over a sliding window. Times come from one monotonic clock."""
+
+    def __init__(self, window_s: float = 20.0) -> None:
+        self._window_s = window_s
+        self._times_s: deque[float] = deque()
+
+    def count(self, now_s: float) -> None:
+        """One happened now."""
+        self._times_s.append(now_s)
+        self._forget(now_s)
+
+    def per_second(self, now_s: float) -> float:
+        """0.0 where the window holds none; early on, over the time since the first."""
+        self._forget(now_s)
+        if not self._times_s:
+            return 0.0
+        return len(self._times_s) / min(self._window_s, max(1.0, now_s - self._times_s[0]))
+
+    def retry_after_s(self, ahead: int, now_s: float) -> float:
+        """When a client should ask again that would stand behind `ahead` others in a line that moves at this rate."""
+        rate = self.per_second(now_s)
+        return min(max((ahead + 1) / rate, _SHORTEST_S), _LONGEST_S) if rate else _UNKNOWN_S
+
+    def _forget(self, now_s: float) -> None:
+        while self._times_s and now_s - self._times_s[0] > self._window_s:
+            self._times_s.popleft()
+
+
+class StreamLimit:
+    """Falls the faster the more is late, rises slowly while it is reached and nothing is.
+
+    What a stream costs is no guide: few streams make small batches, and small batches look dear.
+    Times come from one monotonic clock.
+    """
+
+    def __init__(self, *, least: int) -> None:
+        """It never falls below `least`."""
+        self._least = least
+        self.streams: float | None = None  # None: nothing has been late yet
+        self._seen = self._late = 0  # chunks of this period
+        self._most = 0  # streams at once in it
+        self._since_s: float | None = None
+        self._was_bad = self._was_reached = False
+
+    def has_room(self, streams: int) -> bool:
+        """Whether one more may join so many."""
+        room = self.streams is None or streams + 1 <= self.streams
+        self._was_reached |= not room
+        return room
+
+    def delivered(self, *, late: bool, streams: int, now_s: float) -> None:
+        """A chunk of one of `streams` came."""
+        self._seen += 1
+        self._late += late
+        self._most = max(self._most, streams)
+        self._since_s = now_s if self._since_s is None else self._since_s
+        if now_s - self._since_s >= _PERIOD_S:
+            self._judge(self._late / self._seen, streams)
+            self._seen = self._late = self._most = 0
+            self._since_s = now_s
+
+    def _judge(self, late_share: float, streams: int) -> None:
+        is_bad = late_share > _LATE_SHARE
+        has_shown = self.streams is None or streams <= self.streams  # the last change
+        if is_bad and self._was_bad and has_shown:
+            most = self._most if self.streams is None else min(self._most, self.streams)
+            self.streams = max(float(self._least), most * (1.0 - max(_LEAST_FEWER, late_share / 2)))
+        elif self.streams is not None and self._was_reached and late_share < _LATE_SHARE / 2:
+            self.streams += max(_LEAST_MORE, _MORE * self.streams)
+        self._was_bad, self._was_reached = is_bad, False

@@ -1,0 +1,44 @@
+"""The listener of one stream, as all stages that deliver or schedule audio see them."""
+
+from dataclasses import dataclass
+
+FRAME_S = 0.08  # of a codec frame, whatever the checkpoint
+
+
+@dataclass(slots=True)
+class PlaybackClock:
+    """A player without a buffer: it begins with the first audio, stops when it runs dry, and goes on with the next.
+
+    What comes in time never makes up for a stall: the listener has heard it. Times are seconds of one monotonic clock.
+    """
+
+    due_s: float | None = None  # when the next audio is needed; None before the first
+    audio_s: float = 0.0  # delivered so far
+    stalled_s: float = 0.0  # silence between the first audio and the latest
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any audio was delivered."""
+        return self.due_s is not None
+
+    def deliver(self, audio_s: float, *, now_s: float) -> float:
+        """Count audio that leaves now; how long the player was dry before it, which the first audio never is."""
+        due_s = now_s if self.due_s is None else self.due_s
+        late_s = max(0.0, now_s - due_s)
+        self.due_s = due_s + late_s + audio_s
+        self.audio_s += audio_s
+        self.stalled_s += late_s
+        return late_s
+
+    def pause(self, taken_s: float) -> None:
+        """The reader took so long to want more: they have not waited, and nobody was late for them."""
+        if self.due_s is not None:
+            self.due_s += taken_s
+
+    def deadline_s(self, now_s: float) -> float:
+        """When the next sample is due: now, for a stream that has delivered nothing."""
+        return now_s if self.due_s is None else self.due_s
+
+    def lead_s(self, now_s: float) -> float:
+        """Audio that is delivered and not played yet; negative while the player is dry."""
+        return self.deadline_s(now_s) - now_s

@@ -1,0 +1,125 @@
+"""Everything that we use of Ray and that is no part of its public interface.
+
+Read in the source of Ray `CHECKED_WITH`. A test fails with any other version: look here before you raise it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partialmethod
+from typing import Any, Self
+
+import ray
+import uvicorn
+from ray import serve
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
+
+CHECKED_WITH = "2.60.0"
+
+PROXY = "proxy"  # among the dead
+_PROXY_ACTOR, _REPLICA_ACTOR = "SERVE_PROXY_ACTOR", "SERVE_REPLICA"
+# Whatever Serve stops it kills itself, which is another reason.
+_UNINTENDED = (ActorDiedErrorContext.WORKER_DIED, ActorDiedErrorContext.NODE_DIED)
+
+
+def proxy_host() -> str | None:
+    """Where Serve's proxies listen; None is every address."""
+    host: str | None = _get_global_client().http_config.host
+    return host
+
+
+def give_uvicorn(**settings: Any) -> None:
+    """Settings of the uvicorn that Serve starts in this replica, behind its constructor: it passes none of these."""
+    uvicorn.Config.__init__ = partialmethod(uvicorn.Config.__init__, **settings)  # type: ignore[assignment, method-assign]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The replicas of one deployment."""
+
+    wanted: int  # those that start included, those that stop not
+    running: tuple[str, ...]  # ids of the actors of those that take requests
+
+    @classmethod
+    def of(cls, replicas: Iterable[Mapping[str, Any]]) -> Self:
+        """From Serve's details."""
+        states = [(_name(replica["state"]), replica["actor_id"]) for replica in replicas]
+        running = tuple(actor for state, actor in states if state == "RUNNING")
+        return cls(sum(state != "STOPPING" for state, _ in states), running)
+
+
+def _name(state: Any) -> str:
+    return str(getattr(state, "value", state))
+
+
+def pools(app_name: str) -> dict[str, Pool]:
+    """The replicas of each deployment, as the controller knows them: it learns of a death at the next health check.
+
+    `serve.status()` has pydantic check all of it again: 20 to 40 ms in which no stream of this process moves.
+    """
+    details = _get_global_client().get_serve_details()
+    application = details["applications"].get(app_name, {"deployments": {}})
+    return {name: Pool.of(deployment["replicas"]) for name, deployment in application["deployments"].items()}
+
+
+def is_alive(actor_id: str) -> bool:
+    """Whether the control store, which hears of a death at once, has heard nothing."""
+    return bool(ray._private.state.actors(actor_id).get("State") == "ALIVE")
+
+
+def ended_part(names: Iterable[str]) -> str | None:
+    """Which of the named parts of the Ray that this process has started has ended, and how; None while all live."""
+    node = ray._private.worker._global_node
+    started = dict(node.all_processes) if node is not None else {}
+    for name in names:
+        for process in (info.process for info in started.get(name, ())):
+            if process.poll() is not None:
+                status = process.returncode
+                how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+                return f"Ray's {name} (process {process.pid}) {how}"
+    return None
+
+
+def count_deaths(app_name: str) -> Counter[str]:
+    """By deployment, replicas that ended though nobody had stopped them, and proxies as PROXY, since Ray started.
+
+    Asks the control store for all dead actors, whose list may be long.
+    """
+    return deaths(ray._private.state.actors(actor_state_name="DEAD").values(), app_name)
+
+
+def deaths(dead: Iterable[Mapping[str, Any]], app_name: str) -> Counter[str]:
+    """As `count_deaths`, of Ray's table of dead actors."""
+    names = (_deployment(actor["Name"], app_name) for actor in dead if _died(actor["DeathCause"]))
+    return Counter(name for name in names if name)
+
+
+def _died(cause: Any) -> bool:
+    return cause.HasField("oom_context") or cause.actor_died_error_context.reason in _UNINTENDED
+
+
+def _deployment(actor_name: str, app_name: str) -> str | None:
+    """Serve calls its actors SERVE_PROXY_ACTOR-NODE and SERVE_REPLICA::APP#DEPLOYMENT#ID."""
+    if actor_name.startswith(_PROXY_ACTOR):
+        return PROXY
+    kind, _, replica = actor_name.partition("::")
+    app, _, rest = replica.partition("#")
+    return rest.partition("#")[0] if (kind, app) == (_REPLICA_ACTOR, app_name) else None
+
+
+def this_replica() -> Any:
+    """Serve's own object around the user's class; None outside a replica."""
+    try:
+        serve.get_replica_context()
+    except RayServeException:
+        return None
+    worker = ray._private.worker.global_worker
+    return worker.actors[worker.actor_id]._replica_impl
+
+
+def is_stopping(replica: Any) -> bool:
+    """Whether Serve stops `this_replica`. It tells user code nothing of it, and has no event for it."""
+    stopping: bool = replica._shutting_down
+    return stopping

@@ -1,0 +1,26 @@
+"""What replicas report to Serve's controller: fields of `record_autoscaling_stats`, read by `serve_app.autoscaling`.
+
+Standard library only: the controller imports it, on a head node without torch.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerRecord:
+    """What one talker replica says of itself."""
+
+    running: float = 0.0  # sequences in the batch
+    waiting: float = 0.0  # sequences that wait for a row or for KV blocks
+    kv_used_ratio: float = 0.0  # of the KV blocks, 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
+class CodecRecord:
+    """What one codec replica says of itself."""
+
+    streams: float = 0.0  # open, those that still wait for the talker included
+    starting: float = 0.0  # of these, streams whose first frame the talker has not made yet
+    backlog_s: float = 0.0  # seconds of audio that are codes and not yet PCM
+    busy_cores: float = 0.0  # decoder workers at work, as a moving mean
+    cores: float = 1.0  # decoder workers

@@ -1,0 +1,65 @@
+"""Drops the quiet start of a stream, so that the first byte a listener gets is close to the first sound."""
+
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pcm = NDArray[np.int16]  # [samples]
+
+_WINDOW_S = 0.01
+_FULL_SCALE = 32768
+_THRESHOLD_DB = -50.0
+
+
+def first_sound(pcm: Pcm, sample_rate: int, *, threshold_db: float = _THRESHOLD_DB) -> int | None:
+    """Where the first window begins that is louder than the threshold; None where all is quiet."""
+    window = _window(sample_rate)
+    num_windows = len(pcm) // window
+    windows = pcm[: num_windows * window].reshape(num_windows, window).astype(np.float32)
+    power = (_FULL_SCALE * 10 ** (threshold_db / 20)) ** 2
+    loud = np.flatnonzero(np.square(windows).mean(axis=1) > power)
+    return int(loud[0]) * window if len(loud) else None
+
+
+def _window(sample_rate: int) -> int:
+    return max(1, round(_WINDOW_S * sample_rate))
+
+
+class LeadingSilence:
+    """Trims one stream, chunk by chunk. Positions elsewhere stay on the codec's untrimmed timeline."""
+
+    def __init__(
+        self, sample_rate: int, *, threshold_db: float = _THRESHOLD_DB, keep_s: float = 0.02, max_trim_s: float = 1.0
+    ) -> None:
+        self._sample_rate, self._threshold_db = sample_rate, threshold_db
+        self._window = _window(sample_rate)
+        self._keep = ceil(keep_s * sample_rate / self._window) * self._window
+        self._max_trim = round(max_trim_s * sample_rate)
+        self._held: Pcm | None = np.zeros(
+            0, np.int16
+        )  # quiet samples that may still be kept; None once sound was found
+        self._num_dropped = 0
+
+    def trim(self, pcm: Pcm) -> Pcm:
+        """What remains of the next samples: nothing until a window is louder than the threshold, then everything.
+
+        The last `keep_s` before that window are kept so that no attack is cut. Behind `max_trim_s` everything passes.
+        """
+        if self._held is None:
+            return pcm
+        pcm = np.concatenate((self._held, pcm))
+        onset = first_sound(pcm, self._sample_rate, threshold_db=self._threshold_db)
+        give_up = self._max_trim - self._num_dropped
+        if onset is None and len(pcm) < give_up:
+            self._hold_end(pcm)
+            return pcm[:0]
+        self._held = None
+        start = give_up if onset is None else min(max(0, onset - self._keep), give_up)
+        return pcm[start:]
+
+    def _hold_end(self, pcm: Pcm) -> None:
+        unfinished = len(pcm) % self._window
+        dropped = max(0, len(pcm) - unfinished - self._keep)
+        self._held = pcm[dropped:]
+        self._num_dropped += dropped

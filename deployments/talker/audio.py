@@ -1,0 +1,262 @@
+"""Streams whose audio is made beside the talker, on its device: their first frames or all of them.
+
+Frames go in as they are made, PCM comes out as it is ready; the engine says nothing about slots, batches or graphs.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deployments.codec.planner import GPU_RAMP, ChunkPlan, call_sizes, parts
+from deployments.codec.slots import CODE_RING, Flight, SlotDecoder
+from deployments.errors import EngineError, Overloaded
+from deployments.playback import PlaybackClock
+from deployments.protocol import Codes
+from deployments.silence import first_sound
+
+REPLAY_FRAMES = (
+    588  # the decoder hears no frame further back: 8 layers of 71 frames, the convolutions, and a few to spare
+)
+_MIN_LEAD_S = 0.06  # covers a decode and a frame of the talker
+_CALL_SIZES = call_sizes(GPU_RAMP)
+_MAX_FLIGHTS = 2  # one runs, one waits behind it: what comes meanwhile makes the next batch larger
+_FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
+_MAX_WAITING = CODE_RING // 2
+_REPLAY_PATIENCE_S = 0.1  # a replay is many calls: younger streams may go first for that long
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    id: int
+    slot: int
+    replay: int  # frames at the beginning whose audio exists already
+    limit: int  # frames to decode in all, those of the replay included
+    opened_s: float
+    plan: ChunkPlan
+    clock: PlaybackClock = field(default_factory=PlaybackClock)
+    written: int = 0  # frames whose codes are in the slot
+    called: int = 0  # frames in calls, landed or not
+    landed: int = 0
+
+    @property
+    def waiting(self) -> int:
+        return self.written - self.called
+
+    @property
+    def replaying(self) -> bool:
+        return self.called < self.replay
+
+    def deadline_s(self, now_s: float) -> float:
+        if self.replaying:
+            return self.opened_s + _REPLAY_PATIENCE_S
+        return self.clock.deadline_s(self.opened_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    flight: Flight
+    streams: list[_Stream]
+    audible: list[bool]
+    frames: int
+
+
+class AudioStreams:
+    """Streams that want audio from the talker's device. All methods belong to the engine's thread."""
+
+    def __init__(
+        self,
+        load: Callable[[], SlotDecoder],
+        *,
+        frame_s: float,
+        precision: str = "float32",
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`load` is called when the first stream asks for audio: a talker on a CPU is asked in trials only.
+
+        `precision` is that of the decoder.
+        """
+        self.precision = precision
+        self._load, self._frame_s, self._now_s = load, frame_s, now_s
+        self._streams: dict[int, _Stream] = {}
+        self._calls: list[_Call] = []  # oldest first
+        self._pcm: list[tuple[int, bytes]] = []
+        self._failed: dict[int, EngineError] = {}
+
+    @cached_property
+    def _decoder(self) -> SlotDecoder:
+        return self._load()
+
+    @cached_property
+    def _free(self) -> list[int]:
+        return list(reversed(range(self._decoder.num_slots)))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call runs and none can be made."""
+        waiting = any(stream.waiting for stream in self._streams.values())
+        return not (self._calls or self._pcm or self._failed or waiting)
+
+    @property
+    def has_audio(self) -> bool:
+        """Whether `take` would bring something."""
+        return bool(self._pcm or self._failed) or bool(self._calls and self._calls[0].flight.done)
+
+    @property
+    def repaired(self) -> int:
+        """As in SlotDecoder."""
+        return self._decoder.repaired if "_decoder" in vars(self) else 0
+
+    def open(self, stream_id: int, prefix: Codes | None, *, heard: int | None = None, frames: int) -> None:
+        """Decode `frames` frames of a stream behind the first `heard` of `prefix` [frames, groups], by default all.
+
+        What was heard is replayed without audio. Raises Overloaded where every slot is taken: streams that have ended
+        in the talker keep theirs until their audio is complete.
+        """
+        if frames <= 0:
+            return
+        while not self._free and self._calls:
+            self._land(self._calls.pop(0))
+        if not self._free:
+            most = len(self._streams)
+            raise Overloaded(
+                f"The GPU makes the audio of as many streams as it can ({most}); more replicas raise the limit."
+            )
+        slot = self._free.pop()
+        self._decoder.begin(slot)
+        known = np.zeros((0, 0), np.int16) if prefix is None else prefix
+        heard = len(known) if heard is None else heard
+        known = known[max(0, heard - REPLAY_FRAMES) :]
+        replay = min(heard, REPLAY_FRAMES)
+        plan = ChunkPlan(GPU_RAMP, min_lead_s=_MIN_LEAD_S)
+        stream = self._streams[stream_id] = _Stream(stream_id, slot, replay, replay + frames, self._now_s(), plan)
+        self._write(stream, known[: stream.limit])
+        self._dispatch()
+
+    def push(self, stream_ids: Sequence[int], codes: Tensor) -> None:
+        """The next frame of each stream: codes [streams, groups], on any device, perhaps not computed yet."""
+        rows = [row for row, stream_id in enumerate(stream_ids) if self._wants(stream_id)]
+        if not rows:
+            return
+        streams = [self._streams[stream_ids[row]] for row in rows]
+        wanted = codes if len(rows) == len(stream_ids) else codes[rows]
+        self._decoder.write([stream.slot for stream in streams], [stream.written for stream in streams], wanted)
+        for stream in streams:
+            stream.written += 1
+        self._dispatch()
+        while any(stream.waiting >= _MAX_WAITING for stream in streams):  # the slot holds no more
+            self._land(self._calls.pop(0))
+            self._dispatch()
+
+    def finish(self, stream_id: int) -> bool:
+        """No frame will follow those pushed. Returns whether audio of them is still to be taken."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.limit = stream.written if stream.written > stream.replay else 0
+            self._forget_if_over(stream)
+            self._dispatch()
+        return self.is_pending(stream_id)
+
+    def close(self, stream_id: int) -> None:
+        """Nobody wants the rest."""
+        self._failed.pop(stream_id, None)
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None:
+            self._free.append(stream.slot)  # calls run in order: what is under way for it ends before its next stream
+
+    def is_pending(self, stream_id: int) -> bool:
+        """Whether audio of frames that were pushed is still to be taken."""
+        stream = self._streams.get(stream_id)
+        is_decoded = any(number == stream_id for number, _ in self._pcm) or stream_id in self._failed
+        return is_decoded or (stream is not None and stream.landed < stream.written)
+
+    def take(self) -> list[tuple[int, bytes]]:
+        """What is ready: s16le samples by stream, each stream's in order and without gaps."""
+        while self._calls and self._calls[0].flight.done:
+            self._land(self._calls.pop(0))
+        self._dispatch()
+        ready, self._pcm = self._pcm, []
+        return ready
+
+    def take_failures(self) -> list[tuple[int, EngineError]]:
+        """Streams whose audio cannot be made; they are closed."""
+        failed, self._failed = list(self._failed.items()), {}
+        return failed
+
+    def check_integrity(self) -> None:
+        """Assert that every slot is held exactly once, by the free list or by one stream."""
+        if "_free" not in vars(self):
+            return  # nobody has asked for audio yet
+        slots = sorted([*self._free, *(stream.slot for stream in self._streams.values())])
+        assert slots == list(range(self._decoder.num_slots)), f"slots lost or held twice: {slots}"
+
+    def _write(self, stream: _Stream, codes: Codes) -> None:
+        """Frames that exist when a stream opens; there may be more than a slot holds."""
+        for start in range(0, len(codes), REPLAY_FRAMES):
+            part = codes[start : start + REPLAY_FRAMES]
+            while stream.waiting + len(part) > _MAX_WAITING:
+                self._dispatch()
+                self._land(self._calls.pop(0))
+            self._decoder.write([stream.slot] * len(part), range(start, start + len(part)), torch.from_numpy(part))
+            stream.written += len(part)
+
+    def _wants(self, stream_id: int) -> bool:
+        stream = self._streams.get(stream_id)
+        return stream is not None and stream.written < stream.limit
+
+    def _dispatch(self) -> None:
+        while len(self._calls) < _MAX_FLIGHTS and (call := self._next_call()) is not None:
+            self._calls.append(call)
+
+    def _next_call(self) -> _Call | None:
+        """The most urgent stream, and those that want as many frames as it does."""
+        now_s = self._now_s()
+        wishes = [(stream, self._size(stream, now_s)) for stream in self._streams.values() if stream.waiting]
+        wishes = [(stream, size) for stream, size in wishes if size]
+        if not wishes:
+            return None
+        wishes.sort(key=lambda wish: wish[0].deadline_s(now_s))
+        frames = wishes[0][1]
+        streams = [stream for stream, size in wishes if size == frames][: self._decoder.largest_batch(frames)]
+        audible = [not stream.replaying for stream in streams]
+        flight = self._decoder.decode([stream.slot for stream in streams], frames)
+        for stream in streams:
+            if not stream.replaying:
+                stream.plan.count()
+            stream.called += frames
+        return _Call(flight, streams, audible, frames)
+
+    def _size(self, stream: _Stream, now_s: float) -> int:
+        """Frames to decode of a stream that has some; 0 means wait for more."""
+        if stream.replaying:
+            return parts(min(stream.waiting, stream.replay - stream.called), _CALL_SIZES)[0]
+        under_way_s = (stream.called - stream.landed) * self._frame_s
+        lead_s, ended = stream.clock.lead_s(now_s) + under_way_s, stream.written == stream.limit
+        load = max(0, len(self._streams).bit_length() - _FEW_STREAMS.bit_length())
+        return stream.plan.size(stream.waiting, ended=ended, lead_s=lead_s, load=load)
+
+    def _land(self, call: _Call) -> None:
+        for stream, audible, pcm in zip(call.streams, call.audible, call.flight.land(), strict=True):
+            stream.landed += call.frames
+            if self._streams.get(stream.id) is not stream:
+                continue  # closed meanwhile
+            if isinstance(pcm, EngineError):
+                self.close(stream.id)
+                self._failed[stream.id] = pcm
+                continue
+            if audible:
+                sample_rate = round(len(pcm) / (call.frames * self._frame_s))
+                if not stream.clock.has_begun and first_sound(pcm, sample_rate) is None:
+                    stream.plan.restart()  # it will be dropped: the ramp begins with the first sound
+                else:
+                    stream.clock.deliver(call.frames * self._frame_s, now_s=self._now_s())
+                self._pcm.append((stream.id, pcm.tobytes()))
+            self._forget_if_over(stream)
+
+    def _forget_if_over(self, stream: _Stream) -> None:
+        if stream.landed >= stream.limit:
+            self.close(stream.id)

@@ -1,0 +1,100 @@
+"""What of a checkpoint fits a GPU, before anything is loaded: `python -m deployments.talker.fit`, for `talkray doctor`.
+
+The weights' size comes from the headers of their files, the rest of the arithmetic is the engine's own.
+"""
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from deployments.checkpoint import read_shapes
+from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
+from deployments.config import TalkerConfig
+from deployments.errors import TalkrayError
+from deployments.talker.kv_cache import KVCache
+from deployments.talker.loading import block_size_of, dtype_of, gpu_share
+from deployments.talker.model.config import ModelConfig
+
+_TEXT_EMBEDDING = "talker.model.text_embedding.weight"
+# Recorded calls of the codec and what its layers remember of each stream, behind its weights and caches: by the
+# smallest shares that started (docs/performance.md).
+_CODEC_CALL_BYTES = 1 << 30
+_USUAL_POSITIONS = 320  # about twenty seconds of speech, and its prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a GPU holds of a checkpoint."""
+
+    loaded: int  # bytes of weights and codec
+    kv: int  # bytes of keys and values
+    usual: int  # sequences of twenty seconds at once
+    longest: int  # sequences of the greatest length at once
+
+
+def predict(directory: Path, config: TalkerConfig, total: int) -> Fit:
+    """What fits a GPU of `total` bytes that nobody else uses. Raises EngineError where not one sequence does."""
+    model, device = ModelConfig.load(directory), torch.device("cuda")
+    size = config.kv_block_size or block_size_of(device, config.attention)
+    dtype = dtype_of(config, device)
+    block_bytes = KVCache.bytes_per_position(model.talker, dtype) * size
+    loaded = _talker_bytes(directory, model, dtype) + _codec_bytes(directory, 2 * config.max_num_seqs)
+    kv = config.kv_cache_bytes or gpu_share(config, block_bytes, size).kv_bytes(total, loaded)
+    blocks = kv // block_bytes - 1
+
+    def at_once(positions: int) -> int:
+        return min(config.max_num_seqs, blocks // -(-min(positions, config.max_model_len) // size))
+
+    return Fit(loaded, kv, at_once(_USUAL_POSITIONS), at_once(config.max_model_len))
+
+
+def _talker_bytes(directory: Path, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Of the talker, whose text table takes the place of its embedding, and the speaker encoder of a base model."""
+    shapes = read_shapes(directory)
+    talker = _count(shapes, "talker.") - math.prod(shapes.get(_TEXT_EMBEDDING, (0,)))
+    table = (model.text_vocab_size + 1) * model.talker.hidden_size
+    return (talker + table) * dtype.itemsize + _count(shapes, "speaker_encoder.") * torch.float32.itemsize
+
+
+def _codec_bytes(directory: Path, num_slots: int) -> int:
+    """Of the codec decoder in float16, with so many streams."""
+    folder, itemsize = directory / "speech_tokenizer", torch.float16.itemsize
+    weights = _count(read_shapes(folder), "decoder.") * itemsize
+    return (
+        weights
+        + (num_slots + 1) * _slot_values(SpeechTokenizerConfig.load(folder).decoder) * itemsize
+        + (_CODEC_CALL_BYTES)
+    )
+
+
+def _slot_values(config: DecoderConfig) -> int:
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.cached_frames * config.head_dim
+
+
+def _count(shapes: dict[str, tuple[int, ...]], prefix: str) -> int:
+    return sum(math.prod(shape) for name, shape in shapes.items() if name.startswith(prefix))
+
+
+def main(arguments: list[str]) -> int:
+    """Command line: a `Fit` as JSON, or why nothing fits and 1."""
+    parser = argparse.ArgumentParser(prog="python -m deployments.talker.fit")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("total", type=int, help="bytes of the GPU")
+    parser.add_argument("config", help="the settings of the talker, as JSON")
+    options = parser.parse_args(arguments)
+    try:
+        fit = predict(options.directory, TalkerConfig.model_validate_json(options.config), options.total)
+    except TalkrayError as error:
+        sys.stdout.write(f"{error}\n")
+        return 1
+    sys.stdout.write(json.dumps(asdict(fit)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

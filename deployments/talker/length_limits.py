@@ -1,0 +1,52 @@
+"""How long a prompt may be, and how many frames may follow it."""
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import FinishReason, GenerateRequest, Sampling
+from deployments.talker.prompt import Prompt
+from deployments.talker.sequence import FrameLimit
+from deployments.talker.tokenizer import TextTokenizer
+
+# Speech that is longer than its text can be: no voice needs a second for a token.
+_RUNAWAY_FRAMES_PER_TOKEN = 12
+_RUNAWAY_MIN_FRAMES = 75
+
+
+class LengthLimits:
+    """What one sequence may take of the model's context and of the KV cache."""
+
+    def __init__(self, tokenizer: TextTokenizer, *, max_positions: int) -> None:
+        """`max_positions`: rows of one sequence, prompt and frames."""
+        self._tokenizer, self._max_positions = tokenizer, max_positions
+
+    def frame_limit(self, request: GenerateRequest, sampling: Sampling, prompt: Prompt) -> FrameLimit:
+        """The first limit a sequence will meet; raises InvalidRequest where its prompt or a later segment is too long.
+
+        The last of `max_new_tokens` never becomes a frame, as in the official package.
+        """
+        room = self._max_positions - prompt.num_rows
+        if room < 1:
+            raise self._too_long(prompt.num_rows)
+        self.check_following(request.synthesis.following, prompt)
+        length = FrameLimit(min((sampling.max_new_tokens or 1) - 1, room), FinishReason.LENGTH)
+        expected = prompt.num_text_tokens * _RUNAWAY_FRAMES_PER_TOKEN
+        runaway = FrameLimit(max(expected, _RUNAWAY_MIN_FRAMES), FinishReason.RUNAWAY)
+        if request.synthesis.ignore_eos or length.frames <= runaway.frames:
+            return length
+        return runaway
+
+    def check_following(self, texts: tuple[str, ...], prompt: Prompt) -> None:
+        """Raise InvalidRequest where a later segment of the same request would not fit: now it is not heard yet."""
+        num_others = prompt.num_rows - prompt.num_text_tokens
+        for text in texts:
+            most = 2 * len(text.encode("utf-8", "replace"))  # tokens are bytes at least, of the text's normal form
+            fits_anyway = num_others + most < self._max_positions
+            num_rows = num_others + (most if fits_anyway else len(self._tokenizer.encode(text)))
+            if num_rows >= self._max_positions:
+                raise self._too_long(num_rows)
+
+    def _too_long(self, num_rows: int) -> InvalidRequest:
+        return InvalidRequest(
+            f"input and reference make {num_rows} positions, at most {self._max_positions - 1} fit: shorten them",
+            "input",
+            "context_length_exceeded",
+        )

@@ -1,0 +1,331 @@
+"""How an engine comes to be: weights, kernels, memory, recorded GPU work, a first utterance."""
+
+import hashlib
+import importlib.util
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from deployments.checkpoint import load_strict, without_values
+from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.slots import load_slots
+from deployments.config import TalkerConfig
+from deployments.errors import EngineError
+from deployments.protocol import GenerateRequest, ModelInfo, Reference, Sampling, SynthesisRequest
+from deployments.talker.audio import AudioStreams
+from deployments.talker.block_manager import BlockManager
+from deployments.talker.engine import Engine
+from deployments.talker.input_tables import InputTables
+from deployments.talker.kv_cache import GIB, GpuMemory, KVCache, Wanted
+from deployments.talker.length_limits import LengthLimits
+from deployments.talker.model.config import ModelConfig
+from deployments.talker.model.speaker_encoder import SpeakerEncoder
+from deployments.talker.model.talker import Talker
+from deployments.talker.model_runner import ModelRunner, NetworkKind, RunnerShape
+from deployments.talker.prompt import PromptBuilder
+from deployments.talker.scheduler import Scheduler
+from deployments.talker.tokenizer import TextTokenizer
+
+# Of a GPU's memory, where the settings say nothing; on a CPU the size of keys and values.
+_GPU_MEMORY_FRACTION = 0.85
+_CPU_CACHE_BYTES = GIB
+# While others wait, a sequence this far ahead of its listener sits steps out.
+_MAX_LEAD_S = 8.0
+_WORTH_SAYING_S = 0.05
+_REPORT_S = 1.0
+
+Report = Callable[[str], None]
+Prepare = Callable[[Callable[[], None]], None]
+"""Makes sure that the kernels which some work launches are compiled; runs it without launching them."""
+
+
+class StartClock:
+    """Phases of a start in their order; the report hears of each as it begins."""
+
+    def __init__(self, report: Report = lambda stage: None) -> None:
+        self.report = report
+        self.seconds: dict[str, float] = {}
+        self._nested_s = 0.0  # of phases within the one that runs
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the block's time under `name`, without that of phases within; the same name may come again."""
+        self.report(name)
+        start_s, outer_s, self._nested_s = time.perf_counter(), self._nested_s, 0.0
+        try:
+            yield
+        finally:
+            whole_s = time.perf_counter() - start_s
+            self.seconds[name] = self.seconds.get(name, 0.0) + whole_s - self._nested_s
+            self._nested_s = outer_s + whole_s
+
+    def summary(self) -> str:
+        """All phases that took a while, in one line."""
+        parts = [f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items() if seconds >= _WORTH_SAYING_S]
+        return f"{sum(self.seconds.values()):.1f} s in all: " + ", ".join(parts)
+
+
+def throttled(what: str, report: Report) -> Callable[[int, int], None]:
+    """Reports such as "compiling kernels 12/345", at most one a second."""
+    last_s = -_REPORT_S
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        if now_s - last_s >= _REPORT_S:
+            last_s = now_s
+            report(f"{what} {done}/{total}")
+
+    return progress
+
+
+def prepare_nothing(work: Callable[[], None]) -> None:
+    """Leave each kernel to its first launch."""
+
+
+def load_engine(directory: Path, config: TalkerConfig, clock: StartClock) -> Engine:
+    """An engine that is ready: loaded, compiled, recorded, warmed up."""
+    with clock.phase("starting the device"):
+        device = _device(config)
+        torch.zeros(1, device=device)
+        fused = _networks(config, device, dtype_of(config, device)) == "fused"
+    compiling = _compiling_ahead(clock, _facts(directory, config)) if fused else nullcontext(prepare_nothing)
+    with compiling as prepare:
+        engine = build_engine(directory, config, clock=clock, prepare=prepare)
+    warm_up(engine, clock)
+    return engine
+
+
+def build_engine(
+    directory: Path, config: TalkerConfig, *, clock: StartClock | None = None, prepare: Prepare = prepare_nothing
+) -> Engine:
+    """An engine whose first requests record and compile what they need."""
+    torch.set_num_threads(config.threads)
+    clock = clock or StartClock()
+    model, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
+    device = _device(config)
+    dtype = dtype_of(config, device)
+    memory = GpuMemory(device) if device.type == "cuda" else None
+    with clock.phase("loading the talker"):
+        talker = load_talker(directory, model, dtype=dtype, device=device)
+        talker.prepare(max_positions=config.max_model_len)
+    with clock.phase("projecting text"):
+        tables = InputTables(talker)
+    speaker_encoder = load_speaker_encoder(directory, model, device=device)
+    with clock.phase("loading the tokenizer"):
+        prompts = PromptBuilder(tables, TextTokenizer(directory, model.tokens), speaker_encoder)
+    audio = _load_audio(directory, config, codec, device, clock, prepare)
+    size = config.kv_block_size or block_size_of(device, config.attention)
+    blocks = BlockManager(_num_blocks(config, model, dtype, size, memory), size)
+    cache = KVCache(model.talker, num_blocks=blocks.num_blocks, block_size=size, dtype=dtype, device=device)
+    networks = _networks(config, device, dtype)
+    shape = RunnerShape(config.max_num_seqs, config.max_model_len, config.deterministic, networks, config.attention)
+    with clock.phase("packing weights"):
+        runner = ModelRunner(tables, cache, blocks, shape)
+    prepare(runner.rehearse)
+    scheduler = Scheduler(
+        blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_waiting=config.max_num_waiting,
+        max_lead_s=_MAX_LEAD_S if device.type == "cuda" else math.inf,  # a CPU pads every step
+    )
+    limits = LengthLimits(prompts.tokenizer, max_positions=min(config.max_model_len, blocks.capacity))
+    info = replace(_describe(directory.name, config, model, codec, device), codec_precision=audio.precision)
+    return Engine(info, prompts, limits, runner, scheduler, audio)
+
+
+def warm_up(engine: Engine, clock: StartClock | None = None) -> None:
+    """Capture graphs and run one short utterance, so that the first request meets warm code paths.
+
+    Raises EngineError where even that fails: such an engine must not take requests.
+    """
+    clock = clock or StartClock()
+    on_gpu = engine.runner.device.type == "cuda"
+    if on_gpu:
+        with clock.phase("recording GPU work"):
+            engine.runner.capture(throttled("recording GPU work", clock.report))
+    with clock.phase("speaking a warm-up"):
+        _speak(engine, gpu_frames=2 if on_gpu else 0)
+    if on_gpu:
+        torch.cuda.empty_cache()  # what running once before each recording needed
+
+
+def _speak(engine: Engine, *, gpu_frames: int) -> None:
+    """A short utterance in each way that there is: with audio on a GPU, with a cloned voice where it can."""
+    voice = next(iter(engine.model.speakers), None)
+    options = Sampling(max_new_tokens=3)
+    request = SynthesisRequest("warm-up", "Hello.", voice=voice, sampling=options, ignore_eos=True)
+    if engine.prompts.speaker_encoder is not None:
+        num_samples = engine.prompts.speaker_encoder.shape.sample_rate
+        hiss = np.random.default_rng(0).normal(0, 0.01, num_samples).astype(np.float32)
+        request = replace(request, reference=Reference(hiss, x_vector_only=True))
+    engine.add(-1, GenerateRequest(request, gpu_frames=gpu_frames))
+    while not engine.is_idle:
+        for _, error in engine.step().failures:
+            raise EngineError(f"the engine fails before its first request: {error}") from error
+    engine.prompts.speakers.take_lookups()
+
+
+def load_talker(directory: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> Talker:
+    """The talker with its code predictor; raises CheckpointError for a missing, unexpected or mis-shaped tensor."""
+    with without_values():
+        talker = Talker(config)
+    load_strict(talker, directory, prefix="talker.", dtype=dtype, device=device)
+    return talker.eval()
+
+
+def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.device) -> SpeakerEncoder | None:
+    """The x-vector network of a base checkpoint, in float32; None for other kinds."""
+    if config.speaker_encoder is None:
+        return None
+    with without_values():
+        encoder = SpeakerEncoder(config.speaker_encoder)
+    load_strict(encoder, directory, prefix="speaker_encoder.", dtype=torch.float32, device=device)
+    return encoder.eval()
+
+
+def _load_audio(
+    directory: Path,
+    config: TalkerConfig,
+    codec: SpeechTokenizerConfig,
+    device: torch.device,
+    clock: StartClock,
+    prepare: Prepare,
+) -> AudioStreams:
+    """The decoder that shares the talker's device; on a CPU it is loaded when the first stream asks for audio."""
+    load = partial(
+        load_slots,
+        directory / "speech_tokenizer",
+        # A stream that has ended in the talker may still hold its slot while another one has taken its row.
+        num_slots=2 * config.max_num_seqs,
+        device=device,
+        prepare=prepare,
+        report=clock.report,
+    )
+    frame_s = codec.frame_samples / codec.sample_rate
+    if device.type == "cpu":
+        return AudioStreams(load, frame_s=frame_s, precision="float32")
+    with clock.phase("loading and recording the codec"):
+        slots = load()
+    torch.cuda.empty_cache()  # what loading needed for a moment
+    return AudioStreams(lambda: slots, frame_s=frame_s, precision=slots.precision)
+
+
+def _describe(
+    name: str, config: TalkerConfig, model: ModelConfig, codec: SpeechTokenizerConfig, device: torch.device
+) -> ModelInfo:
+    """What the ingress needs to know to check requests."""
+    return ModelInfo(
+        name=name,
+        kind=model.kind,
+        voices=tuple(model.speakers),
+        languages=tuple(language for language in model.languages if not language.endswith("_dialect")),
+        supports_instructions=not model.drops_instructions,
+        sample_rate=codec.sample_rate,
+        frame_samples=codec.frame_samples,
+        num_code_groups=model.num_code_groups,
+        max_text_tokens=config.max_model_len,
+        talker_on_gpu=device.type == "cuda",
+        spoken_form=model.text.spoken_form,
+        max_segment_chars=model.text.max_segment_chars,
+    )
+
+
+def _num_blocks(
+    config: TalkerConfig, model: ModelConfig, dtype: torch.dtype, block_size: int, memory: GpuMemory | None
+) -> int:
+    """As many KV blocks as the memory set aside holds, never more than all rows at full length could use."""
+    block_bytes = KVCache.bytes_per_position(model.talker, dtype) * block_size
+    useful = config.max_num_seqs * -(-config.max_model_len // block_size) + 1
+    if config.kv_cache_bytes is not None:
+        cache_bytes = config.kv_cache_bytes
+    elif memory is None:
+        cache_bytes = _CPU_CACHE_BYTES
+    else:
+        cache_bytes = memory.kv_bytes(gpu_share(config, block_bytes, block_size))
+    return max(2, min(cache_bytes // block_bytes, useful))
+
+
+def gpu_share(config: TalkerConfig, block_bytes: int, block_size: int) -> Wanted:
+    """What the settings ask of a GPU's memory, where they do not say the cache's size itself."""
+    longest = -(-config.max_model_len // block_size)
+    fraction = config.gpu_memory_fraction or _GPU_MEMORY_FRACTION
+    return Wanted(fraction, (longest + 1) * block_bytes, (config.max_num_seqs * longest + 1) * block_bytes)
+
+
+def block_size_of(device: torch.device, attention: str) -> int:
+    """Positions of a KV block, where the settings do not say."""
+    if device.type == "cpu":
+        return 16
+    return 256 if attention == "flash_attn" else 64
+
+
+def _networks(config: TalkerConfig, device: torch.device, dtype: torch.dtype) -> NetworkKind:
+    """Fused kernels where Triton is and tensor cores take the type, else plain PyTorch."""
+    if device.type == "cpu":
+        return "by_rows"
+    fits = dtype.itemsize == 2 and importlib.util.find_spec("triton") is not None
+    return "fused" if config.kernels == "auto" and fits else "plain"
+
+
+def _device(config: TalkerConfig) -> torch.device:
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def dtype_of(config: TalkerConfig, device: torch.device) -> torch.dtype:
+    """The type of the talker's weights."""
+    if config.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
+
+
+@contextmanager
+def _compiling_ahead(clock: StartClock, facts: str) -> Iterator[Prepare]:
+    """Offer a `Prepare`. `facts` is what the kernels depend on besides code and versions.
+
+    The cache remembers for which facts all was compiled; where some of it was deleted since, launches compile it.
+    """
+    import triton  # a CPU has none
+    from triton import knobs
+
+    from deployments.kernel_compiler import CompileWorkers, noted_launches
+
+    stamp = Path(knobs.cache.dir) / "complete" / _digest(f"{triton.__version__} {facts}")
+    if stamp.exists():
+        yield prepare_nothing
+        return
+    with CompileWorkers() as workers:
+
+        def prepare(work: Callable[[], None]) -> None:
+            with clock.phase("looking for kernels to compile"), noted_launches() as kernels:
+                work()
+            with clock.phase("compiling kernels"):
+                workers.compile(kernels, throttled("compiling kernels", clock.report))
+
+        yield prepare
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.touch()
+
+
+def _digest(facts: str) -> str:
+    state = hashlib.sha256(facts.encode())
+    for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        state.update(file.read_bytes())
+    return state.hexdigest()[:32]
+
+
+def _facts(directory: Path, config: TalkerConfig) -> str:
+    """What decides which kernels there are."""
+    files = [directory / "config.json", directory / "speech_tokenizer" / "config.json"]
+    versions = [torch.__version__, torch.cuda.get_device_name(), config.model_dump_json()]
+    return "\n".join([*versions, *(file.read_text(encoding="utf-8") for file in files)])

@@ -1,0 +1,141 @@
+"""English text in its spoken form, for voices that have learnt nothing but words and plain punctuation."""
+
+import re
+from collections.abc import Iterable
+
+from deployments.voice.numbers import speak_numbers
+from deployments.voice.plain_text import plain_line
+
+_ABBREVIATIONS = {
+    "Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Dr": "Doctor", "mr": "mister", "mrs": "missus",
+    "dr": "doctor", "nth": "enth", "St": "Street", "vs": "versus", "etc": "et cetera",
+    "Jr": "Junior", "Sr": "Senior", "Inc": "Incorporated", "Ltd": "Limited", "Corp": "Corporation",
+    "e.g": "for example", "i.e": "that is", "a.m": "AM", "p.m": "PM", "A.M": "AM", "P.M": "PM", "Ph.D": "P H D",
+}  # fmt: skip
+_DOTTED_ABBREVIATIONS = {  # without the dot they are other words, or names
+    "Prof": "Professor", "Gen": "General", "Sgt": "Sergeant", "Capt": "Captain", "Lt": "Lieutenant", "Rev": "Reverend",
+    "Mt": "Mount", "Ft": "Fort", "Ave": "Avenue", "Blvd": "Boulevard", "Rd": "Road",
+    "approx": "approximately", "dept": "department", "Dept": "Department",
+}  # fmt: skip
+_MAY_END_A_SENTENCE = ("etc", "Jr", "Sr", "Inc", "Ltd", "Corp", "a.m", "p.m", "A.M", "P.M", "St", "Ave", "Blvd", "Rd")
+_BEFORE_NUMBERS = {
+    "No": "number", "Nos": "numbers", "Fig": "figure", "fig": "figure", "Figs": "figures", "Vol": "volume",
+    "vol": "volume", "p": "page", "pp": "pages", "Ch": "chapter", "ch": "chapter", "ca": "about", "Sec": "section",
+}  # fmt: skip
+# Capitals that are read as words. Others of up to five letters are spelled.
+_WORDS_IN_CAPITALS = (
+    "NASA NATO UNESCO UNICEF OPEC ASAP COVID AIDS SIM PIN RAM ROM GIF JPEG JSON CUDA SWAT LASER RADAR SCUBA FIFA YOLO "
+    "AN AND ANY ARE AS BE BEST BIG BUT BY CAN DAY DO EVEN EVER EVERY FOR FREE FROM GET GO GOOD GREAT HAVE HE "
+    "HELLO HELP HER HERE HI HIS HOW IF IN IS ITS JUST KNOW LIKE LOOK LOVE MAY ME MORE MOST MUCH MUST MY NEVER NEW NEXT "
+    "NO NOT NOTE NOW OF OFF OLD ON ONE ONLY OR OUR OUT OVER READ REAL SALE SAY SEE SHE SO STAY STOP SUCH THAN THAT THE "
+    "THEIR THEM THEN THERE THEY THIS TIME TO TODAY TOO TRUE TWO UP VERY WAIT WANT WAS WAY WE WERE WHAT WHEN WHERE WHO "
+    "WHY WILL WITH WOW YEAR YES YOU YOUR"
+)
+_READ_AS_WORDS = frozenset(_WORDS_IN_CAPITALS.split())
+_SPELLED_LETTERS = 5
+_IN_CAPITALS = {
+    "II": "two", "III": "three", "IV": "four", "VI": "six", "VII": "seven", "VIII": "eight", "IX": "nine",
+    "OK": "okay",
+}  # fmt: skip
+_INTERJECTIONS = ("hm", "hmm", "hmmm", "hmph", "mm", "mmm", "sh", "shh", "psst", "tsk", "brr", "grr", "pfft", "zzz")
+_SYMBOLS = {
+    "&": "and", "+": "plus", "=": "equals", "@": "at", "%": "percent", "/": "slash", "\\": "backslash",
+    "$": "dollar", "£": "pound", "€": "euro", "¥": "yen", "₹": "rupee", "°": "degrees", "<": "less than",
+    ">": "greater than", "#": "hash", "μ": "micro", ">=": "at least", "<=": "at most", "==": "equals",
+    "!=": "is not equal to",
+}  # fmt: skip
+_STRONGEST_FIRST = "?!.;:,"
+_SHOUTED_WORDS = 3
+
+
+def _any_of(words: Iterable[str]) -> str:
+    return "|".join(sorted(map(re.escape, words), key=len, reverse=True))
+
+
+_OPTIONAL_DOT = rf"({_any_of(_ABBREVIATIONS)})(?![A-Za-z'])(\.?)"
+_DOTTED = rf"({_any_of(_DOTTED_ABBREVIATIONS)})(\.)"
+_ABBREVIATION = re.compile(rf"(?<![A-Za-z'])(?:{_OPTIONAL_DOT}|{_DOTTED})(?= ?([A-Z])?)")
+_BEFORE_NUMBER = re.compile(rf"(?<![A-Za-z'])({_any_of(_BEFORE_NUMBERS)})\. ?(?=\d)")
+_INITIALS = re.compile(r"(?<![A-Za-z'.])(?:[A-Za-z]\.)+[A-Za-z](?![A-Za-z'])\.?")
+_PER = re.compile(r"/ ?(?=(?:second|minute|hour|hr|day|night|week|month|year|person|user|item|kg|km|mile)\b)")
+_SYMBOL = re.compile(_any_of(_SYMBOLS))
+_CAPITALS_IN_WORD = re.compile(r"(?<=[a-z])(?=[A-Z]{2})|(?<=[A-Z]{2})(?=[A-Z](?:[a-rt-z]|s[a-z]))")
+_CAPITALS = re.compile(r"(?<![A-Za-z])([A-Z]{2,})(s?)(?![A-Za-z])")
+_CONSONANTS = re.compile(rf"(?<![A-Za-z'])[bcdfghjklmnpqrstvwxz]{{2,{_SPELLED_LETTERS}}}(?![A-Za-z'])")
+_MINUS = r"[$£€¥₹]?\.?\d"  # what a minus sign may stand before
+_TIDY = (
+    (re.compile(r"(?<![A-Za-z])'|'(?![A-Za-z])"), " "),
+    (re.compile(rf"(?<=\d) - (?={_MINUS})"), " to "),
+    (re.compile(r"-{2,}|(?<=\s)-(?=\s)"), ", "),
+    (re.compile(rf"-(?![A-Za-z]|{_MINUS})|(?<![A-Za-z\d])-(?=[A-Za-z])"), " "),
+    (re.compile(r"\s+"), " "),
+    (re.compile(r"(?: ?[.,?!;:])+(?!\d)"), lambda run: min(run[0].replace(" ", ""), key=_STRONGEST_FIRST.index)),
+    (re.compile(r"^(?:[.,?!;:] ?)+(?!\d)"), ""),
+)
+
+
+def spoken_english(text: str) -> str:
+    """What a reader says: letters, inner apostrophes and hyphens, `. , ? ! ; :` and single spaces, and nothing else.
+
+    Numbers, dates, money, units, abbreviations, acronyms and addresses become words; markdown, emoji and other scripts
+    go. The result ends like a sentence, or is empty where there is nothing to say. Spoken text stays as it is.
+    Never raises; takes time in proportion to the text.
+    """
+    text = _tidy(plain_line(text))
+    if _shouted(text):
+        text = text.lower()
+    text = _CAPITALS_IN_WORD.sub(" ", text)
+    text = speak_numbers(_speak_signs(_expand_abbreviations(text)))
+    text = _spell(_SYMBOL.sub(lambda symbol: f" {_SYMBOLS[symbol[0]]} ", text))
+    text = _tidy(re.sub(r"[^A-Za-z' .,?!;:-]+", " ", text))
+    return spoken_english(text.lower()) if _shouted(text) else text
+
+
+def _tidy(text: str) -> str:
+    """Lone marks dropped, runs of punctuation reduced to the strongest, a full stop behind text that ends without."""
+    for pattern, replacement in _TIDY:
+        text = pattern.sub(replacement, text)
+    text = text.strip()
+    return text if not text or text[-1] in ".?!" else text.rstrip(",;: ") + "."
+
+
+def _shouted(text: str) -> bool:
+    """Whether capitals say nothing about the words because there is nothing else."""
+    return not re.search(r"[a-z]", text) and len(_CAPITALS.findall(text)) >= _SHOUTED_WORDS
+
+
+def _expand_abbreviations(text: str) -> str:
+    """Afterwards no word contains a full stop, and one that ends a sentence is followed by a space."""
+    text = _BEFORE_NUMBER.sub(lambda match: f" {_BEFORE_NUMBERS[match[1]]} ", text)
+    text = re.sub(r"(?<![A-Za-z'])St(?![A-Za-z'])\.? ?(?=[A-Z])", " Saint ", text)
+    text = _ABBREVIATION.sub(_expand, text)
+    text = _INITIALS.sub(lambda match: f" {' '.join(match[0].replace('.', '').upper())} ", text)
+    text = re.sub(r"(?<=[A-Za-z\d])\.(?=[a-z])", " dot ", text)
+    return re.sub(r"(?<=[.,?!;:])(?=[A-Za-z])", " ", text)
+
+
+def _expand(match: re.Match[str]) -> str:
+    short, ends = match[1] or match[3], bool(match[2] or match[4]) and match[5] is not None
+    words = _ABBREVIATIONS.get(short) or _DOTTED_ABBREVIATIONS[short]
+    return f" {words}{'.' if ends and short in _MAY_END_A_SENTENCE else ''} "
+
+
+def _speak_signs(text: str) -> str:
+    """Signs that mean something else before a number or a word than alone."""
+    text = re.sub(r"\b([CF])#", r"\1 sharp ", text)
+    text = re.sub(r"#(?=\d)", " number ", text)
+    return _PER.sub(" per ", re.sub(r"#(?=[A-Za-z])", " hashtag ", text))
+
+
+def _spell(text: str) -> str:
+    text = _CAPITALS.sub(_spell_capitals, text)
+    return _CONSONANTS.sub(lambda match: match[0] if match[0] in _INTERJECTIONS else " ".join(match[0].upper()), text)
+
+
+def _spell_capitals(match: re.Match[str]) -> str:
+    word, ending = match.groups()
+    if word in _IN_CAPITALS:
+        return _IN_CAPITALS[word]
+    if word in _READ_AS_WORDS or (len(word) > _SPELLED_LETTERS and re.search("[AEIOUY]", word)):
+        return match[0]
+    return " ".join(word) + ("'s" if ending else "")

@@ -1,0 +1,131 @@
+"""The open loop in several client processes: one reads so many streams at a time, and no more, without being late."""
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Sequence
+from enum import Enum
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+from loadtest.arrivals import ScheduledRequest
+from loadtest.runner import Runner
+from loadtest.settings import Settings
+from loadtest.traces import Clock, RunFolder, Trace
+
+START_DELAY_NS = 100_000_000  # every process has read the start by then
+
+
+class Stage(Enum):
+    """Where a process stands."""
+
+    READY = "it has warmed up"
+    ENDED = "it has finished its share"
+    INTERRUPTED = "it has ended early"
+
+
+class ClientProcesses(Runner):
+    """One run as `Runner` makes it, the requests dealt out to processes. They share one clock: the machine's."""
+
+    def __init__(self, settings: Settings, schedule: Sequence[ScheduledRequest], *, folder: RunFolder) -> None:
+        super().__init__(settings, schedule, folder=folder)
+        self._processes: list[BaseProcess] = []
+
+    async def run(self, warmup: Sequence[ScheduledRequest] = ()) -> bool:
+        """As `Runner.run`; each process speaks its share of the `warmup` first."""
+        connections = [self._start(index, warmup) for index in range(self.settings.processes)]
+        try:
+            if {await self._stage(connection) for connection in connections} != {Stage.READY}:
+                return False
+            clock = self.clock = Clock(time.perf_counter_ns() + START_DELAY_NS)
+            for connection in connections:
+                connection.send(clock)
+            async with self.watching(clock):
+                return set(await asyncio.gather(*map(self._stage, connections))) == {Stage.ENDED}
+        finally:
+            for process in self._processes:
+                process.kill()
+                process.join()
+
+    def interrupt(self) -> None:
+        """As `Runner.interrupt`."""
+        for process in self._processes:
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signal.SIGINT)
+
+    def _start(self, index: int, warmup: Sequence[ScheduledRequest]) -> Connection:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        count = self.settings.processes
+        share = (self.schedule[index::count], warmup[index::count])
+        process = context.Process(target=work, args=(theirs, self.settings, *share, self.folder), daemon=True)
+        process.start()
+        theirs.close()
+        self._processes.append(process)
+        return ours
+
+    async def _stage(self, connection: Connection) -> Stage:
+        """Take messages up to the next stage of a process; raises what it raised."""
+        while True:
+            match await receive(connection):
+                case Exception() as error:
+                    raise error
+                case Stage() as stage:
+                    return stage
+                case float() | Trace() as event:
+                    self.note(event)
+
+
+class Worker(Runner):
+    """What one process runs: its share, each event of which the process that shows the progress gets as well."""
+
+    connection: Connection
+
+    def note(self, event: float | Trace) -> None:
+        """As `Runner.note`."""
+        super().note(event)
+        self.connection.send(event)
+
+
+def work(
+    connection: Connection,
+    settings: Settings,
+    schedule: Sequence[ScheduledRequest],
+    warmup: Sequence[ScheduledRequest],
+    folder: RunFolder,
+) -> None:
+    """The life of one process."""
+
+    async def begin() -> Clock:
+        connection.send(Stage.READY)
+        clock = await receive(connection)
+        assert isinstance(clock, Clock)
+        return clock
+
+    async def run() -> None:
+        worker = Worker(settings, schedule, folder=folder, begin=begin)
+        worker.connection = connection
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, worker.interrupt)
+        try:
+            connection.send(Stage.ENDED if await worker.run(warmup) else Stage.INTERRUPTED)
+        except Exception as error:
+            connection.send(error)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the loop can take it
+    with contextlib.suppress(BrokenPipeError):  # who started this process is gone
+        asyncio.run(run())
+
+
+async def receive(connection: Connection) -> object:
+    """The next message of a pipe."""
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(connection.fileno(), arrived.set)
+    try:
+        await arrived.wait()
+    finally:
+        loop.remove_reader(connection.fileno())
+    message: object = connection.recv()
+    return message

@@ -1,0 +1,75 @@
+"""What one run is, settled: the same settings make the same requests at the same times."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from loadtest.arrivals import (
+    ONE_SENTENCE,
+    SENTENCES,
+    Arrivals,
+    Phase,
+    ScheduledRequest,
+    SpeechLengths,
+    arrival_times,
+    plan_requests,
+)
+from loadtest.metrics import Limits
+
+
+class Transport(StrEnum):
+    """How a request travels."""
+
+    HTTP = "http"
+    WEBSOCKET = "websocket"  # Talkray's own protocol: one `speak` message a connection
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where requests go, what they say, and when."""
+
+    url: str
+    phases: tuple[Phase, ...] = ()
+    arrivals: Arrivals = Arrivals.POISSON
+    seed: int = 0
+    transport: Transport = Transport.HTTP
+    options: Mapping[str, object] = field(default_factory=dict)  # fields of every body: model, voice, extensions
+    headers: Mapping[str, str] = field(default_factory=dict)
+    lengths: SpeechLengths | None = None
+    one_sentence: bool = False  # texts of one sentence only
+    warmup: int = 0  # requests before the run
+    timeout_s: float = 120.0  # for a whole answer
+    limits: Limits = field(default_factory=Limits)
+    replicas_url: str | None = None  # where Serve or Talkray tells replica counts
+    processes: int = 1  # that send the requests
+
+    @property
+    def speech_url(self) -> str:
+        """The speech endpoint; `url` may end in /v1, as OpenAI's clients have it."""
+        return self.url.rstrip("/").removesuffix("/v1") + "/v1/audio/speech"
+
+    @property
+    def duration_s(self) -> float:
+        """Of the schedule; answers may take longer."""
+        return sum(phase.duration_s for phase in self.phases)
+
+    def body(self, request: ScheduledRequest) -> dict[str, object]:
+        """The JSON body that asks for a text.
+
+        A planned length is a Talkray extension that other engines share in part. The last of `max_new_tokens` steps
+        writes no frame: it would be the end.
+        """
+        exact = {} if request.frames is None else {"max_new_tokens": request.frames + 1, "ignore_eos": True}
+        return {**self.options, **exact, "input": request.text, "response_format": "pcm"}
+
+    def schedule(self) -> list[ScheduledRequest]:
+        """The requests, in the order of their planned times."""
+        return self._plan(arrival_times(self.arrivals, self.phases, seed=self.seed), seed=self.seed)
+
+    def warmup_schedule(self) -> list[ScheduledRequest]:
+        """Requests like those of the run, from a seed of their own."""
+        return self._plan([0.0] * self.warmup, seed=self.seed + 1)
+
+    def _plan(self, times_s: list[float], *, seed: int) -> list[ScheduledRequest]:
+        texts = ONE_SENTENCE if self.one_sentence else SENTENCES
+        return plan_requests(times_s, seed=seed, lengths=self.lengths, texts=texts)

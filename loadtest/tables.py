@@ -1,0 +1,192 @@
+"""The numbers of runs as text, for the terminal and for the report's page: verdicts, warnings, facts and tables."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from loadtest.measure import Result
+from loadtest.metrics import FEW_ANSWERS, MAX_CLIENT_LAG_S, Distribution, Summary, distribution
+from loadtest.sweep import Sweep
+
+MS = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Titles and cells."""
+
+    titles: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def number(value: float | None, digits: int) -> str:
+    """The value, or a dash where nothing was measured."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share, or a dash where nothing was measured."""
+    return "-" if share is None else f"{share:.{digits}%}"
+
+
+def percentile(values: Distribution | None, name: str, scale: float = 1.0) -> float | None:
+    """One percentile of a distribution that may not be there."""
+    return None if values is None else getattr(values, name) * scale
+
+
+def percentiles(values: Distribution | None, *names: str, scale: float = MS, digits: int = 0) -> str:
+    """Some percentiles in one cell."""
+    return " / ".join(number(percentile(values, name, scale), digits) for name in names)
+
+
+# The one table of a summary. `answers` is how many the percentiles are of.
+COLUMNS: dict[str, Callable[[Summary], str]] = {
+    "sent": lambda s: str(s.sent),
+    "goodput/s": lambda s: number(s.good_per_s, 2),
+    "good": lambda s: percent(s.good_share),
+    "refused": lambda s: str(s.refused),
+    "failed": lambda s: str(s.failed),
+    "answers": lambda s: str(s.succeeded) + (" (few)" if s.too_few else ""),
+    "TTFB p50/p95/p99, ms": lambda s: percentiles(s.ttfb_s, "p50", "p95", "p99"),
+    "TTFA p50/p95/p99, ms": lambda s: percentiles(s.ttfa_s, "p50", "p95", "p99", digits=1),
+    "whole p50/p95, s": lambda s: percentiles(s.end_to_end_s, "p50", "p95", scale=1.0, digits=2),
+    "RTF p50": lambda s: number(percentile(s.rtf, "p50"), 2),
+    "in time": lambda s: percent(s.request_viability),
+    "underruns": lambda s: str(s.with_underrun),
+    "stall p95, ms": lambda s: percentiles(s.stall_s, "p95"),
+    "audio s/s": lambda s: number(s.audio_s_per_s, 1),
+    "audio in time": lambda s: percent(s.audio_in_time_share),
+    "lag p99, ms": lambda s: percentiles(s.scheduling_lag_s, "p99", digits=1) + (" SLOW" if s.client_was_slow else ""),
+}
+FULL_RATES = (
+    *("sent", "answers", "TTFA p50/p95/p99, ms", "whole p50/p95, s", "RTF p50", "audio s/s", "audio in time"),
+    *("underruns", "refused", "failed", "lag p99, ms"),
+)
+BRIEF = ("goodput/s", "good", "refused", "failed", "answers", "TTFB p50/p95/p99, ms")  # as wide as a terminal
+
+
+def cells(summary: Summary, titles: Sequence[str] = tuple(COLUMNS)) -> list[str]:
+    """A row of the table."""
+    return [COLUMNS[title](summary) for title in titles]
+
+
+def rate_table(sweep: Sweep, titles: Sequence[str] = tuple(COLUMNS)) -> Table:
+    """The rates of a sweep, a row each."""
+    rows = [[f"{step.rate:.3g}", *cells(step.summary, titles)] for step in sweep.steps]
+    return Table(("offered/s", *titles), rows)
+
+
+def phase_table(phases: Sequence[Result], titles: Sequence[str] = tuple(COLUMNS)) -> Table:
+    """Phases, a row each."""
+    rows = []
+    for each in phases:
+        after_s = each.recovered_after_s
+        recovered = "no" if after_s is None else f"after {after_s:.0f} s"
+        rows.append([each.title, f"{each.rate:.3g}", recovered, *cells(each.summary, titles)])
+    return Table(("phase", "offered/s", "recovered", *titles), rows)
+
+
+def percentile_table(run: Result) -> Table:
+    """Distributions, a row each, and where the time to the first byte goes, in the order of the stages."""
+    summary, stages = run.summary, defaultdict[str, list[float]](list)
+    for trace in run.measured:
+        for stage, duration_s in (trace.server_timing_s or {}).items():
+            stages[stage].append(duration_s)
+    rows = {
+        "TTFB, ms": summary.ttfb_s,
+        "TTFP, ms": summary.ttfp_s,
+        "TTFA, ms": summary.ttfa_s,
+        "stall, ms": summary.stall_s,
+        "RTF": summary.rtf,
+        "client lag, ms": summary.scheduling_lag_s,
+    } | {f"stage before the first byte: {name}, ms": distribution(times_s) for name, times_s in stages.items()}
+    names = ("mean", "p50", "p90", "p95", "p99", "max")
+    cells = []
+    for name, values in rows.items():
+        scale, digits = (MS, 2 if name.startswith("stage") else 1) if name.endswith(", ms") else (1.0, 3)
+        count = str(values.count) if values else "0"
+        cells.append([name, count, *(number(percentile(values, each, scale), digits) for each in names)])
+    return Table(("", "n", *names), cells)
+
+
+def sweep_verdict(sweep: Sweep) -> str:
+    """What a sweep says, in a sentence or two."""
+    if not sweep.steps:
+        return "No rate was measured."
+    limits = sweep.steps[0].limits
+    capacity, missed = sweep.capacity_per_s, sweep.missed
+    asked = f"at least {sweep.plan.held_share:.0%} of the requests good ({limits})"
+    if capacity is None:
+        lowest = sweep.steps[0]
+        ttfb = percentiles(lowest.summary.ttfb_s, "p50", "p95", "p99")
+        return (
+            f"Holds none of the rates tried: not even {lowest.rate:.3g} requests/s had {asked}; "
+            f"{lowest.good_share:.1%} were, TTFB p50/p95/p99 {ttfb} ms. "
+            f"Is the machine busy with something else, or a limit (--max-ttfb, --max-stall) too tight for it?"
+        )
+    there = next(step.summary for step in sweep.steps if step.rate == capacity)
+    ttfb = percentiles(there.ttfb_s, "p50", "p95", "p99")
+    behind = "." if missed is None else f"; at {missed.rate:.3g} only {missed.good_share:.1%} were."
+    most = ", the highest rate tried" if missed is None else ""
+    return f"Holds {capacity:.3g} requests/s{most}, TTFB p50/p95/p99 {ttfb} ms: {asked}{behind}"
+
+
+def run_verdict(run: Result) -> str:
+    """What a run says, in a sentence or two."""
+    summary, phases = run.summary, run.by_phase
+    if summary.good_share is None:
+        return "Nothing was sent."
+    said = f"{summary.good_share:.1%} of {summary.sent} requests were good ({run.limits})"
+    advised = f" ({summary.refused_with_advice} said when to try again)" if summary.refused else ""
+    said += f"; {summary.refused} refused{advised}, {summary.failed} failed."
+    if len(phases) < 2:
+        return said
+    last = phases[-1]
+    if last.recovered_after_s is None:
+        return f"{said} Not itself again by the end of “{last.title}”."
+    return f"{said} Itself again {last.recovered_after_s:.0f} s after the beginning of “{last.title}”."
+
+
+def warnings(results: Sequence[Result]) -> list[str]:
+    """What to know before believing the numbers."""
+    summaries = {result.title: result.summary for result in results}
+    notes = []
+    if slow := [title for title, summary in summaries.items() if summary.client_was_slow]:
+        lag_ms = max(percentile(summaries[title].scheduling_lag_s, "p99", MS) or 0.0 for title in slow)
+        notes.append(
+            f"This client was too slow in {', '.join(slow)}: its p99 lag behind the plan is {lag_ms:.0f} ms, more than "
+            f"{MAX_CLIENT_LAG_S * MS:.0f} ms. The server did not get the load that was planned: use --processes, lower "
+            f"the rate or run the client on a machine of its own."
+        )
+    if few := [f"{title} ({summary.succeeded})" for title, summary in summaries.items() if summary.too_few]:
+        notes.append(
+            f"Fewer than {FEW_ANSWERS} answers in {', '.join(few)}: their percentiles say little. Measure longer "
+            f"(--duration, --min-requests)."
+        )
+    if silent := sum(summary.silent_answers for summary in summaries.values()):
+        notes.append(f"{silent} answers hold no audible sample; they are missing in TTFA.")
+    return notes
+
+
+def fact_table(facts: Mapping[str, str]) -> Table:
+    """Names and values."""
+    return Table(("", ""), list(facts.items()))
+
+
+def run_facts(run: Result) -> dict[str, str]:
+    """Counts, rates and playback."""
+    summary = run.summary
+    sent = f"{summary.sent} of {summary.planned} sent" + (", then interrupted" * (summary.sent < summary.planned))
+    dropped = f", {summary.interrupted} dropped by the interrupt" if summary.interrupted else ""
+    outcome = f"{summary.succeeded} spoken, {summary.refused} refused, {summary.failed} failed{dropped}"
+    facts = {"Requests": f"{sent}: {outcome}"}
+    if summary.causes:
+        facts["Causes"] = ", ".join(f"{cause}: {count}" for cause, count in summary.causes.items())
+    rates = {"offered": summary.offered_per_s, "sent": summary.achieved_per_s, "goodput": summary.good_per_s}
+    facts["Requests/s"] = ", ".join(f"{name} {number(value, 2)}" for name, value in rates.items())
+    facts["Audio"] = f"{summary.audio_s:.1f} s, {number(summary.audio_s_per_s, 2)} audio seconds per second"
+    facts["Underruns"] = f"{summary.underruns} in {summary.with_underrun} of the answers"
+    facts["In time"] = (
+        f"{percent(summary.chunk_viability, 2)} of chunks, {percent(summary.request_viability)} of answers"
+    )
+    return facts

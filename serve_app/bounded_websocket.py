@@ -1,0 +1,75 @@
+"""WebSockets as uvicorn speaks them, but bounded while messages are unfinished, and with an end that arrives."""
+
+import ctypes
+from asyncio.transports import BaseTransport
+from typing import ClassVar
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from serve_app.errors import TRY_AGAIN_LATER
+from serve_app.websocket import MAX_MESSAGE_BYTES
+
+# What the larger unfinished messages of all connections may hold together: three recordings on their way.
+MAX_LARGE_BYTES = 48 << 20
+# A client that still sends loses what was said to it when its connection is closed: it has so long to read that.
+_LAST_WORDS_S = 2.0
+
+
+_C_LIBRARY = ctypes.CDLL(None)
+
+
+class BoundedWebSocket(WebSocketsSansIOProtocol):
+    """Messages larger than those without a recording share `MAX_LARGE_BYTES`; who finds no room comes again later."""
+
+    _all_held: ClassVar[int] = 0
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        """Called by the event loop."""
+        self._held = 0
+        self._has_failed = False
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        self.conn.parser.close()  # it holds the last frame
+        self._forget()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        if self._has_failed:
+            return
+        super().data_received(data)
+        if self._has_failed:
+            return
+        unfinished = len(self.conn.reader.buffer) + (self.conn.current_size or 0)
+        self._hold(unfinished if unfinished > MAX_MESSAGE_BYTES else 0)
+        if self._held and BoundedWebSocket._all_held > MAX_LARGE_BYTES:
+            self.conn.fail(TRY_AGAIN_LATER, "too many large messages, retry after 1 s")
+            self.handle_parser_exception()
+
+    def handle_parser_exception(self) -> None:
+        """Says why the connection ends, and reads on without listening until that can have been heard."""
+        assert self.conn.close_sent is not None
+        self._has_failed = True
+        code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.close_timer = self.loop.call_later(_LAST_WORDS_S, self.transport.close)
+        self._forget()
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    def _forget(self) -> None:
+        """What has come of a message; the connection's objects stay until they are collected, which may take long."""
+        self.frames = []
+        self.conn.reader.buffer.clear()
+        self._hold(0)
+
+    def _hold(self, num_bytes: int) -> None:
+        change, self._held = num_bytes - self._held, num_bytes
+        BoundedWebSocket._all_held += change
+        if change < 0 and BoundedWebSocket._all_held == 0:
+            _C_LIBRARY.malloc_trim(0)  # glibc keeps what grew piece by piece

@@ -1,0 +1,183 @@
+"""Weights that are hard on numbers, as trained ones are: snakes of large amplitude, and of unlike frequencies."""
+
+from math import inf
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.codec import loading
+from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
+from deployments.codec.fold import fold
+from deployments.codec.loading import Trial
+from deployments.codec.planner import GPU_RAMP
+from deployments.codec.reference import DecoderNetwork
+from deployments.codec.slots import PRECISIONS, GpuSlots, Precision, fitting_slots
+from deployments.codec.sweep import Sweep
+from deployments.config import CodecConfig
+from talkray_tools.random_codec import Stress, randomize_decoder
+from talkray_tools.released import SHAPES
+
+
+def stressed(config: SpeechTokenizerConfig, stress: Stress) -> DecoderNetwork:
+    network = DecoderNetwork(config.decoder)
+    randomize_decoder(network, generator=torch.Generator().manual_seed(1), stress=stress)
+    return network.requires_grad_(requires_grad=False)
+
+
+@pytest.mark.parametrize("stress", Stress)
+@pytest.mark.parametrize(("dtype", "least_db"), [(torch.float32, 85.0), (torch.bfloat16, 20.0)])
+def test_large_amplitudes_cost_no_digits(
+    stress: Stress, dtype: torch.dtype, least_db: float, config: SpeechTokenizerConfig, codes: torch.Tensor
+) -> None:
+    network = stressed(config, stress)
+    decoder = CodecDecoder(fold(network.state_dict(), network.config), dtype=dtype)
+    audio, _ = decoder.decode(codes, [decoder.initial_state()] * len(codes))
+    assert snr_db(network(codes), audio) > least_db
+
+
+def test_outliers_have_the_amplitudes_of_trained_ones(config: SpeechTokenizerConfig) -> None:
+    beta = [tensor for name, tensor in stressed(config, Stress.OUTLIERS).state_dict().items() if name.endswith("beta")]
+    halves = 0.5 * (-torch.cat(beta)).exp()
+    assert 15 < halves.max() < 5000
+    assert 0.3 < halves.median() < 0.8
+
+
+class FakeSlots:
+    """A decoder on a GPU whose error is known."""
+
+    def __init__(self, precision: Precision, noise_db: float) -> None:
+        self.precision, self._noise_db = precision.name, noise_db
+
+    def rehearse(self) -> None:
+        pass
+
+    def snr_db(self, exact: object) -> float:
+        return self._noise_db
+
+
+@pytest.mark.parametrize(
+    ("noise_db", "chosen", "said"),
+    [
+        ({"float16": 52.0}, "float16", "decodes in float16, 52.0 dB above its error"),
+        ({"float16": 20.0, "tf32": 40.0}, "tf32", "not exact enough on this checkpoint (35 dB are): float16 20.0 dB"),
+        ({"float16": -inf, "bfloat16": 36.0}, "bfloat16", "float16 -inf dB"),
+        (
+            {"float16": -inf, "bfloat16": 30.0, "tf32": 30.0, "float32": 90.0},
+            "float32",
+            "bfloat16 30.0 dB, tf32 30.0 dB",
+        ),
+        ({"float16": 0.1, "tf32": 0.1, "float32": 0.1}, "float32", "no arithmetic is"),
+    ],
+)
+def test_the_probe_takes_the_next_exact_path_and_never_prevents_a_start(
+    noise_db: dict[str, float], chosen: str, said: str, config: SpeechTokenizerConfig
+) -> None:
+    lines: list[str] = []
+    slots = fitting_slots(
+        DecoderNetwork(config.decoder),
+        lambda kind: FakeSlots(kind, noise_db[kind.name]),  # type: ignore[arg-type,return-value]
+        report=lines.append,
+    )
+    assert slots.precision == chosen
+    assert "largest activation" in lines[0]
+    assert said in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("trial", "precision"),
+    [(Trial(2.0, 1.0, 36.0), "bfloat16"), (Trial(2.0, 1.0, 27.0), "float32"), (Trial(1.0, 2.0, 36.0), "float32")],
+)
+def test_a_cpu_rounds_where_it_is_faster_and_not_heard(
+    trial: Trial, precision: str, directory: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(loading, "_has_fast_bfloat16", lambda: True)
+    monkeypatch.setattr(loading, "choose_precision", lambda exact, rounded, network: trial)
+    monkeypatch.setattr(loading, "report_stage", lines.append)
+    assert loading._load_decoder(directory, CodecConfig(), "cpu").precision == precision  # type: ignore[arg-type]
+    assert f"decodes in {precision}" in lines[0]
+
+
+@pytest.fixture(scope="module", params=Stress)
+def released(request: pytest.FixtureRequest) -> DecoderNetwork:
+    """In the released shape, on the GPU."""
+    network = stressed(SpeechTokenizerConfig.from_dict(SHAPES["1.7B-CustomVoice"].codec), request.param)
+    return network.to("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_stressed_weights_serve_on_a_gpu(released: DecoderNetwork) -> None:
+    folded = fold(released.state_dict(), released.config)
+    lines: list[str] = []
+
+    def make(kind: Precision) -> GpuSlots:
+        device = torch.device("cuda")
+        return GpuSlots(folded, num_slots=4, device=device, precision=kind, load_exact=lambda: CodecDecoder(folded))
+
+    slots = fitting_slots(released, make, report=lines.append)
+    slots.capture()
+    assert slots.precision == "float16", lines
+    total = sum(GPU_RAMP)
+    codes = torch.randint(2048, (3, total, 16), generator=torch.Generator().manual_seed(0))
+    for slot in range(3):
+        slots.begin(slot)
+        slots.write([slot] * total, range(total), codes[slot].short())
+    parts = [np.stack([np.asarray(pcm) for pcm in slots.decode(range(3), frames).land()]) for frames in GPU_RAMP]
+    with torch.inference_mode():
+        exact = to_pcm16(released(codes.cuda()))
+    heard = torch.from_numpy(np.concatenate(parts, axis=1))
+    for stream in range(3):
+        assert snr_db(torch.from_numpy(exact[stream]), heard[stream]) >= MIN_SNR_DB
+    assert slots.repaired == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_stream_that_overflows_on_a_gpu_goes_on_in_float32() -> None:
+    """One entry of a codebook is beyond float16: streams that use it are made again, the others are not."""
+    network = DecoderNetwork(SpeechTokenizerConfig.from_dict(SHAPES["1.7B-CustomVoice"].codec).decoder)
+    randomize_decoder(network, generator=torch.Generator().manual_seed(1))
+    network = network.requires_grad_(requires_grad=False).to("cuda")
+    network.quantizer.rvq_first.vq.layers[0]._codebook.embedding_sum[7] *= 1e6
+    folded, device = fold(network.state_dict(), network.config), torch.device("cuda")
+    slots = GpuSlots(
+        folded, num_slots=2, device=device, precision=PRECISIONS[0], load_exact=lambda: CodecDecoder(folded)
+    )
+    slots.capture()
+    total = sum(GPU_RAMP)
+    codes = torch.randint(8, 2048, (2, total, 16), generator=torch.Generator().manual_seed(0))
+    codes[1, 5, 0] = 7  # in the third call; the fourth is under way before it has landed
+    for slot in range(2):
+        slots.begin(slot)
+        slots.write([slot] * total, range(total), codes[slot].short())
+    flights = [slots.decode(range(2), frames) for frames in GPU_RAMP]
+    heard = np.concatenate([np.stack([np.asarray(pcm) for pcm in flight.land()]) for flight in flights], axis=1)
+    with torch.inference_mode():
+        exact = torch.from_numpy(to_pcm16(network(codes.cuda())))
+    assert slots.repaired == 1
+    assert all(snr_db(exact[stream], torch.from_numpy(heard[stream])) >= MIN_SNR_DB for stream in range(2))
+    slots.begin(1)  # a new stream in that slot owes nothing to the old one
+    slots.write([1] * 4, range(4), codes[0, :4].short())
+    (again,) = slots.decode([1], 4).land()
+    assert snr_db(exact[0, : 4 * 1920], torch.from_numpy(np.asarray(again))) >= MIN_SNR_DB
+    assert slots.repaired == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", PRECISIONS, ids=lambda kind: kind.name)
+def test_every_precision_is_as_exact_as_its_name(precision: Precision) -> None:
+    network = DecoderNetwork(SpeechTokenizerConfig.from_dict(SHAPES["1.7B-CustomVoice"].codec).decoder)
+    randomize_decoder(network, generator=torch.Generator().manual_seed(1))
+    network = network.requires_grad_(requires_grad=False).to("cuda")
+    folded = fold(network.state_dict(), network.config)
+    device = torch.device("cuda")
+    slots = GpuSlots(folded, num_slots=2, device=device, precision=precision, load_exact=lambda: CodecDecoder(folded))
+    # Samples of 16 bits are 77 dB above their rounding, at the loudness of these weights.
+    assert (
+        slots.snr_db(Sweep.of(network))
+        >= {"float16": 45.0, "bfloat16": 28.0, "tf32": 45.0, "float32": 70.0}[precision.name]
+    )

@@ -1,0 +1,241 @@
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.slots import CODE_RING, Pcm, PlainSlots
+from deployments.errors import Overloaded
+from deployments.protocol import ALL_FRAMES, Codes
+from deployments.talker.audio import AudioStreams
+from deployments.talker.engine import Engine, StepOutput
+from tests.deployments.talker.driving import ask, speak
+
+FRAME_S = 0.08
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_checkpoint: Callable[[str], Path]) -> CodecDecoder:
+    return CodecDecoder.load(tiny_checkpoint("CustomVoice") / "speech_tokenizer")
+
+
+@pytest.fixture
+def audio(decoder: CodecDecoder) -> AudioStreams:
+    return AudioStreams(lambda: PlainSlots(decoder, num_slots=4), frame_s=FRAME_S)
+
+
+def random_codes(frames: int, *, seed: int = 0) -> Codes:
+    return np.random.default_rng(seed).integers(0, 2048, (frames, 16)).astype(np.int16)
+
+
+def whole(decoder: CodecDecoder, codes: Codes) -> Pcm:
+    audio, _ = decoder.decode(torch.from_numpy(codes).long()[None], [decoder.initial_state()])
+    return to_pcm16(audio[0])
+
+
+def assert_close(pcm: bytes, expected: Pcm) -> None:
+    samples = np.frombuffer(pcm, np.int16)
+    assert samples.shape == expected.shape
+    assert np.abs(samples.astype(int) - expected).max(initial=0) <= 1
+
+
+def feed(audio: AudioStreams, streams: dict[int, Codes]) -> dict[int, bytes]:
+    """Frame after frame of all streams, then their ends: what was heard of each."""
+    heard = dict.fromkeys(streams, b"")
+    for frame in range(max(map(len, streams.values()))):
+        going = [number for number, codes in streams.items() if frame < len(codes)]
+        audio.push(going, torch.from_numpy(np.stack([streams[number][frame] for number in going])))
+        for number, pcm in audio.take():
+            heard[number] += pcm
+    for number in streams:
+        audio.finish(number)
+    while not audio.is_idle:
+        for number, pcm in audio.take():
+            heard[number] += pcm
+    return heard
+
+
+@pytest.mark.parametrize("frames", [1, 5, 12, 30, ALL_FRAMES])
+def test_the_first_frames_are_decoded_and_no_more(audio: AudioStreams, decoder: CodecDecoder, frames: int) -> None:
+    codes = random_codes(20)
+    audio.open(7, None, frames=frames)
+    heard = feed(audio, {7: codes})
+    assert_close(heard[7], whole(decoder, codes)[: frames * decoder.frame_samples])
+    assert not audio.is_pending(7)
+
+
+def test_streams_together_sound_as_alone(audio: AudioStreams, decoder: CodecDecoder) -> None:
+    streams = {number: random_codes(9 + 5 * number, seed=number) for number in range(4)}
+    for number in streams:
+        audio.open(number, None, frames=ALL_FRAMES)
+    for number, pcm in feed(audio, streams).items():
+        assert_close(pcm, whole(decoder, streams[number]))
+
+
+@pytest.mark.parametrize(("known", "heard"), [(6, None), (6, 6), (9, 4), (3, 0), (40, 39)])
+def test_a_resumed_stream_goes_on_behind_what_was_heard(
+    audio: AudioStreams, decoder: CodecDecoder, known: int, heard: int | None
+) -> None:
+    codes = random_codes(45)
+    audio.open(1, codes[:known], heard=heard, frames=12)
+    pcm = feed(audio, {1: codes[known:]})[1]
+    begin = known if heard is None else heard
+    expected = whole(decoder, codes)[begin * decoder.frame_samples :][: 12 * decoder.frame_samples]
+    assert_close(pcm, expected)
+
+
+def test_who_asks_for_nothing_gets_nothing(audio: AudioStreams) -> None:
+    audio.open(1, None, frames=0)
+    assert feed(audio, {1: random_codes(3)}) == {1: b""}
+
+
+def test_a_stream_without_a_slot_is_refused(audio: AudioStreams) -> None:
+    for number in range(4):
+        audio.open(number, None, frames=ALL_FRAMES)
+    with pytest.raises(Overloaded, match=r"as many streams as it can \(4\)"):
+        audio.open(4, None, frames=ALL_FRAMES)
+    audio.close(0)
+    audio.open(4, None, frames=ALL_FRAMES)
+
+
+def test_slots_are_used_again_also_after_leaving(audio: AudioStreams, decoder: CodecDecoder) -> None:
+    for number in range(20):
+        audio.open(number, None, frames=ALL_FRAMES)
+        audio.push([number], torch.from_numpy(random_codes(1)))
+        if number % 2:
+            audio.close(number)
+        else:
+            codes = random_codes(4, seed=number)
+            heard = feed(audio, {number: codes})[number]
+            assert_close(heard, whole(decoder, np.concatenate([random_codes(1), codes])))
+    assert audio.take() == []
+    assert audio.is_idle
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class PendingFlight:
+    pcm: list[Pcm]
+    done: bool = False
+
+    def land(self) -> list[Pcm]:
+        self.done = True
+        return self.pcm
+
+
+@dataclass
+class FakeSlots:
+    """Notes its calls, which are under way until a test lets them land."""
+
+    num_slots: int = 64
+    calls: list[tuple[list[int], int]] = field(default_factory=list)
+    flights: list[PendingFlight] = field(default_factory=list)
+
+    def largest_batch(self, frames: int) -> int:
+        return 8
+
+    def begin(self, slot: int) -> None:
+        pass
+
+    def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
+        assert len(slots) == len(positions) == len(codes)
+
+    def decode(self, slots: Sequence[int], frames: int) -> PendingFlight:
+        self.calls.append((list(slots), frames))
+        self.flights.append(PendingFlight([np.full(frames, 9000, np.int16) for _ in slots]))
+        return self.flights[-1]
+
+
+def frames_of(count: int) -> Tensor:
+    return torch.zeros((count, 16), dtype=torch.int16)
+
+
+def test_the_first_frame_starts_at_once_and_later_ones_share_calls() -> None:
+    slots, clock = FakeSlots(), Clock()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=clock)
+    for number in range(6):
+        audio.open(number, None, frames=ALL_FRAMES)
+        audio.push([number], frames_of(1))
+    assert [len(called) for called, _ in slots.calls] == [1, 1]  # one runs, one waits behind it
+    slots.flights[0].done = True
+    assert [number for number, _ in audio.take()] == [0]
+    assert [len(called) for called, _ in slots.calls] == [1, 1, 4]
+
+
+def test_a_stream_that_plays_lets_a_new_one_go_first() -> None:
+    slots, clock = FakeSlots(), Clock()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=clock)
+    audio.open(0, None, frames=ALL_FRAMES)
+    audio.push([0], frames_of(1))
+    slots.flights[0].done = True
+    audio.take()
+    clock.now_s = 0.02
+    for _ in range(2):
+        audio.push([0], frames_of(1))
+    for _ in range(4):
+        audio.push([0], frames_of(1))
+    audio.open(1, None, frames=ALL_FRAMES)
+    assert len(slots.calls) == 3  # two more of the first stream are under way
+    audio.push([0, 1], frames_of(2))
+    for flight in slots.flights:
+        flight.done = True
+    audio.take()
+    assert slots.calls[3][1] == 1
+
+
+def test_under_load_chunks_are_wider() -> None:
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=Clock())
+    for number in range(40):
+        audio.open(number, None, frames=ALL_FRAMES)
+    for _ in range(30):
+        audio.push(range(40), frames_of(40))
+        for flight in slots.flights:
+            flight.done = True
+        audio.take()
+    sizes = [frames for called, frames in slots.calls if 0 in called]
+    assert sizes[0] == 1
+    assert 2 not in sizes
+
+
+def test_a_slot_never_holds_more_codes_than_fit() -> None:
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=Clock())
+    audio.open(0, None, frames=ALL_FRAMES)
+    for pushed in range(1, 2 * CODE_RING):
+        audio.push([0], frames_of(1))
+        assert pushed - sum(frames for _, frames in slots.calls) < CODE_RING
+
+
+@pytest.mark.parametrize("frames", [0, 1, 6, 14, ALL_FRAMES])
+def test_the_engine_sends_audio_beside_the_codes(engine: Engine, decoder: CodecDecoder, frames: int) -> None:
+    request = replace(ask(frames=14, ignore_eos=True), gpu_frames=frames)
+    engine.add(3, request)
+    chunks = []
+    while not engine.is_idle:
+        chunks += [chunk for _, chunk in engine.step().chunks]
+    engine.scheduler.check_integrity()
+    codes = np.concatenate([chunk.codes for chunk in chunks])
+    assert np.array_equal(codes, speak(engine, ask(frames=14, ignore_eos=True)).codes)
+    assert_close(b"".join(chunk.pcm for chunk in chunks), whole(decoder, codes)[: frames * decoder.frame_samples])
+    assert [chunk.finish_reason is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_the_engine_forgets_the_audio_of_who_leaves(engine: Engine) -> None:
+    engine.add(3, replace(ask(frames=50, ignore_eos=True), gpu_frames=ALL_FRAMES))
+    for _ in range(3):
+        engine.step()
+    engine.abort(3)
+    assert engine.is_idle
+    assert engine.step() == StepOutput()

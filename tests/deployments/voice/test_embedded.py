@@ -1,0 +1,127 @@
+import errno
+import hashlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deployments import model_store
+from deployments.config import TalkerConfig
+from deployments.errors import CheckpointError
+from deployments.model_store import embedded_path, missing_files, write_embedded
+from deployments.protocol import FinishReason, GenerateRequest, ModelKind, SynthesisRequest
+from deployments.talker.engine import Engine
+from deployments.talker.loading import build_engine
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("embedded") / "checkpoint"
+    write_embedded(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Engine:
+    return build_engine(checkpoint, TalkerConfig(device="cpu", max_num_seqs=4, max_model_len=512))
+
+
+def digest(directory: Path) -> dict[str, str]:
+    files = (file for file in directory.rglob("*") if file.is_file())
+    return {str(file.relative_to(directory)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_it_is_complete_and_small(checkpoint: Path) -> None:
+    assert missing_files(checkpoint) == []
+    packed = [file.stat().st_size for file in model_store._PACKED.rglob("*") if file.is_file()]
+    assert sum(packed) < 15e6
+    assert max(packed) < 14e6
+
+
+def test_it_is_the_same_every_time(checkpoint: Path, tmp_path: Path) -> None:
+    write_embedded(tmp_path / "again")
+    assert digest(tmp_path / "again") == digest(checkpoint)
+
+
+def test_it_has_named_voices(engine: Engine) -> None:
+    assert engine.model.kind is ModelKind.CUSTOM_VOICE
+    assert len(engine.model.speakers) == 4
+    assert list(engine.model.languages) == ["english"]
+
+
+def test_every_voice_speaks_differently_and_ends(engine: Engine, checkpoint: Path) -> None:
+    voices = list(engine.model.speakers)
+    for number, voice in enumerate(voices):
+        synthesis = SynthesisRequest(
+            "test", "Hello, this is a plain sentence.", voice=voice, language="english", seed=7
+        )
+        engine.add(number, GenerateRequest(synthesis))
+    frames: dict[int, list[np.ndarray]] = {number: [] for number in range(len(voices))}
+    reasons = {}
+    while not engine.is_idle:
+        for number, chunk in engine.step().chunks:
+            frames[number].append(chunk.codes)
+            reasons[number] = chunk.finish_reason
+    assert set(reasons.values()) == {FinishReason.STOP}
+    spoken = {np.concatenate(codes).tobytes() for codes in frames.values()}
+    assert len(spoken) == len(voices)
+
+
+def test_it_is_written_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+
+    def write(directory: Path) -> None:
+        directory.mkdir()
+        (directory / "config.json").write_text("{}")
+        written.append(directory)
+
+    monkeypatch.setattr(model_store, "write_embedded", write)
+    assert embedded_path() == embedded_path()
+    assert len(written) == 1
+    assert [cache / file.name for file in cache.iterdir()] == [embedded_path()]
+
+
+def test_another_voice_gets_another_folder(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory, weights in ((first, b"1"), (second, b"2")):
+        directory.mkdir()
+        (directory / "config.json").write_text("{}")
+        (directory / "model.safetensors.gz").write_bytes(weights)
+    assert model_store._digest(first) != model_store._digest(second)
+    (second / "model.safetensors.gz").write_bytes(b"1")
+    assert model_store._digest(first) == model_store._digest(second)
+
+
+def test_two_writers_at_once_leave_one_checkpoint(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both_writing = threading.Barrier(2)
+
+    def write(directory: Path) -> None:
+        directory.mkdir()
+        (directory / "config.json").write_text("{}")
+        both_writing.wait()
+
+    monkeypatch.setattr(model_store, "write_embedded", write)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (future.result() for future in [pool.submit(embedded_path), pool.submit(embedded_path)])
+    assert first == second
+    assert [file.name for file in cache.iterdir()] == [first.name]
+    assert (first / "config.json").read_text() == "{}"
+
+
+def test_a_writer_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(directory: Path) -> None:
+        directory.mkdir()
+        raise OSError(errno.ENOSPC, "disk full")
+
+    monkeypatch.setattr(model_store, "write_embedded", fail)
+    with pytest.raises(CheckpointError, match=r"disk full.*make room there"):
+        embedded_path()
+    assert list(cache.iterdir()) == []

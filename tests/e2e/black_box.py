@@ -1,0 +1,294 @@
+"""A server as a command: signals, sockets and /proc only, so that any version of the command can be tried.
+
+`TALKRAY_COMMAND` names another one than this environment's.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+from tests.e2e import family
+
+COMMAND = shlex.split(os.environ.get("TALKRAY_COMMAND", f"{sys.executable} -m serve_app"))
+START_S = 90.0
+# However a server ends, this long after it no process of it is left, and its port is free.
+GONE_S = 10.0
+# In the command lines of its processes.
+GCS, RAYLET, HAPROXY = "gcs_server --log_dir", "raylet/raylet ", "bin/haproxy -db"
+TALKER, INGRESS, MANAGER = "ServeReplica:talkray:Talker", "ServeReplica:talkray:Ingress", "HAProxyManager"
+ENGINE = "deployments.talker.engine_process"
+_POLL_S = 0.05
+_BODY = {"model": "qwen3-tts", "input": "Hello.", "voice": "alloy", "response_format": "pcm", "max_new_tokens": 8}
+ENDLESS = {"ignore_eos": True, "max_new_tokens": 3000}
+
+
+class ServerCommand:
+    """`talkray serve` on a port, with everything it starts."""
+
+    def __init__(
+        self,
+        scratch: Path,
+        port: int,
+        *,
+        terminal: bool = False,
+        user: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`user` is whose processes they are, which may read everything; that needs root."""
+        self.port, self.scratch = port, scratch
+        self.output_file = scratch / f"output-{port}-{time.monotonic_ns()}"
+        command = [*COMMAND, "serve", "--model", "embedded", "--port", str(port)]
+        if user is not None:
+            may_read = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+            command = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *may_read, *command]
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TALKRAY_"))}
+        own |= {family.TERMINAL: "1"} if terminal else {}
+        self._family = subprocess.Popen(
+            [sys.executable, family.__file__, str(self.output_file), *command],
+            env={**own, **(environment or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=scratch,
+        )
+        assert self._family.stdout is not None
+        self.pid = int(self._family.stdout.readline())
+        self._ended = threading.Event()
+        self.status: int | None = None
+        self._watch = threading.Thread(target=self._await_end)
+        self._watch.start()
+
+    def _await_end(self) -> None:
+        assert self._family.stdout is not None
+        line = self._family.stdout.readline()
+        if line:  # else a test has ended the whole family
+            self.status = int(line)
+            self._ended.set()
+
+    @property
+    def output(self) -> str:
+        """What it has printed."""
+        return self.output_file.read_text(errors="replace")
+
+    def reach(self, line: str, within_s: float = START_S) -> None:
+        """Return once it has printed that."""
+        until_s = time.monotonic() + within_s
+        while line not in self.output:
+            assert not self._ended.is_set(), f"it ended with {self.status} before {line!r}:\n{self.output}"
+            assert time.monotonic() < until_s, f"no {line!r} after {within_s} s:\n{self.output}"
+            time.sleep(_POLL_S)
+
+    def ready(self) -> None:
+        """Return once it speaks."""
+        self.reach("Ctrl-C stops.")
+
+    def wait(self, within_s: float) -> int:
+        """The exit status of the command, negative for a signal."""
+        assert self._ended.wait(within_s), f"it lives after {within_s} s:\n{self.output}"
+        assert self.status is not None
+        return self.status
+
+    def processes(self) -> dict[int, str]:
+        """Command line of every living process that the command led to, itself included."""
+        parents: dict[int, int] = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state not in "ZX":
+                    parents[int(process.name)] = int(parent)
+        found = {}
+        for process_id in parents:
+            above = process_id
+            while above in parents and above != self._family.pid:
+                above = parents[above]
+            if above == self._family.pid != process_id:
+                with contextlib.suppress(OSError):
+                    command = Path(f"/proc/{process_id}/cmdline").read_bytes()
+                    found[process_id] = command.replace(b"\0", b" ").decode(errors="replace")
+        return found
+
+    def find(self, title: str) -> list[int]:
+        """Processes with this in their command line."""
+        return sorted(process for process, command in self.processes().items() if title in command)
+
+    def signal_process(self, number: int) -> None:
+        """As `kill PID`."""
+        os.kill(self.pid, number)
+
+    def signal_group(self, number: int) -> None:
+        """As Ctrl-C on a terminal, or `timeout`."""
+        os.killpg(self.pid, number)
+
+    def signal_all(self, number: int) -> None:
+        """As systemd does: every process of the control group, whatever session it is in."""
+        for process in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+
+    def close_terminal(self) -> None:
+        """As closing the window."""
+        assert self._family.stdin is not None
+        self._family.stdin.write("\n")
+        self._family.stdin.flush()
+
+    def leaves_nothing(self, within_s: float = GONE_S) -> None:
+        """Fail unless all processes are gone, and the port is free, so many seconds from now."""
+        until_s = time.monotonic() + within_s
+        while (left := self.processes()) or listens(self.port):
+            if time.monotonic() > until_s:
+                raise AssertionError(f"left: {left}; port taken: {listens(self.port)}\n{self.output}")
+            time.sleep(_POLL_S)
+
+    def get(self, path: str) -> int | str:
+        """Status of a GET, or why there was none."""
+        return self._ask("GET", path, None)
+
+    def speak(self, **fields: object) -> int | str:
+        """Status of a short utterance, or why there was none."""
+        return self._ask("POST", "/v1/audio/speech", json.dumps({**_BODY, **fields}))
+
+    def _ask(self, method: str, path: str, body: str | None) -> int | str:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            return type(error).__name__
+        finally:
+            connection.close()
+        return answer.status
+
+    @contextlib.contextmanager
+    def speaking(self) -> Iterator[http.client.HTTPResponse]:
+        """An utterance of minutes, of which some has been heard."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        body = json.dumps({**_BODY, **ENDLESS})
+        connection.request("POST", "/v1/audio/speech", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert answer.read(1)
+        try:
+            yield answer
+        finally:
+            connection.close()
+
+    def end(self) -> None:
+        """Kill whatever is left; a test's last act."""
+        while left := self.processes():
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(_POLL_S)
+        self._family.kill()
+        self._watch.join()
+        with self._family:  # closes its pipes
+            pass
+
+
+Way = Callable[[ServerCommand], None]
+WAYS: dict[str, Way] = {
+    "TERM to the process": lambda server: server.signal_process(signal.SIGTERM),
+    "TERM to its group": lambda server: server.signal_group(signal.SIGTERM),
+    "TERM to every process": lambda server: server.signal_all(signal.SIGTERM),
+    "INT to its group": lambda server: server.signal_group(signal.SIGINT),
+    "HUP to the process": lambda server: server.signal_process(signal.SIGHUP),
+    "KILL to the process": lambda server: server.signal_process(signal.SIGKILL),
+    "KILL to its group": lambda server: server.signal_group(signal.SIGKILL),
+    "closed terminal": lambda server: server.close_terminal(),
+}
+
+
+def ends_while_it_speaks(scratch: Path, way: str) -> None:
+    """Start a server, end it in one of these ways, look for what is left."""
+    server = ServerCommand(scratch, free_port(), terminal=way == "closed terminal")
+    try:
+        server.ready()
+        with server.speaking():
+            WAYS[way](server)
+            server.leaves_nothing()
+        assert server.wait(1) == (-signal.SIGKILL if way.startswith("KILL") else 0)
+    finally:
+        server.end()
+
+
+def sample(ask: Callable[[], int | str], seen: list[tuple[float, int | str]], until: threading.Event) -> None:
+    while not until.is_set():
+        asked_s = time.monotonic()
+        seen.append((asked_s, ask()))
+        until.wait(0.05)
+
+
+class Sampled:
+    """What clients get, several times a second, with the moment at which each asked."""
+
+    def __init__(self, server: ServerCommand) -> None:
+        self.speech: list[tuple[float, int | str]] = []
+        self.ready: list[tuple[float, int | str]] = []
+        self._until = threading.Event()
+        asks = ((server.speak, self.speech), (lambda: server.get("/ready"), self.ready))
+        several = (asks[0], *asks)  # a line of one would not be full
+        self._threads = [threading.Thread(target=sample, args=(ask, seen, self._until)) for ask, seen in several]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._until.set()
+        for thread in self._threads:
+            thread.join()
+
+    def answers(self) -> set[int | str]:
+        """Every status, and every reason why there was none."""
+        return {answer for _, answer in (*self.speech, *self.ready)}
+
+    def first_spoken(self, *, after_s: float) -> float:
+        """When the first request was made, after a moment, that was spoken."""
+        until_s = time.monotonic() + 60
+        while time.monotonic() < until_s:
+            for asked_s, answer in list(self.speech):
+                if answer == 200 and asked_s > after_s:
+                    return asked_s
+            time.sleep(_POLL_S)
+        raise AssertionError(f"nothing was spoken within a minute: {self.speech[-5:]}")
+
+
+def speaks_again(scratch: Path, port: int) -> str:
+    """Another server comes up on the port, as under a supervisor; what it printed."""
+    server = ServerCommand(scratch, port)
+    try:
+        server.ready()
+        assert server.speak() == 200
+        server.signal_process(signal.SIGTERM)
+        server.leaves_nothing()
+        return server.output
+    finally:
+        server.end()
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens there, on any address."""
+    suffix = f":{port:04X}"
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return any(row[1].endswith(suffix) and row[3] == "0A" for row in rows)

@@ -1,0 +1,73 @@
+"""A node that is started by hand, as README has it, but for the ports: others may use the well-known ones."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from serve_app.ray_settings import free_port
+from tests.e2e.processes import MARK, marked
+
+ROOT = Path(__file__).parents[2]
+BOUND_S = 120
+# What HAProxy would take for all servers of this machine, were it not told.
+PORTS = ("HAPROXY_STATS", "HAPROXY_METRICS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC")
+SEQUENCE = """
+set -e
+ulimit -n {files}
+eval "$(talkray env)"
+ray start --head --port={port} --dashboard-port={dashboard} --temp-dir={folder}/ray
+serve deploy --address http://127.0.0.1:{dashboard} {folder}/local.yaml
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A user's whose shell finds the commands. Nothing that is started in it outlives the test."""
+    mark = uuid.uuid4().hex
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    own |= {f"RAY_SERVE_{name}_PORT": str(free_port()) for name in PORTS}
+    yield own | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", MARK: mark}
+    while running := marked(mark):
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def spoken(url: str) -> bytes:
+    """What the server says, as soon as it does."""
+    until_s = time.monotonic() + BOUND_S
+    while True:
+        try:
+            body = b'{"input": "Hello.", "voice": "alloy", "response_format": "wav"}'
+            with urllib.request.urlopen(f"{url}/v1/audio/speech", body, timeout=BOUND_S) as answer:
+                content: bytes = answer.read()
+                return content
+        except (urllib.error.URLError, ConnectionError):
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.5)
+
+
+@pytest.mark.parametrize("files", [4096, 20_000])
+def test_the_sequence_of_readme_speaks(environment: dict[str, str], files: int) -> None:
+    folder = subprocess.check_output(["mktemp", "-d", "/tmp/XXX"], text=True).strip()  # short, as sockets need
+    try:
+        config = yaml.safe_load((ROOT / "cluster" / "serve" / "local.yaml").read_text(encoding="utf-8"))
+        config["http_options"]["port"] = port = free_port()
+        Path(folder, "local.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        script = SEQUENCE.format(files=files, folder=folder, port=free_port(), dashboard=free_port())
+        subprocess.run(["bash", "-c", script], env=environment, check=True, timeout=BOUND_S)
+        assert spoken(f"http://127.0.0.1:{port}").startswith(b"RIFF")
+    finally:
+        subprocess.run(["rm", "-rf", folder], check=True)

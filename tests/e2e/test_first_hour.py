@@ -1,0 +1,205 @@
+"""What a newcomer asks of a fresh `talkray serve`: commands and sockets only, nothing of ours is imported."""
+
+import asyncio
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin
+
+import aiohttp
+import av
+import httpx
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TALKRAY = Path(sys.executable).parent / "talkray"
+BOUND_S = 120
+SPEECH = "/v1/audio/speech"
+HELLO = {"model": "tts-1", "input": "Hello.", "voice": "alloy", "response_format": "pcm"}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Of a server as `talkray serve` starts it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    with subprocess.Popen(
+        [TALKRAY, "serve", "--model", "embedded", "--port", str(port)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "Ctrl-C stops." in line:
+                break
+        else:
+            raise AssertionError("".join(lines))
+        yield f"http://127.0.0.1:{port}"
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=BOUND_S)
+    assert process.returncode == 0
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=BOUND_S) as client:
+        yield client
+
+
+def message(answer: httpx.Response) -> str:
+    text: str = answer.json()["error"]["message"]
+    return text
+
+
+def test_a_browser_gets_a_page_that_loads_nothing_from_elsewhere(client: httpx.Client) -> None:
+    answer = client.get("/", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "<textarea" in answer.text
+    assert "curl" in answer.text
+    assert "//" not in re.sub(r"(?m)^\s*//.*|; //.*", "", answer.text)  # no address, whatever its scheme
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_clients_of_the_api_get_json_as_before(client: httpx.Client) -> None:
+    for accept in ("application/json", "*/*"):
+        answer = client.get("/", headers={"accept": accept})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_the_documentation_loads_from_this_server_alone(client: httpx.Client) -> None:
+    page = client.get("/docs")
+    assert page.status_code == 200
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text) + re.findall(r"url: '([^']+)'", page.text)
+    fetched = [client.get(urljoin("/docs", link)) for link in loaded if not link.startswith("data:")]
+    types = {answer.headers["content-type"].partition(";")[0] for answer in fetched if answer.status_code == 200}
+    assert (len(fetched), types) == (3, {"text/javascript", "text/css", "application/json"})
+    assert all("://" not in link for link in loaded)
+
+
+def test_the_first_file_of_readme_says_how_long_it_is(url: str, tmp_path: Path) -> None:
+    command = re.findall(r"^curl (?:.*\\\n)*.*$", (ROOT / "README.md").read_text(), re.MULTILINE)[0]
+    subprocess.run(["bash", "-c", command.replace("http://127.0.0.1:8000", url)], cwd=tmp_path, check=True)
+    [file] = tmp_path.iterdir()
+    if file.suffix == ".wav":
+        with wave.open(str(file)) as read:
+            assert 0 < read.getnframes() / read.getframerate() < 30
+    with av.open(str(file)) as container:
+        [stream] = container.streams.audio
+        decoded = sum(frame.samples / frame.sample_rate for frame in container.decode(stream))
+        assert container.duration is not None
+        assert 0 < container.duration / av.time_base < 30
+        assert container.duration / av.time_base == pytest.approx(decoded, abs=0.2)
+
+
+def test_a_wav_that_is_not_streamed_is_finite_and_a_streamed_one_is_read_to_its_end(client: httpx.Client) -> None:
+    whole = client.post(SPEECH, json=HELLO | {"response_format": "wav", "stream": False}).content
+    with wave.open(io.BytesIO(whole)) as read:
+        assert read.getnframes() * 2 + 44 == len(whole)
+    streamed = client.post(SPEECH, json=HELLO | {"response_format": "wav"}).content
+    with av.open(io.BytesIO(streamed)) as container:
+        assert sum(frame.samples for frame in container.decode(audio=0)) * 2 + 44 == len(streamed)
+    assert '"stream": false' in (ROOT / "README.md").read_text()
+
+
+IGNORED = {"instructions": "Softly.", "response_fromat": "wav", "sample_rate": 16000, "a\r\nset-cookie: b": 1}
+
+
+def test_what_is_ignored_is_named_with_its_reason(client: httpx.Client) -> None:
+    answer = client.post(SPEECH, json=HELLO | IGNORED)
+    assert answer.status_code == 200
+    assert answer.headers["x-ignored"].split("; ") == [
+        "response_fromat (unknown field, did you mean response_format?)",
+        "sample_rate (the audio has 24000 Hz)",
+        "a??set-cookie:?b (unknown field)",
+        "instructions (the loaded voice follows none)",
+    ]
+    assert "set-cookie" not in answer.headers
+    assert "x-ignored" not in client.post(SPEECH, json=HELLO).headers
+
+
+def test_an_event_stream_names_it_too(client: httpx.Client) -> None:
+    answer = client.post(SPEECH, json=HELLO | IGNORED | {"stream_format": "sse"})
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    assert events[-1]["ignored"][0]["field"] == "response_fromat"
+
+
+def test_a_websocket_names_it_too(url: str) -> None:
+    async def started() -> dict[str, Any]:
+        async with aiohttp.ClientSession(url) as session, session.ws_connect(f"{SPEECH}/ws") as socket:
+            await socket.send_json(HELLO | IGNORED | {"type": "speak", "stream": False})
+            answer: dict[str, Any] = await socket.receive_json(timeout=BOUND_S)
+            return answer
+
+    reasons = {entry["field"]: entry["reason"] for entry in asyncio.run(started())["ignored"]}
+    assert set(reasons) == {"response_fromat", "sample_rate", "a??set-cookie:?b", "instructions", "stream"}
+
+
+def test_dropped_markup_is_named(client: httpx.Client) -> None:
+    answer = client.post(SPEECH, json=HELLO | {"input": '<speak>Hello.<break time="2s"/></speak>'})
+    assert answer.headers["x-ignored"] == "input (markup is not spoken: speak, break)"
+
+
+@pytest.mark.parametrize("language", ["en", "EN", "en-GB", "eng", "english", "auto"])
+def test_a_language_may_be_an_iso_code(client: httpx.Client, language: str) -> None:
+    assert client.post(SPEECH, json=HELLO | {"language": language}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"language": "de"}, "language"),
+        ({"language": "klingon"}, "language"),
+        ({"input": "今天天气很好。"}, "input"),
+        ({"input": "Привет, как дела?"}, "input"),
+        ({"input": "Das ist ein schöner Tag, und ich gehe mit dem Hund in den Park."}, "input"),
+    ],
+)
+def test_what_the_voice_cannot_speak_is_refused_by_name(
+    client: httpx.Client, fields: dict[str, str], param: str
+) -> None:
+    answer = client.post(SPEECH, json=HELLO | {"voice": "nora"} | fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert "'nora'" in message(answer)
+    assert "speaks english" in message(answer)
+
+
+def test_who_asks_to_try_is_let(client: httpx.Client) -> None:
+    text = "Das ist ein schöner Tag, und ich gehe mit dem Hund in den Park."
+    answer = client.post(SPEECH, json=HELLO | {"input": text, "language": "de", "any_language": True})
+    assert (answer.status_code, answer.headers["x-ignored"].partition(" ")[0]) == (200, "language")
+
+
+def test_a_refusal_says_how_long_to_wait_and_what_raises_the_limit(url: str) -> None:
+    crowd = 200  # the talker alone takes 24: eight rows, and 16 that wait
+
+    async def ask() -> list[tuple[int, str | None, str]]:
+        async def one(client: httpx.AsyncClient) -> tuple[int, str | None, str]:
+            answer = await client.post(SPEECH, json=HELLO)
+            refused = answer.status_code == 429
+            return answer.status_code, answer.headers.get("retry-after"), message(answer) if refused else ""
+
+        async with httpx.AsyncClient(base_url=url, timeout=BOUND_S) as client:
+            return await asyncio.gather(*(one(client) for _ in range(crowd)))
+
+    refused = [(after, text) for status, after, text in asyncio.run(ask()) if status == 429]
+    assert refused
+    for after, text in refused:
+        assert text.endswith(f"Try again in {after} s.")
+        assert re.search("raises? the limit", text)
+        counts = re.search(r"being spoken: (\d+), waiting for their first audio: (\d+)", text)
+        assert counts is None or 0 < int(counts[1]) + int(counts[2]) < crowd

@@ -1,0 +1,143 @@
+"""Clients that mean no good, on plain sockets: each may have an address of its own, 127.0.0.x."""
+
+import base64
+import contextlib
+import http.client
+import json
+import os
+import socket
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+
+BOUND_S = 30.0
+SPEECH = "/v1/audio/speech"
+
+
+def ask(
+    port: int,
+    fields: Mapping[str, object] | None = None,
+    *,
+    path: str = SPEECH,
+    source: str = "127.0.0.1",
+    headers: Mapping[str, str] | None = None,
+) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of one request on a connection of its own; a GET where there are no fields."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=BOUND_S, source_address=(source, 0))
+    with contextlib.closing(connection):
+        body = None if fields is None else json.dumps(fields)
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        connection.request("GET" if fields is None else "POST", path, body, sent)
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+
+@contextlib.contextmanager
+def connected(port: int, source: str = "127.0.0.1") -> Iterator[socket.socket]:
+    """A bare connection."""
+    with socket.create_connection(("127.0.0.1", port), BOUND_S, source_address=(source, 0)) as raw:
+        yield raw
+
+
+def unfinished(raw: socket.socket, key: str = "") -> None:
+    """Send the head of a request, and a little of the body that it announces."""
+    key_line = f"Authorization: Bearer {key}\r\n" if key else ""
+    head = f"POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\n{key_line}Content-Length: 100000\r\n\r\n"
+    raw.sendall(head.encode() + b'{"input":')
+
+
+def read_to_end(raw: socket.socket, within_s: float) -> bytes:
+    """What comes until the other side closes. Raises TimeoutError where nothing comes for so long."""
+    raw.settimeout(within_s)
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while data := raw.recv(65536):
+            received += data
+    return received
+
+
+class RawSocket:
+    """A WebSocket without a library, so that it can send what none would."""
+
+    def __init__(self, raw: socket.socket, *, key: str, compressed: bool = False) -> None:
+        """`compressed` where it asks for that."""
+        self.raw = raw
+        nonce = base64.b64encode(os.urandom(16)).decode()
+        lines = [
+            f"GET {SPEECH}/ws HTTP/1.1",
+            "Host: localhost",
+            "Connection: Upgrade",
+            "Upgrade: websocket",
+            "Sec-WebSocket-Version: 13",
+            f"Sec-WebSocket-Key: {nonce}",
+            f"Authorization: Bearer {key}",
+            *(["Sec-WebSocket-Extensions: permessage-deflate"] if compressed else []),
+        ]
+        raw.sendall("\r\n".join([*lines, "", ""]).encode())
+        self._received = b""
+        status, *headers = self._head().splitlines()
+        self.status = int(status.split()[1])
+        pairs = (line.partition(":") for line in headers)
+        self.headers = {name.lower(): value.strip() for name, _, value in pairs}
+
+    @property
+    def compresses(self) -> bool:
+        """Whether the server has agreed to that."""
+        return "permessage-deflate" in self.headers.get("sec-websocket-extensions", "")
+
+    def send(self, payload: bytes, *, opcode: int = 1, final: bool = True, compressed: bool = False) -> None:
+        """One frame. Its mask is zero, which is one."""
+        size = len(payload)
+        first = opcode | (0x80 if final else 0) | (0x40 if compressed else 0)
+        short = struct.pack("!BB", first, 0x80 | size) if size < 126 else b""
+        medium = struct.pack("!BBH", first, 0x80 | 126, size) if size < 65536 else b""
+        self.raw.sendall((short or medium or struct.pack("!BBQ", first, 0x80 | 127, size)) + b"\0\0\0\0" + payload)
+
+    def say(self, **fields: object) -> None:
+        """One message."""
+        self.send(json.dumps(fields).encode())
+
+    def receive(self) -> tuple[int, bytes]:
+        """Opcode and payload of one frame. Raises EOFError at the end of the connection."""
+        head = self._exactly(2)
+        size = head[1] & 0x7F
+        if size >= 126:
+            size = int.from_bytes(self._exactly(2 if size == 126 else 8), "big")
+        return head[0] & 0x0F, self._exactly(size)
+
+    def messages(self) -> Iterator[dict[str, object]]:
+        """What is said in words, up to the end; that is a message as well."""
+        while True:
+            try:
+                opcode, payload = self.receive()
+            except (EOFError, ConnectionError):
+                yield {"type": "lost"}
+                return
+            if opcode == 1:
+                yield json.loads(payload)
+            if opcode == 8:
+                yield {"type": "close", "code": int.from_bytes(payload[:2], "big"), "reason": payload[2:].decode()}
+                return
+
+    def _head(self) -> str:
+        while b"\r\n\r\n" not in self._received:
+            self._more()
+        head, _, self._received = self._received.partition(b"\r\n\r\n")
+        return head.decode()
+
+    def _exactly(self, size: int) -> bytes:
+        while len(self._received) < size:
+            self._more()
+        data, self._received = self._received[:size], self._received[size:]
+        return data
+
+    def _more(self) -> None:
+        if not (data := self.raw.recv(65536)):
+            raise EOFError
+        self._received += data
+
+
+def deflated(size: int) -> bytes:
+    """So many spaces as the payload of a compressed frame: a thousandth of that."""
+    squeeze = zlib.compressobj(9, zlib.DEFLATED, -12)
+    return squeeze.compress(b" " * size) + squeeze.flush(zlib.Z_SYNC_FLUSH)[:-4]

@@ -1,0 +1,214 @@
+"""However a server ends, it says so and leaves nothing: no process, no port, no growing heap of folders."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.black_box import (
+    COMMAND,
+    ENGINE,
+    GCS,
+    GONE_S,
+    HAPROXY,
+    INGRESS,
+    MANAGER,
+    TALKER,
+    WAYS,
+    Sampled,
+    ServerCommand,
+    ends_while_it_speaks,
+    free_port,
+    listens,
+    speaks_again,
+)
+from tests.e2e.test_ends import EVERY_PROCESS, KILL
+
+# What a start prints when it comes to a stage, and how long into that stage the signal comes.
+STAGES = {"imports": ("", 0.1), "Ray": ("starting Ray", 0.7), "proxy": ("starting the proxy", 1.5)} | {
+    "replicas": ("Talker updating", 1.0),
+    "warm-up": ("talker: loading the talker", 0.2),
+}
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def server(tmp_path: Path, port: int) -> Iterator[ServerCommand]:
+    server = ServerCommand(tmp_path, port)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+@pytest.mark.parametrize("way", sorted({*WAYS} - {EVERY_PROCESS, KILL}))
+def test_it_ends_while_it_speaks(way: str, tmp_path: Path) -> None:
+    ends_while_it_speaks(tmp_path, way)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("way", [EVERY_PROCESS, "INT to its group", KILL])
+def test_it_ends_while_it_starts(way: str, stage: str, server: ServerCommand) -> None:
+    line, later_s = STAGES[stage]
+    server.reach(line)
+    time.sleep(later_s)
+    WAYS[way](server)
+    server.leaves_nothing()
+    assert server.wait(1) != 0
+
+
+def test_without_its_control_store(server: ServerCommand, tmp_path: Path, port: int) -> None:
+    server.ready()
+    [gcs] = server.find(GCS)
+    with Sampled(server) as sampled:
+        os.kill(gcs, signal.SIGKILL)
+        status = server.wait(within_s=90)
+    server.leaves_nothing()
+    assert status not in (0, -signal.SIGABRT)
+    assert 429 not in sampled.answers()
+    speaks_again(tmp_path, port)
+
+
+def test_without_a_talker_nobody_is_told_to_slow_down(server: ServerCommand) -> None:
+    """The pool's only talker dies: 503 until there is another one, not 429, and `/ready` says so."""
+    server.ready()
+    for victim in (TALKER, ENGINE):
+        [process] = server.find(victim)
+        with Sampled(server) as sampled:
+            os.kill(process, signal.SIGKILL)
+            killed_s = time.monotonic()
+            back_s = sampled.first_spoken(after_s=killed_s + 1.0) - killed_s
+        print(f"{victim} killed: speech after {back_s:.1f} s; {sorted(map(str, sampled.answers()))}")
+        assert sampled.answers() <= {200, 503}
+        assert 503 in {answer for _, answer in sampled.ready}
+        assert back_s < 20
+
+
+def test_without_its_proxy(server: ServerCommand) -> None:
+    """HAProxy is back at once, twice, and still learns of new ingress replicas; nobody gets a 404."""
+    server.ready()
+    for _ in range(2):
+        [proxy] = server.find(HAPROXY)
+        with Sampled(server) as sampled:
+            os.kill(proxy, signal.SIGKILL)
+            killed_s = time.monotonic()
+            back_s = sampled.first_spoken(after_s=killed_s + 0.1) - killed_s
+            time.sleep(3)
+        print(f"HAProxy killed: speech after {back_s:.1f} s; {sorted(map(str, sampled.answers()))}")
+        assert back_s < 5
+        assert {answer for answer in sampled.answers() if isinstance(answer, int)} <= {200, 503}
+    speaks_through_another_ingress(server)
+
+
+def test_without_the_actor_that_manages_the_proxy(server: ServerCommand) -> None:
+    """HAProxy goes on meanwhile, and the actor's successor takes over from it: no request is lost."""
+    server.ready()
+    [manager], [proxy] = server.find(MANAGER), server.find(HAPROXY)
+    with Sampled(server) as sampled:
+        os.kill(manager, signal.SIGKILL)
+        until_s = time.monotonic() + 90
+        while proxy in server.find(HAPROXY) or not server.find(HAPROXY):
+            assert time.monotonic() < until_s, "nobody took over"
+            time.sleep(0.5)
+        time.sleep(3)
+    assert sampled.answers() <= {200, 429}  # those who ask may be too many for this machine
+    speaks_through_another_ingress(server)
+
+
+def speaks_through_another_ingress(server: ServerCommand) -> None:
+    """HAProxy still learns of new replicas."""
+    [ingress] = server.find(INGRESS)
+    with Sampled(server) as sampled:
+        os.kill(ingress, signal.SIGKILL)
+        killed_s = time.monotonic()
+        back_s = sampled.first_spoken(after_s=killed_s + 1.0) - killed_s
+    assert back_s < 20
+
+
+# Of Ray and Serve, in the command line: what is replaced or not needed, and what is neither.
+SPARED = (
+    "ServeController",
+    "ray::ProxyActor",
+    "_private/monitor.py",
+    "_private/log_monitor.py",
+    "dashboard/dashboard.py",
+)
+VITAL = ("serve_app.driver", "ray::RuntimeEnvAgent", "ray::DashboardAgent")
+
+
+def test_without_what_can_be_spared(server: ServerCommand) -> None:
+    server.ready()
+    for part in SPARED:
+        for process in server.find(part):
+            os.kill(process, signal.SIGKILL)
+        until_s = time.monotonic() + 6
+        while time.monotonic() < until_s:
+            assert server.speak() == 200, part
+            assert server.get("/ready") == 200, part
+            time.sleep(0.5)
+
+
+@pytest.mark.parametrize("part", VITAL)
+def test_without_what_cannot(part: str, server: ServerCommand) -> None:
+    server.ready()
+    [process] = server.find(part)
+    os.kill(process, signal.SIGKILL)
+    assert server.wait(within_s=20) not in (0, -signal.SIGABRT)
+    server.leaves_nothing()
+
+
+def test_a_start_clears_what_a_dead_server_left(server: ServerCommand, tmp_path: Path, port: int) -> None:
+    """All of it but HAProxy is killed in one go: nobody is left who could clear up."""
+    server.ready()
+    [proxy] = server.find(HAPROXY)
+    stop_then_kill([process for process in server.processes() if process != proxy])
+    assert listens(port)
+    assert "cleared" in speaks_again(tmp_path, port)
+    server.leaves_nothing()
+
+
+def stop_then_kill(processes: list[int]) -> None:
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in processes:
+            os.kill(process, number)
+
+
+FOLDERS = ("talkray-*", "ray/session_2*", "haproxy-serve/*")
+
+
+def folders() -> set[Path]:
+    """What servers write to on this machine."""
+    return {path for pattern in FOLDERS for path in Path("/tmp").glob(pattern)}
+
+
+def test_folders_do_not_pile_up(tmp_path: Path, port: int) -> None:
+    before = folders()
+    for _ in range(3):
+        server = ServerCommand(tmp_path, port)
+        try:
+            server.reach("starting the proxy")
+            server.signal_group(signal.SIGKILL)
+            time.sleep(GONE_S)
+        finally:
+            server.end()
+    assert len(folders() - before) <= 1
+    speaks_again(tmp_path, port)
+    assert len(folders() - before) <= 1
+
+
+def test_a_port_in_use_is_no_reason_to_end_anybody(server: ServerCommand, port: int) -> None:
+    """Another server of the same user lives: a second start on its port is refused, and harms nobody."""
+    server.ready()
+    command = ["serve", "--model", "embedded", "--port", str(port)]
+    refused = subprocess.run([*COMMAND, *command], capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 1
+    assert "Address already in use" in refused.stderr
+    assert server.speak() == 200

@@ -1,0 +1,288 @@
+"""Clients that mean no good, against `talkray serve`: commands and sockets only.
+
+`TALKRAY_COMMAND` names another command than this environment's. Clients are told apart by addresses, 127.0.0.x.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from serve_app.ray_settings import free_port
+from tests.e2e.processes import MARK, marked
+from tests.e2e.sockets import listeners
+from tests.e2e.test_command_line import BOUND_S, environment, interrupt, read_until
+from tests.faults.hostile import RawSocket, ask, connected, deflated, read_to_end, unfinished
+
+COMMAND = os.environ.get("TALKRAY_COMMAND", str(Path(sys.executable).with_name("talkray")))
+PER_MINUTE = 30
+MAX_CONNECTIONS = 600
+CONFIG = f"""
+model: embedded
+api:
+  admission:
+    client_requests_per_minute: {PER_MINUTE}
+"""
+SHORT = {"input": "Hello.", "voice": "alloy", "response_format": "pcm", "max_new_tokens": 2}
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A running server that asks for keys."""
+
+    port: int
+    file: Path
+    key: str
+    pids: dict[int, str]
+
+    @property
+    def ingress(self) -> int:
+        """Process id of the only ingress replica."""
+        [pid] = [pid for pid, command in self.pids.items() if "Ingress" in command]
+        return pid
+
+    def bearer(self, key: str | None = None) -> dict[str, str]:
+        return {"Authorization": f"Bearer {key or self.key}"}
+
+    def create_key(self, name: str, *limits: str) -> str:
+        return run("key", "create", name, "--file", str(self.file), *limits)
+
+    def speak(self, source: str, key: str | None = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        return ask(self.port, SHORT, source=source, headers={**self.bearer(key), **headers})
+
+
+def run(*arguments: str) -> str:
+    """What a command prints last."""
+    done = subprocess.run([COMMAND, *arguments], env=environment(), capture_output=True, text=True, check=True)
+    return next(word for word in done.stdout.split() if word.startswith("talkray-"))
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    folder, mark = tmp_path_factory.mktemp("hostile"), uuid.uuid4().hex
+    file, port = folder / "keys.json", free_port()
+    key = run("key", "create", "ada", "--file", str(file))
+    (folder / "talkray.yaml").write_text(CONFIG)
+    arguments = ("--config", str(folder / "talkray.yaml"), "--host", "0.0.0.0", "--keys", str(file))
+    own = {MARK: mark, "RAY_SERVE_HAPROXY_MAXCONN": str(MAX_CONNECTIONS)}
+    with subprocess.Popen(
+        [COMMAND, "serve", *arguments, "--port", str(port)],
+        env={**environment(), **own},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        read_until(process.stdout, "Ctrl-C stops.")
+        yield Guarded(port, file, key, marked(mark))
+        interrupt(process)
+        process.communicate(timeout=BOUND_S)
+
+
+def test_a_text_that_grows_when_it_is_spoken_has_its_limit(guarded: Guarded) -> None:
+    fields = {**SHORT, "input": "9" * 4096}
+    status, _, content = ask(guarded.port, fields, source="127.0.0.10", headers=guarded.bearer())
+    assert status == 400, content[:200]
+    assert json.loads(content)["error"]["param"] == "input"
+
+
+def test_unfinished_messages_hold_little(guarded: Guarded) -> None:
+    """A hundred of them, compressed where the server agrees to that, which makes a thousand bytes of one."""
+    before, bomb = resident(guarded.ingress), deflated(16 * MIB - 1)
+    with ExitStack() as opened:
+        for number in range(100):
+            raw = opened.enter_context(connected(guarded.port, f"127.0.0.{20 + number % 4}"))
+            client = RawSocket(raw, key=guarded.key, compressed=True)
+            assert client.status == 101
+            with suppress(ConnectionError):
+                payload = bomb if client.compresses else b" " * MIB
+                client.send(payload, final=False, compressed=client.compresses)
+            held = resident(guarded.ingress) - before
+            assert held < 100 * MIB, f"{number + 1} sockets hold {held / MIB:.0f} MiB"
+        held = settled(guarded.ingress, before, 1000 * MIB, 1.0)
+        assert held < 100 * MIB
+    kept = settled(guarded.ingress, before, 20 * MIB, 5.0)
+    assert kept < 20 * MIB, f"{kept / MIB:.0f} MiB are kept"
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def settled(pid: int, before: int, below: int, within_s: float) -> int:
+    """By how much its memory has grown: less than `below`, or what it is after so long."""
+    until_s = time.monotonic() + within_s
+    while (grown := resident(pid) - before) >= below and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return grown
+
+
+def test_a_connection_is_closed_after_its_refusal(guarded: Guarded) -> None:
+    with connected(guarded.port, "127.0.0.30") as raw:
+        unfinished(raw)
+        answer = read_to_end(raw, 5.0)
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b"www-authenticate: bearer" in answer.lower()
+    assert b'"invalid_api_key"' in answer
+    with connected(guarded.port, "127.0.0.30") as raw:
+        raw.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert read_to_end(raw, 5.0).startswith(b"HTTP/1.1 401 ")
+
+
+def test_connections_of_one_address_are_limited(guarded: Guarded) -> None:
+    with ExitStack() as opened:
+        for _ in range(MAX_CONNECTIONS + 20):
+            with suppress(ConnectionError):
+                raw = opened.enter_context(connected(guarded.port, "127.0.0.31"))
+                unfinished(raw, guarded.key)
+        status, _, _ = ask(guarded.port, path="/health", source="127.0.0.32")
+    assert status == 200
+
+
+def test_a_revoked_key_speaks_no_more(guarded: Guarded) -> None:
+    key = guarded.create_key("mallory")
+    with connected(guarded.port, "127.0.0.40") as raw:
+        client = RawSocket(raw, key=key)
+        messages = client.messages()
+        client.say(type="speak", **SHORT)
+        assert [next(messages)["type"], next(messages)["type"]] == ["started", "done"]
+        subprocess.run([COMMAND, "key", "revoke", "mallory", "--file", str(guarded.file)], check=True)
+        client.say(type="speak", **SHORT)
+        error, end = next(messages), next(messages)
+    assert error["type"] == "error"
+    assert (end["type"], end["code"]) == ("close", 1008)
+
+
+def test_a_key_file_replaced_in_its_place(guarded: Guarded) -> None:
+    key = guarded.create_key("bob")
+    assert guarded.speak("127.0.0.41", key)[0] == 200
+    stat, document = guarded.file.stat(), json.loads(guarded.file.read_text())
+    record = next(record for record in document["keys"] if record["name"] == "bob")
+    old, new = record["sha256"], record["sha256"][::-1]
+    with open(guarded.file, "r+") as file:  # the same inode
+        content = file.read().replace(old, new)
+        file.seek(0)
+        file.write(content)
+    os.utime(guarded.file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert guarded.speak("127.0.0.41", key)[0] == 401
+
+
+def test_utterances_of_one_socket_are_counted(guarded: Guarded) -> None:
+    began_s, spoken = time.monotonic(), 0
+    with connected(guarded.port, "127.0.0.42") as raw:
+        client = RawSocket(raw, key=guarded.key)
+        messages = client.messages()
+        for _ in range(2 * PER_MINUTE):
+            client.say(type="speak", **{**SHORT, "max_new_tokens": 1})
+            kinds = [next(messages)["type"]]
+            if kinds == ["started"]:
+                kinds.append(next(messages)["type"])
+            if kinds != ["started", "done"]:
+                break
+            spoken += 1
+        assert kinds == ["error"]
+        end = next(messages)
+    assert (end["type"], end["code"]) == ("close", 1013)
+    elapsed_s = time.monotonic() - began_s
+    assert PER_MINUTE <= spoken <= PER_MINUTE + 1 + elapsed_s * PER_MINUTE / 60
+
+
+def test_nobody_else_reaches_the_ports_behind_the_proxy(guarded: Guarded) -> None:
+    """They believe what X-Forwarded-For says."""
+    direct = [listener for listener in listeners([guarded.ingress]) if 30000 <= listener.port < 31000]
+    assert direct
+    assert [listener for listener in direct if not listener.loopback] == []
+
+
+def test_an_address_is_not_what_a_client_says(guarded: Guarded) -> None:
+    def ask_as(number: int) -> int:
+        return guarded.speak("127.0.0.43", **{"X-Forwarded-For": f"10.0.0.{number}"})[0]
+
+    assert 429 in [ask_as(number) for number in range(2 * PER_MINUTE)]
+
+
+def test_a_key_file_that_is_gone_for_a_moment_resets_no_limit(guarded: Guarded) -> None:
+    key = guarded.create_key("limited", "--requests-per-minute", "2")
+    statuses = [guarded.speak("127.0.0.44", key)[0] for _ in range(3)]
+    away = guarded.file.rename(guarded.file.with_name("away"))
+    statuses.append(guarded.speak("127.0.0.44", key)[0])
+    away.rename(guarded.file)
+    statuses.append(guarded.speak("127.0.0.44", key)[0])
+    assert statuses == [200, 200, 429, 401, 429]
+
+
+@pytest.mark.parametrize("offered", ["x" * 9000, "<script>canary</script>", "a b", "a%0aforged", "a,b", ""])
+def test_an_id_that_is_not_sane_goes_nowhere(guarded: Guarded, offered: str) -> None:
+    headers = {"X-Request-ID": offered}
+    status, got, _ = ask(guarded.port, path="/v1/models", source="127.0.0.50", headers={**guarded.bearer(), **headers})
+    assert status == 200
+    assert got["x-request-id"].replace("-", "").isalnum()
+    assert got["x-request-id"] != offered
+
+
+def test_a_sane_id_is_the_request_s_everywhere(guarded: Guarded) -> None:
+    assert guarded.speak("127.0.0.51", **{"X-Request-ID": "mine:1.2-3"})[1]["x-request-id"] == "mine:1.2-3"
+
+
+def test_no_log_has_an_id_that_is_not_sane(guarded: Guarded) -> None:
+    forged = {"X-Request-ID": "a [x] forged-canary-line"}
+    ask(guarded.port, SHORT, source="127.0.0.52", headers={**guarded.bearer(), **forged})
+    [gcs] = [command for command in guarded.pids.values() if "gcs_server" in command]
+    folder = Path(gcs.split("--log_dir=")[1].split()[0])
+    logs = [file for file in folder.rglob("*") if file.is_file()]
+    assert logs
+    assert [str(file) for file in logs if b"forged-canary-line" in file.read_bytes()] == []
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        ("chrome-extension://localhost", "localhost"),
+        ("file://localhost", "localhost"),
+        ("file://", ""),
+        ("null", "localhost"),
+        ("http://evil.example", "localhost"),
+    ],
+)
+def test_only_pages_of_the_server_itself(guarded: Guarded, origin: str, host: str) -> None:
+    headers = {**guarded.bearer(), "Origin": origin, "Host": host}
+    assert ask(guarded.port, path="/v1/models", source="127.0.0.53", headers=headers)[0] in (400, 403)
+
+
+def test_a_name_may_end_with_a_dot(guarded: Guarded) -> None:
+    headers = {**guarded.bearer(), "Origin": "http://localhost.:8000", "Host": "localhost.:8000"}
+    assert ask(guarded.port, path="/v1/models", source="127.0.0.53", headers=headers)[0] == 200
+
+
+def test_a_message_that_is_too_large_is_told_so(guarded: Guarded) -> None:
+    with connected(guarded.port, "127.0.0.54") as raw:
+        client = RawSocket(raw, key=guarded.key)
+        sender = threading.Thread(target=send_too_much, args=(client,))
+        sender.start()
+        end = next(client.messages())
+        sender.join()
+    assert (end["type"], end.get("code")) == ("close", 1009)
+
+
+def send_too_much(client: RawSocket) -> None:
+    with suppress(OSError):
+        client.send(b" " * (17 * MIB))
+
+
+def test_prior_knowledge_of_http_2_is_refused(guarded: Guarded) -> None:
+    with connected(guarded.port, "127.0.0.55") as raw:
+        raw.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        assert read_to_end(raw, 5.0).startswith(b"HTTP/1.1 400 ")

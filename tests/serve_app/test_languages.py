@@ -1,0 +1,97 @@
+from pathlib import Path
+
+import pytest
+
+from serve_app.languages import foreign_language, foreign_letters, language_name
+
+ENGLISH = ("english",)
+RELEASED = (
+    "chinese",
+    "english",
+    "french",
+    "german",
+    "italian",
+    "japanese",
+    "korean",
+    "portuguese",
+    "russian",
+    "spanish",
+)
+TEXTS = (Path(__file__).parents[2] / "loadtest" / "texts.txt").read_text(encoding="utf-8").splitlines()
+SPOKEN = {
+    "french": "Je ne sais pas ce que vous avez dans la tête, mais elle est avec nous.",
+    "german": "Der Zug ist nicht pünktlich, und wir warten auf den Anschluss.",
+    "italian": "Non è vero che gli amici sono della città, ma anche questo è bello.",
+    "portuguese": "Você não está em casa, mas isso é muito bom para uma pessoa.",
+    "spanish": "Hay una casa que está en el campo, pero es muy grande y con jardín.",
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        *(("de", "german"), ("DE-at", "german"), ("zh_Hant_TW", "chinese"), ("jpn", "japanese"), ("Auto", "auto")),
+        *(("English", "english"), ("beijing_dialect", "beijing_dialect"), ("nl", "nl"), ("", "")),
+    ],
+)
+def test_names_and_codes(given: str, name: str) -> None:
+    assert language_name(given) == name
+
+
+@pytest.mark.parametrize(("language", "text"), SPOKEN.items())
+def test_a_language_is_told_by_its_frequent_words(language: str, text: str) -> None:
+    assert foreign_language(text, ENGLISH) == language.title()
+    assert foreign_language(text, (*ENGLISH, language)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("今天天气很好。", "Chinese"),
+        ("こんにちは。", "Japanese"),
+        ("안녕하세요.", "Korean"),
+        ("Привет!", "Cyrillic letters"),
+    ],
+)
+def test_a_script_is_told_by_its_letters(text: str, name: str) -> None:
+    assert foreign_language(text, ENGLISH) == name
+    assert foreign_language(text, RELEASED) is None
+
+
+def test_no_released_voice_reads_arabic() -> None:
+    assert foreign_language("مرحبا بالعالم", RELEASED) == "Arabic letters"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *TEXTS,
+        *(
+            "",
+            "42",
+            "🙂",
+            "Die, die, die, my darling.",
+            "La la la la.",
+            "Los Angeles, El Paso and Las Vegas",
+            "ｆｕｌｌ ｗｉｄｔｈ",
+        ),
+        *(
+            "The word 今天 means today.",
+            "She said: “Das ist nicht gut”, and that was the end of it.",
+            "𝐁𝐨𝐥𝐝 text, 1 µm, ½",
+        ),
+        *("Café, naïve, Zürich, São Paulo", "E = mc², α and β are angles of the triangle"),
+    ],
+)
+def test_english_is_let_through(text: str) -> None:
+    assert foreign_language(text, ENGLISH) is None
+
+
+@pytest.mark.parametrize("text", [*SPOKEN.values(), "今天天气很好。", TEXTS[0]])
+def test_a_voice_of_which_no_language_is_known_is_let_try(text: str) -> None:
+    assert foreign_language(text, ()) is None
+
+
+def test_letters_are_counted() -> None:
+    assert foreign_letters("Hello 今天, Привет!", ENGLISH) == {"CJK": 2, "CYRILLIC": 6}
+    assert foreign_letters("Hello 今天, Привет!", RELEASED) == {}

@@ -1,0 +1,80 @@
+"""Relative links of the documents lead to files, headings and names that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HISTORY = ROOT / "docs" / "performance-history.md"  # names files as they were
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_NAMES = re.compile(r"\]\(([^)\s]+\.py)\) \(((?:`[^`]+`(?:, )?)+)\)")  # [a file](a.py) (`name`, `name`)
+_PATH = re.compile(r"`((?:serve_app|deployments|loadtest|tools|tests|cluster|docs)/[\w./-]+)`")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    assert [target for target in relative_links(document.read_text()) if not exists(document, target)] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_behind_a_link_to_code_stand_in_it(document: Path) -> None:
+    assert missing_names(document, document.read_text()) == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_are_named_exist(document: Path) -> None:
+    paths = [] if document == HISTORY else _PATH.findall(document.read_text())
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def missing_names(document: Path, text: str) -> list[str]:
+    named = [(file, name) for file, names in _NAMES.findall(text) for name in re.findall(r"[\w.]+", names)]
+    return [
+        f"{file}: {name}"
+        for file, name in named
+        if not re.search(rf"\b{re.escape(name.split('.')[-1])}\b", (document.parent / file).read_text())
+    ]
+
+
+def relative_links(text: str) -> list[str]:
+
+    return [target for target in _LINK.findall(_FENCED.sub("", text)) if "://" not in target]
+
+
+def exists(document: Path, target: str) -> bool:
+    path, _, heading = target.partition("#")
+    file = document.parent / path if path else document
+    return file.exists() and (not heading or heading in anchors(file.read_text()))
+
+
+def anchors(text: str) -> set[str]:
+    """Headings as GitHub names them."""
+    names = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in _HEADING.findall(_FENCED.sub("", text)))
+    return {name.replace(" ", "-") for name in names}
+
+
+def test_a_broken_link_is_found() -> None:
+    text = "[a](README.md) [b](docs/none.md) [c](https://example.org/)\n```\n[d](none.md)\n```\n"
+    document = ROOT / "README.md"
+    assert [target for target in relative_links(text) if not exists(document, target)] == ["docs/none.md"]
+
+
+def test_headings_are_named_as_github_does() -> None:
+    assert anchors("# How fast it is\n## Is it right?\n## What `a_b` does\n") == {
+        "how-fast-it-is",
+        "is-it-right",
+        "what-a_b-does",
+    }
+
+
+def test_a_missing_name_is_found(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("class Known: ...\n")
+    text = "[this](code.py) (`Known`) and [that](code.py) (`Known`, `Unknown`)"
+    assert missing_names(tmp_path / "page.md", text) == ["code.py: Unknown"]

@@ -1,0 +1,61 @@
+"""What the documents have a reader install leaves an editable checkout editable: a copy would ignore every edit."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MADE = re.findall(r"^\t\$\(PIP\) (.*--editable.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+COMMANDS = sorted(
+    {f"pip install {arguments}" for arguments in MADE}  # of `make install` and `make lint`
+    | {
+        line.partition("#")[0].strip().removeprefix(".venv/bin/")
+        for document in DOCUMENTS
+        for block in re.findall(
+            r"^```[^\n]*\n(.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        )
+        for line in block.splitlines()
+        if re.match(r"(\.venv/bin/)?(python -m )?pip install\b.*talkray|.*pip install\b.*\.\[|.*pip install \.", line)
+    }
+)
+LOCATION = "import serve_app; print(serve_app.__path__[0])"
+
+
+def checkout(folder: Path) -> Path:
+    """What an install reads of the checkout."""
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("serve_app", "deployments", "loadtest", "tools"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "packed"))
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_location_is_still_the_checkout(tmp_path: Path, command: str) -> None:
+    folder, home = checkout(tmp_path), tmp_path / "venv"
+    venv.create(home, symlinks=True)
+    [site] = home.glob("lib/python*/site-packages")
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "zz_build.pth").write_text("\n".join(packages), encoding="utf-8")  # setuptools and pip, without the network
+    python = home / "bin" / "python"
+    settings = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # 0: there is none
+
+    def pip(arguments: str) -> None:
+        line = f"{python} -m pip --quiet --disable-pip-version-check {arguments}"
+        subprocess.run(["bash", "-c", line], cwd=folder, env=os.environ | settings, check=True)
+
+    pip("install --editable .")
+    pip(command[command.index("install") :])
+    located = subprocess.check_output([python, "-c", LOCATION], cwd=home, text=True)
+    assert Path(located.strip()) == folder / "serve_app"
+
+
+def test_the_documents_install_something() -> None:
+    assert {"pip install --editable ."} < set(COMMANDS)

@@ -1,0 +1,127 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from deployments.protocol import FinishReason, GenerateRequest, SynthesisRequest
+from deployments.talker.block_manager import BlockManager
+from deployments.talker.input_tables import InputTables
+from deployments.talker.kv_cache import KVCache
+from deployments.talker.loading import load_talker
+from deployments.talker.model.config import ModelConfig
+from deployments.talker.model.talker import Talker
+from deployments.talker.model_runner import ModelRunner, RunnerShape
+from deployments.talker.prefill import Part, PrefillInputs
+from deployments.talker.prompt import PromptBuilder
+from deployments.talker.sequence import FrameLimit, Sequence
+from deployments.talker.tokenizer import TextTokenizer
+from tools.demo_voice.dataset import NONE, Batch, RowLayout, Sample, Utterance
+from tools.demo_voice.teacher_forcing import input_rows, predictor_logits, talker_hidden
+
+CPU = torch.device("cpu")
+TEXTS = {"Hi.": 3, "Hello there, how are you?": 9, "A": 17}
+ASKED = [(text, full_text, language) for text in TEXTS for full_text in (True, False) for language in ("english", None)]
+
+
+class Setting:
+    """A checkpoint, random frames, and samples of all kinds in one batch."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config = ModelConfig.load(directory)
+        self.tokenizer = TextTokenizer(directory, self.config.tokens)
+        self.talker: Talker = load_talker(directory, self.config, dtype=torch.float32, device=CPU)
+        self.talker.prepare(max_positions=256)
+        self.layout = RowLayout(self.config, self.tokenizer)
+        draw = np.random.default_rng(0)
+        shape = (sum(TEXTS[text] for text, _, _ in ASKED), self.config.num_code_groups)
+        self.codes = torch.from_numpy(draw.integers(self.config.code_vocab_size, size=shape))
+        voice = next(iter(self.config.speakers))
+        self.samples, start = [], 0
+        for text, full_text, language in ASKED:
+            utterance = Utterance(text, voice, "train", start, TEXTS[text])
+            self.samples.append(Sample(utterance, self.tokenizer.encode(text), language, full_text))
+            start += TEXTS[text]
+        self.batch: Batch = self.layout.batch(self.samples)
+
+    def rows(self) -> Tensor:
+        frames = torch.from_numpy(self.batch.frames)
+        known = torch.where(frames[..., None] >= 0, self.codes[frames.clamp(min=0)], NONE)
+        return input_rows(self.talker, torch.from_numpy(self.batch.text), torch.from_numpy(self.batch.codec), known)
+
+    def frames(self, sample: Sample) -> Tensor:
+        return self.codes[sample.utterance.start :][: sample.utterance.frames]
+
+    def runner_of(self, sample: Sample, num_frames: int) -> tuple[ModelRunner, Sequence]:
+        """An engine's runner, and a sequence of the sample's first frames that is ready to be prefilled."""
+        synthesis = SynthesisRequest(
+            "test",
+            sample.utterance.text,
+            voice=sample.utterance.voice,
+            language=sample.language or "auto",
+            non_streaming_mode=sample.full_text,
+        )
+        request = GenerateRequest(synthesis)
+        tables = InputTables(self.talker)
+        prompt = PromptBuilder(tables, self.tokenizer).build(request)
+        prefix = list(self.frames(sample)[:num_frames].numpy().astype(np.int16))
+        limit = FrameLimit(1000, FinishReason.LENGTH)
+        sequence = Sequence(0, request, prompt, self.config.generation, limit, prefix, row=0)
+        blocks = BlockManager(16, 16)
+        blocks.grow(0, sequence.num_positions + 1)
+        cache = KVCache(self.config.talker, num_blocks=16, block_size=16, dtype=torch.float32, device=CPU)
+        return ModelRunner(tables, cache, blocks, RunnerShape(1, 256)), sequence
+
+
+@pytest.fixture(scope="module")
+def setting(tiny_checkpoint: Callable[[str], Path]) -> Setting:
+    return Setting(tiny_checkpoint("CustomVoice"))
+
+
+@pytest.mark.parametrize("number", range(len(ASKED)))
+def test_rows_are_the_prompts_and_the_frames(setting: Setting, number: int) -> None:
+    sample = setting.samples[number]
+    runner, sequence = setting.runner_of(sample, sample.utterance.frames)
+    inputs = PrefillInputs(64, scratch_row=1, tables=runner.step.tables)
+    inputs.fill([Part(sequence, 0, sequence.num_positions, is_last=True)])
+    served = runner.step.tables.rows(inputs.rows.text_ids, inputs.rows.codec_ids)[: sequence.num_positions]
+    assert setting.layout.length(sample) == len(served)
+    torch.testing.assert_close(setting.rows()[number, : len(served)], served, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", range(len(ASKED)))
+def test_hidden_states_are_the_engines(setting: Setting, number: int) -> None:
+    sample = setting.samples[number]
+    hidden = talker_hidden(setting.talker, setting.rows())[setting.batch.target_rows]
+    first = sum(earlier.utterance.frames + 1 for earlier in setting.samples[:number])
+    for num_frames in (0, 1, sample.utterance.frames):
+        runner, sequence = setting.runner_of(sample, num_frames)
+        runner.prefill([sequence])
+        torch.testing.assert_close(hidden[first + num_frames], runner.state.hidden[0], rtol=0, atol=1e-4)
+
+
+def test_targets_are_the_frames_in_their_order_and_then_the_end(setting: Setting) -> None:
+    expected = [
+        number
+        for sample in setting.samples
+        for number in [*range(sample.utterance.start, sample.utterance.start + sample.utterance.frames), NONE]
+    ]
+    assert setting.batch.target_frames.tolist() == expected
+
+
+def test_predictor_logits_are_those_of_one_codebook_after_the_other(setting: Setting) -> None:
+    frames = setting.codes[:20]
+    hidden = torch.randn(20, setting.config.talker.hidden_size, generator=torch.Generator().manual_seed(0))
+    served: list[Tensor] = []
+
+    def take(logits: Tensor, codebook: int) -> Tensor:
+        served.append(logits)
+        return frames[:, codebook]
+
+    embed0 = setting.talker.model.codec_embedding(frames[:, 0])
+    with torch.inference_mode():
+        setting.talker.code_predictor(hidden, frames[:, 0], embed0, sample=take)
+        logits = predictor_logits(setting.talker, hidden, frames)
+    torch.testing.assert_close(logits, torch.stack(served, dim=1), rtol=0, atol=1e-4)

@@ -1,0 +1,21 @@
+from tools.demo_voice.texts import MAX_CHARACTERS, NUM_HELD_OUT, lines
+
+VOICES = ("one", "two")
+
+
+def test_held_out_sentences_come_first_and_are_not_trained_on() -> None:
+    result = lines(2, VOICES)
+    first, rest = result[: NUM_HELD_OUT * len(VOICES)], result[NUM_HELD_OUT * len(VOICES) :]
+    assert {line.split for line in first} == {"heldout"}
+    assert {line.split for line in rest} == {"train"}
+    assert not {line.text.lower() for line in first} & {line.text.lower() for line in rest}
+
+
+def test_the_same_seed_gives_the_same_texts() -> None:
+    assert lines(1, VOICES, seed=3) == lines(1, VOICES, seed=3) != lines(1, VOICES, seed=4)
+
+
+def test_nearly_every_text_is_new() -> None:
+    texts = [line.text for line in lines(20, VOICES) if line.split == "train" and len(line.text) > 20]
+    assert len(set(texts)) > 0.95 * len(texts)
+    assert max(map(len, texts)) <= MAX_CHARACTERS

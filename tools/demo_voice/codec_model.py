@@ -1,0 +1,241 @@
+"""The codec as it is trained: the service's own decoder behind codebooks of sounds and codebooks of the rest.
+
+The first codebooks hold the teacher's phonemes, one for each part of a frame; their entries learn by gradients. What
+remains of the sound goes through residual codebooks that learn by moving averages, as in the official training. The
+encoder that chooses those hears a spectrogram; it makes this corpus' codes and is not part of the checkpoint, which
+has voices of its own and clones none.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.decoder import CodecDecoder
+from deployments.codec.encoder import EncoderNetwork
+from deployments.codec.fold import fold
+from deployments.codec.reference import Codebook, ConvNeXtBlock, DecoderNetwork, LayerScale
+from tools.demo_voice.shape import NUM_PHONES, PHONES_PER_FRAME
+from tools.demo_voice.spectral import mel_filters
+
+_DECAY = 0.99
+_KMEANS_STEPS = 12
+_RESIDUAL_SCALE = 0.1  # of the branches of transformer and ConvNeXt blocks before training
+_PHONE_SCALE = 0.5  # of the sounds' entries before training
+_MEL_WINDOW, _MEL_STEP, _MEL_BANDS = 1024, 240, 80  # samples, samples, bands
+_MEL_FLOOR = 1e-3
+_ENCODER_WIDTH = 384
+
+
+@dataclass(frozen=True, slots=True)
+class Reconstruction:
+    """What a training step needs of a forward."""
+
+    audio: Tensor  # [B, samples], unbounded
+    commitment: Tensor  # mean squared distance to the entries, summed over codebooks
+
+
+class CodebookTrainer:
+    """Moves the entries of one codebook towards the vectors that chose them."""
+
+    def __init__(self, codebook: Codebook) -> None:
+        self.codebook = codebook
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Index [N] of the entry nearest to each row of x [N, channels]."""
+        table = self.codebook.table()
+        return (table.square().sum(-1) - 2 * x @ table.T).argmin(dim=-1)
+
+    def initialise(self, x: Tensor) -> None:
+        """Start from k-means over x [N, channels]."""
+        size = len(self.codebook.cluster_usage)
+        self._set(torch.ones_like(self.codebook.cluster_usage), _rows(x, size))
+        for _ in range(_KMEANS_STEPS):
+            counts, sums = self._statistics(x, self.nearest(x))
+            empty = (counts == 0)[:, None]
+            means = torch.where(empty, _rows(x, size), sums / counts.clamp(min=1)[:, None])
+            self._set(counts.clamp(min=1) / len(x) * size, means)
+
+    def update(self, x: Tensor, indices: Tensor, *, dead: Tensor) -> None:
+        """One step of the moving averages; entries used less than `dead` [] of the mean start anew among x."""
+        counts, sums = self._statistics(x, indices)
+        usage = self.codebook.cluster_usage.mul_(_DECAY).add_(counts, alpha=1 - _DECAY)
+        self.codebook.embedding_sum.mul_(_DECAY).add_(sums, alpha=1 - _DECAY)
+        mean = len(x) / len(usage)
+        unused = usage < dead * mean
+        table = torch.where(unused[:, None], _rows(x, len(usage)), self.codebook.table())
+        self._set(torch.where(unused, mean, usage), table)
+
+    def perplexity(self) -> float:
+        """How many entries are in use, as the exponential of the entropy."""
+        share = self.codebook.cluster_usage / self.codebook.cluster_usage.sum()
+        return float(torch.exp(-(share * (share + 1e-10).log()).sum()))
+
+    def _statistics(self, x: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        counts = torch.zeros_like(self.codebook.cluster_usage)
+        counts.index_add_(0, indices, torch.ones_like(indices, dtype=counts.dtype))
+        sums = torch.zeros_like(self.codebook.embedding_sum).index_add_(0, indices, x)
+        return counts, sums
+
+    def _set(self, usage: Tensor, table: Tensor) -> None:
+        self.codebook.cluster_usage.copy_(usage)
+        self.codebook.embedding_sum.copy_(table * usage[:, None])
+
+
+def _rows(x: Tensor, count: int) -> Tensor:
+    return x[torch.randint(len(x), (count,), device=x.device)]
+
+
+class MelEncoder(nn.Module):
+    """Samples to one vector a frame, over a log-mel spectrogram and a little of what comes before and after."""
+
+    window: Tensor
+    filters: Tensor
+
+    def __init__(self, config: SpeechTokenizerConfig, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("window", torch.hann_window(_MEL_WINDOW), persistent=False)
+        filters = mel_filters(config.sample_rate, _MEL_WINDOW, _MEL_BANDS)
+        self.register_buffer("filters", filters, persistent=False)
+        width = _ENCODER_WIDTH
+        assert config.frame_samples == 8 * _MEL_STEP, "three halvings make a frame"
+        self.layers = nn.Sequential(
+            nn.Conv1d(_MEL_BANDS, width, 5, padding=2),
+            nn.GELU(),
+            *(layer for _ in range(3) for layer in (nn.Conv1d(width, width, 4, stride=2, padding=1), nn.GELU())),
+            nn.Conv1d(width, width, 3, padding=1),
+            nn.GELU(),
+            nn.Conv1d(width, channels, 1),
+        )
+
+    def forward(self, audio: Tensor) -> Tensor:
+        """[B, samples] of whole frames -> [B, frames, channels]."""
+        padding = (_MEL_WINDOW - _MEL_STEP) // 2
+        framed = F.pad(audio, (padding, padding))
+        spectrum = torch.stft(framed, _MEL_WINDOW, _MEL_STEP, window=self.window, center=False, return_complex=True)
+        mel = self.filters @ (spectrum.real.square() + spectrum.imag.square()).clamp(min=1e-8).sqrt()
+        out: Tensor = self.layers(mel.clamp(min=_MEL_FLOOR).log())
+        return out.transpose(1, 2)
+
+
+class CodecModel(nn.Module):
+    """Encoder, codebooks and decoder in training."""
+
+    def __init__(self, config: SpeechTokenizerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.decoder = DecoderNetwork(config.decoder)
+        self.encoder = MelEncoder(config, config.decoder.codebook_dim // 2)
+        quantizer = self.decoder.quantizer
+        codebooks = [module for module in quantizer.modules() if isinstance(module, Codebook)]
+        self.sounds, rest = codebooks[:PHONES_PER_FRAME], codebooks[PHONES_PER_FRAME:]
+        self.stages = [CodebookTrainer(codebook.requires_grad_(requires_grad=False)) for codebook in rest]
+        with torch.no_grad():
+            for codebook in self.sounds:
+                codebook.cluster_usage.requires_grad = False
+                nn.init.normal_(codebook.embedding_sum[:NUM_PHONES], std=_PHONE_SCALE)
+            for module in self.decoder.modules():
+                if isinstance(module, LayerScale):
+                    module.scale.fill_(_RESIDUAL_SCALE)
+                if isinstance(module, ConvNeXtBlock):
+                    module.gamma.fill_(_RESIDUAL_SCALE)
+
+    def forward(self, audio: Tensor, phones: Tensor, *, dead: Tensor) -> Reconstruction:
+        """Windows [B, samples] of whole frames and their sounds [B, frames, parts], each as a stream of its own.
+
+        Moves the residual codebooks; their entries used less than `dead` [] of the mean start anew.
+        """
+        x = self.encoder(audio)
+        flat = x.flatten(0, 1)
+        residual, commitment = flat.detach(), flat.new_zeros(())
+        quantized = torch.zeros_like(residual)
+        for stage in self.stages:
+            with torch.no_grad():
+                indices = stage.nearest(residual)
+                values = stage.codebook.table()[indices]
+                stage.update(residual, indices, dead=dead)
+            commitment = commitment + (flat - quantized - values).square().mean()
+            residual = residual - values
+            quantized = quantized + values
+        passed = flat + (quantized - flat).detach()
+        out = self.decoder.synthesize(self._latents(passed.view_as(x), phones))
+        return Reconstruction(out, commitment)
+
+    def _latents(self, rest: Tensor, phones: Tensor) -> Tensor:
+        """Sum behind the projections, as the served quantizer makes it of codes."""
+        first, *others = (F.embedding(phones[..., part], book.embedding_sum) for part, book in enumerate(self.sounds))
+        quantizer = self.decoder.quantizer
+        rest = torch.stack(others).sum(0) + rest
+        both = [
+            projection.output_proj(x.transpose(1, 2))
+            for projection, x in ((quantizer.rvq_first, first), (quantizer.rvq_rest, rest))
+        ]
+        latents: Tensor = both[0] + both[1]
+        return latents.transpose(1, 2)
+
+    @torch.no_grad()
+    def codes(self, audio: Tensor, phones: Tensor) -> Tensor:
+        """Frames [B, frames, groups] of samples [B, samples] and sounds [B, frames, parts]."""
+        x = self.encoder(audio)
+        residual = x.flatten(0, 1)
+        codes = []
+        for stage in self.stages:
+            codes.append(stage.nearest(residual))
+            residual = residual - stage.codebook.table()[codes[-1]]
+        return torch.cat((phones, torch.stack(codes, dim=-1).view(*x.shape[:2], -1)), dim=-1)
+
+    @torch.no_grad()
+    def initialise(self, audio: Tensor) -> None:
+        """Start the residual codebooks from windows [B, samples], scaled to deviation 1 first."""
+        x = torch.cat([self.encoder(part) for part in torch.split(audio, 32)]).flatten(0, 1)
+        last = self.encoder.layers[-1]
+        assert isinstance(last, nn.Conv1d)
+        for parameter in last.parameters():
+            parameter.div_(x.std())
+        residual = x / x.std()
+        for stage in self.stages:
+            stage.initialise(residual)
+            residual = residual - stage.codebook.table()[stage.nearest(residual)]
+
+    def perplexities(self) -> list[float]:
+        """Of each residual codebook."""
+        return [stage.perplexity() for stage in self.stages]
+
+
+def official_tensors(model: CodecModel) -> dict[str, Tensor]:
+    """Every tensor of the speech tokenizer under its official name, float32 on the CPU.
+
+    Input projections, which only the official training uses, and the encoder, which only cloning checkpoints use, are
+    zero.
+    """
+    decoder = model.decoder.state_dict()
+    for name in decoder:
+        if name.startswith("quantizer.") and name.endswith("input_proj.weight"):
+            decoder[name] = torch.zeros_like(decoder[name])
+    encoder = {
+        name: torch.zeros_like(tensor) for name, tensor in EncoderNetwork(model.config.encoder).state_dict().items()
+    }
+    return {
+        f"{prefix}.{name}": tensor.detach().float().cpu().contiguous()
+        for prefix, tensors in (("decoder", decoder), ("encoder", encoder))
+        for name, tensor in tensors.items()
+    }
+
+
+def load_trained(run: Path, config: SpeechTokenizerConfig, *, device: torch.device | str) -> CodecModel:
+    """The latest checkpoint of RUN/codec, or the bare weights that are left of one."""
+    model = CodecModel(config)
+    files = (run / "codec" / "latest.pt", run / "codec" / "weights.pt")
+    checkpoint = torch.load(next(file for file in files if file.exists()), map_location="cpu", weights_only=True)
+    model.load_state_dict(checkpoint["model"])
+    return model.to(device)
+
+
+def served(model: CodecModel, device: torch.device | str) -> CodecDecoder:
+    """The service's decoder with the model's weights, independent of it."""
+    tensors = official_tensors(model).items()
+    decoder = {name.removeprefix("decoder."): tensor.to(device) for name, tensor in tensors if name[0] == "d"}
+    return CodecDecoder(fold(decoder, model.config.decoder))

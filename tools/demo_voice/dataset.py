@@ -1,0 +1,220 @@
+"""What the talker is trained on: each utterance's codes and token ids, laid out in the rows of real prompts.
+
+The layout is that of `deployments.talker.prompt`, of which this is the batched form: a row is a text id plus either an
+id of the talker's codec vocabulary or a whole frame.
+"""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.talker.model.config import ModelConfig
+from deployments.talker.tokenizer import TextTokenizer
+from tools.demo_voice.shape import PHONES_PER_FRAME
+from tools.demo_voice.tokenizer import cased
+
+NONE = -1  # no codec id, no frame, or no target: every array below uses it
+_LENGTH_STEP = 16  # batches are padded to multiples of this
+_BREAK_RATE = 0.04  # of the places inside words at which a broken-up text is cut
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """One line of the run's index and where its frames stand."""
+
+    text: str
+    voice: str
+    split: str
+    start: int  # first of its frames in the corpus
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """All frames, and the utterances they belong to."""
+
+    codes: NDArray[np.int16]  # [frames, groups]; the first groups are the teacher's sounds
+    utterances: list[Utterance]
+
+    def spoken(self) -> NDArray[np.float32]:
+        """[frames]: the share of its utterance's sounds that comes before each frame; silence does not count."""
+        before = np.concatenate(([0], np.cumsum((self.codes[:, :PHONES_PER_FRAME] != 0).sum(1))))
+        share = np.zeros(len(self.codes), np.float32)
+        for utterance in self.utterances:
+            begin, end = utterance.start, utterance.start + utterance.frames
+            share[begin:end] = (before[begin:end] - before[begin]) / max(1, before[end] - before[begin])
+        return share
+
+    @classmethod
+    def load(cls, run: Path) -> "Corpus":
+        """Read what the earlier steps left in the run folder."""
+        counts = json.loads((run / "frames.json").read_text(encoding="utf-8"))
+        with (run / "index.jsonl").open(encoding="utf-8") as lines:
+            entries = [json.loads(line) for line in lines]
+        ends = np.cumsum(counts)
+        codes = np.fromfile(run / "codes.i16", dtype=np.int16).reshape(int(ends[-1]), -1)
+        utterances = [
+            Utterance(entry["text"], entry["voice"], entry["split"], int(end - count), count)
+            for entry, count, end in zip(entries, counts, ends, strict=True)
+        ]
+        return cls(codes, utterances)
+
+    def part(self, split: str) -> list[Utterance]:
+        """The utterances of "train" or of "heldout"; those without a frame are left out."""
+        return [utterance for utterance in self.utterances if utterance.split == split and utterance.frames > 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An utterance as it is asked for: its tokens, the language tag and the text mode."""
+
+    utterance: Utterance
+    tokens: list[int]
+    language: str | None
+    full_text: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples as padded rows, and what each row has to predict."""
+
+    text: Ints  # [samples, length]: text ids
+    codec: Ints  # [samples, length]: ids of the talker's codec vocabulary
+    frames: Ints  # [samples, length]: the row's frame as its number in the corpus
+    target_rows: Ints  # [targets]: rows, counted through samples * length, that predict codebook 0
+    target_frames: Ints  # [targets]: the frame each of them predicts; NONE is end of speech
+    text_first: Ints  # [targets]: first of the rows before them with the utterance's text
+    text_count: Ints  # [targets]: tokens there; 0 where the text comes beside the frames
+
+
+class RowLayout:
+    """Lays samples out for one checkpoint's ids."""
+
+    def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
+        self.config, self.role = config, tokenizer.role
+
+    def length(self, sample: Sample) -> int:
+        """Rows of a sample: its prompt and its frames."""
+        return len(self._head(sample)) + self._lead(sample) + 1 + sample.utterance.frames
+
+    def batch(self, samples: Sequence[Sample]) -> Batch:
+        """Pad samples of similar length to one batch."""
+        longest = max(self.length(sample) for sample in samples)
+        shape = (len(samples), -(-longest // _LENGTH_STEP) * _LENGTH_STEP)
+        text = np.full(shape, self.config.tokens.tts_pad)
+        codec, frames = np.full(shape, NONE), np.full(shape, NONE)
+        rows, targets, texts = [], [], []
+        for number, sample in enumerate(samples):
+            first = self._fill(sample, text=text[number], codec=codec[number], frames=frames[number])
+            count = sample.utterance.frames
+            rows.append(number * shape[1] + first + np.arange(count + 1))
+            targets.append(np.append(sample.utterance.start + np.arange(count), NONE))
+            tokens = len(sample.tokens) if sample.full_text else 0
+            texts.append(np.tile([[first - self._lead(sample)], [tokens]], count + 1))
+        text_first, text_count = np.concatenate(texts, axis=1)
+        return Batch(text, codec, frames, np.concatenate(rows), np.concatenate(targets), text_first, text_count)
+
+    def _fill(self, sample: Sample, *, text: Ints, codec: Ints, frames: Ints) -> int:
+        """Write a sample's rows; returns the row that predicts its first frame."""
+        tokens, codes = self.config.tokens, self.config.codes
+        tags = self._head(sample)
+        head, lead, count = len(tags), self._lead(sample), sample.utterance.frames
+        text[: len(self.role)] = self.role
+        text[head - 1] = tokens.tts_bos
+        trailing = [*sample.tokens, tokens.tts_eos][: len(text) - head]  # speech may end before all its text has come
+        text[head : head + len(trailing)] = trailing
+        codec[:head] = tags
+        codec[head : head + lead] = codes.pad
+        codec[head + lead] = codes.bos
+        first = head + lead
+        frames[first + 1 : first + 1 + count] = sample.utterance.start + np.arange(count)
+        return first
+
+    def _head(self, sample: Sample) -> list[int]:
+        """Codec ids of the rows before the text: none for the role, then language tags, the speaker and padding."""
+        codes = self.config.codes
+        if sample.language is None:
+            tags = [codes.nothink, codes.think_bos, codes.think_eos]
+        else:
+            tags = [codes.think, codes.think_bos, self.config.languages[sample.language], codes.think_eos]
+        return [NONE] * len(self.role) + [*tags, self.config.speakers[sample.utterance.voice], codes.pad]
+
+    def _lead(self, sample: Sample) -> int:
+        """Rows of text before the first frame may start."""
+        return len(sample.tokens) + 1 if sample.full_text else 0
+
+
+class Sampler:
+    """Endless batches of the training utterances, in other words and modes each time."""
+
+    def __init__(
+        self,
+        utterances: list[Utterance],
+        layout: RowLayout,
+        *,
+        tokens: list[list[list[int]]],
+        full_text: float,
+    ) -> None:
+        """`tokens`: of each utterance, the ways its text may be written. `full_text`: share of that mode."""
+        self.utterances, self.layout, self.tokens, self.full_text = utterances, layout, tokens, full_text
+
+    def batches(self, max_rows: int, *, draw: np.random.Generator) -> Iterator[Batch]:
+        """Batches of at most `max_rows` padded rows, epoch after epoch."""
+        while True:
+            groups = self._epoch(max_rows, draw)
+            for number in draw.permutation(len(groups)):
+                yield self.layout.batch(groups[number])
+
+    def _epoch(self, max_rows: int, draw: np.random.Generator) -> list[list[Sample]]:
+        """Every utterance once, grouped by length; the order within about a length is random."""
+        samples = [self._sample(number, draw) for number in range(len(self.utterances))]
+        lengths = np.array([self.layout.length(sample) for sample in samples])
+        order = np.argsort(lengths * draw.uniform(0.95, 1.05, len(samples)))
+        groups: list[list[Sample]] = [[]]
+        longest = 0
+        for number in order:
+            longest = max(longest, lengths[number] + _LENGTH_STEP)
+            if groups[-1] and longest * (len(groups[-1]) + 1) > max_rows:
+                groups.append([])
+                longest = lengths[number] + _LENGTH_STEP
+            groups[-1].append(samples[number])
+        return groups
+
+    def _sample(self, number: int, draw: np.random.Generator) -> Sample:
+        ways = self.tokens[number]
+        language = "english" if draw.random() < 0.5 else None
+        return Sample(
+            self.utterances[number], ways[draw.integers(len(ways))], language, bool(draw.random() < self.full_text)
+        )
+
+
+def written_ways(texts: Sequence[str], tokenizer: TextTokenizer, *, ways: int, seed: int) -> list[list[list[int]]]:
+    """Token ids of each text in `ways` writings: in any case, and every second one broken up inside its words.
+
+    Words that are cut at random places (as BPE dropout does) teach how to speak words that the texts do not hold.
+    """
+    draw = random.Random(seed)
+    written = []
+    for text in texts:
+        variants = list(cased([text] * ways, draw))
+        written.append(
+            [
+                tokenizer.encode(variant) if number % 2 == 0 else _broken_up(variant, tokenizer, draw)
+                for number, variant in enumerate(variants)
+            ]
+        )
+    return written
+
+
+def _broken_up(text: str, tokenizer: TextTokenizer, draw: random.Random) -> list[int]:
+    text = text.lstrip()
+    cuts = [place for place in range(1, len(text)) if draw.random() < _BREAK_RATE]
+    parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    return [token for part in parts for token in tokenizer.encode_exact(part)]

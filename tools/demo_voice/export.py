@@ -1,0 +1,98 @@
+"""Last step: the trained networks as a checkpoint, in full and packed for shipping.
+
+    python -m tools.demo_voice.export RUN OUT
+
+OUT/official has the official layout. OUT/compact is what ships: int8, and without the speech encoder, which only
+cloning checkpoints need.
+"""
+
+import argparse
+import logging
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from talkray_tools.released import AUDIO_PREPROCESSOR, PREPROCESSOR
+from tools.demo_voice.codec_model import load_trained, official_tensors
+from tools.demo_voice.pack import pack
+from tools.demo_voice.shape import SHAPE, codec_config
+from tools.demo_voice.train_talker import VOICE_GENERATION, write_json
+
+logger = logging.getLogger(__name__)
+
+_MAX_TOTAL, _MAX_FILE = 15e6, 14e6  # bytes, of the packed folder
+
+
+def export(run: Path, out: Path) -> None:
+    """Write OUT/official and OUT/compact anew."""
+    official, compact = out / "official", out / "compact"
+    for directory in (official, compact):
+        shutil.rmtree(directory, ignore_errors=True)
+    _write_talker(run, official)
+    _write_codec(run, official / "speech_tokenizer")
+    pack(official, compact, without="encoder.")
+    for directory in (official, compact):
+        report_sizes(directory)
+    sizes = [file.stat().st_size for file in compact.rglob("*") if file.is_file()]
+    if sum(sizes) > _MAX_TOTAL or max(sizes) > _MAX_FILE:
+        logger.warning("the packed folder is larger than it may be")
+
+
+def _write_talker(run: Path, directory: Path) -> None:
+    shutil.copytree(run / "talker" / "model", directory)
+    write_json(directory / "generation_config.json", VOICE_GENERATION)
+    write_json(directory / "preprocessor_config.json", PREPROCESSOR)
+    checkpoint = torch.load(run / "talker" / "best.pt", map_location="cpu", weights_only=True)
+    tensors = {f"talker.{name}": tensor.half().contiguous() for name, tensor in checkpoint["averaged"].items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    logger.info("talker after %d steps, held-out loss %.3f", checkpoint["steps"], checkpoint["held_out"])
+
+
+def _write_codec(run: Path, directory: Path) -> None:
+    directory.mkdir()
+    write_json(directory / "config.json", SHAPE.codec)
+    write_json(directory / "preprocessor_config.json", AUDIO_PREPROCESSOR)
+    tensors = official_tensors(load_trained(run, codec_config(), device="cpu"))
+    save_file(_averaged_codebooks(tensors), directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _averaged_codebooks(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Entries instead of sums, each with the usage 1: float16 holds those more exactly than sums and small counts."""
+    averaged = dict(tensors)
+    for name, usage in tensors.items():
+        if not name.endswith(".cluster_usage"):
+            continue
+        prefix = name.removesuffix("cluster_usage")
+        (sums,) = (prefix + other for other in ("embedding_sum", "embed_sum") if prefix + other in tensors)
+        averaged[sums] = tensors[sums] / usage.clamp(min=1e-5)[:, None]
+        averaged[name] = torch.ones_like(usage)
+    return averaged
+
+
+def report_sizes(directory: Path) -> None:
+    """Log what a folder holds."""
+    files = sorted(file for file in directory.rglob("*") if file.is_file())
+    for file in files:
+        logger.info("%9.3f MB  %s", file.stat().st_size / 1e6, file.relative_to(directory.parent))
+    logger.info("%9.3f MB  %s", sum(file.stat().st_size for file in files) / 1e6, directory.name)
+
+
+def main(arguments: list[str]) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.demo_voice.export", description="Write the demo voice's checkpoint."
+    )
+    parser.add_argument("run", type=Path)
+    parser.add_argument("out", type=Path)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    export(options.run, options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

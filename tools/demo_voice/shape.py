@@ -1,0 +1,107 @@
+"""The demo voice's dimensions, which every step of the recipe shares."""
+
+from deployments.codec.config import SpeechTokenizerConfig
+from talkray_tools.released import SHAPES, Json, Shape, changed
+
+_RELEASED = SHAPES["1.7B-CustomVoice"]
+_TALKER = _RELEASED.config["talker_config"]
+_TEXT_TOKENS, _NUM_CODES = 512, 1024  # what the tokenizer makes itself, and a codebook's entries; other ids follow
+_PREDICTOR_LAYERS = 3
+_CODE_GROUPS = 8  # half of the released models': the predictor's steps dominate on two cores
+_VOICES = {"nora": 2025, "felix": 2026, "iris": 2027, "hugo": 2028}
+
+
+def _moved(ids: Json, *, prefix: str = "", by: int) -> Json:
+    """The ids among a configuration's values, which stand behind another number of tokens or codes."""
+    return {
+        key: value + by
+        for key, value in ids.items()
+        if key.startswith(prefix) and key.endswith("_id") and isinstance(value, int)
+    }
+
+
+_PREDICTOR_CHANGES = {
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": _PREDICTOR_LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_code_groups": _CODE_GROUPS,
+    "vocab_size": _NUM_CODES,
+    "layer_types": ["full_attention"] * _PREDICTOR_LAYERS,
+}
+_TALKER_CHANGES = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_code_groups": _CODE_GROUPS,
+    "vocab_size": 2 * _NUM_CODES,
+    "text_vocab_size": _TEXT_TOKENS + 64,
+    "text_hidden_size": 256,
+    "rope_scaling": {**_TALKER["rope_scaling"], "mrope_section": [12, 10, 10]},
+    **_moved(_TALKER, prefix="codec_", by=_NUM_CODES - 2048),
+    "codec_language_id": {"english": 1026},
+    "spk_id": _VOICES,
+    "spk_is_dialect": dict.fromkeys(_VOICES, False),
+    "code_predictor_config": _PREDICTOR_CHANGES,
+}
+_CODEC_CHANGES = {
+    "encoder_valid_num_quantizers": _CODE_GROUPS,
+    "decoder_config": {
+        "latent_dim": 256,
+        "codebook_dim": 256,
+        "codebook_size": _NUM_CODES,
+        "decoder_dim": 256,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 4,
+        "num_quantizers": _CODE_GROUPS,
+        "sliding_window": 20,  # within the windows of the training, so that no distance is new to it
+        "vector_quantization_hidden_dimension": 64,
+    },
+    "encoder_config": {
+        "codebook_dim": 64,
+        "codebook_size": _NUM_CODES,
+        "head_dim": 64,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 4,
+        "num_filters": 32,
+        "num_hidden_layers": 0,  # convolutions alone: recordings of any length look like the training's windows
+        "num_key_value_heads": 4,
+        "num_quantizers": 8,
+        "num_residual_layers": 2,
+        "upsample_groups": 256,
+        "vector_quantization_hidden_dimension": 64,
+    },
+}
+SHAPE = Shape(
+    config=changed(
+        _RELEASED.config,
+        {
+            **_moved(_RELEASED.config, by=_TEXT_TOKENS - _RELEASED.text_tokens),
+            "assistant_token_id": _TEXT_TOKENS - 1,
+            "talker_config": _TALKER_CHANGES,
+        },
+    ),
+    codec=changed(_RELEASED.codec, _CODEC_CHANGES),
+)
+
+
+def codec_config() -> SpeechTokenizerConfig:
+    """The codec's part of the shape."""
+    return SpeechTokenizerConfig.from_dict(SHAPE.codec)
+
+
+FRAME_SAMPLES = codec_config().frame_samples
+# Codebooks 0 to 3 say which sound each quarter of a frame is, in the teacher's numbers: what is said can then be learnt
+# from text, and codes can be understood whatever the others are. Those hold the rest: pitch, loudness, the voice.
+PHONES_PER_FRAME = 4
+PHONE_SAMPLES = FRAME_SAMPLES // PHONES_PER_FRAME
+NUM_PHONES = 178  # numbers that the teacher's phonemes may have; 0 is silence

@@ -1,0 +1,286 @@
+"""The talker's training step: losses on known frames, the update, the averaged weights."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from deployments.talker.model.config import ModelConfig
+from deployments.talker.model.layers import DecoderLayer, RMSNorm
+from deployments.talker.model.talker import Talker
+from tools.demo_voice.dataset import NONE, Batch, Corpus
+from tools.demo_voice.shape import NUM_PHONES, PHONES_PER_FRAME
+from tools.demo_voice.teacher_forcing import Guide, Places, input_rows, predictor_logits, talker_hidden
+
+_SEED = 20
+_POSITIONS = 2048
+_BETAS = (0.9, 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the talker is trained. Times are in seconds."""
+
+    duration: float
+    max_rows: int = 16384  # padded rows of one step
+    learning_rate: float = 1.5e-3
+    final_learning_rate: float = 2e-5
+    warm_up: float = 0.03  # share of the duration
+    weight_decay: float = 0.05  # of matrices that are no embeddings
+    clip: float = 1.0
+    dropout: float = 0.15  # of what the talker's layers add
+    predictor_dropout: float = 0.05
+    wrong_codes: float = 0.12  # at most that share of an utterance's input codes is replaced, half of it on average
+    wrong_frames: float = 0.02  # and that share of whole frames
+    hidden_frames: float = 0.5  # and that share is hidden: speech so far must not be enough to know how it goes on
+    guide_weight: float = 0.3
+    full_text: float = 0.5  # share of utterances with all text in the prompt
+    predicted_frames: float = 0.5  # share of a step's frames the predictor is trained on
+    ema: float = 0.999
+    ways: int = 4  # writings of each text
+    report_steps: int = 100
+    save_every: float = 60
+    check_every: float = 20
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """A batch where the talker is."""
+
+    text: Tensor  # [samples, length]
+    codec: Tensor  # [samples, length]
+    frames: Tensor  # [samples, length]
+    target_rows: Tensor  # [targets]
+    target_frames: Tensor  # [targets]
+    text_first: Tensor  # [targets]
+    text_count: Tensor  # [targets]
+    guided: Tensor  # [n]: the targets whose text stands before them
+    predicted: Tensor  # [frames]: the targets whose other codebooks are predicted
+
+    @classmethod
+    def of(cls, batch: Batch, *, device: torch.device, share: float, draw: np.random.Generator) -> "DeviceBatch":
+        """Copy a batch over; `share` of its frames, drawn at random, goes to the predictor."""
+        targets = np.flatnonzero(batch.target_frames != NONE)
+        predicted = np.sort(draw.choice(targets, max(1, round(share * len(targets))), replace=False))
+        guided = targets[batch.text_count[targets] > 0]
+        arrays = [getattr(batch, field.name) for field in fields(batch)]
+        return cls(*(torch.from_numpy(array).to(device, non_blocking=True) for array in (*arrays, guided, predicted)))
+
+
+class Losses:
+    """Cross-entropies of a talker on the corpus' frames."""
+
+    def __init__(self, corpus: Corpus, config: ModelConfig, device: torch.device) -> None:
+        self.codes = torch.from_numpy(corpus.codes).to(device).long()  # [frames, groups]
+        self.spoken = torch.from_numpy(corpus.spoken()).to(device)  # [frames]
+        # What codebook 0 may be: a code, or the end of speech, which targets call the number behind the last code.
+        self.kept = torch.tensor([*range(config.code_vocab_size), config.codes.eos], device=device)
+
+    def __call__(self, talker: Talker, batch: DeviceBatch, inputs: Tensor) -> Tensor:
+        """[groups + 1]: mean cross-entropies of the codebooks, and the guide's loss.
+
+        `inputs` [samples, length, groups] are the known frames.
+        """
+        guide = Guide(self._places(batch))
+        states = talker_hidden(talker, input_rows(talker, batch.text, batch.codec, inputs), guide)
+        hidden = states.index_select(0, batch.target_rows)
+        first = F.linear(hidden, talker.codec_head.weight.index_select(0, self.kept))
+        code0 = torch.where(batch.target_frames >= 0, self.codes[batch.target_frames, 0], len(self.kept) - 1)
+        frames = self.codes[batch.target_frames[batch.predicted]]
+        rest = predictor_logits(talker, hidden.index_select(0, batch.predicted), frames)
+        entropies = F.cross_entropy(rest.float().flatten(0, 1), frames[:, 1:].flatten(), reduction="none")
+        return torch.cat(
+            (
+                F.cross_entropy(first.float(), code0)[None],
+                entropies.view(len(frames), -1).mean(0),
+                guide.loss[None],
+            )
+        )
+
+    def _places(self, batch: DeviceBatch) -> Places:
+        guided = batch.guided
+        share = self.spoken[batch.target_frames[guided]]
+        return Places(batch.target_rows[guided], batch.text_first[guided], batch.text_count[guided], share)
+
+    def known(self, frames: Tensor) -> Tensor:
+        """Codes [samples, length, groups] of the frames numbered [samples, length]; NONE where there is none."""
+        return torch.where(frames[..., None] >= 0, self.codes[frames.clamp(min=0)], NONE)
+
+    def corrupted(self, known: Tensor, settings: Settings) -> Tensor:
+        """Known frames with mistakes such as the talker will make: codes of the same codebook from anywhere."""
+        samples, length, _ = known.shape
+        anywhere = torch.randint(len(self.codes), known.shape, device=known.device)
+        others = self.codes.gather(0, anywhere.flatten(0, 1)).view_as(known)
+        rates = torch.rand(samples, 1, 1, device=known.device) * settings.wrong_codes
+        wrong = torch.rand(known.shape, device=known.device) < rates
+        wrong |= torch.rand(samples, length, 1, device=known.device) < settings.wrong_frames
+        rates = torch.rand(samples, 1, 1, device=known.device) * settings.hidden_frames
+        hidden = torch.rand(samples, length, 1, device=known.device) < rates
+        return torch.where(hidden, NONE, torch.where(wrong & (known >= 0), others, known))
+
+
+class Trainer:
+    """The talker in training, its averaged weights, and the time it has had."""
+
+    def __init__(self, config: ModelConfig, losses: Losses, settings: Settings) -> None:
+        self.settings, self.losses = settings, losses
+        self.device = losses.codes.device
+        torch.manual_seed(_SEED)
+        self.talker = initial_talker(config).to(self.device)
+        self.talker.prepare(max_positions=_POSITIONS)
+        self.averaged = copy.deepcopy(self.talker).requires_grad_(requires_grad=False).eval()
+        add_dropout(self.talker, settings)
+        self.optimizer = torch.optim.AdamW(
+            _parameter_groups(self.talker, settings), lr=0.0, betas=_BETAS, fused=self.device.type == "cuda"
+        )
+        self.steps, self.seconds, self.best = 0, 0.0, math.inf
+
+    @property
+    def progress(self) -> float:
+        """Share of the time that has passed."""
+        return min(1.0, self.seconds / self.settings.duration)
+
+    @property
+    def learning_rate(self) -> float:
+        """Warm-up, then half a cosine."""
+        settings, progress = self.settings, self.progress
+        cosine = 0.5 * (1 + math.cos(math.pi * progress))
+        rate = settings.final_learning_rate + cosine * (settings.learning_rate - settings.final_learning_rate)
+        return rate * min(1.0, (progress + 1e-3) / settings.warm_up)
+
+    def step(self, batch: DeviceBatch) -> Tensor:
+        """One update; returns the losses [groups + 1], detached."""
+        self.talker.train()
+        inputs = self.losses.corrupted(self.losses.known(batch.frames), self.settings)
+        with self._autocast():
+            losses = self.losses(self.talker, batch, inputs)
+        sounds, rest = losses[:PHONES_PER_FRAME], losses[PHONES_PER_FRAME:-1]
+        total = sounds.sum() + 2 * rest.mean() + self.settings.guide_weight * losses[-1]
+        total.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.talker.parameters(), self.settings.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._average()
+        self.steps += 1
+        return losses.detach()
+
+    @torch.no_grad()
+    def held_out(self, batch: DeviceBatch) -> Tensor:
+        """Losses [groups + 1] of the averaged weights."""
+        with self._autocast():
+            known = self.losses.known(batch.frames)
+            return self.losses(self.averaged, batch, known)
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        weight = max(1 - self.settings.ema, 1 / (self.steps + 2))
+        torch._foreach_lerp_(list(self.averaged.parameters()), list(self.talker.parameters()), weight)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
+
+    def save(self, file: Path) -> None:
+        """Write everything a later run needs to go on, and the averaged weights for the export."""
+        state = {
+            "averaged": self.averaged.state_dict(),
+            "best": self.best,
+            "talker": self.talker.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "steps": self.steps,
+            "seconds": self.seconds,
+        }
+        torch.save(state, file.with_suffix(".new"))
+        file.with_suffix(".new").rename(file)
+
+    def load(self, file: Path) -> None:
+        """Go on from `save`."""
+        state = torch.load(file, map_location=self.device, weights_only=True)
+        self.averaged.load_state_dict(state["averaged"])
+        self.talker.load_state_dict(state["talker"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps, self.seconds, self.best = state["steps"], state["seconds"], state["best"]
+
+    def keep_best(self, held_out: float, file: Path) -> None:
+        """Write the averaged weights in half precision where they are the best so far on what they never saw."""
+        if held_out >= self.best:
+            return
+        self.best = held_out
+        weights = {name: tensor.half() for name, tensor in self.averaged.state_dict().items()}
+        state = {"averaged": weights, "steps": self.steps, "held_out": held_out}
+        torch.save(state, file.with_suffix(".new"))
+        file.with_suffix(".new").rename(file)
+
+
+def initial_talker(config: ModelConfig) -> Talker:
+    """A talker with random weights that keep signals near 1. Rows that no prompt and no speech uses are zero."""
+    talker = Talker(config)
+    for module in talker.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.1)
+        elif isinstance(module, RMSNorm):
+            nn.init.ones_(module.weight)
+    for stack in (talker.model, talker.code_predictor.model):
+        for layer in stack.layers:
+            assert isinstance(layer, DecoderLayer)
+            for last in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                last.weight.data.mul_((2 * len(stack.layers)) ** -0.5)
+    for head in (talker.codec_head, *talker.code_predictor.lm_head):
+        nn.init.normal_(head.weight, std=0.02)
+    _clear_unused(talker)
+    return talker
+
+
+@torch.no_grad()
+def _clear_unused(talker: Talker) -> None:
+    """Rows that no sound, tag or voice has. Equal rows compress well, and training does not tell them apart."""
+    config = talker.config
+    codes = config.codes
+    tags = {codes.pad, codes.bos, codes.think, codes.nothink, codes.think_bos, codes.think_eos}
+    named = {*config.languages.values(), *config.speakers.values()}
+    sounds = set(range(NUM_PHONES))
+    _keep_rows(talker.codec_head.weight, sounds | {codes.eos})
+    _keep_rows(talker.model.codec_embedding.weight, sounds | {codes.eos} | tags | named)
+    predictor = talker.code_predictor
+    for group in range(PHONES_PER_FRAME - 1):
+        _keep_rows(predictor.lm_head[group].weight, sounds)  # type: ignore[arg-type]
+        _keep_rows(predictor.embeddings[group].weight, sounds)  # type: ignore[arg-type]
+
+
+def _keep_rows(weight: Tensor, kept: set[int]) -> None:
+    weight[[row for row in range(len(weight)) if row not in kept]] = 0
+
+
+def add_dropout(talker: Talker, settings: Settings) -> None:
+    """Drop some of what each layer adds to the residual stream while the module is in training."""
+    for stack, rate in ((talker.model, settings.dropout), (talker.code_predictor.model, settings.predictor_dropout)):
+        for layer in stack.layers:
+            assert isinstance(layer, DecoderLayer)
+            for module in (layer.self_attn, layer.mlp):
+                module.register_forward_hook(_dropout(rate))
+
+
+def _dropout(rate: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
+    return lambda module, _, output: F.dropout(output, rate, module.training)
+
+
+def _parameter_groups(talker: Talker, settings: Settings) -> list[dict[str, object]]:
+    decayed: list[Tensor] = []
+    free: list[Tensor] = []
+    for name, parameter in talker.named_parameters():
+        (decayed if parameter.dim() > 1 and "embedding" not in name else free).append(parameter)
+    return [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": free, "weight_decay": 0.0},
+    ]

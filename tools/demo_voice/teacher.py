@@ -1,0 +1,201 @@
+"""The teacher: hibari's one voice, and four out of it.
+
+Played faster or slower than it was synthesised, a voice moves in pitch and in formants together, as a smaller or a
+larger speaker would. The teacher speaks slower or faster by the same factor, so the rate of speech stays.
+"""
+
+import importlib
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from tools.demo_voice.shape import FRAME_SAMPLES, PHONE_SAMPLES
+
+SAMPLE_RATE = 24000
+VOICES = {"nora": Fraction(1), "iris": Fraction(11, 10), "felix": Fraction(22, 25), "hugo": Fraction(4, 5)}
+
+Audio = NDArray[np.float32]  # [samples]
+Phones = NDArray[np.uint8]
+
+_DURATIONS = "/Round_output_0"
+_TEACHER_STEP = 600  # samples of a step of its durations
+_TAPS = 48  # of the resampling filter, at the lower of the two rates
+_STEP = SAMPLE_RATE // 100  # samples over which speech is told from silence
+_SPEECH = 0.005  # of the peak
+# Speech begins three frames in: where text comes a token a frame, words have to be known before they are spoken.
+_LEAD_S, _TAIL_S, _PAUSE_S = 0.24, 0.14, 0.28
+_FADE_S = 0.01
+_LOUDNESS, _PEAK = 0.08, 0.95
+
+
+class Voice(Protocol):
+    """What is used of the teacher's package."""
+
+    sess: object
+    model_path: str
+
+    def phonemize(self, text: str) -> list[str]:
+        """Phonemes of each sentence."""
+        ...
+
+    def ids(self, phonemes: str) -> list[int]:
+        """Their numbers, with silence on both sides."""
+        ...
+
+    def from_ids(self, ids: list[int], speed: float, rng: np.random.Generator) -> Audio:
+        """Speech of a sentence."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """What the teacher said, and which sound each part of it is."""
+
+    audio: Audio  # whole frames
+    phones: Phones  # of each PHONE_SAMPLES samples
+
+
+class Timed:
+    """The teacher's network, which keeps how long it made each phoneme of its last sentence.
+
+    The released network does not give the durations out: the list of its outputs is extended here. A message that is
+    appended to a serialised one is merged with it, so this needs no library.
+    """
+
+    def __init__(self, file: Path) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        floats = _field(1, b"\x08\x01")
+        output = _field(1, _DURATIONS.encode()) + _field(2, floats)
+        network = file.read_bytes() + _field(7, _field(12, output))
+        self._session = onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
+        self.durations = np.zeros(0, np.float32)  # in steps of the teacher
+
+    def run(self, names: None, inputs: dict[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
+        """As the session's: the outputs that the package knows."""
+        outputs: list[NDArray[np.float32]] = self._session.run(names, inputs)
+        self.durations = outputs.pop()
+        return outputs
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    """A length-delimited field of a protocol buffer; all payloads here are short."""
+    assert len(payload) < 128
+    return bytes([number << 3 | 2, len(payload)]) + payload
+
+
+class Teacher:
+    """Speaks text in any of the voices."""
+
+    def __init__(self, voice: Voice, timed: Timed) -> None:
+        self._voice, self._timed = voice, timed
+
+    @classmethod
+    def load(cls, wheels: Path | None) -> "Teacher":
+        """From the installed package, or from the wheel in the directory `wheels`, which is unpacked aside."""
+        if wheels is not None:
+            (wheel,) = wheels.glob("hibari_tts-*.whl")
+            target = tempfile.mkdtemp(prefix="teacher-")
+            zipfile.ZipFile(wheel).extractall(target)
+            sys.path.insert(0, target)
+        voice = importlib.import_module("hibari").Hibari(threads=1)
+        timed = voice.sess = Timed(Path(voice.model_path))
+        return cls(voice, timed)
+
+    def speak(self, text: str, name: str, *, seed: int) -> Speech:
+        """Normalised speech, with little silence around it and short pauses between its sentences; maybe empty."""
+        generator = np.random.default_rng(seed)
+        sentences = [self._sentence(phonemes, name, generator) for phonemes in self._voice.phonemize(text)]
+        lost = any(sentence is None for sentence in sentences)
+        sentences = [sentence for sentence in sentences if sentence is not None and len(sentence[0])]
+        if lost or not sentences:
+            return Speech(np.zeros(0, np.float32), np.zeros(0, np.uint8))
+        pieces = [piece for sentence in sentences for piece in (_silence(_PAUSE_S), sentence)][1:]
+        pieces = [_silence(_LEAD_S), *pieces, _silence(_TAIL_S)]
+        audio, phones = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+        padding = -len(audio) % FRAME_SAMPLES
+        phones = np.pad(phones, (0, padding))[PHONE_SAMPLES // 2 :: PHONE_SAMPLES]
+        return Speech(np.pad(_normalise(audio), (0, padding)), phones.astype(np.uint8))
+
+    def _sentence(self, phonemes: str, name: str, generator: np.random.Generator) -> tuple[Audio, Phones] | None:
+        """Trimmed samples, and the phoneme at each of them; None where the teacher cut a sentence that is too long."""
+        factor = VOICES[name]
+        ids = self._voice.ids(phonemes)
+        spoken = self._voice.from_ids(ids, float(1 / factor), generator)
+        phones = np.repeat(np.asarray(ids, np.uint8), self._timed.durations.astype(int) * _TEACHER_STEP)
+        if len(phones) != len(spoken):
+            return None
+        audio = resample(spoken, 1 / factor)
+        places = np.arange(len(audio)) * len(spoken) // max(len(audio), 1)
+        begin, end = _sounding(audio)
+        return _faded(audio[begin:end]), phones[places][begin:end]
+
+
+def _silence(seconds: float) -> tuple[Audio, Phones]:
+    samples = int(seconds * SAMPLE_RATE)
+    return np.zeros(samples, np.float32), np.zeros(samples, np.uint8)
+
+
+def resample(audio: Audio, ratio: Fraction) -> Audio:
+    """`audio` with `ratio` times as many samples, band-limited."""
+    if ratio == 1 or not len(audio):
+        return audio
+    up, down = ratio.numerator, ratio.denominator
+    filters, reach = _filters(up, down)
+    padded = np.pad(audio, (reach, reach + down))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, filters.shape[1])
+    out = np.empty(len(audio) * up // down, np.float32)
+    for phase in range(min(up, len(out))):
+        # Output sample m lies at m * down / up of the input.
+        count = len(range(phase, len(out), up))
+        start = phase * down // up
+        out[phase::up] = windows[start::down][:count] @ filters[phase]
+    return out
+
+
+@cache
+def _filters(up: int, down: int) -> tuple[NDArray[np.float32], int]:
+    """Windowed sinc at each of the `up` fractional positions, [up, taps], and the taps before the position."""
+    cutoff = min(1.0, up / down) * 0.96
+    reach = int(_TAPS / 2 / cutoff)
+    distance = np.arange(-reach, reach + 1)[None] - (np.arange(up)[:, None] * down % up) / up
+    window = np.cos(np.clip(distance / (reach + 1), -1, 1) * np.pi / 2) ** 2
+    return (cutoff * np.sinc(cutoff * distance) * window).astype(np.float32), reach
+
+
+def _sounding(audio: Audio) -> tuple[int, int]:
+    """First and last sample of the speech; nothing where all is silence."""
+    steps = np.abs(audio[: len(audio) // _STEP * _STEP]).reshape(-1, _STEP).max(axis=1, initial=0)
+    peak = steps.max(initial=0)
+    if peak < 1e-3:
+        return 0, 0
+    (speech,) = np.nonzero(steps > _SPEECH * peak)
+    return int(max(speech[0] - 1, 0)) * _STEP, int(speech[-1] + 2) * _STEP
+
+
+def _faded(audio: Audio) -> Audio:
+    """Without clicks where it was cut."""
+    faded = audio.copy()
+    size = min(int(_FADE_S * SAMPLE_RATE), len(faded))
+    ramp = np.linspace(0, 1, size, dtype=np.float32)
+    faded[:size] *= ramp
+    faded[len(faded) - size :] *= ramp[::-1]
+    return faded
+
+
+def _normalise(audio: Audio) -> Audio:
+    """At the common loudness, measured where there is speech."""
+    level = np.abs(audio)
+    active = audio[level > _SPEECH * level.max()]
+    gain = min(_LOUDNESS / float(np.sqrt(np.mean(np.square(active)))), _PEAK / float(level.max()))
+    return (audio * gain).astype(np.float32)

@@ -1,0 +1,366 @@
+"""Second step: the codec.
+
+    python -m tools.demo_voice.train_codec RUN --minutes 8
+
+Spectral losses from the start, discriminators from a third of the time on. The learning rates follow the elapsed share
+of --minutes, so that the end is annealed on any machine. RUN/codec/latest.pt is written every minute, and a second call
+goes on from it with the time that was left. Where there is only RUN/codec/weights.pt, a new training starts from there.
+On a GPU a step is captured and replayed: it has thousands of small kernels.
+Ends with reconstructions by the served networks: RUN/codec/samples.
+"""
+
+import argparse
+import json
+import logging
+import math
+import sys
+import time
+import wave
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from deployments.codec.decoder import to_pcm16
+from tools.demo_voice.codec_model import CodecModel, served
+from tools.demo_voice.discriminators import Discriminators, discriminator_loss, generator_loss
+from tools.demo_voice.shape import PHONE_SAMPLES, PHONES_PER_FRAME, codec_config
+from tools.demo_voice.spectral import SpectralLoss
+
+logger = logging.getLogger(__name__)
+
+_FULL_SCALE = 32767
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The training recipe."""
+
+    minutes: float
+    batch: int = 16
+    window_frames: int = 32  # longer than the decoder's attention
+    unsettled_frames: int = 2  # of a window that begins within speech, where the zero state is wrong
+    judged_frames: int = 16  # what discriminators see of a window
+    from_start: float = 0.25  # share of windows that begin with an utterance
+    adversarial_from: float = 0.3  # of the time
+    revive_until: float = 0.75
+    dead: float = 0.05  # entries of a codebook used less than that share of the mean start anew
+    warm_up: float = 0.01
+    first_batches: int = 48  # for the codebooks' start
+    rate: float = 4e-4
+    discriminator_rate: float = 2e-4
+    final_rate: float = 0.01  # of the first
+    clip: float = 200.0
+    log_every: int = 100
+    save_every_s: float = 60.0
+    max_steps: int = 0
+    mel_weight: float = 30.0
+    linear_weight: float = 2.0
+    commitment_weight: float = 2.0
+    score_weight: float = 6.0
+    feature_weight: float = 10.0
+
+
+class Captured:
+    """A training step recorded once and replayed from then on."""
+
+    _WARM_UP = 3
+
+    def __init__(self, step: Callable[[], Mapping[str, Tensor]]) -> None:
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(self._WARM_UP):  # they train as well
+                step()
+        torch.cuda.current_stream().wait_stream(aside)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._losses = step()
+
+    def __call__(self) -> Mapping[str, Tensor]:
+        """One step; the losses are overwritten by the next."""
+        self._graph.replay()
+        return self._losses
+
+
+class Windows:
+    """Random windows of the training audio, which lies on the device as a whole."""
+
+    def __init__(self, run: Path, settings: Settings, *, frame_samples: int, device: torch.device) -> None:
+        rows = read_index(run)
+        audio = np.fromfile(run / "audio.i16", np.int16)
+        training = [row.start for row in rows if row.split == "train"]
+        held_out = [row.start + row.samples for row in rows if row.split == "heldout"]
+        self.first = max(held_out, default=0)
+        assert self.first <= min(training), "held-out utterances come first"
+        self.settings, self.frame_samples, self.device = settings, frame_samples, device
+        self.size = settings.window_frames * frame_samples
+        self.last = len(audio) - self.size
+        starts = np.asarray([start for start in training if start <= self.last])
+        self.starts = torch.from_numpy(starts).to(device)
+        self.audio = torch.from_numpy(audio).to(device)
+        self.offsets = torch.arange(self.size, device=device)
+        self.phones = torch.from_numpy(np.fromfile(run / "phones.u8", np.uint8)).to(device)
+
+    def draw(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Audio [batch, samples] float32, [batch, samples] bool: where the reconstruction is to be judged, and phones.
+
+        Those are [batch, frames, PHONES_PER_FRAME]: the sound at the middle of each part of a frame.
+        """
+        count = self.settings.batch
+        starts = torch.randint(self.first, self.last + 1, (count,), device=self.device)
+        begins = torch.rand(count, device=self.device) < self.settings.from_start
+        aligned = self.starts[torch.randint(len(self.starts), (count,), device=self.device)]
+        starts = torch.where(begins, aligned, starts)
+        audio = self.audio[starts[:, None] + self.offsets].float() / _FULL_SCALE
+        settled = self.offsets >= self.settings.unsettled_frames * self.frame_samples
+        middles = self.offsets[PHONE_SAMPLES // 2 :: PHONE_SAMPLES]
+        phones = self.phones[(starts[:, None] + middles) // PHONE_SAMPLES].long()
+        return audio, begins[:, None] | settled, phones.view(len(phones), -1, PHONES_PER_FRAME)
+
+
+class Training:
+    """Networks, optimisers and the clock: all that a checkpoint holds."""
+
+    def __init__(self, run: Path, settings: Settings, device: torch.device) -> None:
+        self.settings, self.device = settings, device
+        self.directory = run / "codec"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        config = codec_config()
+        self.model = CodecModel(config).to(device)
+        self.discriminators = Discriminators().to(device)
+        self.spectral = SpectralLoss(config.sample_rate).to(device)
+        self.windows = Windows(run, settings, frame_samples=config.frame_samples, device=device)
+        self.optimizer = _adam(self.model, settings.rate, device)
+        self.discriminator_optimizer = _adam(self.discriminators, settings.discriminator_rate, device)
+        self.dead = torch.tensor(settings.dead, device=device)
+        self.step = 0
+        self.elapsed_s = 0.0
+
+    @property
+    def progress(self) -> float:
+        """Elapsed share of the time, 0 to 1."""
+        return min(1.0, self.elapsed_s / (60 * self.settings.minutes))
+
+    @property
+    def checkpoint(self) -> Path:
+        """The latest state."""
+        return self.directory / "latest.pt"
+
+    def resume_or_start(self) -> None:
+        """Load the latest checkpoint, or bare weights, or start the codebooks from the first batches."""
+        if self.checkpoint.exists():
+            self._load()
+            logger.info(f"resuming at step {self.step}, {self.elapsed_s:.0f} s")
+            return
+        weights = self.directory / "weights.pt"
+        if weights.exists():
+            self.model.load_state_dict(torch.load(weights, map_location=self.device, weights_only=True)["model"])
+            logger.info("starting from the weights of an earlier training")
+            return
+        first = torch.cat([self.windows.draw()[0] for _ in range(self.settings.first_batches)])
+        self.model.initialise(first)
+
+    def run(self) -> None:
+        """Train until the time is over, saving each minute."""
+        begin, before_s, first_step = time.perf_counter(), self.elapsed_s, self.step
+        saved_s = self.elapsed_s
+        step: Callable[[], Mapping[str, Tensor]] | None = None
+        judged = False
+        while self.progress < 1 and (not self.settings.max_steps or self.step < self.settings.max_steps):
+            adversarial = self.progress >= self.settings.adversarial_from
+            if step is None or adversarial != judged:
+                step, judged = self._stepper(adversarial=adversarial), adversarial
+            self._set_rates()
+            losses = step()
+            self.step += 1
+            if self.step % self.settings.log_every == 0:
+                values = {name: round(float(value), 4) for name, value in losses.items()}  # waits for the device
+                since_s = time.perf_counter() - begin
+                self._log(values, steps_per_s=(self.step - first_step) / since_s)
+            self.elapsed_s = before_s + time.perf_counter() - begin
+            if self.elapsed_s - saved_s > self.settings.save_every_s:
+                saved_s = self.elapsed_s
+                self.save()
+        self.save()
+
+    def _stepper(self, *, adversarial: bool) -> Callable[[], Mapping[str, Tensor]]:
+        self._set_rates()
+        step = partial(self.train_step, adversarial=adversarial)
+        return Captured(step) if self.device.type == "cuda" else step
+
+    def train_step(self, *, adversarial: bool) -> Mapping[str, Tensor]:
+        """One update of the codec and, in their time, of the discriminators; the losses, left on the device."""
+        settings = self.settings
+        audio, judged, phones = self.windows.draw()
+        result = self.model(audio, phones, dead=self.dead)
+        ours = torch.where(judged, result.audio, audio)
+        mel, linear = self.spectral(ours, audio)
+        loss = (
+            settings.mel_weight * mel + settings.linear_weight * linear + settings.commitment_weight * result.commitment
+        )
+        losses = {"mel": mel.detach(), "linear": linear.detach(), "commitment": result.commitment.detach()}
+        if adversarial:
+            real, fake = self._slices(audio, ours)
+            losses["discriminators"] = self._train_discriminators(real, fake)
+            self.discriminators.requires_grad_(requires_grad=False)
+            judgement = generator_loss(self.discriminators, real, fake)
+            self.discriminators.requires_grad_(requires_grad=True)
+            loss = loss + settings.score_weight * judgement.score + settings.feature_weight * judgement.features
+            losses |= {"score": judgement.score.detach(), "features": judgement.features.detach()}
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        losses["norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
+        self.optimizer.step()
+        return losses
+
+    def save(self) -> None:
+        """Write the checkpoint aside and rename it."""
+        state = {
+            "model": self.model.state_dict(),
+            "discriminators": self.discriminators.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "discriminator_optimizer": self.discriminator_optimizer.state_dict(),
+            "step": self.step,
+            "elapsed_s": self.elapsed_s,
+        }
+        scratch = self.checkpoint.with_suffix(".tmp")
+        torch.save(state, scratch)
+        scratch.rename(self.checkpoint)
+
+    def _load(self) -> None:
+        state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.discriminators.load_state_dict(state["discriminators"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.discriminator_optimizer.load_state_dict(state["discriminator_optimizer"])
+        self.step, self.elapsed_s = state["step"], state["elapsed_s"]
+        torch.manual_seed(self.step)  # other windows than before
+
+    def _set_rates(self) -> None:
+        settings = self.settings
+        annealed = settings.final_rate + (1 - settings.final_rate) * (1 + math.cos(math.pi * self.progress)) / 2
+        warm = min(1.0, (self.progress + 1e-4) / settings.warm_up)
+        for optimizer, rate in (
+            (self.optimizer, settings.rate),
+            (self.discriminator_optimizer, settings.discriminator_rate),
+        ):
+            for group in optimizer.param_groups:
+                group["lr"].fill_(rate * annealed * warm)
+        if self.progress >= settings.revive_until:
+            self.dead.zero_()
+
+    def _slices(self, audio: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
+        """A settled part of every window; windows are random, so it may be the same part."""
+        settings, frame = self.settings, self.windows.frame_samples
+        part = slice(settings.unsettled_frames * frame, (settings.unsettled_frames + settings.judged_frames) * frame)
+        return audio[:, part], ours[:, part]
+
+    def _train_discriminators(self, real: Tensor, fake: Tensor) -> Tensor:
+        loss = discriminator_loss(self.discriminators, real, fake)
+        self.discriminator_optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        self.discriminator_optimizer.step()
+        return loss.detach()
+
+    def _log(self, values: Mapping[str, float], *, steps_per_s: float) -> None:
+        perplexities = [round(value) for value in self.model.perplexities()]
+        left_s = 60 * self.settings.minutes - self.elapsed_s
+        row = {"step": self.step, "elapsed_s": round(self.elapsed_s, 1), **values, "perplexities": perplexities}
+        with (self.directory / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        shown = " ".join(f"{name} {value}" for name, value in values.items())
+        logger.info(f"step {self.step} {shown} in use {perplexities} {steps_per_s:.1f}/s {left_s:.0f} s left")
+
+
+def _adam(module: nn.Module, rate: float, device: torch.device) -> torch.optim.Optimizer:
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    cuda = device.type == "cuda"
+    return torch.optim.AdamW(
+        parameters, torch.tensor(rate, device=device), betas=(0.8, 0.99), weight_decay=1e-3, fused=cuda, capturable=cuda
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """A row of RUN/index.jsonl."""
+
+    text: str
+    voice: str
+    start: int  # sample of RUN/audio.i16
+    samples: int
+    split: str  # "train" or "heldout"
+
+
+def read_index(run: Path) -> list[Utterance]:
+    """The utterances of a run."""
+    return [Utterance(**json.loads(line)) for line in (run / "index.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@torch.no_grad()
+def report(run: Path, model: CodecModel, device: torch.device, *, utterances: int) -> None:
+    """Held-out utterances through the served decoder: the distance, and eight of them to listen to."""
+    decoder = served(model, device)
+    spectral = SpectralLoss(model.config.sample_rate).to(device)
+    audio = np.memmap(run / "audio.i16", np.int16, "r")
+    phones = np.memmap(run / "phones.u8", np.uint8, "r")
+    folder = run / "codec" / "samples"
+    folder.mkdir(exist_ok=True)
+    distances = []
+    for number, row in enumerate([row for row in read_index(run) if row.split == "heldout"][:utterances]):
+        recorded = audio[row.start : row.start + row.samples].astype(np.float32) / np.float32(_FULL_SCALE)
+        sounds = phones[row.start // PHONE_SAMPLES :][: row.samples // PHONE_SAMPLES].reshape(1, -1, PHONES_PER_FRAME)
+        heard = torch.from_numpy(recorded).to(device)[None], torch.from_numpy(sounds).long().to(device)
+        ours, _ = decoder.decode(model.codes(*heard), [decoder.initial_state()])
+        distances.append(float(spectral(ours, torch.from_numpy(recorded).to(device)[None])[0]))
+        if number < 8:
+            stem = f"{number}-{row.voice}"
+            _write_wav(folder / f"{stem}-recorded.wav", torch.from_numpy(recorded), model.config.sample_rate)
+            _write_wav(folder / f"{stem}-decoded.wav", ours[0], model.config.sample_rate)
+            (folder / f"{stem}.txt").write_text(f"{row.text}\n", encoding="utf-8")
+    summary = {"held_out": len(distances), "log_mel_l1": float(np.mean(distances)), "worst": float(np.max(distances))}
+    (run / "codec" / "report.json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
+    logger.info(f"held out: {summary}")
+
+
+def _write_wav(path: Path, audio: Tensor, sample_rate: int) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(sample_rate)
+        file.writeframes(to_pcm16(audio).tobytes())
+
+
+def main(arguments: list[str]) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.demo_voice.train_codec")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=0, help="stop here, with the time not over; for trials")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--smoke", action="store_true", help="a few small steps")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    settings = Settings(minutes=options.minutes, batch=options.batch, max_steps=options.steps)
+    if options.smoke:
+        settings = Settings(minutes=options.minutes, batch=2, first_batches=4, log_every=1, max_steps=options.steps)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(options.seed)
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    training = Training(options.run, settings, device)
+    training.resume_or_start()
+    training.run()
+    torch.backends.cudnn.benchmark = False  # each utterance has its own length from here on
+    report(options.run, training.model, device, utterances=8 if options.smoke else 100)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

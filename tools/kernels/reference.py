@@ -1,0 +1,82 @@
+"""What the talker's kernels have to compute, in plain PyTorch."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from deployments.talker.attention import Context, attend_rows
+from deployments.talker.kernels.matmul import Product
+from deployments.talker.kernels.qkv import HeadNorms, Heads
+from deployments.talker.kernels.sampler import FirstCodeRules
+from deployments.talker.model.layers import rotate
+from deployments.talker.sampling import BatchFilter, Draw, penalise_repetition
+
+
+def reference_matmul(x: Tensor, weight: Tensor, product: Product, *, bias: Tensor | None = None,
+                     residual: Tensor | None = None) -> Tensor:  # fmt: skip
+    """What `matmul` computes, in the arithmetic of its arguments."""
+    if product.eps is not None:
+        x = F.rms_norm(x, x.shape[-1:], eps=product.eps)
+    out = x @ weight.T
+    if product.gated:
+        gate, up = out.chunk(2, dim=-1)
+        out = F.silu(gate) * up
+    if bias is not None:
+        out = out + bias
+    return out if residual is None else out + residual
+
+
+def reference_qkv(qkv: Tensor, norms: HeadNorms, heads: Heads, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalised and rotated queries and keys, and values: [rows, heads, head_dim] each."""
+    rows = qkv.shape[0]
+    split = qkv.view(rows, -1, heads.dim).split((heads.query, heads.key, heads.key), dim=1)
+    cos, sin = (table[positions].to(qkv.dtype).repeat(1, 2)[:, None] for table in (norms.cos, norms.sin))
+
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(x, (heads.dim,), weight.to(x.dtype), norms.eps)
+
+    query, key = norm(split[0], norms.query), norm(split[1], norms.key)
+    return rotate(query, (cos, sin)), rotate(key, (cos, sin)), split[2]
+
+
+def reference_attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor],
+                           position: int) -> Tensor:  # fmt: skip
+    """What `attend_frame` writes to `out`; it writes the caches alike."""
+    positions = torch.full((qkv.shape[0],), position, device=qkv.device)
+    query, key, value = reference_qkv(qkv, norms, heads, positions)
+    keys, values = caches
+    keys[:, :, position], values[:, :, position] = key, value
+    past = slice(None, position + 1)
+    return attend_rows(query, keys[:, :, past], values[:, :, past], None).flatten(1)
+
+
+def reference_attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor],
+                           context: Context, block_size: int) -> Tensor:  # fmt: skip
+    """What `attend_paged` writes to `out`; it writes the caches alike."""
+    query, key, value = reference_qkv(qkv, norms, heads, context.positions.long())
+    keys, values = caches
+    keys[context.slots], values[context.slots] = key, value
+    attended = []
+    for row, length in enumerate(context.lengths.tolist()):
+        positions = torch.arange(length, device=qkv.device)
+        slots = context.block_tables[row, positions // block_size].long() * block_size + positions % block_size
+        own_keys, own_values = (tensor[slots].transpose(0, 1)[None] for tensor in (keys, values))
+        attended.append(attend_rows(query[row : row + 1], own_keys, own_values, None))
+    return torch.cat(attended).flatten(1)
+
+
+def reference_attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], context: Context,
+                            owners: Tensor) -> Tensor:  # fmt: skip
+    """What `attend_prompt` writes."""
+    rows, own = len(queries), (owners[:, None] == owners) & (context.positions <= context.positions[:, None])
+    keys, values = (cache[context.slots].transpose(0, 1).expand(rows, -1, -1, -1) for cache in caches)
+    return attend_rows(queries, keys, values, own[:, None, None]).flatten(1)
+
+
+def reference_first_code(logits: Tensor, options: BatchFilter, draw: Draw, rules: FirstCodeRules) -> Tensor:
+    """The codes [rows] that `sample_first_code` has to choose; `rules.seen` stays as it is."""
+    values = penalise_repetition(logits.float(), rules.seen[rules.state_rows], rules.penalty)
+    values = values.masked_fill(rules.suppressed, -torch.inf)
+    too_early = (draw.frames < rules.min_new_tokens) | rules.ignore_eos
+    values[:, rules.eos] = values[:, rules.eos].masked_fill(too_early, -torch.inf)
+    return options.sample(values, draw)

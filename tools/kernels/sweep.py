@@ -1,0 +1,329 @@
+"""Searches the tiles of every product of the decode loop, beside the bytes' floor and cuBLAS.
+
+    python -m tools.kernels.sweep [--save FILE] [--json FILE]
+
+Weights are random: they cost what real ones cost. Every graph walks through more weights than the L2 cache holds.
+`--save` writes the best to `measured_tiles.py`. Tiles compile in as many processes as there are cores.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from deployments.talker.kernels import measured_tiles
+from deployments.talker.kernels.matmul import (
+    MAX_VECTOR_ROWS,
+    Form,
+    Product,
+    Tile,
+    like_rows,
+    matmul,
+    measure_squares,
+)
+from deployments.talker.kernels.measured_tiles import MEASURED
+from deployments.talker.model.config import ModelConfig, TransformerConfig
+from talkray_tools.released import SHAPES
+from tools.kernels.reference import reference_matmul
+
+BANDWIDTH = 4.3e12  # bytes per second of a device-to-device copy on one H200, measured
+# What a batch pads to: numbers of rows between these take the tile of the next one.
+_ROWS = (1, 2, 16, 32, 64)
+# A frame's first pass through the predictor has two rows a sequence.
+_PREDICTOR_ROWS = (1, 2, 4, 16, 32, 64, 128)
+_SHARED_MEMORY = 227_000  # bytes a program may have
+_MAX_REGISTERS = 128  # of a thread, for weights that wait in registers
+# block_n, block_k, warps, stages, chains
+_PIPELINES = (
+    (16, 256, 4, 4, 4),
+    (16, 256, 2, 4, 4),
+    (16, 128, 4, 6, 2),
+    (32, 128, 4, 6, 2),
+    (16, 256, 4, 4, 1),
+    (16, 128, 4, 6, 1),
+    (32, 128, 4, 6, 1),
+    (32, 128, 4, 4, 1),
+    (64, 64, 4, 6, 1),
+    (64, 128, 4, 3, 2),
+    (16, 512, 4, 3, 4),
+    (8, 256, 4, 4, 4),
+)
+_TILES_OF_A_JOB = 4
+_REPLAYS = 12
+_L2_TIMES = 3  # weights walked through, in L2 sizes
+_TABLE_TYPE = "dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, int, int]]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One matrix product of the decode loop."""
+
+    name: str
+    columns: int
+    depth: int
+    gated: bool
+    residual: bool
+    all_rows: tuple[int, ...] = _ROWS
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the bfloat16 weights."""
+        return self.columns * self.depth * (4 if self.gated else 2)
+
+    def registers(self, block_n: int, warps: int) -> int:
+        """Registers of a thread that hold the weights of a program of `block_n` columns."""
+        return block_n * self.depth * (2 if self.gated else 1) // (2 * 32 * warps)
+
+
+def cases_of(config: ModelConfig) -> list[Case]:
+    """All products of a frame, once each."""
+    found: dict[tuple[int, int, bool], Case] = {}
+    heads = [
+        Case("codec head", config.vocab_size, config.talker.hidden_size, gated=False, residual=False),
+        Case("code head", config.code_vocab_size, config.predictor.hidden_size, gated=False, residual=False),
+    ]
+    predictor = [replace(case, all_rows=_PREDICTOR_ROWS) for case in stack_cases("pred", config.predictor)]
+    for case in [*predictor, *stack_cases("talker", config.talker), *heads]:
+        found.setdefault((case.columns, case.depth, case.gated), case)
+    return list(found.values())
+
+
+def stack_cases(name: str, config: TransformerConfig) -> Iterator[Case]:
+    """The products of one layer."""
+    width, hidden = config.num_heads * config.head_dim, config.hidden_size
+    qkv = width + 2 * config.num_kv_heads * config.head_dim
+    yield Case(f"{name} qkv", qkv, hidden, gated=False, residual=False)
+    yield Case(f"{name} out", hidden, width, gated=False, residual=True)
+    yield Case(f"{name} gate/up", config.intermediate_size, hidden, gated=True, residual=False)
+    yield Case(f"{name} down", hidden, config.intermediate_size, gated=False, residual=True)
+
+
+def candidates(case: Case, rows: int) -> Iterator[Tile]:
+    """Tiles worth trying, all with the early launch: it was faster nearly everywhere (measured)."""
+    yield from _vector_tiles(case, rows)
+    yield from _split_tiles(case, rows)
+    yield from _pipelined_tiles(case, rows)
+
+
+def _vector_tiles(case: Case, rows: int) -> Iterator[Tile]:
+    shapes = ((4, 8), (8, 8), (16, 8), (4, 4), (2, 4)) if rows == 1 else ((4, 8), (8, 8), (4, 4))
+    for block_n, warps in shapes:
+        if rows <= MAX_VECTOR_ROWS and 8 <= case.registers(block_n, warps) <= 96:
+            yield Tile(Form.VECTOR, block_n, 256, warps)
+
+
+def _split_tiles(case: Case, rows: int) -> Iterator[Tile]:
+    if not 1 < rows <= 16:
+        return  # with more rows the sums take the registers that the weights need
+    for block_n, warps in ((16, 8), (16, 4), (8, 8)):
+        depth = case.depth // warps
+        block_k = min(depth & -depth, 4096 // max(16, rows))
+        if 16 <= case.registers(block_n, warps) <= _MAX_REGISTERS:
+            yield Tile(Form.SPLIT, block_n, block_k, warps)
+
+
+def _pipelined_tiles(case: Case, rows: int) -> Iterator[Tile]:
+    if rows < 2:
+        return
+    for block_n, block_k, warps, stages, chains in _PIPELINES:
+        if block_n < 16 and case.columns > 2048:
+            continue  # enough programs without
+        shared = stages * block_k * 2 * (max(16, rows) + block_n * (2 if case.gated else 1))
+        if shared <= _SHARED_MEMORY and (block_n < 64 or case.gated):
+            yield Tile(Form.PIPELINED, block_n, block_k, warps, stages, chains)
+
+
+def time_graph(body: Callable[[], None], *, calls: int) -> float:
+    """Microseconds of one of the `calls` calls that `body` makes, the median of a few replays of a graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        body()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        body()
+    graph.replay()
+    times: list[float] = []
+    for _ in range(_REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return 1000 * sorted(times)[len(times) // 2] / calls
+
+
+class Chain:
+    """Products of one case over as many different weights as it takes to leave the cache behind."""
+
+    def __init__(self, case: Case, rows: int, *, device: torch.device) -> None:
+        self.case, self.rows = case, rows
+        l2 = torch.cuda.get_device_properties(0).L2_cache_size if device.type == "cuda" else 0
+        count = max(4, _L2_TIMES * l2 // case.num_bytes)
+        shape = (case.columns * (2 if case.gated else 1), case.depth)
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.weights = [torch.randn(shape, dtype=dtype, device=device) * case.depth**-0.5 for _ in range(count)]
+        self.x = like_rows(rows, case.depth, self.weights[0])
+        self.x.values.normal_()
+        self.x.squares.zero_()
+        measure_squares(self.x)
+        self.x.parts = case.depth // 16  # as a product leaves them: each program of the next one adds them up
+        self.residual = torch.randn((rows, case.columns), dtype=dtype, device=device)
+        self.out = like_rows(rows, case.columns, self.weights[0])
+        self.product = Product(eps=None if case.residual else 1e-6, gated=case.gated, pdl=device.type == "cuda")
+
+    def run(self, tile: Tile, *, limit: int | None = None) -> None:
+        """One product with each of the weights."""
+        residual = self.residual if self.case.residual else None
+        for weight in self.weights[:limit]:
+            matmul(self.x, weight, self.out, tile, self.product, residual=residual)
+
+    def is_right(self, tile: Tile) -> bool:
+        """Whether a tile computes the product; it is in the cache on disk afterwards."""
+        self.run(tile, limit=1)
+        residual = self.residual.float() if self.case.residual else None
+        expected = reference_matmul(self.x.values.float(), self.weights[0].float(), self.product, residual=residual)
+        return torch.allclose(self.out.values.float(), expected, atol=0.03, rtol=0.03)
+
+    def time(self, tile: Tile) -> float:
+        """Microseconds of one product."""
+        return time_graph(lambda: self.run(tile), calls=len(self.weights))
+
+    def time_cublas(self) -> float:
+        """Microseconds of the bare product by cuBLAS."""
+
+        def body() -> None:
+            for weight in self.weights:
+                F.linear(self.x.values, weight)
+
+        return time_graph(body, calls=len(self.weights))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Tiles of one product to compile and check."""
+
+    case: Case
+    rows: int
+    tiles: list[Tile]
+
+
+def fitting(job: Job) -> list[Tile]:
+    """Those tiles that fit the device and compute the product."""
+    torch.manual_seed(0)
+    chain = Chain(job.case, job.rows, device=torch.device("cuda"))
+    fits = []
+    for tile in job.tiles:
+        try:
+            is_right = chain.is_right(tile)
+        except Exception as error:  # whatever a configuration fails with, it is out
+            print(f"  {job.case.name} rows {job.rows} {tile}: {type(error).__name__} {str(error)[:90]}", flush=True)
+            continue
+        if is_right:
+            fits.append(tile)
+        else:
+            print(f"  {job.case.name} rows {job.rows} {tile}: wrong", flush=True)
+    return fits
+
+
+def jobs_of(cases: list[Case]) -> list[Job]:
+    """All candidates, a few to a job: the likeliest of every product first."""
+    found: list[tuple[int, Job]] = []
+    for case in cases:
+        for rows in case.all_rows:
+            tiles = list(candidates(case, rows))
+            starts = range(0, len(tiles), _TILES_OF_A_JOB)
+            found += [(start, Job(case, rows, tiles[start : start + _TILES_OF_A_JOB])) for start in starts]
+    return [job for _, job in sorted(found, key=lambda each: each[0])]
+
+
+def sweep(cases: list[Case], *, compile_s: float) -> list[dict[str, object]]:
+    """Time every candidate that compiles within `compile_s` seconds; the fastest replace what `MEASURED` holds."""
+    jobs = jobs_of(cases)
+    workers = min(len(jobs), len(os.sched_getaffinity(0)))
+    fits: dict[tuple[Case, int], list[Tile]] = {}
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(fitting, job): job for job in jobs}
+        done, late = wait(futures, timeout=compile_s)
+        print(f"{len(done)} of {len(jobs)} jobs compiled", flush=True)
+        pool.shutdown(wait=True, cancel_futures=True)
+    for future in (*done, *(future for future in late if not future.cancelled())):
+        job = futures[future]
+        fits.setdefault((job.case, job.rows), []).extend(future.result())
+    MEASURED.clear()
+    found = sorted(fits.items(), key=lambda each: (each[0][0].name, each[0][1]))
+    return [_time_case(case, rows, tiles) for (case, rows), tiles in found if tiles]
+
+
+def _time_case(case: Case, rows: int, tiles: list[Tile]) -> dict[str, object]:
+    chain = Chain(case, rows, device=torch.device("cuda"))
+    timed = sorted(((chain.time(tile), tile) for tile in tiles), key=lambda entry: entry[0])
+    cublas, floor = chain.time_cublas(), 1e6 * case.num_bytes / BANDWIDTH
+    best, tile = timed[0]
+    bests: dict[str, float] = {}
+    for time, each in timed:
+        bests.setdefault(f"{each.form} c{each.chains}", time)
+    MEASURED.setdefault((case.columns, case.depth, case.gated), {})[rows] = (
+        str(tile.form), tile.block_n, tile.block_k, tile.warps, tile.stages, tile.chains, tile.block_m
+    )  # fmt: skip
+    print(
+        f"{case.name:14s} {case.columns:5d}x{case.depth:<5d} rows {rows:3d}: {best:6.2f} us {_short(tile):34s}"
+        f" floor {floor:5.2f} cuBLAS {cublas:5.2f} |",
+        ", ".join(f"{name} {time:.2f}" for name, time in bests.items()),
+        flush=True,
+    )
+    all_timed = [(time, asdict(each)) for time, each in timed]
+    return {"case": asdict(case), "rows": rows, "cublas_us": cublas, "floor_us": floor, "timed": all_timed}
+
+
+def _short(tile: Tile) -> str:
+    return f"{tile.form} n{tile.block_n} k{tile.block_k} w{tile.warps} s{tile.stages} c{tile.chains} m{tile.block_m}"
+
+
+def save_measured(file: Path) -> None:
+    """Write `MEASURED` as the module it came from."""
+    lines = [f'"""{measured_tiles.__doc__}"""', "", "MEASURED: " + _TABLE_TYPE + " = {"]
+    for shape, by_rows in MEASURED.items():
+        lines.append(f"    {shape}: {{")
+        for rows, (form, *numbers) in sorted(by_rows.items()):
+            lines.append(f'        {rows}: ("{form}", {", ".join(map(str, numbers))}),')
+        lines.append("    },")
+    file.write_text("\n".join([*lines, "}"]) + "\n", encoding="utf-8")
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Parse options, search, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="1.7B-CustomVoice", choices=SHAPES)
+    parser.add_argument("--compile-s", type=float, default=300, help="seconds after which no tile is compiled any more")
+    parser.add_argument("--save", type=Path, help="write the table of the tiles found to this file: measured_tiles.py")
+    parser.add_argument("--json", type=Path, help="write all numbers to this file")
+    options = parser.parse_args()
+    results = sweep(cases_of(config_of(options.model)), compile_s=options.compile_s)
+    if options.save:
+        save_measured(options.save)
+    if options.json:
+        report = {"device": torch.cuda.get_device_name(), "model": options.model, "sweep": results}
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def config_of(model: str) -> ModelConfig:
+    """The shape of a released checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[model].config), encoding="utf-8")
+        return ModelConfig.load(Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,329 @@
+"""Time of the codec decoder, by streams and frames in a call.
+
+    talkray bench codec --device cuda
+
+Without a checkpoint it takes random weights of the released shape, which cost what trained ones cost. CPU numbers are
+CPU seconds of one thread; GPU numbers are CUDA events around replays of captured calls.
+"""
+
+import argparse
+import copy
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.decoder import CodecDecoder, snr_db, to_pcm16
+from deployments.codec.fold import FoldedDecoder, fold
+from deployments.codec.planner import GPU_RAMP
+from deployments.codec.reference import DecoderNetwork
+from deployments.codec.slots import PRECISIONS, GpuSlots, Pcm, Precision, fitting_slots
+from deployments.errors import EngineError
+from talkray_tools.random_codec import Stress, randomize_decoder
+from talkray_tools.released import SHAPES
+
+Row = dict[str, Any]
+_SMOKE_SHAPE = "tiny-CustomVoice"
+_BUSY = (64, 4)  # streams and frames of a call under load
+_SNR_FRAMES = 27  # the ramp once
+_PATIENCE_S = 300.0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print a table; `--out` keeps the rows as JSON."""
+    options = _parse(arguments)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    rows = _bench_gpu(options) if options.device == "cuda" else _bench_cpu(options)
+    if options.out is not None:
+        report = {"device": _device_name(options.device), "torch": torch.__version__, "rows": rows}
+        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _bench_cpu(options: argparse.Namespace) -> list[Row]:
+    folded = _folded(options)
+    codes = _codes(folded, options, _SNR_FRAMES)
+    rows: list[Row] = []
+    exact: Tensor | None = None
+    print(f"{_device_name('cpu')}, one thread a call")
+    for precision in options.precision:
+        decoder = CodecDecoder(folded, dtype=getattr(torch, precision))
+        audio = _ramp(decoder, codes)
+        exact = audio if exact is None else exact
+        noise_db = None if audio is exact else snr_db(exact, audio)
+        print(f"\n{precision}" + ("" if noise_db is None else f", SNR {noise_db:.1f} dB"))
+        print(f"{'streams':>8}{'frames':>8}{'CPU ms':>10}{'cores per stream':>18}")
+        for streams in options.streams:
+            for frames in options.frames:
+                rows.append(_cpu_row(decoder, options, precision, streams, frames) | {"snr_db": noise_db})
+                row = rows[-1]
+                print(f"{streams:>8}{frames:>8}{row['cpu_ms']:>10.1f}{row['cores_per_stream']:>18.3f}", flush=True)
+        for kind, measure, counts in (
+            ("threads", _threads_row, options.threads),
+            ("processes", _processes_row, options.processes),
+        ):
+            for count in counts:
+                rows.append(measure(decoder, options, precision, count))
+                print(f"{count} {kind} of 4 streams, 4 frames: {rows[-1]['realtime_streams']:.1f} streams in real time")
+    return rows
+
+
+def _cpu_row(decoder: CodecDecoder, options: argparse.Namespace, precision: str, streams: int, frames: int) -> Row:
+    codes = _codes(decoder, options, frames, streams)
+    states = [decoder.initial_state()] * streams
+    for _ in range(2):
+        _, states = decoder.decode(codes, states)
+    times: list[float] = []
+    while len(times) < options.repeats:
+        start = time.thread_time()
+        _, states = decoder.decode(codes, states)
+        times.append((time.thread_time() - start) * 1e3)
+    cpu_ms = statistics.median(times)
+    audio_ms = streams * frames * options.frame_ms
+    return {
+        "precision": precision,
+        "streams": streams,
+        "frames": frames,
+        "cpu_ms": cpu_ms,
+        "cores_per_stream": cpu_ms / audio_ms,
+    }
+
+
+def _threads_row(decoder: CodecDecoder, options: argparse.Namespace, precision: str, threads: int) -> Row:
+    """How many streams `threads` threads keep up with, each decoding 4 streams of 4 frames at a time."""
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda _: _decode_calls(decoder, options, 1), range(threads)))
+        seconds = list(pool.map(lambda _: _decode_calls(decoder, options, options.repeats), range(threads)))
+    return {"precision": precision, "threads": threads, "realtime_streams": _realtime_streams(seconds, options)}
+
+
+def _processes_row(_decoder: CodecDecoder, options: argparse.Namespace, precision: str, processes: int) -> Row:
+    """As `_threads_row`, of processes of one thread, which make their weights themselves."""
+    context = multiprocessing.get_context("spawn")
+    barrier, queue = context.Barrier(processes), context.Queue()
+    started = [
+        context.Process(target=_decode_alone, args=(options, precision, barrier, queue), daemon=True)
+        for _ in range(processes)
+    ]
+    for process in started:
+        process.start()
+    seconds: list[float] = [queue.get(timeout=_PATIENCE_S) for _ in started]
+    for process in started:
+        process.join()
+    return {"precision": precision, "processes": processes, "realtime_streams": _realtime_streams(seconds, options)}
+
+
+def _decode_alone(options: argparse.Namespace, precision: str, barrier: Any, queue: Any) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    decoder = CodecDecoder(_folded(options), dtype=getattr(torch, precision))
+    _decode_calls(decoder, options, 2)
+    barrier.wait(_PATIENCE_S)
+    queue.put(_decode_calls(decoder, options, options.repeats))
+
+
+def _decode_calls(decoder: CodecDecoder, options: argparse.Namespace, calls: int) -> float:
+    """Seconds that so many calls of 4 streams and 4 frames take."""
+    torch.set_num_threads(1)
+    codes = _codes(decoder, options, 4, 4)
+    states = [decoder.initial_state()] * 4
+    start = time.perf_counter()
+    for _ in range(calls):
+        _, states = decoder.decode(codes, states)
+    return time.perf_counter() - start
+
+
+def _realtime_streams(seconds: Sequence[float], options: argparse.Namespace) -> float:
+    audio_s = options.repeats * 16 * options.frame_ms / 1e3
+    return float(sum(audio_s / each for each in seconds))
+
+
+def _bench_gpu(options: argparse.Namespace) -> list[Row]:
+    rows: list[Row] = []
+    for stress in (None, *Stress) if options.stress else (None,):
+        rows += _bench_weights(options, stress)
+    for row in rows:
+        if row["stress"] is not None:
+            kind = next(other for other in rows if other["stress"] is None and _is_like(other, row))
+            row["of_kind"] = row["ms"] / kind["ms"]
+            if (row["streams"], row["frames"]) == _BUSY:
+                print(f"{row['stress']}: {row['ms']:.3f} ms at 64 x 4, {row['of_kind']:.2f} of the kind weights' time")
+    return rows
+
+
+def _is_like(row: Row, other: Row) -> bool:
+    return (row["streams"], row["frames"]) == (other["streams"], other["frames"])
+
+
+def _bench_weights(options: argparse.Namespace, stress: Stress | None) -> list[Row]:
+    """Of one checkpoint, in the precisions asked for, or in that which a start chooses for it."""
+    network = _network(options, stress)
+    folded = fold(network.state_dict(), network.config)
+    exact = CodecDecoder(folded)
+    rows: list[Row] = []
+    for precision in options.precision or [None]:
+        start = time.perf_counter()
+
+        def make(kind: Precision) -> GpuSlots:
+            device, most = torch.device("cuda"), max(options.streams)
+            return GpuSlots(
+                folded, num_slots=most, device=device, precision=kind, load_exact=lambda: exact, batches=options.streams
+            )
+
+        if precision is None:
+            slots = fitting_slots(copy.deepcopy(network).to("cuda"), make, report=print)
+        else:
+            slots = make(next(kind for kind in PRECISIONS if kind.name == precision))
+        slots.capture()
+        capture_s = time.perf_counter() - start
+        noise_db = _gpu_snr_db(slots, exact, _codes(exact, options, _SNR_FRAMES))
+        first_ms = _first_frame_ms(slots, options)
+        memory = torch.cuda.memory_allocated() / 1e9
+        print(
+            f"{_device_name('cuda')}, {stress or 'kind'} weights, {slots.precision}: SNR {noise_db:.1f} dB, "
+            f"codes to PCM on the host {first_ms:.2f} ms,"
+        )
+        print(f"captured in {capture_s:.1f} s, {memory:.2f} GB allocated")
+        print(f"{'streams':>8}{'frames':>8}{'ms':>10}{'us a frame':>12}")
+        for frames in GPU_RAMP:
+            for streams in options.streams:
+                if streams <= slots.largest_batch(frames):
+                    ms = _gpu_ms(slots, streams, frames, options.repeats)
+                    print(f"{streams:>8}{frames:>8}{ms:>10.3f}{ms / streams / frames * 1e3:>12.1f}", flush=True)
+                    row = {"stress": stress, "precision": slots.precision, "streams": streams, "frames": frames}
+                    row |= {"ms": ms, "snr_db": noise_db, "first_frame_ms": first_ms, "capture_s": capture_s}
+                    rows.append(row)
+    return rows
+
+
+def _gpu_snr_db(slots: GpuSlots, exact: CodecDecoder, codes: Tensor) -> float:
+    """Of int16 samples against float32 on the CPU, both streamed in the ramp."""
+    wanted = torch.from_numpy(to_pcm16(_ramp(exact, codes))).double()[0]
+    slots.begin(0)
+    frames = codes.shape[1]
+    slots.write([0] * frames, range(frames), codes[0].to(torch.int16))
+    parts = [torch.from_numpy(pcm) for size in GPU_RAMP for pcm in slots.decode([0], size).land() if _is_audio(pcm)]
+    return snr_db(wanted, torch.cat(parts).double())
+
+
+def _first_frame_ms(slots: GpuSlots, options: argparse.Namespace) -> float:
+    """From codes on the host to samples on the host, one stream."""
+    codes = _codes(slots.decoder, options, 1)[0].to(torch.int16)
+    times: list[float] = []
+    for _ in range(options.repeats):
+        slots.begin(0)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        slots.write([0], [0], codes)
+        slots.decode([0], 1).land()
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
+
+
+def _gpu_ms(slots: GpuSlots, streams: int, frames: int, repeats: int) -> float:
+    """Device time of one call, from many in a row."""
+    call: Callable[[], object] = lambda: slots.decode(range(streams), frames)  # noqa: E731
+    for slot in range(streams):
+        slots.begin(slot)
+    flights = [call() for _ in range(3)]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    slots.stream.synchronize()
+    start.record(slots.stream)
+    flights += [call() for _ in range(repeats)]
+    end.record(slots.stream)
+    end.synchronize()
+    for flight in flights:
+        flight.land()  # type: ignore[attr-defined]
+    return float(start.elapsed_time(end)) / repeats
+
+
+def _is_audio(pcm: Pcm | EngineError) -> TypeGuard[Pcm]:
+    if isinstance(pcm, EngineError):
+        raise pcm
+    return True
+
+
+def _folded(options: argparse.Namespace) -> FoldedDecoder:
+    network = _network(options)
+    return fold(network.state_dict(), network.config)
+
+
+def _network(options: argparse.Namespace, stress: Stress | None = None) -> DecoderNetwork:
+    """The checkpoint's decoder, or one of random weights in the released shape."""
+    if options.model is not None:
+        directory = options.model / "speech_tokenizer"
+        config = SpeechTokenizerConfig.load(directory)
+        network = DecoderNetwork.load(directory)
+    else:
+        shape = SHAPES[_SMOKE_SHAPE if options.smoke else "1.7B-CustomVoice"]
+        config = SpeechTokenizerConfig.from_dict(shape.codec)
+        network = DecoderNetwork(config.decoder)
+        randomize_decoder(network, generator=torch.Generator().manual_seed(0), stress=stress)
+    options.frame_ms = config.frame_samples / config.sample_rate * 1e3
+    return network.requires_grad_(requires_grad=False)
+
+
+def _codes(decoder: Any, options: argparse.Namespace, frames: int, streams: int = 1) -> Tensor:
+    config = decoder.config
+    return torch.randint(config.codebook_size, (streams, frames, config.num_quantizers))
+
+
+def _ramp(decoder: CodecDecoder, codes: Tensor) -> Tensor:
+    """Samples of one stream, decoded in chunks that grow."""
+    states, parts, start = [decoder.initial_state()], [], 0
+    for size in GPU_RAMP:
+        audio, states = decoder.decode(codes[:, start : start + size], states)
+        parts.append(audio)
+        start += size
+    return torch.cat(parts, dim=1)
+
+
+def _device_name(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+    amx = any("amx_bf16" in line for line in lines if line.startswith("flags"))
+    return name + (" with AMX" if amx else "")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="talkray bench codec", description=__doc__)
+    parser.add_argument("--model", type=Path, help="checkpoint directory; random weights of the released shape without")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--precision",
+        nargs="+",
+        help="float32 bfloat16 on a CPU; on a GPU float16 bfloat16 tf32 float32, or its choice",
+    )
+    parser.add_argument("--stress", action="store_true", help="also: random weights that are hard on numbers (GPU)")
+    parser.add_argument("--streams", type=int, nargs="+", help="streams in a call")
+    parser.add_argument("--frames", type=int, nargs="+", default=[1, 4, 12], help="frames of each stream (CPU)")
+    parser.add_argument(
+        "--threads", type=int, nargs="*", default=[], help="also: so many at once, of one process (CPU)"
+    )
+    parser.add_argument("--processes", type=int, nargs="*", default=[], help="also: so many at once (CPU)")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--smoke", action="store_true", help="tiny weights, one repetition: does it run?")
+    options = parser.parse_args(arguments)
+    gpu = options.device == "cuda"
+    if options.stress and (not gpu or options.model is not None):
+        parser.error("--stress makes weights of its own, and its times are those of a GPU: --device cuda, no --model")
+    options.precision = options.precision or ([] if gpu else ["float32", "bfloat16"])
+    options.streams = options.streams or ([1, 2, 4, 8, 16, 32, 64, 96] if gpu else [1, 4])
+    if options.smoke:
+        options.repeats, options.streams, options.frames = 1, options.streams[:1], options.frames[:1]
+    return options
+
+
+if __name__ == "__main__":
+    main()

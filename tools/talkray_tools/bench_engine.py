@@ -1,0 +1,304 @@
+"""Measures the talker engine by itself, without Ray and HTTP.
+
+    python -m talkray_tools.bench_engine --random 1.7B-CustomVoice [--batches 1 8 32 64] [--json FILE]
+    python -m talkray_tools.bench_engine --deterministic --arrivals 40    # are the codes those of each stream alone?
+
+Step times come from CUDA events around recorded steps that follow each other without a gap (`device`), and from the
+clock around whole engine steps (`loop`), of which the host computes for `host` milliseconds and waits for the rest.
+`floor` is what reading the weights and the contexts once takes at the bandwidth given.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from deployments.config import TalkerConfig
+from deployments.model_store import locate
+from deployments.protocol import Codes, GenerateRequest, ModelKind, Sampling, SynthesisRequest
+from deployments.talker.engine import Engine
+from deployments.talker.kv_cache import KVCache
+from deployments.talker.loading import StartClock, load_engine
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.released import SHAPES
+from talkray_tools.step_profile import Share, profile_step
+
+TEXT = "The quick brown fox jumps over the lazy dog, and then it rests in the shade of a tree."
+_WARM_UP_STEPS = 5
+_STREAM_FRAMES = 71  # 5.7 s of speech
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One batch size; milliseconds."""
+
+    batch: int
+    device: float
+    loop: float
+    host: float
+    floor: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTime:
+    """Prompts that arrive together at an idle engine; milliseconds."""
+
+    prompts: int
+    first_codes: float  # from the first request to the codes of all first frames, with the host's work
+    first_codes_p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Streams that arrive at random, against the same ones each by itself."""
+
+    rate: float  # requests per second
+    streams: int
+    equal: int  # those with the same codes as alone
+    most_together: int  # streams that ran in one step
+    first_difference: int | None  # the earliest frame in which a stream differs
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything measured."""
+
+    device: str
+    networks: str
+    startup_s: dict[str, float] = field(default_factory=dict)
+    steps: list[StepTime] = field(default_factory=list)
+    prefills: list[PrefillTime] = field(default_factory=list)
+    arrivals: list[Arrivals] = field(default_factory=list)
+    breakdown: list[Share] = field(default_factory=list)
+    eager_passes: int = 0
+    memory_gib: float = 0.0
+
+    def table(self) -> str:
+        """For people."""
+        lines = [f"{self.device}, {self.networks}: {self.memory_gib:.1f} GiB, {self.eager_passes} eager passes"]
+        lines += [f"  {name}: {seconds:.1f} s" for name, seconds in self.startup_s.items()]
+        lines.append("batch  device    loop    host   floor   ms per frame step")
+        lines += [f"{s.batch:5} {s.device:7.2f} {s.loop:7.2f} {s.host:7.2f} {s.floor:7.2f}" for s in self.steps]
+        lines.append("prompts  first codes p50 / p95, ms")
+        lines += [f"{p.prompts:7}  {p.first_codes:.2f} / {p.first_codes_p95:.2f}" for p in self.prefills]
+        for a in self.arrivals:
+            where = "" if a.first_difference is None else f"; the first difference is in frame {a.first_difference}"
+            lines.append(
+                f"{a.equal} of {a.streams} streams at {a.rate:g} r/s (up to {a.most_together} together)"
+                f" have the codes that they have alone{where}"
+            )
+        lines += [f"batch {s.batch:3} {s.half:9} {s.part:24} {s.launches:4} {s.ms:7.3f} ms" for s in self.breakdown]
+        return "\n".join(lines)
+
+
+class EngineBench:
+    """Measurements of one loaded engine."""
+
+    def __init__(self, engine: Engine, *, steps: int, bandwidth: float) -> None:
+        self.engine, self.steps, self.bandwidth = engine, steps, bandwidth
+
+    def step_time(self, batch: int) -> StepTime:
+        """Steps of `batch` sequences that all go on."""
+        engine = self.engine
+        for number in range(batch):
+            engine.add(number, self._request(number, frames=self.steps * 3 + 2 * _WARM_UP_STEPS))
+        self._steps(_WARM_UP_STEPS)
+        waited, start = engine.waited_ns, time.perf_counter_ns()
+        lingered = self._steps(self.steps)
+        loop = (time.perf_counter_ns() - start) / self.steps / 1e6
+        host = loop - (engine.waited_ns - waited + lingered) / self.steps / 1e6
+        device = self._device_time() if torch.cuda.is_available() else loop
+        floor = self._floor(batch)
+        for number in range(batch):
+            engine.abort(number)
+        return StepTime(batch, device, loop, host, floor)
+
+    def _steps(self, count: int) -> int:
+        """Returns for how many nanoseconds the engine would have waited for requests between them."""
+        lingered, wanted = 0, self._num_frames() + count
+        while self._num_frames() < wanted:
+            start = time.perf_counter_ns()
+            while self.engine.patience_s:
+                pass
+            lingered += time.perf_counter_ns() - start
+            self.engine.step()
+        return lingered
+
+    def _num_frames(self) -> int:
+        """Frames of the longest running sequence: chunks tell nothing, those of several steps leave together."""
+        return max((sequence.num_frames for sequence in self.engine.scheduler.running.values()), default=0)
+
+    def prefill_time(self, prompts: int) -> PrefillTime:
+        """From requests to first codes."""
+        engine, times = self.engine, []
+        for trial in range(max(3, self.steps // 2)):
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            start = time.perf_counter_ns()
+            for number in range(prompts):
+                engine.add(number, self._request(trial, frames=5))
+            made: set[int] = set()
+            while len(made) < prompts:
+                made |= {number for number, _ in engine.step().chunks}
+            times.append((time.perf_counter_ns() - start) / 1e6)
+            for number in range(prompts):
+                engine.abort(number)
+        return PrefillTime(prompts, statistics.median(times), statistics.quantiles(times, n=20)[-1])
+
+    def arrivals(self, rate: float, *, streams: int) -> Arrivals:
+        """Whether streams that arrive at random, `rate` a second, get the codes that they get alone."""
+        requests = [self._request(seed, frames=_STREAM_FRAMES) for seed in range(streams)]
+        alone = [self._speak([0.0], [request])[0][0] for request in requests]
+        draw = random.Random(0)
+        due = list(itertools.accumulate(draw.expovariate(rate) for _ in requests))
+        spoken, most_together = self._speak(due, requests)
+        differing = [
+            int((one[: len(other)] != other[: len(one)]).any(1).argmax())
+            for one, other in zip(alone, spoken, strict=True)
+            if one.shape != other.shape or (one != other).any()
+        ]
+        equal = streams - len(differing)
+        return Arrivals(rate, streams, equal, most_together, min(differing, default=None))
+
+    def _speak(self, due_s: list[float], requests: list[GenerateRequest]) -> tuple[list[Codes], int]:
+        """The codes of requests that arrive at times [s] from now, and how many streams ran in one step at most."""
+        engine, start, joined, most = self.engine, time.perf_counter(), 0, 0
+        codes: list[list[Codes]] = [[] for _ in requests]
+        while joined < len(requests) or not engine.is_idle:
+            while joined < len(requests) and time.perf_counter() - start >= due_s[joined]:
+                engine.add(joined, requests[joined])
+                joined += 1
+            for number, chunk in engine.step().chunks:
+                codes[number].append(chunk.codes)
+            most = max(most, len(engine.scheduler.running))
+        return [np.concatenate(chunks) for chunks in codes], most
+
+    def breakdown(self, batch: int) -> list[Share]:
+        """Where the time of a step of `batch` sequences goes."""
+        engine = self.engine
+        for number in range(batch):
+            engine.add(number, self._request(number, frames=self.steps * 3 + 2 * _WARM_UP_STEPS))
+        self._steps(_WARM_UP_STEPS)
+        sequences = list(engine.scheduler.running.values())
+        torch.cuda.synchronize()
+        shares = profile_step(lambda: engine.runner.replay(sequences), batch=batch)
+        for number in range(batch):
+            engine.abort(number)
+        return shares
+
+    def _device_time(self) -> float:
+        """The running batch's step, again and again without the host between."""
+        sequences = list(self.engine.scheduler.running.values())
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(self.steps):
+            self.engine.runner.replay(sequences)
+        end.record()
+        torch.cuda.synchronize()
+        return float(begin.elapsed_time(end)) / self.steps
+
+    def _floor(self, batch: int) -> float:
+        """Milliseconds to read what a step has to read: every weight as often as it is used, and the contexts."""
+        talker, config = self.engine.runner.step.talker, self.engine.model
+        size = talker.codec_head.weight.element_size()
+        layers = sum(weight.numel() for weight in talker.model.layers.parameters())
+        predictor = sum(weight.numel() for weight in talker.code_predictor.model.layers.parameters())
+        heads = sum(weight.numel() for weight in talker.code_predictor.lm_head.parameters())
+        weights = layers + talker.codec_head.weight.numel() + predictor * config.num_code_groups + heads
+        context = sum(sequence.num_positions for sequence in self.engine.scheduler.running.values())
+        per_position = KVCache.bytes_per_position(config.talker, talker.codec_head.weight.dtype)
+        return (weights * size + context * per_position) / self.bandwidth * 1e3
+
+    def _request(self, seed: int, *, frames: int) -> GenerateRequest:
+        model = self.engine.model
+        options = Sampling(max_new_tokens=frames + 1)
+        voice = next(iter(model.speakers)) if model.kind is ModelKind.CUSTOM_VOICE else None
+        language = "english" if "english" in model.languages else "auto"
+        return GenerateRequest(
+            SynthesisRequest(
+                "bench", TEXT, voice=voice, language=language, sampling=options, seed=seed,
+                non_streaming_mode=False, ignore_eos=True,
+            )
+        )  # fmt: skip
+
+
+def measure(
+    directory: Path, config: TalkerConfig, options: argparse.Namespace, report: Callable[[str], None]
+) -> Report:
+    """Load, warm up, and measure."""
+    clock = StartClock(report)
+    engine = load_engine(directory, config, clock)
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    result = Report(name, engine.runner.step.name, clock.seconds)
+    bench = EngineBench(engine, steps=options.steps, bandwidth=options.bandwidth * 1e12)
+    before = engine.runner.num_eager
+    result.prefills = [bench.prefill_time(prompts) for prompts in (1, 2, 4, 8) if prompts <= config.max_num_seqs]
+    result.steps = [bench.step_time(batch) for batch in options.batches if batch <= config.max_num_seqs]
+    result.arrivals = [bench.arrivals(rate, streams=options.streams) for rate in options.arrivals]
+    result.eager_passes = engine.runner.num_eager - before
+    if torch.cuda.is_available():
+        result.memory_gib = torch.cuda.max_memory_reserved() / 2**30
+        result.breakdown = list(itertools.chain.from_iterable(bench.breakdown(batch) for batch in options.profile))
+    return result
+
+
+def main(arguments: list[str]) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="talkray bench engine", description="Measure the talker engine.")
+    parser.add_argument("--model", help="a checkpoint directory, a released name, or embedded")
+    parser.add_argument("--random", metavar="NAME", default="1.7B-CustomVoice", help="random weights of this shape")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 48, 64])
+    parser.add_argument("--steps", type=int, default=40, help="steps that a measurement repeats")
+    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--deterministic", action="store_true", help="one configuration for every batch")
+    parser.add_argument("--arrivals", type=float, nargs="+", default=[], help="rates (r/s): are codes those of 1 r/s?")
+    parser.add_argument("--streams", type=int, default=40, help="streams that arrive")
+    parser.add_argument("--profile", type=int, nargs="+", default=[], help="batch sizes whose step is taken apart")
+    parser.add_argument("--plain", action="store_true", help="plain PyTorch instead of fused kernels")
+    parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s that the floor assumes")
+    parser.add_argument("--json", type=Path, help="also write the report to this file")
+    parser.add_argument("--smoke", action="store_true", help="tiny weights and few steps: does it run?")
+    options = parser.parse_args(arguments)
+    if options.smoke:
+        options.random, options.steps, options.max_num_seqs, options.max_model_len = "tiny-CustomVoice", 3, 2, 128
+    config = TalkerConfig(
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=options.max_model_len,
+        kv_cache_bytes=16 << 30,
+        deterministic=options.deterministic,
+        kernels="plain" if options.plain else "auto",
+    )
+    with _checkpoint(options) as directory:
+        report = measure(directory, config, options, lambda stage: print(stage, file=sys.stderr, flush=True))
+    print(report.table())
+    if options.json is not None:
+        options.json.write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
+    return 0
+
+
+@contextmanager
+def _checkpoint(options: argparse.Namespace) -> Iterator[Path]:
+    if options.model is not None:
+        yield locate(options.model)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch) / "checkpoint"
+        write_checkpoint(directory, SHAPES[options.random], Options())
+        yield directory
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

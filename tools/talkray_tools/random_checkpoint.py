@@ -1,0 +1,257 @@
+"""Checkpoints with random weights in the official layout, for tests and for benchmarks without the released weights.
+
+    python -m talkray_tools.random_checkpoint OUT --like 1.7B-CustomVoice
+
+Weights are uniform with the wanted deviation, straight from Philox bits: the same on every machine, which the logarithm
+of a normal draw would not be. Only the codec's are scaled by what flows through it.
+"""
+
+import argparse
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.encoder import EncoderNetwork
+from deployments.codec.reference import DecoderNetwork
+from deployments.errors import CheckpointError
+from deployments.talker.model.config import ModelConfig
+from deployments.talker.model.speaker_encoder import SpeakerEncoder
+from deployments.talker.model.talker import Talker
+from talkray_tools.byte_tokenizer import write_tokenizer
+from talkray_tools.random_codec import Stress, randomize_codec
+from talkray_tools.released import AUDIO_PREPROCESSOR, GENERATION, PREPROCESSOR, SHAPES, Json, Shape
+from talkray_tools.stress import stress_networks
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+_WORTH_A_REPORT = 100e6  # bytes
+_PIECE = 1 << 22  # values drawn, converted and written at a time; even, so that four fit a 64-bit draw
+_TOKENIZER_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a checkpoint is drawn and stored."""
+
+    seed: int = 0
+    dtype: torch.dtype = torch.bfloat16
+    codec_dtype: torch.dtype = torch.float32
+    stress: Stress | None = None  # weights as hard on numbers as trained ones
+    tokenizer: Path | None = None  # a directory with tokenizer files to copy; None writes the byte tokenizer
+
+
+def write_checkpoint(directory: Path, shape: Shape, options: Options) -> None:
+    """Write a complete checkpoint; raises CheckpointError where `directory` holds something already."""
+    if directory.exists() and any(directory.iterdir()):
+        raise CheckpointError(f"{directory} is not empty: name a new directory")
+    if options.tokenizer is not None:
+        _check_tokenizer(options.tokenizer)
+    codec_directory = directory / "speech_tokenizer"
+    codec_directory.mkdir(parents=True, exist_ok=True)
+    _write_json(directory / "config.json", shape.config)
+    _write_json(directory / "generation_config.json", GENERATION)
+    _write_json(directory / "preprocessor_config.json", PREPROCESSOR)
+    _write_json(codec_directory / "config.json", shape.codec)
+    _write_json(codec_directory / "preprocessor_config.json", AUDIO_PREPROCESSOR)
+    _write_tokenizer(directory, shape, options.tokenizer)
+    _write_talker(directory, shape, options)
+    _write_codec(codec_directory, shape, options)
+
+
+def _write_json(file: Path, value: Json) -> None:
+    file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_tokenizer(directory: Path, shape: Shape, source: Path | None) -> None:
+    if source is None:
+        write_tokenizer(directory, num_tokens=shape.text_tokens, assistant_token=shape.assistant_token)
+        return
+    for name in _TOKENIZER_FILES:
+        shutil.copy(source / name, directory)
+
+
+def _check_tokenizer(source: Path) -> None:
+    for name in _TOKENIZER_FILES:
+        if not (source / name).is_file():
+            raise CheckpointError(f"{source / name} is missing: a tokenizer is {', '.join(_TOKENIZER_FILES)}")
+
+
+def _write_talker(directory: Path, shape: Shape, options: Options) -> None:
+    config = ModelConfig.load(directory)
+    modules: dict[str, nn.Module] = {}
+    with torch.device("meta"):
+        modules["talker"] = Talker(config)
+        if config.speaker_encoder is not None:
+            modules["speaker_encoder"] = SpeakerEncoder(config.speaker_encoder)
+    shapes = {
+        f"{prefix}.{name}": tensor.shape
+        for prefix, module in modules.items()
+        for name, tensor in module.state_dict().items()
+    }
+    fills = {name: Fill.of(name, size, unit_scale=shape.unit_scale) for name, size in shapes.items()}
+    file = directory / "model.safetensors"
+    write_random_tensors(file, fills, options)
+    if shape.eos_scale != 1.0 or options.stress is not None:
+        tensors = load_file(file)
+        tensors["talker.codec_head.weight"][config.codes.eos] *= shape.eos_scale
+        if options.stress is not None:
+            stress_networks(tensors, torch.Generator().manual_seed(options.seed))
+        save_file(tensors, file, metadata={"format": "pt"})
+
+
+def _write_codec(directory: Path, shape: Shape, options: Options) -> None:
+    config = SpeechTokenizerConfig.load(directory)
+    decoder, encoder = DecoderNetwork(config.decoder), EncoderNetwork(config.encoder)
+    generator = torch.Generator().manual_seed(options.seed)
+    randomize_codec(decoder, encoder, generator=generator, stress=options.stress)
+    if options.stress is not None:
+        stress_networks(decoder.state_dict(), generator)
+    tensors: dict[str, Tensor] = {
+        f"{prefix}.{name}": tensor.to(options.codec_dtype)
+        for prefix, module in (("decoder", decoder), ("encoder", encoder))
+        for name, tensor in module.state_dict().items()
+    }
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """The distribution of one tensor's values."""
+
+    shape: torch.Size
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, name: str, shape: torch.Size, *, unit_scale: bool) -> "Fill":
+        """The official initialisation's deviation, or with `unit_scale` one that keeps signals near 1 in narrow layers.
+
+        Norm weights and biases are no constants under `unit_scale`, so that a comparison notices one that is left out.
+        """
+        if name.endswith("norm.weight"):
+            return cls(shape, 1.0, 0.1 if unit_scale else 0.0)
+        if len(shape) == 1:
+            return cls(shape, 0.0, 0.02)
+        if "embedding" in name:
+            return cls(shape, 0.0, 1.0 if unit_scale else 0.02)
+        if unit_scale or name.startswith("speaker_encoder."):
+            return cls(shape, 0.0, 1 / math.sqrt(shape[1:].numel()))
+        return cls(shape, 0.0, 0.02)
+
+    def draw(self, key: str, count: int) -> Tensor:
+        """`count` float32 values that depend on `key` alone."""
+        digest = hashlib.sha256(key.encode()).digest()
+        bits = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(-(-count // 4))
+        values = torch.from_numpy(bits.astype("<u8").view("<u2")[:count].astype(np.float32))
+        return values.sub_(32767.5).mul_(self.deviation * math.sqrt(3) / 32767.5).add_(self.mean)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of one tensor's values and where its bytes go."""
+
+    name: str
+    first: int
+    count: int
+    offset: int
+
+
+def write_random_tensors(file: Path, fills: Mapping[str, Fill], options: Options) -> None:
+    """Write a safetensors file piece by piece on all cores; never more than a piece per core is in memory."""
+    header = _header(fills, options.dtype)
+    start = 8 + len(header)
+    with file.open("wb") as out, ThreadPoolExecutor(os.cpu_count()) as pool:
+        out.write(struct.pack("<Q", len(header)) + header)
+        out.flush()
+
+        def write(piece: Piece) -> int:
+            values = fills[piece.name].draw(f"{options.seed}/{piece.name}/{piece.first}", piece.count)
+            data = values.to(options.dtype).view(torch.uint8).numpy().tobytes()
+            written = os.pwrite(out.fileno(), data, start + piece.offset)
+            assert written == len(data), "regular files take all bytes or raise"
+            return written
+
+        pieces = [pool.submit(write, piece) for piece in _pieces(fills, options.dtype.itemsize)]
+        total = sum(fill.shape.numel() for fill in fills.values()) * options.dtype.itemsize
+        _report((done.result() for done in as_completed(pieces)), total)
+
+
+def _header(fills: Mapping[str, Fill], dtype: torch.dtype) -> bytes:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, fill in fills.items():
+        begin, end = end, end + fill.shape.numel() * dtype.itemsize
+        header[name] = {"dtype": _SAFETENSORS_NAMES[dtype], "shape": list(fill.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def _pieces(fills: Mapping[str, Fill], itemsize: int) -> Iterator[Piece]:
+    offset = 0
+    for name, fill in fills.items():
+        size = fill.shape.numel()
+        for first in range(0, size, _PIECE):
+            yield Piece(name, first, min(_PIECE, size - first), offset + first * itemsize)
+        offset += size * itemsize
+
+
+def _report(written: Iterator[int], total: int) -> None:
+    """Log each tenth of `total` bytes."""
+    done = 0
+    for size in written:
+        before, done = done, done + size
+        if total > _WORTH_A_REPORT and before * 10 // total < done * 10 // total:
+            logger.info("talker %3d %% of %.2f GB", done * 100 // total, total / 1e9)
+
+
+def main(arguments: list[str]) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m talkray_tools.random_checkpoint", description="Write a checkpoint with random weights."
+    )
+    parser.add_argument("out", type=Path, help="a directory that is new or empty")
+    parser.add_argument("--like", required=True, choices=sorted(SHAPES), help="the checkpoint whose shapes it has")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokenizer", type=Path, help="directory with the official vocab.json and merges.txt")
+    parser.add_argument(
+        "--stress", type=Stress, choices=list(Stress), help="as hard on numbers as trained weights, with such snakes"
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="of the talker; default bfloat16, tiny shapes float32 without --stress"
+    )
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    shape = SHAPES[options.like].with_official_text() if options.tokenizer else SHAPES[options.like]
+    dtype = options.dtype or ("float32" if shape.unit_scale and options.stress is None else "bfloat16")
+    codec_dtype = torch.float32 if options.stress is None else torch.bfloat16
+    try:
+        write_checkpoint(
+            options.out,
+            shape,
+            Options(options.seed, DTYPES[dtype], codec_dtype, stress=options.stress, tokenizer=options.tokenizer),
+        )
+    except CheckpointError as error:
+        parser.error(str(error))
+    logger.info("wrote %s, shaped like %s", options.out, options.like)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

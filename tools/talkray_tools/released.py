@@ -1,0 +1,81 @@
+"""The configuration files of the released checkpoints, and the shapes that tests and tools derive from them.
+
+`released_configs` has them as the official repositories do, equal ones once. Ids follow one layout: behind the text
+tokenizer's own tokens stand the added ones, behind the codes the control ids.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+_FOLDER = Path(__file__).parent / "released_configs"
+_NAMES = ("0.6B-Base", "0.6B-CustomVoice", "1.7B-Base", "1.7B-CustomVoice", "1.7B-VoiceDesign")
+
+
+def read(name: str) -> Json:
+    """The file of that name."""
+    value: Json = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return value
+
+
+GENERATION = read("generation")
+PREPROCESSOR = read("preprocessor")
+AUDIO_PREPROCESSOR = read("speech_tokenizer_preprocessor")
+
+
+def changed(config: Json, changes: Json) -> Json:
+    """`config` with the keys of `changes`. Sections (`..._config`) are changed key by key where `config` has them."""
+    sections = {key: changed(config[key], value) for key, value in changes.items() if key in config and _section(key)}
+    return config | {key: value for key, value in changes.items() if not _section(key)} | sections
+
+
+def _section(key: str) -> bool:
+    return key.endswith("_config")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What tells one checkpoint of the architecture from another, tensors apart."""
+
+    config: Json  # config.json
+    codec: Json  # speech_tokenizer/config.json
+    unit_scale: bool = False  # random weights: deviations that keep signals near 1 in narrow layers
+    eos_scale: float = 1.0  # random weights: the end-of-speech row of the codec head is that much larger
+
+    @property
+    def text_tokens(self) -> int:
+        """How many tokens the tokenizer makes itself; <|endoftext|> and <|im_start|> are the first two behind them."""
+        return int(self.config["im_start_token_id"]) - 1
+
+    @property
+    def assistant_token(self) -> int:
+        """The id of the word "assistant"."""
+        return int(self.config["assistant_token_id"])
+
+    def changed(self, changes: Json) -> "Shape":
+        """The shape with other keys in its config.json."""
+        return replace(self, config=changed(self.config, changes))
+
+    def with_official_text(self) -> "Shape":
+        """The same model over the released tokenizer."""
+        official = SHAPES["1.7B-Base"].config
+        ids = {key: value for key, value in official.items() if key.endswith("_token_id")}
+        return self.changed({**ids, "talker_config": {"text_vocab_size": official["talker_config"]["text_vocab_size"]}})
+
+
+def _shapes() -> dict[str, Shape]:
+    """The released checkpoints by their names, and a tiny one of each kind."""
+    codec = read("speech_tokenizer")
+    shapes = {name: Shape(read(name), codec) for name in _NAMES}
+    tiny_codec = changed(codec, read("tiny_speech_tokenizer"))
+    for kind in ("Base", "CustomVoice", "VoiceDesign"):
+        # Of the large models, for the small ones drop instructions.
+        config = changed(shapes[f"1.7B-{kind}"].config, read("tiny"))
+        shapes[f"tiny-{kind}"] = Shape(config, tiny_codec, unit_scale=True, eos_scale=3.0)
+    return shapes
+
+
+SHAPES = _shapes()
