@@ -88,7 +88,8 @@ def create_api(
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     reply = translate(error)
-    request.state.record.error = reply.code
+    if request.method == "POST" or not isinstance(error, NotReady):  # to be told so is why `/ready` is asked
+        request.state.record.error = reply.code
     if reply.status == INTERNAL.status:
         logger.error("request %s failed", request.state.request_id, exc_info=error)
     return reply.response()

@@ -293,7 +293,7 @@ class Progress:
             self._status.update(stage)
             self._status.start()
         else:
-            self._console.print(f"[{self._elapsed()}] {stage}", markup=False)
+            self._console.print(f"[{self._elapsed()}] {stage}", markup=False, soft_wrap=True)
 
     def transfer(self, transfer: "Transfer") -> None:
         """Show how far a download is."""
@@ -308,7 +308,7 @@ class Progress:
     def done(self, message: str) -> None:
         """Show a result that stays."""
         self._status.stop()
-        self._console.print(f"{message} (after {self._elapsed()})", markup=False)
+        self._console.print(f"{message} (after {self._elapsed()})", markup=False, soft_wrap=True)
 
     def _elapsed(self) -> str:
         return f"{time.monotonic() - self._started_s:.1f} s"

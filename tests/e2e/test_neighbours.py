@@ -59,7 +59,11 @@ def files_of(server: ServerCommand) -> set[Path]:
                 continue
             if target.startswith("socket:["):
                 target = sockets.get(target[8:-1], "")
-            if target.startswith("/") and not target.startswith(("/dev/", "/proc/", "/sys/")) and "(deleted)" not in target:
+            if (
+                target.startswith("/")
+                and not target.startswith(("/dev/", "/proc/", "/sys/"))
+                and "(deleted)" not in target
+            ):
                 found.add(Path(target))
     return {path for path in found if path.is_socket() or os.access(path, os.W_OK)} - {server.output_file}
 

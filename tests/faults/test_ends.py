@@ -65,6 +65,39 @@ def test_it_ends_while_it_starts(way: str, stage: str, server: ServerCommand) ->
     assert server.wait(1) != 0
 
 
+BEFORE_US_S = 0.1  # until then Python itself may be starting, which answers in its own way
+MOMENTS = 32  # half a second apart where a start takes 16 s
+STOPPED = {0, 128 + signal.SIGINT, -signal.SIGINT}  # while it serves, while it starts, while it is imported
+
+
+def test_ctrl_c_at_any_moment_of_a_start(tmp_path: Path, port: int) -> None:
+    """No traceback, nothing left, and a status that says what happened; while it speaks, see above."""
+    began_s = time.monotonic()
+    server = ServerCommand(tmp_path, port)
+    try:
+        server.ready()
+        start_s = time.monotonic() - began_s
+    finally:
+        server.end()
+    for moment in range(MOMENTS + 1):
+        after_s = max(BEFORE_US_S, start_s * moment / MOMENTS)
+        print(f"Ctrl-C {after_s:.1f} s after the command, {start_s:.1f} s take it to ready")
+        interrupt(ServerCommand(tmp_path, free_port()), after_s)
+
+
+def interrupt(server: ServerCommand, after_s: float) -> None:
+    try:
+        time.sleep(after_s)
+        speaks = "Ctrl-C stops." in server.output
+        server.signal_group(signal.SIGINT)
+        server.leaves_nothing()
+        assert server.wait(1) in STOPPED
+        assert (server.status == 0) <= speaks
+        assert "Traceback" not in server.output
+    finally:
+        server.end()
+
+
 def test_without_its_control_store(server: ServerCommand, tmp_path: Path, port: int) -> None:
     server.ready()
     [gcs] = server.find(GCS)

@@ -1,3 +1,4 @@
+import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from deployments.errors import TalkrayError
 from serve_app import cli as module
 from serve_app import ray_settings, request_log
-from serve_app.cli import cli, main
+from serve_app.cli import Progress, cli, main
 from serve_app.config import AppConfig, read_config
 from serve_app.doctor import Finding
 from serve_app.errors import Unauthorized
@@ -94,6 +95,14 @@ def test_other_modules_get_their_arguments_untouched(monkeypatch: pytest.MonkeyP
     result = RUNNER.invoke(cli, ["loadtest", "run", "--url", "U", "--help"])
     assert result.exit_code == 3
     assert calls[0][1:] == ["-m", "loadtest", "run", "--url", "U", "--help"]
+
+
+def test_a_stage_is_one_line_however_long_it_is() -> None:
+    file = io.StringIO()
+    with Progress(file) as progress:
+        progress.report("long " * 40)
+        progress.done("done " * 40)
+    assert len(file.getvalue().splitlines()) == 2
 
 
 def test_errors_on_purpose_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

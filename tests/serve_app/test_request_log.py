@@ -78,12 +78,13 @@ async def test_what_broke() -> None:
 
 async def test_a_probe_is_not_worth_a_line_and_a_wrong_path_is(tmp_path: Path) -> None:
     found: list[Entry] = []
-    transport = httpx.ASGITransport(create_api(FakeSynthesizer(), ApiSettings()))
+    transport = httpx.ASGITransport(create_api(FakeSynthesizer(info=None), ApiSettings()))
     with shown(found.append, tmp_path):
         async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
-            for path in ("/health", "/v1/audio/voices", "/v1/nothing"):
+            for path in ("/health", "/ready", "/v1/nothing"):
                 await client.get(path)
-    assert [entry["outcome"] for entry in found] == ["not_found"]
+            await client.post("/v1/audio/speech", json=BODY)
+    assert [entry["outcome"] for entry in found] == ["not_found", "not_ready"]
 
 
 async def test_each_utterance_of_a_socket(tmp_path: Path) -> None:
