@@ -14,8 +14,12 @@ from serve_app.autoscaling import Bounds, CodecPolicy, CodecScaling, TalkerPolic
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.ingress import Ingress
 
-# Above the longest utterance: a replica that is taken away finishes what it speaks.
+# Above the longest utterance: a talker or a codec replica that is taken away finishes what it speaks, if no other one
+# goes on with it.
 _DRAIN_S = 120.0
+# Of a whole response: 8,192 characters, the most that one request is spoken in, are about as long. Nobody goes on
+# with a stream for an ingress replica: one that is taken away finishes. Time-outs of a cluster are longer.
+LONGEST_STREAM_S = 600.0
 # How often it looks whether it has finished; pools stop one after the other.
 _DRAIN_POLL_S = 0.5
 # Three failures replace a replica: one whose engine has died refuses requests for about six seconds.
@@ -41,7 +45,8 @@ def build_app(config: AppConfig) -> Application:
     codec = serve.deployment(name="CodecDecoder", **codec_options)(CodecReplica)
     decoder = codec.bind(model, config.codec, talker)
     refusal = {"backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1)}
-    ingress_options = options(config.ingress_pool, config.ingress_requests) | refusal
+    drain = {"graceful_shutdown_timeout_s": LONGEST_STREAM_S}
+    ingress_options = options(config.ingress_pool, config.ingress_requests) | refusal | drain
     ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
     # Audio that the talker's GPU makes to the end takes no way round by the codec pool.
     return ingress.bind(config.api, decoder, talker if config.codec.placement == "inline" else None)
@@ -83,7 +88,11 @@ def options(
         "graceful_shutdown_wait_loop_s": _DRAIN_POLL_S,
         "health_check_period_s": _HEALTH_CHECK_S,
         "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_S,
-        "ray_actor_options": {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus},
+        "ray_actor_options": {
+            "num_cpus": pool.num_cpus,
+            "num_gpus": pool.num_gpus,
+            **({"label_selector": pool.label_selector} if pool.label_selector else {}),
+        },
     }
 
 

@@ -168,9 +168,10 @@ def doctor(
 def env() -> None:
     """Print the tuned Ray settings as `export` lines, for nodes that are started by hand.
 
-    Run it on each node: the proxy takes as many connections as the limit of open files there allows.
+    Run it on each node: the proxy takes as many connections as the limit of open files there allows, and HAProxy is
+    started by the script that closes what it would open.
     """
-    for name, value in ray_settings.tuned().items():
+    for name, value in ray_settings.for_a_node().items():
         print(f"export {name}={value}")
 
 

@@ -94,6 +94,7 @@ class PoolConfig(Strict):
     num_cpus: Annotated[float, Field(ge=0)] = 1.0
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
     max_queued_requests: Annotated[int, Field(ge=0)] = 64  # waiting at each caller for a replica with room
+    label_selector: dict[str, str] = Field(default_factory=dict)  # labels of nodes that its replicas may run on
 
 
 class ScalingConfig(Strict):

@@ -23,6 +23,15 @@ TUNED = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve_app.request_context.outermost",
 }
 
+# On several machines.
+CLUSTER = {
+    # A node that lost the head ends itself, with its replicas, after this long: a head that comes back finds them.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
+    # A node that is told to end (SIGTERM to `ray start --block`) waits so long for its replicas, which need up to
+    # `serve_app.app.LONGEST_STREAM_S`.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "630",
+}
+
 # On one machine: a stop does not wait half a minute for clients.
 LOCAL = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
@@ -57,6 +66,11 @@ def tuned() -> dict[str, str]:
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     connections = min(int(TUNED["RAY_SERVE_HAPROXY_MAXCONN"]), hard_limit // _FILES_PER_CONNECTION)
     return TUNED | {"RAY_SERVE_HAPROXY_MAXCONN": str(connections)}
+
+
+def for_a_node() -> dict[str, str]:
+    """What belongs into the environment of `ray start` on every node of a cluster."""
+    return {**tuned(), **CLUSTER, **_guard()}
 
 
 def apply_local(*, several_nodes: bool = False) -> None:

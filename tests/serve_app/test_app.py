@@ -9,9 +9,10 @@ from ray.serve._private.build_app import build_app as build
 from ray.serve.config import AutoscalingConfig
 
 from deployments.config import TalkerConfig
-from serve_app.app import build_app, codec_scaling, options, talker_scaling
+from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, options, talker_scaling
 from serve_app.autoscaling import CodecPolicy, TalkerPolicy
 from serve_app.config import AppConfig, CodecScalingConfig, PoolConfig, TalkerScalingConfig
+from serve_app.ray_settings import CLUSTER, TUNED
 
 
 def built(config: AppConfig) -> BuiltApplication:
@@ -39,6 +40,24 @@ def test_each_pool_gets_its_own_settings() -> None:
     assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 8, 9)
     assert talker.ray_actor_options is not None
     assert (talker.ray_actor_options["num_cpus"], talker.ray_actor_options["num_gpus"]) == (4, 0.5)
+
+
+def test_replicas_run_on_the_nodes_that_their_pool_names() -> None:
+    config = AppConfig(model="embedded", codec_pool=PoolConfig(label_selector={"pool": "codec"}))
+    by_name = {item.name: item.ray_actor_options for item in built(config).deployments}
+    assert by_name["CodecDecoder"]["label_selector"] == {"pool": "codec"}
+    assert "label_selector" not in by_name["Talker"]
+
+
+def test_an_ingress_replica_outlasts_its_streams() -> None:
+    drains = {
+        item.name: item._deployment_config.graceful_shutdown_timeout_s
+        for item in built(AppConfig(model="embedded")).deployments
+    }
+    assert drains["Ingress"] == LONGEST_STREAM_S
+    assert drains["CodecDecoder"] == drains["Talker"] < LONGEST_STREAM_S
+    drain_s = float(CLUSTER["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+    assert LONGEST_STREAM_S < drain_s < float(TUNED["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
 
 
 SCALED = AppConfig(

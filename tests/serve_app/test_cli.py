@@ -17,7 +17,7 @@ from serve_app.doctor import Finding
 from serve_app.errors import Unauthorized
 from serve_app.keys import KeyFileError, Keys
 from serve_app.local_server import Address
-from serve_app.ray_settings import free_port, tuned
+from serve_app.ray_settings import for_a_node, free_port
 
 RUNNER = CliRunner()
 ENTRY = {
@@ -45,7 +45,7 @@ def test_help_lists_the_commands() -> None:
 
 def test_env_prints_the_tuned_settings() -> None:
     result = RUNNER.invoke(cli, ["env"])
-    assert result.output.splitlines() == [f"export {name}={value}" for name, value in tuned().items()]
+    assert result.output.splitlines() == [f"export {name}={value}" for name, value in for_a_node().items()]
 
 
 def test_env_asks_for_no_more_connections_than_files_can_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
