@@ -35,7 +35,7 @@ class Chunk(Protocol):
 
 
 C = TypeVar("C", bound=Chunk)
-D = TypeVar("D")
+D = TypeVar("D", bound=Chunk)
 
 
 class Received:
@@ -136,7 +136,7 @@ async def persist(
 
     `ask` is called for each attempt and must go on behind the chunks that have been taken; it raises `lost` or Moved
     where that needs another replica. Raises whatever else `ask` raises, and `lost` once `limits` are reached: a stream
-    never just ends.
+    never just ends. Where `pass_on` gives a finish reason that the chunk has not, the stream is left there.
     """
     attempts, over = Attempts(lost, limits), False
     while True:
@@ -153,6 +153,8 @@ async def persist(
                     item = pass_on(chunk)
                     if item is not None:
                         yield item
+                        if item.finish_reason is not None and chunk.finish_reason is None:
+                            return
                     over = chunk.finish_reason is not None  # leaving now would cancel what ends by itself
             if over:
                 return

@@ -21,11 +21,12 @@ from deployments.protocol import (
     SynthesisRequest,
     reached,
 )
+from deployments.runaway import EndingGuard
 from deployments.silence import LeadingSilence
 
 Generate = Callable[[GenerateRequest], AsyncGenerator[FrameChunk, None]]
 Pcm = NDArray[np.int16]  # [samples]
-D = TypeVar("D")
+D = TypeVar("D", FrameChunk, PcmChunk)
 
 
 def all_frames(
@@ -103,15 +104,24 @@ class Frames:
 
 
 class Audio:
-    """Audio of one stream on its way out: its quiet start is dropped, and its reader learns how far it has come."""
+    """Audio of one stream on its way out: its quiet start is dropped, a missed end is made up for, and its reader
+    learns how far it has come.
+    """
 
-    def __init__(self, frames: Frames, silence: LeadingSilence | None, *, position: int = 0) -> None:
+    def __init__(
+        self, frames: Frames, silence: LeadingSilence | None, guard: EndingGuard | None = None, *, position: int = 0
+    ) -> None:
         """`position`: samples that were delivered elsewhere."""
-        self._frames, self._silence = frames, silence
+        self._frames, self._silence, self._guard = frames, silence, guard
         self._position = self._delivered = position
 
     def chunk(self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None) -> PcmChunk:
-        """The next frames of the stream and their audio. What is held back as quiet counts once there is sound."""
+        """The next frames of the stream and their audio. What is held back as quiet counts once there is sound.
+
+        Where it has a finish reason though `finish_reason` is None, the stream ends there: the rest is no speech.
+        """
+        if self._guard is not None:
+            codes, pcm, finish_reason = self._guard.pass_on(codes, pcm, finish_reason, self._frames.num_text_tokens)
         self._position += len(pcm)
         pcm = pcm if self._silence is None else self._silence.trim(pcm)
         if len(pcm):
@@ -126,7 +136,8 @@ def forward(request: SynthesisRequest, generate: Generate, info: ModelInfo) -> A
     `generate` asks a talker. Raises what it raises, and EngineError where audio is missing at the end.
     """
     frames = Frames(info.frame_samples)
-    audio = Audio(frames, None if request.leading_silence else LeadingSilence(info.sample_rate))
+    silence = None if request.leading_silence else LeadingSilence(info.sample_rate)
+    audio = Audio(frames, silence, None if request.ignore_eos else EndingGuard(info.frame_samples))
 
     def with_audio(chunk: FrameChunk) -> PcmChunk | None:
         frames.add(chunk)

@@ -35,6 +35,10 @@ RTF = Histogram(
     "talkray_rtf", "Time a whole stream took over the audio it gave; above 1 is slower than speech.", _RATIOS
 )
 ENDINGS = Counter("talkray_endings_total", "Streams that came to their end, by finish_reason.", _REASON)
+REDRAWN = Counter(
+    "talkray_redrawn_total", "Requests over before they were heard and made again with another seed, by finish_reason.",
+    _REASON,
+)  # fmt: skip
 STREAMS = Gauge("talkray_ingress_streams", "Requests that an ingress replica speaks or that wait there.")
 ROOM = Gauge("talkray_ingress_used_ratio", "Of the requests that an ingress replica may have at once.")
 REFUSALS = Counter("talkray_refusals_total", "Requests refused, by reason.", _REASON)
@@ -105,6 +109,11 @@ def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None) -
         ENDINGS.inc(1, {"reason": reason})
     if audio_s:
         RTF.observe(elapsed_s / audio_s)
+
+
+def redrawn(reason: FinishReason | None) -> None:
+    """Count a request that was over before it was heard, and is made again with another seed."""
+    REDRAWN.inc(1, {"reason": reason or "none"})
 
 
 def ingress_load(streams: int, *, most: int) -> None:

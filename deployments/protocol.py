@@ -28,7 +28,10 @@ class FinishReason(StrEnum):
     """Why a stream ended."""
 
     STOP = "stop"  # the talker sampled its end-of-speech code
+    EARLY = "early"  # so did it, though the text needs far more frames, or nothing was heard
     LENGTH = "length"  # max_new_tokens
+    SILENCE = "silence"  # the end was missed: silence, or the noise of a room, for seconds
+    LOOP = "loop"  # the end was missed: the same again and again
     RUNAWAY = "runaway"  # far more frames than the text can need
 
 
@@ -88,8 +91,9 @@ class SynthesisRequest:
     reference: Reference | None = None  # base checkpoints
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0  # 0 <= seed < 2**64
+    redraws: bool = False  # another seed will do: where speech is over before it was heard, the ingress asks again
     non_streaming_mode: bool | None = None  # None: as the official package does for this kind of checkpoint
-    ignore_eos: bool = False
+    ignore_eos: bool = False  # nothing but max_new_tokens ends speech
     leading_silence: bool = False  # True keeps quiet leading frames
     continues: bool = False  # a later segment of a text that is being heard: it is not refused and goes first
     following: tuple[str, ...] = ()  # texts of the segments behind this first one: it is refused where they do not fit
@@ -146,6 +150,7 @@ class PcmChunk:
     finish_reason: FinishReason | None = None
     position: int = 0  # samples delivered with this chunk, as in `Progress`
     marks: Marks = ()  # as in FrameChunk
+    seed: int | None = None  # with which it is spoken, where that is another one than the request's
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ Pcm = NDArray[np.int16]  # [samples]
 
 _WINDOW_S = 0.01
 _FULL_SCALE = 32768
-_THRESHOLD_DB = -50.0
+QUIET_DB = -50.0  # of full scale: nothing that is quieter counts as sound
 
 
-def first_sound(pcm: Pcm, sample_rate: int, *, threshold_db: float = _THRESHOLD_DB) -> int | None:
+def first_sound(pcm: Pcm, sample_rate: int, *, threshold_db: float = QUIET_DB) -> int | None:
     """Where the first window begins that is louder than the threshold; None where all is quiet."""
     window = _window(sample_rate)
     num_windows = len(pcm) // window
@@ -30,7 +30,7 @@ class LeadingSilence:
     """Trims one stream, chunk by chunk. Positions elsewhere stay on the codec's untrimmed timeline."""
 
     def __init__(
-        self, sample_rate: int, *, threshold_db: float = _THRESHOLD_DB, keep_s: float = 0.02, max_trim_s: float = 1.0
+        self, sample_rate: int, *, threshold_db: float = QUIET_DB, keep_s: float = 0.02, max_trim_s: float = 10.0
     ) -> None:
         self._sample_rate, self._threshold_db = sample_rate, threshold_db
         self._window = _window(sample_rate)

@@ -5,11 +5,13 @@ ingress replica, from their arrival to their first audio, and so knows how long 
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 
 from deployments import metrics
 from deployments.errors import NotReady, Overloaded
@@ -18,8 +20,13 @@ from deployments.playback import PlaybackClock
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.config import AdmissionSettings
 from serve_app.long_text import LongText
+from serve_app.speech_request import draw_seed
 from serve_app.synthesizer import Synthesizer
 
+logger = logging.getLogger(__name__)
+
+# Of a request that is over before it was heard, with as many seeds.
+_ATTEMPTS = 3
 # What a first audio takes without a line: the least of so many latest ones.
 _LATEST = 50
 # While none is known.
@@ -71,8 +78,8 @@ class Admission:
         self._count(+1)
         try:
             info = await self.describe()
-            async with aclosing(self._long_text.synthesize(request, info)) as chunks:
-                begun = await self._begin(chunks, request)
+            async with AsyncExitStack() as opened:
+                chunks, begun = await self._begin(request, info, opened)
                 heard = 1
                 self._num_heard += heard
                 while (chunk := begun.popleft() if begun else await anext(chunks, None)) is not None:
@@ -127,8 +134,13 @@ class Admission:
         is_late = late_s > 0 and listener.stalled_s > self._settings.max_late_s
         self._limit.delivered(late=is_late, streams=self._num_streams, now_s=now_s)
 
-    async def _begin(self, chunks: AsyncGenerator[PcmChunk, None], request: SynthesisRequest) -> deque[PcmChunk]:
-        """The chunks up to the first one with audio, within the time that is allowed for it."""
+    async def _begin(
+        self, request: SynthesisRequest, info: ModelInfo, opened: AsyncExitStack
+    ) -> tuple[AsyncGenerator[PcmChunk, None], deque[PcmChunk]]:
+        """The request's audio, and its chunks up to the first one with sound, within the time that is allowed for it.
+
+        `opened` will close what was asked for.
+        """
         in_line = request.reference is None
         starting = not self._is_running()
         allowed_s = self._settings.start_wait_s if starting else self._settings.max_wait_s
@@ -137,7 +149,7 @@ class Admission:
             self._waiting[ticket] = joined_s, request.client
         try:
             async with asyncio.timeout(allowed_s):
-                begun = await _until_audio(chunks)
+                begun = await self._until_audio(request, info, opened)
         except Overloaded:
             metrics.refused("stage")
             raise
@@ -148,6 +160,26 @@ class Admission:
         if in_line and not starting:
             self._note_wait(time.monotonic() - joined_s)
         return begun
+
+    async def _until_audio(
+        self, request: SynthesisRequest, info: ModelInfo, opened: AsyncExitStack
+    ) -> tuple[AsyncGenerator[PcmChunk, None], deque[PcmChunk]]:
+        """As `_begin`. Speech that is over before it was heard is asked for again, if another seed will do."""
+        for attempt in range(_ATTEMPTS):
+            seed = draw_seed() if attempt else None
+            redraws = request.redraws and attempt < _ATTEMPTS - 1
+            asked = replace(request, seed=request.seed if seed is None else seed, redraws=redraws)
+            chunks = await opened.enter_async_context(aclosing(self._long_text.synthesize(asked, info)))
+            read: deque[PcmChunk] = deque()
+            while not (read and read[-1].pcm) and (chunk := await anext(chunks, None)) is not None:
+                read.append(chunk if seed is None else replace(chunk, seed=seed))
+            if not redraws or not read or read[-1].pcm:
+                break
+            metrics.redrawn(read[-1].finish_reason)
+            logger.warning(
+                "request %s was over before it was heard (%s): another seed", asked.request_id, read[-1].finish_reason
+            )
+        return chunks, read
 
     def _note_wait(self, waited_s: float) -> None:
         now_s = time.monotonic()
@@ -166,12 +198,3 @@ class Admission:
     def _count(self, change: int) -> None:
         self._num_streams += change
         metrics.ingress_load(self._num_streams, most=self._settings.max_streams)
-
-
-async def _until_audio(chunks: AsyncGenerator[PcmChunk, None]) -> deque[PcmChunk]:
-    read: deque[PcmChunk] = deque()
-    async for chunk in chunks:
-        read.append(chunk)
-        if chunk.pcm:
-            break
-    return read

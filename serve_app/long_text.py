@@ -47,9 +47,9 @@ class LongText:
 
         Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole.
         `num_text_tokens` counts the segments so far. The finish reason comes with the very last chunk; it is the first
-        other than STOP that any segment had.
+        other than STOP that any segment had. A request that redraws ends where its first segment ends unheard.
         """
-        tokens_before, cut_short = 0, None
+        tokens_before, cut_short, heard = 0, None, not requests[0].redraws
         async with AsyncExitStack() as opened:
             following: _Segment | None = self._begin(requests, opened)
             while following is not None:
@@ -57,7 +57,10 @@ class LongText:
                 while (chunk := await segment.next()) is not None:
                     if following is None and chunk.pcm:
                         following = self._begin(requests, opened)
-                    tokens = chunk.num_text_tokens
+                    tokens, heard = chunk.num_text_tokens, heard or bool(chunk.pcm)
+                    if not heard and chunk.finish_reason is not None:
+                        yield chunk
+                        return
                     if chunk.finish_reason is not FinishReason.STOP:
                         cut_short = cut_short or chunk.finish_reason
                     is_last = following is None and not requests

@@ -36,6 +36,7 @@ class Usage:
     finish_reason: FinishReason | None = None
     marks: Marks = ()  # of its first audio, where anybody wants to know; later segments bring their own
     ignored: Sequence[Mapping[str, str]] = ()  # of the request
+    seed: int | None = None  # as in PcmChunk
 
     def add(self, chunk: PcmChunk) -> None:
         """Counts one more chunk."""
@@ -46,6 +47,7 @@ class Usage:
             self.first_audio_ns = time.time_ns()
         self.finish_reason = chunk.finish_reason
         self.marks = self.marks or chunk.marks
+        self.seed = self.seed if chunk.seed is None else chunk.seed
 
 
 @dataclass(slots=True)

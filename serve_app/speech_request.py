@@ -119,11 +119,17 @@ async def build_request(
         instructions=_instructions(body, info, settings),
         reference=await _reference(body, info, settings),
         sampling=Sampling(**{option.name: getattr(body, option.name) for option in fields(Sampling)}),
-        seed=secrets.randbits(_SEED_BITS) if body.seed is None else body.seed,
+        seed=draw_seed() if body.seed is None else body.seed,
+        redraws=body.seed is None,
         non_streaming_mode=body.non_streaming_mode,
         ignore_eos=body.ignore_eos,
         leading_silence=body.leading_silence,
     )
+
+
+def draw_seed() -> int:
+    """A seed for a request whose client gave none."""
+    return secrets.randbits(_SEED_BITS)
 
 
 def _missing(param: str, reason: str) -> InvalidRequest:

@@ -118,7 +118,7 @@ class Utterance:
                 sample_rate=info.sample_rate,
                 channels=1,
                 format="pcm_s16le",
-                seed=request.seed,
+                seed=request.seed if self.usage.seed is None else self.usage.seed,
                 **without_effect,
             )
             await self._send_pcm(first)

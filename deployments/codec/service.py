@@ -15,6 +15,7 @@ from deployments.codec.workers import Workers
 from deployments.config import CodecConfig
 from deployments.frames import Generate, all_frames
 from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, PcmChunk, Progress, SynthesisRequest
+from deployments.runaway import EndingGuard
 from deployments.silence import LeadingSilence
 
 # A pool that is this busy falls behind with the next burst: further streams stay on the GPU.
@@ -70,21 +71,23 @@ class CodecService:
         """Audio of one utterance whose frames come from `generate`; raises what `generate` raises."""
         reference_codes, state = await self._begin(request)
         start = self._start(request.resume, reference_codes, state)
+        frame_samples = self._codec.decoder.frame_samples
         trims = not request.leading_silence and not start.position
         decoder = StreamDecoder(
             self.gate.submit,
             ChunkPlan(self._ramp),
             start,
-            frame_samples=self._codec.decoder.frame_samples,
+            frame_samples=frame_samples,
             sample_rate=self._codec.sample_rate,
             silence=LeadingSilence(self._codec.sample_rate) if trims else None,
+            guard=None if request.ignore_eos else EndingGuard(frame_samples, position=start.position),
             load=lambda: self.gate.load,
         )
         with self.placement.admit(self.gate.seconds_per_frame) as gpu_frames:
             if start.undelivered is not None and len(start.undelivered):
                 gpu_frames = 0  # audio is missing that a talker will not bring
             asked = GenerateRequest(request, reference_codes, gpu_frames)
-            frames = all_frames(generate, asked, lambda chunk: chunk, frame_samples=self._codec.decoder.frame_samples)
+            frames = all_frames(generate, asked, lambda chunk: chunk, frame_samples=frame_samples)
             async with aclosing(decoder.run(frames, gpu_frames=gpu_frames)) as chunks:
                 async for chunk in chunks:
                     yield chunk

@@ -18,6 +18,7 @@ from deployments.errors import EngineError
 from deployments.frames import Audio, Frames, Pcm
 from deployments.playback import PlaybackClock
 from deployments.protocol import Codes, FrameChunk, PcmChunk
+from deployments.runaway import EndingGuard
 from deployments.silence import LeadingSilence
 
 Decode = Callable[[DecodeJob], Awaitable[Decoded]]
@@ -97,10 +98,12 @@ class StreamDecoder:
         frame_samples: int,
         sample_rate: int,
         silence: LeadingSilence | None = None,
+        guard: EndingGuard | None = None,
         load: Callable[[], int] = lambda: 0,
     ) -> None:
         """`load` says by how many steps chunks should be wider than the plan has them."""
-        self._decode, self._plan, self._start, self._silence, self._load = decode, plan, start, silence, load
+        self._decode, self._plan, self._start, self._load = decode, plan, start, load
+        self._silence, self._guard = silence, guard
         self._frame_samples, self._sample_rate = frame_samples, sample_rate
         self._clock = PlaybackClock()
         self._state = start.state
@@ -109,7 +112,7 @@ class StreamDecoder:
     async def run(
         self, chunks: AsyncGenerator[FrameChunk, None], *, gpu_frames: int = 0
     ) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of the frames that `chunks` brings. The last chunk has the finish reason.
+        """Audio of the frames that `chunks` brings. The last chunk has the finish reason: theirs, or that of the guard.
 
         The audio of the first `gpu_frames` is taken from `chunks`, while the decoder's state is brought behind it.
         Raises what `chunks` raises, after the audio of the frames before it.
@@ -117,7 +120,7 @@ class StreamDecoder:
         skipped, known = self._start.skipped, self._start.undelivered
         num_known, reason = 0 if known is None else len(known), None
         async with FrameBuffer(chunks, self._frame_samples, known) as buffer:
-            audio = Audio(buffer, self._silence, position=self._start.position)
+            audio = Audio(buffer, self._silence, self._guard, position=self._start.position)
             if gpu_frames:
                 async with aclosing(self._forward(buffer, audio, gpu_frames)) as forwarded:
                     async for chunk in forwarded:
@@ -128,11 +131,11 @@ class StreamDecoder:
             while reason is None:
                 count = await self._next_count(buffer)
                 codes = buffer.take(count)
-                reason = buffer.over
                 new_codes, num_known = codes[num_known:], max(0, num_known - count)
                 pcm = (await self._decoded(codes))[skipped:] if count else _NO_PCM
                 skipped = max(0, skipped - count * self._frame_samples)
-                chunk = self._deliver(audio.chunk(new_codes, pcm, reason))
+                chunk = self._deliver(audio.chunk(new_codes, pcm, buffer.over))
+                reason = chunk.finish_reason
                 if count and not self._clock.has_begun:
                     self._plan.restart()  # quiet so far: the first sound shall not wait for a wider chunk
                 yield chunk
@@ -169,7 +172,9 @@ class StreamDecoder:
                         break  # no audio will come for the frames that are left
                     await buffer.wait(None)
                     continue
-                yield self._deliver(audio.chunk(codes, pcm, reason))
+                chunk = self._deliver(audio.chunk(codes, pcm, reason))
+                reason = chunk.finish_reason
+                yield chunk
             behind = self._behind + heard
             if reason is None and behind:
                 replay = replay or asyncio.create_task(self._replay(np.stack(behind), 0.0))

@@ -2,13 +2,10 @@
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, GenerateRequest, Sampling
+from deployments.runaway import runaway_frames
 from deployments.talker.prompt import Prompt
 from deployments.talker.sequence import FrameLimit
 from deployments.talker.tokenizer import TextTokenizer
-
-# Speech that is longer than its text can be: no voice needs a second for a token.
-_RUNAWAY_FRAMES_PER_TOKEN = 12
-_RUNAWAY_MIN_FRAMES = 75
 
 
 class LengthLimits:
@@ -28,8 +25,7 @@ class LengthLimits:
             raise self._too_long(prompt.num_rows)
         self.check_following(request.synthesis.following, prompt)
         length = FrameLimit(min((sampling.max_new_tokens or 1) - 1, room), FinishReason.LENGTH)
-        expected = prompt.num_text_tokens * _RUNAWAY_FRAMES_PER_TOKEN
-        runaway = FrameLimit(max(expected, _RUNAWAY_MIN_FRAMES), FinishReason.RUNAWAY)
+        runaway = FrameLimit(runaway_frames(prompt.num_text_tokens), FinishReason.RUNAWAY)
         if request.synthesis.ignore_eos or length.frames <= runaway.frames:
             return length
         return runaway

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,6 +69,17 @@ async def test_a_lost_stream_goes_on_behind_what_the_reader_has(loss: Exception)
 async def test_a_stream_that_ends_without_its_last_chunk_is_lost() -> None:
     replicas = Replicas([frame(1)], [frame(2, last=True)])
     assert await replicas.read() == [1, 2]
+
+
+async def test_a_stream_that_its_reader_ends_is_left_there() -> None:
+    replicas = Replicas([frame(1), frame(2), frame(3, last=True)])
+
+    def until_two(chunk: FrameChunk) -> FrameChunk:
+        return replace(chunk, finish_reason=FinishReason.SILENCE) if chunk.codes[0, 0] == 2 else chunk
+
+    chunks = [chunk async for chunk in persist(replicas.ask, until_two, request_id="r", lost=TalkerLost)]
+    assert [chunk.finish_reason for chunk in chunks] == [None, FinishReason.SILENCE]
+    assert (replicas.closed, replicas.played) == (1, 0)
 
 
 @pytest.mark.parametrize("behind", [[], [BEAT], [LOST]])

@@ -14,7 +14,7 @@ from serve_app import admission as module
 from serve_app.admission import Admission
 from serve_app.config import AdmissionSettings
 from tests.clock import Clock
-from tests.serve_app.fake import FakeSynthesizer, chunk, pcm_of, utterance
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
 
@@ -241,3 +241,64 @@ async def test_leaving_frees_the_place() -> None:
     await asyncio.wait((speaking,))
     line.gate.set()
     assert await line.speak()
+
+
+class SeedDependent(FakeSynthesizer):
+    """Speaks with the third seed that it is asked for, and with those before falls silent or ends."""
+
+    def __init__(self, *reasons: FinishReason) -> None:
+        super().__init__()
+        self._reasons = list(reasons)
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        reason = self._reasons.pop(0) if self._reasons else None
+        self.script = utterance(2) if reason is None else [chunk(b""), chunk(b"", frames=3, finish_reason=reason)]
+        async with aclosing(super().synthesize(request)) as chunks:
+            async for item in chunks:
+                yield item
+
+
+async def test_what_is_over_before_it_is_heard_is_made_again_with_another_seed() -> None:
+    synthesizer = SeedDependent(FinishReason.SILENCE, FinishReason.EARLY)
+    request = replace(REQUEST, seed=5, redraws=True)
+    chunks = [item async for item in Admission(synthesizer, PROMPT).synthesize(request)]
+    assert pcm_of(chunks) == pcm_of(utterance(2))
+    assert chunks[-1].finish_reason is FinishReason.STOP
+    seeds = [asked.seed for asked in synthesizer.requests]
+    assert (len(seeds), len(set(seeds)), seeds[0]) == (3, 3, 5)
+    assert chunks[0].seed == seeds[-1]  # the client learns it
+    assert sum(len(item.codes) for item in chunks) == 2  # and pays for no others
+
+
+async def test_a_seed_of_the_clients_is_kept() -> None:
+    synthesizer = SeedDependent(FinishReason.SILENCE)
+    chunks = [item async for item in Admission(synthesizer, PROMPT).synthesize(replace(REQUEST, seed=5))]
+    assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"", FinishReason.SILENCE)
+    assert [asked.seed for asked in synthesizer.requests] == [5]
+
+
+async def test_after_three_seeds_it_is_told_as_it_is() -> None:
+    synthesizer = SeedDependent(*[FinishReason.LOOP] * 9)
+    request = replace(REQUEST, redraws=True)
+    chunks = [item async for item in Admission(synthesizer, PROMPT).synthesize(request)]
+    assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"", FinishReason.LOOP)
+    assert len(synthesizer.requests) == 3
+
+
+async def test_what_was_heard_is_not_made_again() -> None:
+    runaway = [*utterance(2)[:2], chunk(b"", frames=9, finish_reason=FinishReason.SILENCE)]
+    synthesizer = FakeSynthesizer(script=runaway)
+    request = replace(REQUEST, redraws=True)
+    chunks = [item async for item in Admission(synthesizer, PROMPT).synthesize(request)]
+    assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of(runaway), FinishReason.SILENCE)
+    assert len(synthesizer.requests) == 1
+
+
+async def test_a_long_text_whose_first_segment_is_not_heard_begins_again() -> None:
+    synthesizer = SeedDependent(FinishReason.EARLY)
+    synthesizer.info = replace(CUSTOM_VOICE, max_segment_chars=12)
+    request = replace(REQUEST, text="One two. Three four.", redraws=True)
+    chunks = [item async for item in Admission(synthesizer, PROMPT).synthesize(request)]
+    assert pcm_of(chunks) == 2 * pcm_of(utterance(2))
+    assert [asked.text for asked in synthesizer.requests] == ["One two.", "One two.", "Three four."]
+    assert chunks[-1].finish_reason is FinishReason.STOP

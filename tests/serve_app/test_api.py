@@ -138,6 +138,7 @@ async def test_the_plainest_request_leaves_everything_to_the_checkpoint() -> Non
     assert (first.non_streaming_mode, first.ignore_eos, first.leading_silence) == (None, False, False)
     assert first.reference is None
     assert first.seed != second.seed
+    assert first.redraws
     assert 0 <= first.seed < 2**64
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from starlette.types import Message
@@ -162,6 +163,15 @@ async def test_the_seed_that_was_drawn_survives_every_reader_of_json() -> None:
         seed = (await socket.event())["seed"]
     assert isinstance(seed, int)
     assert int(float(seed)) == seed
+
+
+async def test_started_tells_the_seed_that_spoke() -> None:
+    """The first one that was drawn led to nothing: with it, nobody could go on."""
+    script = [replace(item, seed=11) for item in utterance()]
+    async with speech_socket(FakeSynthesizer(script=script)) as connection:
+        socket = await accepted(connection)
+        socket.send(SPEAK)
+        assert (await socket.event())["seed"] == 11
 
 
 async def test_binary_frames_are_small_and_of_whole_samples() -> None:

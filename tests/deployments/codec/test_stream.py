@@ -14,6 +14,7 @@ from deployments.codec.state import DecoderState
 from deployments.codec.stream import Decode, DecodingStart, StreamDecoder
 from deployments.errors import EngineError, TalkerLost
 from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk
+from deployments.runaway import EndingGuard
 from deployments.silence import LeadingSilence
 
 pytestmark = pytest.mark.anyio
@@ -67,10 +68,11 @@ def numbered(count: int, *, start: int = 1) -> Codes:
     return np.arange(start, start + count, dtype=np.int16)[:, None].repeat(GROUPS, axis=1)
 
 
-def decoder_of(decode: Decode, *, silence: LeadingSilence | None = None) -> StreamDecoder:
-    return StreamDecoder(
-        decode, ChunkPlan(RAMP), NOWHERE, frame_samples=FRAME_SAMPLES, sample_rate=SAMPLE_RATE, silence=silence
-    )
+def decoder_of(
+    decode: Decode, *, silence: LeadingSilence | None = None, guard: EndingGuard | None = None
+) -> StreamDecoder:
+    sizes = {"frame_samples": FRAME_SAMPLES, "sample_rate": SAMPLE_RATE}
+    return StreamDecoder(decode, ChunkPlan(RAMP), NOWHERE, **sizes, silence=silence, guard=guard)
 
 
 def run(decode: FakeDecode, source: Source, *, silence: LeadingSilence | None = None) -> AsyncGenerator[PcmChunk, None]:
@@ -261,6 +263,18 @@ async def test_quiet_frames_in_front_go_but_their_codes_stay(decode: FakeDecode)
     due = [job.deadline_s for job in decode.jobs]
     assert due[2] > due[1] > due[0]  # nothing delivered yet: each chunk is due when it is asked for
     assert chunks[0].pcm == chunks[1].pcm == b""
+
+
+async def test_a_missed_end_is_made_up_for_and_the_talker_left(decode: FakeDecode) -> None:
+    """5000: loud enough to be sound."""
+    codes = np.concatenate([numbered(30, start=5000), np.zeros((300, GROUPS), np.int16)])
+    source = Source(codes, asyncio.Event(), numbered(1), reason=FinishReason.STOP)
+    chunks = await collect(decoder_of(decode, guard=EndingGuard(FRAME_SAMPLES)).run(source.frames()))
+    assert chunks[-1].finish_reason is FinishReason.SILENCE
+    assert np.array_equal(joined_codes(chunks), codes[: len(joined_codes(chunks))])
+    assert 30 + 38 <= len(joined_codes(chunks)) <= 30 + 100
+    assert len(joined_pcm(chunks)) == len(joined_codes(chunks)) * FRAME_SAMPLES
+    assert source.closed.is_set()
 
 
 @pytest.mark.parametrize("seed", range(6))
