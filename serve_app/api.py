@@ -1,9 +1,8 @@
 """The HTTP surface, complete but for what speaks: that is injected."""
 
-import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -12,17 +11,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from deployments.errors import NotReady, PayloadTooLarge, TalkrayError
-from deployments.protocol import ModelInfo
-from serve_app import ignored
+from deployments.errors import NotReady, TalkrayError
+from serve_app import ignored, voices
 from serve_app.admission import Admission, always
 from serve_app.config import ApiSettings
+from serve_app.dialects import deepgram
 from serve_app.door import Door
-from serve_app.errors import INTERNAL, BodyTooSlow, translate
+from serve_app.errors import INTERNAL, translate
 from serve_app.request_context import RequestContext
-from serve_app.request_log import RequestRecord
-from serve_app.speech_request import MAX_BODY_BYTES, SpeechBody, build_request, parse_object, parse_speech
-from serve_app.speech_response import Delivery, SpeechResponse, audio_body, event_body, marked, negotiate
+from serve_app.speaker import Speaker, Wish, read_object
+from serve_app.speech_request import SpeechBody, parse_speech
+from serve_app.speech_response import negotiate
 from serve_app.synthesizer import Synthesizer
 from serve_app.voices import catalogue_routes
 from serve_app.web_pages import page_routes
@@ -30,7 +29,8 @@ from serve_app.websocket import websocket_routes
 
 logger = logging.getLogger(__name__)
 
-BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
+# A dialect more is one file and one name here.
+DIALECTS = (deepgram,)
 
 SPEECH_DOCS = {
     "requestBody": {
@@ -81,8 +81,11 @@ def create_api(
     api.include_router(catalogue_routes(admission, settings))
     # The door has asked for the key: this tells readers of the documentation where to put it.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
-    api.include_router(speech_routes(admission, settings, check_room=admission.check_room), dependencies=keyed)
-    api.include_router(websocket_routes(admission, settings))
+    speaker = Speaker(admission, settings, check_room=admission.check_room)
+    api.include_router(speech_routes(speaker), dependencies=keyed)
+    for dialect in DIALECTS:
+        api.include_router(dialect.routes(speaker))
+    api.include_router(websocket_routes(speaker))
     return api
 
 
@@ -138,55 +141,18 @@ def own_metrics(exported: bytes) -> bytes:
     return b"".join(line for line in exported.splitlines(keepends=True) if _OWN_METRIC.match(line))
 
 
-def speech_routes(synthesizer: Synthesizer, settings: ApiSettings, *, check_room: Callable[[str], None]) -> APIRouter:
-    """`POST /v1/audio/speech`. `check_room` raises where there is no point in parsing a request of this client."""
+def speech_routes(speaker: Speaker) -> APIRouter:
+    """`POST /v1/audio/speech`."""
     router = APIRouter()
 
     @router.post("/v1/audio/speech", response_class=Response, openapi_extra=SPEECH_DOCS)
     async def speech(request: Request) -> Response:
         """Speaks `input`, streaming unless `stream` is false."""
-        content, client = await read_body(request), request.state.caller.name
-        check_room(client)
-        fields = parse_object(content)
+        fields = await read_object(request, speaker)
         body = parse_speech(fields)
-        info = await synthesizer.describe()
-        record: RequestRecord = request.state.record
-        utterance = await build_request(body, info, settings, request_id=record.request_id, client=client)
+        info = await speaker.describe()
+        voices.check_model(body.model, info, speaker.settings)
         delivery = negotiate(body, ", ".join(request.headers.getlist("accept")))
-        if settings.server_timing:
-            utterance = marked(utterance, record.received_ns)
-        rendering = delivery.rendering(info)
-        without_effect = ignored.ignored(fields, body, info)
-        record.voice, record.samples_per_s = utterance.voice, info.sample_rate * delivery.speed
-        usage = record.usage
-        usage.ignored = ignored.entries(without_effect)
-        as_body = event_body if delivery.events else audio_body
-        stream = as_body(synthesizer.synthesize(utterance), rendering, usage)
-        headers = {**speech_headers(delivery, info), **ignored.header(without_effect)}
-        return SpeechResponse(stream, headers, whole=delivery.whole, usage=usage)
+        return await speaker.respond(request, Wish(info, body, delivery, ignored.ignored(fields, body, info)))
 
     return router
-
-
-def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
-    """Headers that keep proxies from buffering and tell clients what raw PCM is."""
-    return {
-        "content-type": delivery.content_type(info.sample_rate),
-        "cache-control": "no-cache",
-        "x-accel-buffering": "no",
-        "x-sample-rate": str(info.sample_rate),
-    }
-
-
-async def read_body(request: Request) -> bytes:
-    """The body, given up as soon as it is too large or too slow, whatever its Content-Length says."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
-                    raise PayloadTooLarge(f"The body is larger than {MAX_BODY_BYTES} bytes.")
-    except TimeoutError:
-        raise BodyTooSlow(f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds.") from None
-    return bytes(body)

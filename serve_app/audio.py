@@ -2,17 +2,22 @@
 
 import asyncio
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
-from typing import Protocol
+from functools import cache
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from av import AudioFrame
+
 UNKNOWN_LENGTH = 0xFFFFFFFF  # what players take for "until the end"; 0 would be an empty file
 OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
+OutputRate = Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000]  # that every format knows
 
 
 class AudioFormat(StrEnum):
@@ -24,6 +29,9 @@ class AudioFormat(StrEnum):
     FLAC = "flac"
     WAV = "wav"
     PCM = "pcm"
+    MULAW = "mulaw"  # G.711, 8 bits a sample, as telephones have it
+    ALAW = "alaw"
+    FLOAT = "pcm_f32le"
 
 
 class Encoder(Protocol):
@@ -48,6 +56,60 @@ class PcmEncoder:
     def close(self) -> bytes:
         """Nothing is held back."""
         return b""
+
+
+class FloatEncoder:
+    """Samples from -1 to 1 as little-endian float32."""
+
+    def encode(self, pcm: bytes) -> bytes:
+        """Four bytes for each sample."""
+        return (np.frombuffer(pcm, "<i2").astype("<f4") / 32768).tobytes()
+
+    def close(self) -> bytes:
+        """Nothing is held back."""
+        return b""
+
+
+class G711Encoder:
+    """mu-law or A-law: one byte a sample, looked up."""
+
+    def __init__(self, table: NDArray[np.uint8]) -> None:
+        """`table`: the byte of each sample, by the sample as uint16."""
+        self._table = table
+
+    def encode(self, pcm: bytes) -> bytes:
+        """One byte for each sample."""
+        coded: NDArray[np.uint8] = self._table[np.frombuffer(pcm, "<u2")]
+        return coded.tobytes()
+
+    def close(self) -> bytes:
+        """Nothing is held back."""
+        return b""
+
+
+@cache
+def mulaw_table() -> NDArray[np.uint8]:
+    """[65536] mu-law bytes of all samples (ITU-T G.711): sign, exponent and mantissa of the biased value, inverted."""
+    samples = np.arange(65536, dtype=np.uint16).view(np.int16).astype(np.int32)
+    biased = np.minimum(np.abs(samples), 32635) + 0x84
+    exponent = np.floor(np.log2(biased)).astype(np.int32) - 7
+    mantissa = (biased >> (exponent + 3)) & 0x0F
+    sign = np.where(samples < 0, 0x80, 0)
+    coded: NDArray[np.uint8] = (~(sign | exponent << 4 | mantissa)).astype(np.uint8)
+    return coded
+
+
+@cache
+def alaw_table() -> NDArray[np.uint8]:
+    """[65536] A-law bytes of all samples (ITU-T G.711): of 13 bits, every second one inverted."""
+    samples = np.arange(65536, dtype=np.uint16).view(np.int16).astype(np.int32) >> 3
+    magnitude = np.where(samples < 0, -samples - 1, samples)
+    exponent = np.floor(np.log2(np.maximum(magnitude, 32))).astype(np.int32) - 4
+    is_linear = magnitude < 32
+    mantissa = np.where(is_linear, magnitude >> 1, (magnitude >> exponent) & 0x0F)
+    sign = np.where(samples < 0, 0, 0x80)
+    coded: NDArray[np.uint8] = ((sign | np.where(is_linear, 0, exponent) << 4 | mantissa) ^ 0x55).astype(np.uint8)
+    return coded
 
 
 class WavEncoder:
@@ -123,7 +185,8 @@ CODECS = {
 class CodecEncoder:
     """A compressed format through PyAV."""
 
-    def __init__(self, codec: Codec, sample_rate: int, frame_samples: int) -> None:
+    def __init__(self, codec: Codec, sample_rate: int, frame_samples: int, *, bit_rate: int | None = None) -> None:
+        """`bit_rate` in bits a second; None: the codec's usual one."""
         import av
         from av.audio.stream import AudioStream
 
@@ -139,7 +202,7 @@ class CodecEncoder:
         assert isinstance(stream, AudioStream)
         self._stream = stream
         if codec.bit_rate is not None:
-            self._stream.bit_rate = codec.bit_rate
+            self._stream.bit_rate = bit_rate or codec.bit_rate
 
     def encode(self, pcm: bytes) -> bytes:
         """Compressed frames as far as `pcm` completes them."""
@@ -162,14 +225,58 @@ class CodecEncoder:
 
 
 def open_encoder(
-    audio_format: AudioFormat, sample_rate: int, *, frame_samples: int, num_bytes: int | None = None
+    audio_format: AudioFormat,
+    sample_rate: int,
+    *,
+    frame_samples: int,
+    num_bytes: int | None = None,
+    bit_rate: int | None = None,
 ) -> Encoder:
     """An encoder for one response; `num_bytes` of PCM, where known, go into the WAV header."""
-    if audio_format is AudioFormat.PCM:
-        return PcmEncoder()
-    if audio_format is AudioFormat.WAV:
-        return WavEncoder(sample_rate, num_bytes)
-    return CodecEncoder(CODECS[audio_format], sample_rate, frame_samples)
+    match audio_format:
+        case AudioFormat.PCM:
+            return PcmEncoder()
+        case AudioFormat.MULAW:
+            return G711Encoder(mulaw_table())
+        case AudioFormat.ALAW:
+            return G711Encoder(alaw_table())
+        case AudioFormat.FLOAT:
+            return FloatEncoder()
+        case AudioFormat.WAV:
+            return WavEncoder(sample_rate, num_bytes)
+    return CodecEncoder(CODECS[audio_format], sample_rate, frame_samples, bit_rate=bit_rate)
+
+
+class Resampler:
+    """s16le mono PCM at another rate, a few milliseconds late; the result does not depend on how the input is cut."""
+
+    def __init__(self, from_rate: int, to_rate: int) -> None:
+        from av import AudioResampler
+
+        self._from_rate = from_rate
+        self._num_samples = 0
+        self._resampler = AudioResampler(format="s16", layout="mono", rate=to_rate)
+
+    def resample(self, pcm: bytes) -> bytes:
+        """The samples that `pcm` makes available; may be empty."""
+        if not pcm:
+            return b""
+        from av import AudioFrame
+
+        samples = np.frombuffer(pcm, "<i2")[np.newaxis]
+        frame = AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+        frame.sample_rate, frame.pts = self._from_rate, self._num_samples
+        frame.time_base = Fraction(1, self._from_rate)
+        self._num_samples += samples.shape[1]
+        return self._bytes(frame)
+
+    def close(self) -> bytes:
+        """What was held back."""
+        return self._bytes(None) if self._num_samples else b""
+
+    def _bytes(self, frame: "AudioFrame | None") -> bytes:
+        resampled = self._resampler.resample(frame)
+        return b"".join([part.to_ndarray().astype("<i2", copy=False).tobytes() for part in resampled])
 
 
 class Tempo:
@@ -228,7 +335,7 @@ def factors(speed: float) -> list[float]:
 
 
 class Rendering:
-    """Speed, then encoding. What takes milliseconds runs in a thread, away from the other streams' event loop."""
+    """Speed, rate, then encoding. What takes milliseconds runs in a thread, away from the other streams' event loop."""
 
     def __init__(
         self,
@@ -238,41 +345,71 @@ class Rendering:
         *,
         speed: float = 1.0,
         whole: bool = False,
+        output_rate: int | None = None,
+        bit_rate: int | None = None,
     ) -> None:
-        """`whole`: one body of known length, which begins when all of it is there."""
+        """`whole`: one body of known length, which begins when all of it is there. `output_rate` in Hz."""
         self._audio_format, self._sample_rate = audio_format, sample_rate
+        self._output_rate, self._bit_rate = output_rate or sample_rate, bit_rate
         self._frame_samples = frame_samples
-        self._tempo = Tempo(speed, sample_rate) if speed != 1 else None
-        self._collected = bytearray()  # stretched PCM of a whole body
+        self._speed = speed
+        self._filters = self._open_filters()
+        self._collected = bytearray()  # filtered PCM of a whole body
         self._encoder: Encoder | None = None if whole else self._open()
-        cheap = audio_format in (AudioFormat.PCM, AudioFormat.WAV)
-        self._threaded = self._tempo is not None or not cheap
+        self._threaded = speed != 1 or audio_format in CODECS
+        self.samples = 0  # that have gone into the encoder, at the output's rate
 
     async def feed(self, pcm: bytes) -> bytes:
         """The bytes that `pcm` makes available; none before `close` for a whole body."""
         return await asyncio.to_thread(self._feed, pcm) if self._threaded and pcm else self._feed(pcm)
+
+    async def drain(self) -> bytes:
+        """The rest of what was fed, as far as the encoder gives it; what is fed next has nothing to do with it."""
+        return await asyncio.to_thread(self._drain) if self._threaded else self._drain()
 
     async def close(self) -> bytes:
         """The rest of the body."""
         return await asyncio.to_thread(self._close) if self._threaded else self._close()
 
     def _feed(self, pcm: bytes) -> bytes:
-        return self._encode(self._tempo.stretch(pcm) if self._tempo else pcm)
+        return self._encode(self._filtered(pcm))
+
+    def _filtered(self, pcm: bytes, filters: "Sequence[Tempo | Resampler] | None" = None) -> bytes:
+        for each in self._filters if filters is None else filters:
+            pcm = each.stretch(pcm) if isinstance(each, Tempo) else each.resample(pcm)
+        return pcm
+
+    def _drain(self) -> bytes:
+        rest = b""
+        for index, each in enumerate(self._filters):
+            rest += self._filtered(each.close(), self._filters[index + 1 :])
+        self._filters = self._open_filters()
+        return self._encode(rest)
 
     def _close(self) -> bytes:
-        rest = self._encode(self._tempo.close()) if self._tempo else b""
+        rest = self._drain()
         if self._encoder is not None:
             return rest + self._encoder.close()
         encoder = self._open(len(self._collected))
         return encoder.encode(bytes(self._collected)) + encoder.close()
 
     def _encode(self, pcm: bytes) -> bytes:
+        self.samples += len(pcm) // 2
         if self._encoder is not None:
             return self._encoder.encode(pcm)
         self._collected += pcm
         return b""
 
+    def _open_filters(self) -> "list[Tempo | Resampler]":
+        tempo = [Tempo(self._speed, self._sample_rate)] if self._speed != 1 else []
+        resampler = [Resampler(self._sample_rate, self._output_rate)] if self._output_rate != self._sample_rate else []
+        return [*tempo, *resampler]
+
     def _open(self, num_bytes: int | None = None) -> Encoder:
         return open_encoder(
-            self._audio_format, self._sample_rate, frame_samples=self._frame_samples, num_bytes=num_bytes
+            self._audio_format,
+            self._output_rate,
+            frame_samples=self._frame_samples,
+            num_bytes=num_bytes,
+            bit_rate=self._bit_rate,
         )

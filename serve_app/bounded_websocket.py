@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from serve_app.connection import MAX_MESSAGE_BYTES
 from serve_app.errors import TRY_AGAIN_LATER
-from serve_app.websocket import MAX_MESSAGE_BYTES
 
 # What the larger unfinished messages of all connections may hold together: three recordings on their way.
 MAX_LARGE_BYTES = 48 << 20

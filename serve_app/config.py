@@ -84,6 +84,8 @@ class ApiSettings(Strict):
     admission: AdmissionSettings = AdmissionSettings()
     server_timing: bool = False  # responses say in a Server-Timing header how the time to first audio was spent
     max_input_chars: Positive = 4096  # each of input, instructions and ref_text
+    # Speaks for voices of other services that are not here. None: the first of the checkpoint.
+    default_voice: str | None = None
     model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "qwen3-tts")
 
 

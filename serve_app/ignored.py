@@ -32,8 +32,13 @@ def ignored(
 ) -> Ignored:
     """Of `fields`, that `body` was made of. `other` are fields besides a body's: a reason, or None where one counts."""
     other = other or {}
-    reasons = _unknown(fields, info, other) | dict(_doubled(fields)) | dict(_without_effect(body, info))
+    reasons = _unknown(fields, other) | dict(_doubled(fields)) | dict(_without_effect(body, info))
     reasons |= {name: reason for name, reason in other.items() if reason is not None and name in fields}
+    return plain(reasons)
+
+
+def plain(reasons: Mapping[str, str]) -> Ignored:
+    """The first of them, under names that can stand in a header and in a log."""
     named = {_plain(name): reason for name, reason in list(reasons.items())[:_MOST_NAMED]}
     more = len(reasons) - len(named)
     return named | ({"others": f"{more} more"} if more else {})
@@ -49,18 +54,12 @@ def entries(reasons: Ignored) -> list[dict[str, str]]:
     return [{"field": name, "reason": reason} for name, reason in reasons.items()]
 
 
-def _unknown(fields: Mapping[str, object], info: ModelInfo, other: Iterable[str]) -> Ignored:
+def _unknown(fields: Mapping[str, object], other: Iterable[str]) -> Ignored:
     known = [*_FIELDS, *other]
-    return {
-        name: _unknown_reason(name, known, info)
-        for name, value in fields.items()
-        if name not in known and (name, value) != ("sample_rate", info.sample_rate)
-    }
+    return {name: _unknown_reason(name, known) for name in fields if name not in known}
 
 
-def _unknown_reason(name: str, known: list[str], info: ModelInfo) -> str:
-    if name == "sample_rate":
-        return f"the audio has {info.sample_rate} Hz"
+def _unknown_reason(name: str, known: list[str]) -> str:
     close = get_close_matches(name[:_LONGEST_NAME].lower(), known, n=1, cutoff=0.75)
     return f"unknown field, did you mean {close[0]}?" if close else "unknown field"
 

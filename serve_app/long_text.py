@@ -40,7 +40,9 @@ class LongText:
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, whatever its length."""
         requests = segment_requests(request, info.max_segment_chars)
-        return self._synthesizer.synthesize(requests[0]) if len(requests) == 1 else self._speak(deque(requests))
+        if len(requests) > 1:
+            return self._speak(deque(requests))
+        return self._insist(request) if request.continues else self._synthesizer.synthesize(request)
 
     async def _speak(self, requests: deque[SynthesisRequest]) -> AsyncGenerator[PcmChunk, None]:
         """The audio of all segments in order. The next segment is asked for as soon as one begins to sound.
@@ -138,14 +140,15 @@ def segment_requests(request: SynthesisRequest, max_chars: int) -> list[Synthesi
             request,
             request_id=f"{request.request_id}.{number}",
             text=text,
-            seed=_seed(request.seed, number),
+            seed=segment_seed(request.seed, number),
             continues=True,
         )
         for number, text in enumerate(later, start=2)
     ]
 
 
-def _seed(seed: int, number: int) -> int:
+def segment_seed(seed: int, number: int) -> int:
+    """The seed of a later segment, from 2."""
     digest = hashlib.blake2b(f"{seed}.{number}".encode(), digest_size=_SEED_BYTES)
     return int.from_bytes(digest.digest())
 
@@ -164,6 +167,13 @@ def split_text(text: str, max_chars: int) -> list[str]:
         parts.append(text[start:end].strip())
         start = end
     return [part for part in (*parts, text[start:].strip()) if part]
+
+
+def sentences_end(text: str, start: int) -> int:
+    """Where the last sentence ends that is certainly complete, of those from `start` on; `start` if none is."""
+    ends = [match.end() for match in _SENTENCE.finditer(text, start) if not _abbreviates(text, match.end())]
+    ends += [match.end() for match in _PARAGRAPH.finditer(text, start)]
+    return max(ends, default=start)
 
 
 def _best_end(text: str, start: int, limit: int) -> int:

@@ -13,7 +13,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind, Reference, Sampling, SynthesisRequest
 from deployments.voice.english import spoken_english
 from serve_app import voices
-from serve_app.audio import AudioFormat
+from serve_app.audio import AudioFormat, OutputRate
 from serve_app.config import ApiSettings
 from serve_app.languages import foreign_language, language_name
 from serve_app.reference_audio import decode_aside
@@ -53,6 +53,7 @@ class SpeechBody(BaseModel):
         AudioFormat | None, Field(strict=False), WithJsonSchema({"type": "string", "enum": list(AudioFormat)})
     ] = None
     stream_format: Literal["audio", "sse"] | None = None
+    sample_rate: OutputRate | None = None  # None: the model's
     stream: bool = True
     speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
 
@@ -108,7 +109,10 @@ def invalid(error: ValidationError) -> InvalidRequest:
 async def build_request(
     body: SpeechBody, info: ModelInfo, settings: ApiSettings, *, request_id: str, client: str = ""
 ) -> SynthesisRequest:
-    """One utterance for the loaded model. Raises InvalidRequest that names the field."""
+    """One utterance for the loaded model. Raises InvalidRequest that names the field.
+
+    Its text may have nothing to speak, as "..." has: see `is_speakable`.
+    """
     voices.check_model(body.model, info, settings)
     return SynthesisRequest(
         request_id=request_id,
@@ -161,13 +165,23 @@ def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str:
         foreign = foreign_language(body.input, info.languages)
         if foreign is not None:
             raise _not_spoken("input", f"it is written in {foreign}", body, info)
-    text = spoken_english(body.input) if info.spoken_form == "english" else clean(body.input)
-    if not text:
+    text = spoken_text(body, info)
+    if not clean(body.input) or (not text and is_speakable(body.input) and not body.any_language):
         raise InvalidRequest(f"input has no characters that can be spoken: {_speaks(body, info)}.", "input")
     if len(text) > (most := _MOST_GROWTH * settings.max_input_chars):
         message = f"input takes {len(text)} characters in words, at most {most} are allowed: send it in parts."
         raise InvalidRequest(message, "input", "string_above_max_length")
     return text
+
+
+def spoken_text(body: SpeechBody, info: ModelInfo) -> str:
+    """What the model reads of `input`; may be empty."""
+    return spoken_english(body.input) if info.spoken_form == "english" else clean(body.input)
+
+
+def is_speakable(text: str) -> bool:
+    """Whether there is anything in a spoken text besides punctuation and pictures."""
+    return any(unicodedata.category(char)[0] in "LN" for char in text)
 
 
 def _voice(body: SpeechBody, info: ModelInfo) -> str | None:

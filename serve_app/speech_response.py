@@ -34,7 +34,11 @@ CONTENT_TYPES = {
     AudioFormat.FLAC: "audio/flac",
     AudioFormat.WAV: "audio/wav",
     AudioFormat.PCM: "audio/pcm",
+    AudioFormat.MULAW: "audio/basic",
+    AudioFormat.ALAW: "audio/x-alaw-basic",
+    AudioFormat.FLOAT: "audio/x-float32",
 }
+RAW = (AudioFormat.PCM, AudioFormat.MULAW, AudioFormat.ALAW, AudioFormat.FLOAT)  # without a container
 # Anything else in an Accept header, such as the */* and application/octet-stream of every client, is no preference.
 ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT_TYPES.items()} | {L16: AudioFormat.PCM}
 
@@ -48,17 +52,32 @@ class Delivery:
     whole: bool = False  # one body of known length instead of a stream
     speed: float = 1.0
     l16: bool = False  # PCM under its RTP name
+    sample_rate: int | None = None  # None: the model's
+    bit_rate: int | None = None  # None: the format's usual one
+
+    def rate(self, info: ModelInfo) -> int:
+        """Samples a second of what is sent."""
+        return self.sample_rate or info.sample_rate
 
     def rendering(self, info: ModelInfo) -> Rendering:
         """What makes its bytes of the model's audio."""
-        return Rendering(self.audio_format, info.sample_rate, info.frame_samples, speed=self.speed, whole=self.whole)
+        return Rendering(
+            self.audio_format,
+            info.sample_rate,
+            info.frame_samples,
+            speed=self.speed,
+            whole=self.whole,
+            output_rate=self.sample_rate,
+            bit_rate=self.bit_rate,
+        )
 
     def content_type(self, sample_rate: int) -> str:
         """Value of the Content-Type header."""
         if self.events:
             return EVENT_STREAM
-        if self.audio_format is AudioFormat.PCM:
-            return f"audio/{'L16' if self.l16 else 'pcm'};rate={sample_rate};channels=1"
+        if self.audio_format in RAW:
+            name = "audio/L16" if self.l16 else CONTENT_TYPES[self.audio_format]
+            return f"{name};rate={sample_rate};channels=1"
         return CONTENT_TYPES[self.audio_format]
 
 
@@ -73,6 +92,7 @@ def negotiate(body: SpeechBody, accept: str) -> Delivery:
         whole=not body.stream,
         speed=body.speed,
         l16=body.response_format is None and wanted == L16,
+        sample_rate=body.sample_rate,
     )
 
 
@@ -90,6 +110,16 @@ def _media_range(part: str) -> tuple[str, float]:
         return name, float(quality)
     except ValueError:
         return name, 0.0
+
+
+def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
+    """Headers that keep proxies from buffering and tell clients what raw PCM is."""
+    return {
+        "content-type": delivery.content_type(delivery.rate(info)),
+        "cache-control": "no-cache",
+        "x-accel-buffering": "no",
+        "x-sample-rate": str(delivery.rate(info)),
+    }
 
 
 async def audio_body(

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from fastapi import APIRouter
 
 from deployments.errors import InvalidRequest, ModelNotFound
-from deployments.protocol import ModelInfo
+from deployments.protocol import ModelInfo, ModelKind
 from serve_app.config import ApiSettings
 from serve_app.synthesizer import Synthesizer
 
@@ -89,6 +89,20 @@ def resolve(name: str, speakers: Sequence[str]) -> str:
     if wanted in known:
         return known[wanted]
     raise InvalidRequest(f"Unknown voice {name[:80]!r}. Valid voices: {listing(speakers)}.", "voice", "voice_not_found")
+
+
+def nearest(name: str | None, info: ModelInfo, settings: ApiSettings) -> tuple[str | None, str | None]:
+    """The speaker for a voice of another service, and why it is not the one that was named, if it is not.
+
+    Clients of other services cannot know our names: without one they hear the default voice, rather than an error.
+    """
+    if info.kind is not ModelKind.CUSTOM_VOICE:
+        return None, "the loaded model has no named voices" if name else None
+    default = resolve(settings.default_voice or info.voices[0], info.voices)
+    try:
+        return (default, None) if not name else (resolve(name, info.voices), None)
+    except InvalidRequest:
+        return default, f"no such voice here, {default} speaks"
 
 
 def listing(speakers: Sequence[str]) -> str:

@@ -1,44 +1,36 @@
 """The native WebSocket: one utterance per message, PCM as binary frames, cancel at any time."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping
-from contextlib import aclosing
-from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
-from starlette.types import Message
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
-from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge
+from deployments.errors import InvalidRequest, Overloaded
 from serve_app import ignored
-from serve_app.audio import AudioFormat, Rendering
-from serve_app.config import ApiSettings
-from serve_app.errors import INTERNAL, POLICY_VIOLATION, TRY_AGAIN_LATER, Unauthorized, close_reason, translate
-from serve_app.request_log import SAMPLE_BYTES, RequestRecord
-from serve_app.speech_request import MAX_BODY_BYTES, SpeechBody, build_request, invalid, parse_object, parse_speech
-from serve_app.speech_response import audio_body
-from serve_app.synthesizer import Synthesizer
+from serve_app.audio import AudioFormat
+from serve_app.connection import Connection
+from serve_app.errors import Unauthorized, translate
+from serve_app.request_log import SAMPLE_BYTES, RequestRecord, Usage
+from serve_app.session import Audio, Event, Failed, Mark, Session, Started
+from serve_app.speaker import Speaker, Wish
+from serve_app.speech_request import SpeechBody, invalid, parse_speech
+from serve_app.speech_response import Delivery
 
-logger = logging.getLogger(__name__)
-
-MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
-MAX_FRAME_BYTES = 4096
 _ALWAYS_STREAMED = "a WebSocket sends pcm as it comes"
-IDLE_TIMEOUT_S = 600.0  # of a socket on which nothing is said, either way
 
 
-def websocket_routes(synthesizer: Synthesizer, settings: ApiSettings) -> APIRouter:
+def websocket_routes(speaker: Speaker) -> APIRouter:
     """`WS /v1/audio/speech/ws`, and a 404 for a handshake anywhere else, where Starlette's own answer is a 403."""
     router = APIRouter()
 
     @router.websocket("/v1/audio/speech/ws")
     async def speak(socket: WebSocket) -> None:
-        await SpeechSocket(socket, synthesizer, settings).serve()
+        await SpeechSocket(socket, speaker).serve()
 
     @router.websocket("/{path:path}")
     async def unknown(socket: WebSocket) -> None:
@@ -77,154 +69,86 @@ def parse_resumption(fields: Mapping[str, object]) -> Resumption:
 class Utterance:
     """One `speak` message on its way; `samples` and `usage` count what has been handed to the socket."""
 
-    def __init__(self, request_id: str, socket: WebSocket) -> None:
+    def __init__(self, request_id: str, connection: Connection) -> None:
         self.request_id = request_id
-        self.record = RequestRecord(request_id, time.time_ns(), socket.state.record.client)
-        self.usage = self.record.usage
+        self.usage = Usage()
         self.samples = 0
-        self._socket = socket
+        self._connection = connection
         self._had = 0  # bytes of audio that the client has already
 
-    async def run(self, fields: dict[str, object], synthesizer: Synthesizer, settings: ApiSettings) -> None:
-        """Speaks, or tells the client why not: nothing but cancellation leaves this."""
+    async def run(self, fields: dict[str, object], speaker: Speaker) -> None:
+        """Speaks, or tells the client why not."""
+        state = self._connection.socket.state
         try:
-            await self._speak(fields, synthesizer, settings)
-        except asyncio.CancelledError:
-            self.record.error = "cancelled"
-            raise
-        except WebSocketDisconnect:
-            self.record.error = "client left"
-            logger.info("request %s: the client left", self.request_id)
+            session = await self._open(fields, speaker)
         except Exception as error:
             await self._report(error)
-        finally:
-            self.record.publish()
+            RequestRecord(self.request_id, time.time_ns(), state.record.client, error=translate(error).code).publish()
+        else:
+            await self._connection.pass_on(session, self._say)
 
-    async def _speak(self, fields: dict[str, object], synthesizer: Synthesizer, settings: ApiSettings) -> None:
+    async def _open(self, fields: dict[str, object], speaker: Speaker) -> Session:
         body, resumption = _speech_body(fields), parse_resumption(fields)
-        caller = self._socket.state.caller
-        caller.request()
-        info = await synthesizer.describe()
-        request = await build_request(body, info, settings, request_id=self.request_id, client=caller.name)
+        info = await speaker.describe()
         entries = ignored.entries(ignored.ignored(fields, body, info, other=_beside_a_body(body)))
-        without_effect = {"ignored": entries} if entries else {}
-        rendering = Rendering(AudioFormat.PCM, info.sample_rate, info.frame_samples, speed=body.speed)
-        self.record.voice, self.record.samples_per_s = request.voice, info.sample_rate * body.speed
-        self._had = resumption.from_frame * info.frame_samples * SAMPLE_BYTES
-        async with aclosing(audio_body(synthesizer.synthesize(request), rendering, self.usage)) as audio:
-            first = await anext(audio, b"")
-            await self._send(
-                "started",
-                sample_rate=info.sample_rate,
-                channels=1,
-                format="pcm_s16le",
-                seed=request.seed if self.usage.seed is None else self.usage.seed,
-                **without_effect,
-            )
-            await self._send_pcm(first)
-            async for pcm in audio:
-                await self._send_pcm(pcm)
-        await self._send(
-            "done",
-            finish_reason=self.usage.finish_reason,
-            frames=self.usage.frames,
-            samples=self.samples,
-            input_tokens=self.usage.input_tokens,
+        delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
+        self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
+        self._without_effect = {"ignored": entries} if entries else {}
+        self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
+        session = speaker.session(
+            self._connection.socket, Wish(info, body, delivery, {}), request_id=self.request_id, cut=False
         )
+        session.append(body.input)
+        self.usage = session.flush().usage
+        session.close()
+        return session
+
+    async def _say(self, event: Event) -> None:
+        match event:
+            case Started(turn):
+                drawn = turn.request.seed if turn.request is not None else 0  # 0 of silence
+                seed = drawn if turn.usage.seed is None else turn.usage.seed
+                await self._send("started", **self._format, seed=seed, **self._without_effect)
+            case Audio(_, pcm):
+                await self._send_pcm(pcm)
+            case Mark(turn):
+                await self._send(
+                    "done",
+                    finish_reason=turn.usage.finish_reason,
+                    frames=turn.usage.frames,
+                    samples=self.samples,
+                    input_tokens=turn.usage.input_tokens,
+                )
+            case Failed(error):
+                await self._report(error)
 
     async def _send_pcm(self, pcm: bytes) -> None:
         pcm, self._had = pcm[self._had :], max(0, self._had - len(pcm))
-        for start in range(0, len(pcm), MAX_FRAME_BYTES):
-            frame = pcm[start : start + MAX_FRAME_BYTES]
-            self.samples += len(frame) // SAMPLE_BYTES
-            await self._socket.send_bytes(frame)
+        if pcm:
+            self.samples += len(pcm) // SAMPLE_BYTES
+            await self._connection.socket.send_bytes(pcm)
 
     async def _send(self, kind: str, **fields: object) -> None:
-        await self._socket.send_json({"type": kind, "request_id": self.request_id, **fields})
+        await self._connection.send(kind, request_id=self.request_id, **fields)
 
     async def _report(self, error: Exception) -> None:
-        reply = translate(error)
-        self.record.error = reply.code
-        if reply.status == INTERNAL.status:
-            logger.error("request %s failed", self.request_id, exc_info=error)
-        try:
-            await self._send("error", **reply.envelope())
-            if isinstance(error, Overloaded):  # the proxy in front may know a server that has room
-                await self._socket.close(TRY_AGAIN_LATER, close_reason(error))
-            elif isinstance(error, Unauthorized):
-                await self._socket.close(POLICY_VIOLATION, reply.code)
-        except (WebSocketDisconnect, RuntimeError):
-            logger.info("request %s: the client left before its error", self.request_id)
+        await self._send("error", **self._connection.failure(error, self.request_id).envelope())
+        if isinstance(error, Overloaded | Unauthorized):
+            await self._connection.end_for(error)
 
 
-class SpeechSocket:
-    """One connection. It always reads, also while it speaks: only a reader learns that the client has left."""
+class SpeechSocket(Connection):
+    """One connection of the native WebSocket."""
 
-    def __init__(self, socket: WebSocket, synthesizer: Synthesizer, settings: ApiSettings) -> None:
-        self._socket = socket
-        self._synthesizer = synthesizer
-        self._settings = settings
+    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
+        super().__init__(socket)
+        self._speaker = speaker
         self._num_utterances = 0
         self._utterance: Utterance | None = None
-        self._speaking: asyncio.Task[None] | None = None
-        self._active_s = asyncio.get_running_loop().time()  # when something was said last, by either side
+        self._task: asyncio.Task[None] | None = None
 
-    async def serve(self) -> None:
-        """Answers messages until the client leaves, says nothing for too long, or the server cancels the handler.
-
-        Stops the utterance then.
-        """
-        await self._socket.accept()
-        try:
-            while (message := await self._receive())["type"] != "websocket.disconnect":
-                await self._answer(message.get("text"))
-        except TimeoutError:
-            await self._socket.close(reason="idle")
-        except WebSocketDisconnect:
-            logger.info("connection %s: the client left", self._socket.state.request_id)
-        finally:
-            await self._stop()
-
-    async def _receive(self) -> Message:
-        """The next message. Raises TimeoutError once the socket has been idle for too long."""
-        receiving = asyncio.create_task(self._socket.receive())
-        try:
-            while not receiving.done():
-                remaining_s = self._remaining_s()
-                if remaining_s <= 0:
-                    raise TimeoutError
-                await asyncio.wait((receiving,), timeout=remaining_s)
-            self._touch()
-            return receiving.result()
-        finally:
-            receiving.cancel()
-
-    def _remaining_s(self) -> float:
-        """Until the socket has been idle for too long, if nothing happens."""
-        if self._speaking is not None and not self._speaking.done():
-            return IDLE_TIMEOUT_S
-        return self._active_s + IDLE_TIMEOUT_S - asyncio.get_running_loop().time()
-
-    def _touch(self, _: object = None) -> None:
-        self._active_s = asyncio.get_running_loop().time()
-
-    async def _answer(self, text: str | None) -> None:
-        try:
-            await self._obey(self._parse(text))
-        except InvalidRequest as error:
-            connection: RequestRecord = self._socket.state.record
-            replace(connection, error=error.code).publish()
-            await self._socket.send_json({"type": "error", "request_id": None, **translate(error).envelope()})
-
-    def _parse(self, text: str | None) -> dict[str, object]:
-        if text is None:
-            raise InvalidRequest("Messages are JSON text, not binary.", None, "invalid_json")
-        limit = MAX_BODY_BYTES if '"ref_audio"' in text else MAX_MESSAGE_BYTES
-        if len(text.encode()) > limit:
-            raise PayloadTooLarge(f"The message is larger than {limit} bytes.")
-        return parse_object(text)
-
-    async def _obey(self, fields: dict[str, object]) -> None:
+    async def obey(self, fields: dict[str, object]) -> None:
+        """`speak` or `cancel`."""
         match fields.get("type"):
             case "speak":
                 self._start(fields)
@@ -233,32 +157,26 @@ class SpeechSocket:
             case _:
                 raise InvalidRequest("type must be 'speak' or 'cancel'.", "type")
 
+    async def refuse(self, error: InvalidRequest) -> None:
+        """An `error` of no request."""
+        await self.send("error", request_id=None, **translate(error).envelope())
+
     def _start(self, fields: dict[str, object]) -> None:
-        if self._speaking is not None and not self._speaking.done():
+        if self.is_busy:
             raise InvalidRequest("An utterance is being spoken; cancel it or wait for it to end.", "type", "busy")
         self._num_utterances += 1
-        own_id = f"{self._socket.state.request_id}-{self._num_utterances}"
-        self._utterance = Utterance(parse_resumption(fields).request_id or own_id, self._socket)
-        self._speaking = asyncio.create_task(self._utterance.run(fields, self._synthesizer, self._settings))
-        self._speaking.add_done_callback(self._touch)
+        own_id = f"{self.request_id}-{self._num_utterances}"
+        self._utterance = Utterance(parse_resumption(fields).request_id or own_id, self)
+        self._task = self.start(self._utterance.run(fields, self._speaker))
 
     async def _cancel(self) -> None:
         """Always answered: with null for the request if nothing was being spoken, or its end was already on its way."""
-        stopped = await self._stop()
+        task, self._task = self._task, None
+        await self.stop()
+        stopped = self._utterance if task is not None and task.cancelled() else None
         request_id = stopped.request_id if stopped else None
         frames, samples = (stopped.usage.frames, stopped.samples) if stopped else (0, 0)
-        await self._socket.send_json(
-            {"type": "cancelled", "request_id": request_id, "frames": frames, "samples": samples}
-        )
-
-    async def _stop(self) -> Utterance | None:
-        """The utterance that this stopped, if any was running."""
-        speaking, self._speaking = self._speaking, None
-        if speaking is None:
-            return None
-        speaking.cancel()
-        await asyncio.wait((speaking,))
-        return self._utterance if speaking.cancelled() else None
+        await self.send("cancelled", request_id=request_id, frames=frames, samples=samples)
 
 
 def _beside_a_body(body: SpeechBody) -> dict[str, str | None]:

@@ -13,8 +13,7 @@ from fastapi import FastAPI
 
 from deployments.errors import EngineError, Overloaded
 from deployments.protocol import ModelInfo, Sampling
-from serve_app import api as api_module
-from serve_app import reference_audio
+from serve_app import reference_audio, speaker
 from serve_app.api import Node, create_api
 from serve_app.audio import AudioFormat
 from serve_app.config import AccessSettings, ApiSettings
@@ -340,7 +339,7 @@ async def test_an_utterance_without_audio_is_a_valid_empty_file() -> None:
 
 
 async def test_a_body_over_the_limit_is_a_413_with_and_without_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_module, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(speaker, "MAX_BODY_BYTES", 1000)
 
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(100):
@@ -436,7 +435,7 @@ async def test_the_documentation_asks_for_a_key_where_there_are_keys(tmp_path: P
 
 
 async def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_module, "BODY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(speaker, "BODY_TIMEOUT_S", 0.01)
     api = create_api(FakeSynthesizer(), ApiSettings())
     async with asgi.http(api, "POST", "/v1/audio/speech") as connection:
         connection.receive({"type": "http.request", "body": b"{", "more_body": True})

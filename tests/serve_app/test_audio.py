@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import soundfile
 
-from serve_app.audio import AudioFormat, Encoder, Tempo, factors, open_encoder
+from serve_app.audio import AudioFormat, Encoder, Rendering, Resampler, Tempo, factors, open_encoder
+from serve_app.speech_response import RAW
 from tests.serve_app.fake import CUSTOM_VOICE, tone
 
 RATE, FRAME = CUSTOM_VOICE.sample_rate, CUSTOM_VOICE.frame_samples
 SECONDS = 2
-CONTAINERS = [audio_format for audio_format in AudioFormat if audio_format is not AudioFormat.PCM]
+CONTAINERS = [audio_format for audio_format in AudioFormat if audio_format not in RAW]
 
 
 def encoder_for(audio_format: AudioFormat, num_bytes: int | None = None) -> Encoder:
@@ -74,7 +75,7 @@ def test_the_stream_does_not_depend_on_how_the_audio_is_cut(audio_format: AudioF
     in_pieces, at_once = (b"".join(encode(audio_format, tone(RATE), size)) for size in (1000, RATE))
     if audio_format is not AudioFormat.OPUS:  # an Ogg stream has a random serial number
         assert in_pieces == at_once
-    if audio_format is not AudioFormat.PCM:
+    if audio_format not in RAW:
         np.testing.assert_array_equal(decode(in_pieces)[0], decode(at_once)[0])
 
 
@@ -140,3 +141,45 @@ def test_nothing_in_nothing_out() -> None:
 def test_every_step_is_one_that_atempo_does_well(speed: float) -> None:
     assert math.prod(factors(speed)) == pytest.approx(speed)
     assert all(0.5 <= factor <= 2 for factor in factors(speed))
+
+
+@pytest.mark.parametrize(("audio_format", "codec"), [(AudioFormat.MULAW, "pcm_mulaw"), (AudioFormat.ALAW, "pcm_alaw")])
+def test_telephone_bytes_are_those_of_ffmpeg(audio_format: AudioFormat, codec: str) -> None:
+    every_sample = np.arange(-32768, 32768, dtype=np.int16)
+    ours = np.frombuffer(encoder_for(audio_format).encode(every_sample.astype("<i2").tobytes()), np.uint8)
+    decoder = av.CodecContext.create(codec, "r")
+    decoder.sample_rate, decoder.layout = RATE, "mono"
+    frames = [frame.to_ndarray()[0] for frame in decoder.decode(av.Packet(ours.tobytes()))]
+    error = np.abs(np.concatenate(frames).astype(np.int32) - every_sample)
+    # Half a step of the segment that a sample is in, and what is louder than the law has.
+    assert (error <= np.maximum(np.abs(every_sample.astype(np.int32)) / 32 + 9, 0))[200:-200].all()
+    assert np.unique(ours).size == 256
+
+
+def test_floats_are_the_samples() -> None:
+    pcm = tone(1000)
+    floats = np.frombuffer(b"".join(encode(AudioFormat.FLOAT, pcm)), "<f4")
+    assert (floats * 32768 == np.frombuffer(pcm, "<i2")).all()
+
+
+@pytest.mark.parametrize("rate", [8000, 16000, 22050, 44100, 48000])
+def test_another_rate_is_the_same_tone(rate: int) -> None:
+    resampler = Resampler(RATE, rate)
+    pcm = tone(RATE)
+    pieces = [resampler.resample(pcm[start : start + 2 * FRAME]) for start in range(0, len(pcm), 2 * FRAME)]
+    assert len(pieces[0]) / 2 / rate > FRAME / RATE - 0.006  # hardly anything is held back
+    samples = np.frombuffer(b"".join([*pieces, resampler.close()]), "<i2")
+    assert abs(samples.size - rate) <= 2
+    assert pitch(samples[rate // 4 : rate * 3 // 4].astype(float), rate) == pytest.approx(440, abs=2)
+    whole = Resampler(RATE, rate)
+    assert whole.resample(pcm) + whole.close() == samples.tobytes()
+
+
+@pytest.mark.anyio
+async def test_a_rendering_that_is_drained_goes_on_afresh() -> None:
+    rendering = Rendering(AudioFormat.PCM, RATE, FRAME, speed=2.0, output_rate=8000)
+    turns = [await rendering.feed(tone(RATE)) + await rendering.drain() for _ in range(2)]
+    assert turns[0] == turns[1]
+    assert len(turns[0]) / 2 == pytest.approx(4000, abs=80)
+    assert rendering.samples == len(b"".join(turns)) // 2
+    assert await rendering.close() == b""

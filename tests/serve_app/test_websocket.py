@@ -7,7 +7,7 @@ from starlette.types import Message
 
 from deployments.errors import NotReady, Overloaded
 from deployments.protocol import ModelInfo
-from serve_app import websocket
+from serve_app import connection as connection_module
 from serve_app.api import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app import asgi
@@ -327,7 +327,7 @@ async def test_an_overloaded_server_says_so_and_closes_the_socket() -> None:
 async def test_only_reference_audio_may_make_a_message_large(monkeypatch: pytest.MonkeyPatch) -> None:
     synthesizer = speaking(BASE)
     ref_audio = data_url(recording(5))
-    monkeypatch.setattr(websocket, "MAX_BODY_BYTES", len(ref_audio) + 1000)
+    monkeypatch.setattr(connection_module, "MAX_BODY_BYTES", len(ref_audio) + 1000)
     async with speech_socket(synthesizer) as connection:
         socket = await accepted(connection)
         socket.send(SPEAK | {"ref_audio": ref_audio, "ref_text": "It says"})
@@ -396,7 +396,7 @@ async def test_a_server_that_cancels_the_handler() -> None:
 
 
 async def test_an_idle_socket_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(websocket, "IDLE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(connection_module, "IDLE_TIMEOUT_S", 0.01)
     async with speech_socket(speaking()) as connection:
         await accepted(connection)
         assert await connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}
@@ -404,7 +404,7 @@ async def test_an_idle_socket_is_closed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_a_socket_that_speaks_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(websocket, "IDLE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(connection_module, "IDLE_TIMEOUT_S", 0.01)
     more = asyncio.Event()
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
     async with speech_socket(synthesizer) as connection:

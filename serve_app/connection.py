@@ -1,0 +1,180 @@
+"""One WebSocket of any dialect. It always reads, also while it speaks: only a reader learns that its client left."""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import replace
+
+from starlette.types import Message
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge
+from serve_app.errors import (
+    INTERNAL,
+    POLICY_VIOLATION,
+    TRY_AGAIN_LATER,
+    ErrorReply,
+    Unauthorized,
+    close_reason,
+    translate,
+)
+from serve_app.request_log import RequestRecord
+from serve_app.session import Event, Session
+from serve_app.speech_request import MAX_BODY_BYTES, parse_object
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
+IDLE_TIMEOUT_S = 600.0  # of a socket on which nothing is said, either way
+_ENGINE_FAILED = 1011
+
+
+class Connection(ABC):
+    """Reads messages and lets sessions speak until the client leaves, or `end` is called."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self.socket = socket
+        self.request_id: str = socket.state.request_id
+        self._speaking: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        self._active_s = asyncio.get_running_loop().time()  # when something was said last, by either side
+
+    @abstractmethod
+    async def obey(self, fields: dict[str, object]) -> None:
+        """One message of the client. Raises InvalidRequest, which `refuse` answers."""
+
+    @abstractmethod
+    async def refuse(self, error: InvalidRequest) -> None:
+        """Tell the client what was wrong with its message; the socket stays open."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is being spoken."""
+        return bool(self._speaking)
+
+    async def opened(self) -> None:  # noqa: B027, most have nothing to say
+        """Called once the client has been accepted."""
+
+    async def stop(self) -> None:
+        """Cancels everything that is being spoken."""
+        speaking = tuple(self._speaking)
+        for task in speaking:
+            task.cancel()
+        if speaking:
+            await asyncio.wait(speaking)
+
+    async def serve(self, headers: Mapping[str, str] | None = None) -> None:
+        """Answers messages until the client leaves, says nothing for too long, or the server cancels the handler.
+
+        Stops what is spoken then. `headers` go into the handshake.
+        """
+        given = [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        await self.socket.accept(headers=given)
+        try:
+            await self.opened()
+            while (message := await self._receive())["type"] != "websocket.disconnect":
+                await self._answer(message.get("text"))
+        except TimeoutError:
+            await self.socket.close(reason="idle")
+        except WebSocketDisconnect:
+            logger.info("connection %s: the client left", self.request_id)
+        finally:
+            await self.stop()
+
+    async def send(self, kind: str, **fields: object) -> None:
+        """A JSON message with a type."""
+        await self.socket.send_json({"type": kind, **fields})
+
+    def start(self, speaking: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Speaks beside the reading, until `stop` or the end of the connection."""
+        task = asyncio.create_task(self._guarded(speaking))
+        self._speaking.add(task)
+        task.add_done_callback(self._stopped)
+        return task
+
+    async def pass_on(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> None:
+        """Says the session's events; the session ends with them."""
+        async with session:
+            async for event in session:
+                await say(event)
+                self._touch()
+
+    async def end(self, code: int = 1000, reason: str = "") -> None:
+        """Closes the socket, and ends `serve`."""
+        try:
+            await self.socket.close(code, reason)
+        except (WebSocketDisconnect, RuntimeError):
+            logger.info("connection %s: the client left before it was closed", self.request_id)
+        self._ended.set()
+
+    async def end_for(self, error: Exception) -> None:
+        """Closes the socket as the error has it; clients reconnect where that helps."""
+        if isinstance(error, Overloaded):  # the proxy in front may know a server that has room
+            await self.end(TRY_AGAIN_LATER, close_reason(error))
+        else:
+            code = POLICY_VIOLATION if isinstance(error, Unauthorized | InvalidRequest) else _ENGINE_FAILED
+            await self.end(code, translate(error).code)
+
+    def failure(self, error: Exception, request_id: str) -> ErrorReply:
+        """What to tell the client of an error that ended its speech."""
+        reply = translate(error)
+        if reply.status == INTERNAL.status:
+            logger.error("request %s failed", request_id, exc_info=error)
+        return reply
+
+    async def _guarded(self, speaking: Coroutine[None, None, None]) -> None:
+        try:
+            await speaking
+        except (WebSocketDisconnect, RuntimeError):
+            logger.info("connection %s: the client left", self.request_id)
+        except Exception:
+            logger.exception("connection %s failed", self.request_id)
+            await self.end(_ENGINE_FAILED)
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        self._speaking.discard(task)
+        self._touch()
+
+    async def _receive(self) -> Message:
+        """The next message. Raises TimeoutError once the socket has been idle for too long."""
+        receiving, ending = asyncio.create_task(self.socket.receive()), asyncio.create_task(self._ended.wait())
+        try:
+            while not receiving.done():
+                remaining_s = self._remaining_s()
+                if remaining_s <= 0:
+                    raise TimeoutError
+                await asyncio.wait((receiving, ending), timeout=remaining_s, return_when=asyncio.FIRST_COMPLETED)
+                if ending.done():
+                    return {"type": "websocket.disconnect"}
+            self._touch()
+            return receiving.result()
+        finally:
+            receiving.cancel()
+            ending.cancel()
+
+    def _remaining_s(self) -> float:
+        """Until the socket has been idle for too long, if nothing happens."""
+        if self.is_busy:
+            return IDLE_TIMEOUT_S
+        return self._active_s + IDLE_TIMEOUT_S - asyncio.get_running_loop().time()
+
+    def _touch(self) -> None:
+        self._active_s = asyncio.get_running_loop().time()
+
+    async def _answer(self, text: str | None) -> None:
+        try:
+            await self.obey(_parse(text))
+        except InvalidRequest as error:
+            connection: RequestRecord = self.socket.state.record
+            replace(connection, error=error.code).publish()
+            await self.refuse(error)
+
+
+def _parse(text: str | None) -> dict[str, object]:
+    if text is None:
+        raise InvalidRequest("Messages are JSON text, not binary.", None, "invalid_json")
+    limit = MAX_BODY_BYTES if '"ref_audio"' in text else MAX_MESSAGE_BYTES
+    if len(text.encode()) > limit:
+        raise PayloadTooLarge(f"The message is larger than {limit} bytes.")
+    return parse_object(text)

@@ -1,0 +1,141 @@
+"""Deepgram's `/v1/speak`: words over a WebSocket, spoken as they come until `Clear`, or one text over HTTP."""
+
+import re
+from collections.abc import Mapping
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest, TalkrayError
+from serve_app.audio import AudioFormat
+from serve_app.connection import Connection
+from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark
+from serve_app.speaker import Speaker, Wish, choice, number, read_object, refuse_handshake
+from serve_app.speech_response import Delivery
+
+REASON_HEADER = "dg-error"
+RAW = {"linear16": AudioFormat.PCM, "mulaw": AudioFormat.MULAW, "alaw": AudioFormat.ALAW}
+FILES = {name: AudioFormat(name) for name in ("mp3", "opus", "flac", "aac")}
+# Names a word together with how to say it.
+_PRONUNCIATION = re.compile(r'\\?\{\s*"word"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"pronounce"\s*:\s*"[^"]*"\s*\\?\}')
+_KNOWN = ("model", "encoding", "sample_rate", "speed", "container", "bit_rate")
+
+
+def routes(speaker: Speaker) -> APIRouter:
+    """`WS` and `POST /v1/speak`."""
+    router = APIRouter()
+
+    @router.websocket("/v1/speak")
+    async def speak(socket: WebSocket) -> None:
+        try:
+            wish = await wished(speaker, socket.query_params, default="linear16", choices=RAW)
+        except TalkrayError as error:
+            await refuse_handshake(socket, error, reason_header=REASON_HEADER)
+        else:
+            await _Socket(socket, speaker, wish).serve(handshake_headers(wish))
+
+    @router.post("/v1/speak", response_class=Response)
+    async def speak_text(request: Request) -> Response:
+        """Speaks `text` of a JSON body, MP3 unless the query says otherwise."""
+        return await speak_over_http(speaker, request)
+
+    return router
+
+
+async def wished(
+    speaker: Speaker, query: Mapping[str, str], *, default: str, choices: Mapping[str, AudioFormat], text: str = ""
+) -> Wish:
+    """What the query asks for. Raises InvalidRequest."""
+    audio_format = choice("encoding", query.get("encoding", default), choices)
+    if audio_format is AudioFormat.PCM and choices is not RAW and query.get("container", "wav") == "wav":
+        audio_format = AudioFormat.WAV
+    bit_rate = number("bit_rate", query.get("bit_rate"))
+    delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate))
+    fields = {
+        "input": plain(text),
+        "voice": query.get("model"),
+        "sample_rate": number("sample_rate", query.get("sample_rate")),
+        "speed": number("speed", query.get("speed")),
+    }
+    return await speaker.wish(fields, delivery=delivery, other=(name for name in query if name not in _KNOWN))
+
+
+async def speak_over_http(speaker: Speaker, request: Request) -> Response:
+    """`POST /v1/speak`, and `/v2/speak` just so."""
+    text = text_of(await read_object(request, speaker))
+    wish = await wished(speaker, request.query_params, default="mp3", choices=RAW | FILES, text=text)
+    return await speaker.respond(request, wish)
+
+
+def handshake_headers(wish: Wish) -> dict[str, str]:
+    """What had no effect, where a handshake can say so."""
+    return {"x-ignored": "; ".join(f"{name} ({why})" for name, why in wish.ignored.items())} if wish.ignored else {}
+
+
+def text_of(fields: Mapping[str, object]) -> str:
+    """The text of a message. Raises InvalidRequest."""
+    text = fields.get("text")
+    if not isinstance(text, str):
+        raise InvalidRequest("text is required, as a string.", "text", "missing_required_parameter")
+    return text
+
+
+def plain(text: str) -> str:
+    """Without inline pronunciations: the words that they are of."""
+    return _PRONUNCIATION.sub(r"\1", text)
+
+
+class _Socket(Connection):
+    def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
+        super().__init__(socket)
+        self._speaker, self._wish = speaker, wish
+        self._num_flushed = self._num_cleared = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self._session.is_speaking
+
+    async def opened(self) -> None:
+        self._session = self._speaker.session(self.socket, self._wish, request_id=self.request_id)
+        self.start(self.pass_on(self._session, self._say))
+        name = self._wish.info.name
+        await self.send(
+            "Metadata", request_id=self.request_id, model_name=name, model_version="1", model_uuid=self.request_id
+        )
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        match fields.get("type"):
+            case "Speak":
+                self._session.append(plain(text_of(fields)))
+            case "Flush":
+                self._session.flush()
+            case "Clear":
+                await self._session.clear()
+            case "Close":
+                self._session.close()
+            case _:
+                raise InvalidRequest("type must be Speak, Flush, Clear or Close.", "type")
+
+    async def refuse(self, error: InvalidRequest) -> None:
+        # LiveKit shows warn_msg, others the description.
+        code, said = error.code, error.message
+        await self.send("Warning", code=code, description=said, warn_code=code, warn_msg=said)
+
+    async def _say(self, event: Event) -> None:
+        match event:
+            case Audio(_, data):
+                await self.socket.send_bytes(data)
+            case Mark():
+                await self.send("Flushed", sequence_id=self._num_flushed)
+                self._num_flushed += 1
+            case Cleared():
+                await self.send("Cleared", sequence_id=self._num_cleared)
+                self._num_cleared += 1
+            case Failed(error):
+                reply = self.failure(error, self.request_id)
+                await self.send("Error", code=reply.code, description=reply.message, message=reply.message)
+                await self.end_for(error)
+            case Done():
+                await self.end()

@@ -1,0 +1,321 @@
+"""Speech of a conversation: text goes in as it is written, events come out as it is spoken; dialects are made of it."""
+
+import asyncio
+import re
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+from starlette.websockets import WebSocketDisconnect
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from serve_app.config import ApiSettings
+from serve_app.door import Caller
+from serve_app.errors import translate
+from serve_app.long_text import segment_seed, sentences_end
+from serve_app.request_log import SAMPLE_BYTES, RequestRecord, Usage
+from serve_app.speech_request import SpeechBody, build_request, is_speakable, spoken_text
+from serve_app.speech_response import Delivery
+from serve_app.synthesizer import Synthesizer
+
+SILENCE_S = 0.1  # what text sounds like that nobody can speak: clients take no audio at all for a failure
+MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
+MAX_AUDIO_BYTES = 4096  # of an event
+_MOST_UNSENT = 8  # events; behind them the decoding waits
+_CJK = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u3000-\u303f\uff00-\uff65]"
+_CJK_SPACE = re.compile(rf"(?<={_CJK})\s+(?={_CJK})")
+
+
+@dataclass(slots=True)
+class Turn:
+    """Text that is spoken as one utterance, and what has become of it."""
+
+    number: int  # from 1
+    record: RequestRecord
+    text: str = ""  # all of it so far
+    is_complete: bool = False
+    request: SynthesisRequest | None = None  # the first one; None while nothing was asked for
+    taken: int = 0  # characters that are being spoken, or have been
+    sent_samples: int = 0  # at the output's rate
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def usage(self) -> Usage:
+        """What it has consumed and produced so far."""
+        return self.record.usage
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A turn's audio follows."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """The next bytes of the output's format; raw formats come in whole samples."""
+
+    turn: Turn
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """All that was written before a `flush` has been spoken."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """What came before is void: nothing of these turns follows."""
+
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What the encoder held back, behind the last turn."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The session was closed, and has said everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The end of a session that broke."""
+
+    error: Exception
+
+
+Event = Started | Audio | Mark | Cleared | Rest | Done | Failed
+
+
+class Session:
+    """Turns follow each other: `flush` ends one. Events wait for whoever iterates, and the decoding with them.
+
+    Use as an asynchronous context manager: leaving it cancels everything behind it.
+    """
+
+    def __init__(
+        self,
+        synthesizer: Synthesizer,
+        settings: ApiSettings,
+        info: ModelInfo,
+        *,
+        body: SpeechBody,
+        delivery: Delivery,
+        caller: Caller,
+        request_id: str,
+        client: str = "unknown",
+        cut: bool = True,
+    ) -> None:
+        """`body` is everything but its `input`. With `cut` a sentence is spoken as soon as it ends, else a turn when it
+        does. Turns have `request_id` with their number behind it, those of a session without `cut` the bare one.
+        """
+        self._synthesizer, self._settings, self._info = synthesizer, settings, info
+        self._body, self._delivery, self._caller = body, delivery, caller
+        self._request_id, self._client, self._cut = request_id, client, cut
+        self._turns: deque[Turn] = deque()  # the one that is spoken first
+        self._num_turns = 0
+        self._is_closed = False
+        self._changed = asyncio.Event()
+        self._events: asyncio.Queue[Event] = asyncio.Queue(_MOST_UNSENT)
+        self._rendering = delivery.rendering(info)
+        self._speaking = asyncio.create_task(self._run())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        has_left = kind is not None and issubclass(kind, WebSocketDisconnect | RuntimeError)
+        await self.aclose("client left" if has_left else "cancelled")
+
+    @property
+    def is_speaking(self) -> bool:
+        """Whether it is the server's turn."""
+        return any(turn.is_complete for turn in self._turns)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a turn waits for more text, or for its end."""
+        return bool(self._turns) and not self._turns[-1].is_complete
+
+    def append(self, text: str) -> None:
+        """More of the present turn, or the beginning of one, cut anywhere. Raises InvalidRequest if too much waits."""
+        if not text:
+            return
+        if sum(len(turn.text) - turn.taken for turn in self._turns) + len(text) > MAX_UNSPOKEN_CHARS:
+            message = f"More than {MAX_UNSPOKEN_CHARS} characters wait to be spoken; send more when some have been."
+            raise InvalidRequest(message, "input", "string_above_max_length")
+        turn = self._turns[-1] if self.is_writing else self._open_turn()
+        turn.text += text
+        turn.changed.set()
+
+    def flush(self) -> Turn:
+        """Ends the present turn, an empty one where there is none; its `Mark` will follow."""
+        turn = self._turns[-1] if self.is_writing else self._open_turn()
+        turn.is_complete = True
+        turn.changed.set()
+        return turn
+
+    async def clear(self) -> Cleared:
+        """Stops speaking, and forgets what was to be: nothing of that follows the event, which is returned as well."""
+        self._forget_events()
+        await self._stop()
+        self._forget_events()
+        cleared = Cleared(tuple(self._turns))
+        for turn in cleared.turns:
+            self._end(turn, "cancelled")
+        self._turns.clear()
+        self._events.put_nowait(cleared)
+        self._rendering = self._delivery.rendering(self._info)
+        self._speaking = asyncio.create_task(self._run())
+        return cleared
+
+    def close(self) -> None:
+        """No more text: `Done` comes behind all that was written."""
+        if self.is_writing:
+            self.flush()
+        self._is_closed = True
+        self._changed.set()
+
+    async def aclose(self, outcome: str = "cancelled") -> None:
+        """Cancels everything at once; `outcome` is what the log says of it."""
+        await self._stop()
+        for turn in self._turns:
+            self._end(turn, outcome)
+        self._turns.clear()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Events until `Done` or `Failed`."""
+        event: Event | None = None
+        while not isinstance(event, Done | Failed):
+            event = await self._events.get()
+            yield event
+
+    def _open_turn(self) -> Turn:
+        self._num_turns += 1
+        own_id = f"{self._request_id}-{self._num_turns}" if self._cut else self._request_id
+        turn = Turn(self._num_turns, RequestRecord(own_id, time.time_ns(), self._client))
+        self._turns.append(turn)
+        self._changed.set()
+        return turn
+
+    async def _run(self) -> None:
+        try:
+            while (turn := await self._next_turn()) is not None:
+                await self._speak(turn)
+                self._turns.popleft()
+                turn.record.publish()
+                await self._events.put(Mark(turn))
+            if rest := await self._rendering.close():
+                await self._events.put(Rest(rest))
+            await self._events.put(Done())
+        except Exception as error:
+            if self._turns:
+                self._end(self._turns.popleft(), translate(error).code)
+            await self._events.put(Failed(error))
+
+    async def _next_turn(self) -> Turn | None:
+        """None: the session was closed."""
+        while not self._turns and not self._is_closed:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._turns[0] if self._turns else None
+
+    async def _speak(self, turn: Turn) -> None:
+        has_begun = False
+        async with aclosing(self._chunks(turn)) as chunks:
+            async for chunk in chunks:
+                turn.usage.add(chunk)
+                audio = await self._rendering.feed(chunk.pcm)
+                if not has_begun and chunk.pcm:
+                    has_begun = True
+                    await self._events.put(Started(turn))
+                await self._send(turn, audio)
+        if not has_begun:
+            await self._events.put(Started(turn))
+        await self._send(turn, await self._rendering.drain())
+
+    async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
+        """The turn's audio; a moment of silence where there is text and none of it can be spoken."""
+        has_spoken, number = False, 0
+        while (text := await self._next_text(turn)) is not None:
+            if (request := await self._request(turn, text, number + 1)) is None:
+                continue
+            number += 1
+            tokens = turn.usage.input_tokens
+            async with aclosing(self._synthesizer.synthesize(request)) as chunks:
+                async for chunk in chunks:
+                    has_spoken = has_spoken or bool(chunk.pcm)
+                    yield replace(chunk, num_text_tokens=tokens + chunk.num_text_tokens)
+        if not has_spoken and turn.text.strip():
+            yield silence(self._info)
+
+    async def _next_text(self, turn: Turn) -> str | None:
+        """What can be spoken now: whole sentences, or what is left of a complete turn. None behind the end of it."""
+        while True:
+            end = len(turn.text) if turn.is_complete else sentences_end(turn.text, turn.taken) if self._cut else 0
+            if end > turn.taken:
+                text, turn.taken = turn.text[turn.taken : end], end
+                return text
+            if turn.is_complete:
+                return None
+            turn.changed.clear()
+            await turn.changed.wait()
+
+    async def _request(self, turn: Turn, text: str, number: int) -> SynthesisRequest | None:
+        """What to ask for; None where no part of the text can be spoken."""
+        body = self._body.model_copy(update={"input": _CJK_SPACE.sub("", text)})
+        spoken = spoken_text(body, self._info)
+        if not is_speakable(spoken):
+            return None
+        if turn.request is None:
+            self._caller.request()
+            request_id, client = turn.record.request_id, self._caller.name
+            turn.request = await build_request(body, self._info, self._settings, request_id=request_id, client=client)
+            turn.record.voice = turn.request.voice
+            turn.record.samples_per_s = self._info.sample_rate * self._body.speed
+            return turn.request
+        return replace(
+            turn.request,
+            request_id=f"{turn.request.request_id}.{number}",
+            text=spoken,
+            seed=segment_seed(turn.request.seed, number),
+            continues=True,
+        )
+
+    async def _send(self, turn: Turn, audio: bytes) -> None:
+        turn.sent_samples = self._rendering.samples
+        for start in range(0, len(audio), MAX_AUDIO_BYTES):
+            await self._events.put(Audio(turn, audio[start : start + MAX_AUDIO_BYTES]))
+
+    async def _stop(self) -> None:
+        self._speaking.cancel()
+        await asyncio.wait((self._speaking,))
+
+    def _forget_events(self) -> None:
+        while not self._events.empty():
+            self._events.get_nowait()
+
+    def _end(self, turn: Turn, outcome: str) -> None:
+        turn.record.error = outcome
+        turn.record.publish()
+
+
+def silence(info: ModelInfo) -> PcmChunk:
+    """A moment without a sound, as the whole of an utterance."""
+    codes = np.zeros((0, info.num_code_groups), np.int16)
+    samples = int(SILENCE_S * info.sample_rate)
+    return PcmChunk(bytes(samples * SAMPLE_BYTES), codes, 0, FinishReason.STOP)

@@ -1,0 +1,160 @@
+"""What every dialect asks: the loaded model, its voices, speech as an HTTP response or as a session."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest, PayloadTooLarge, TalkrayError
+from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from serve_app import ignored, voices
+from serve_app.audio import AudioFormat
+from serve_app.config import ApiSettings
+from serve_app.errors import BodyTooSlow, translate
+from serve_app.request_log import RequestRecord
+from serve_app.session import Session, silence
+from serve_app.speech_request import MAX_BODY_BYTES, SpeechBody, build_request, is_speakable, parse_object, parse_speech
+from serve_app.speech_response import Delivery, SpeechResponse, audio_body, event_body, marked, speech_headers
+from serve_app.synthesizer import Synthesizer
+
+BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a client asked for, in our own terms; the text is `body.input`, or comes later."""
+
+    info: ModelInfo
+    body: SpeechBody
+    delivery: Delivery
+    ignored: ignored.Ignored
+
+
+class Speaker:
+    """The one door from dialects to speech: limits, checks and the log are the same for all of them."""
+
+    def __init__(self, synthesizer: Synthesizer, settings: ApiSettings, *, check_room: Callable[[str], None]) -> None:
+        """`check_room` raises where there is no point in parsing a request of this client."""
+        self.settings = settings
+        self.check_room = check_room
+        self._synthesizer = synthesizer
+
+    async def describe(self) -> ModelInfo:
+        """What is loaded. Raises NotReady."""
+        return await self._synthesizer.describe()
+
+    async def wish(
+        self,
+        fields: Mapping[str, object],
+        *,
+        delivery: Delivery,
+        other: Iterable[str] = (),
+        model: object = None,
+    ) -> Wish:
+        """`fields` are those of a SpeechBody; a voice that is not here becomes the default one. `other` has no effect.
+
+        Raises InvalidRequest that names the field.
+        """
+        info = await self.describe()
+        without_effect = dict.fromkeys(other, "not of this server")
+        named = fields.get("voice")
+        voice, reason = voices.nearest(named if isinstance(named, str) else None, info, self.settings)
+        if reason:
+            without_effect["voice"] = reason
+        if isinstance(model, str) and model not in (info.name, *self.settings.model_aliases):
+            without_effect["model"] = f"the loaded model is {info.name}"
+        given = {name: value for name, value in fields.items() if value is not None}
+        body = parse_speech({"input": "", "any_language": True, **given, "voice": voice})
+        delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate)
+        return Wish(info, body, delivery, ignored.plain(without_effect))
+
+    def session(self, socket: WebSocket, wish: Wish, *, request_id: str, cut: bool = True) -> Session:
+        """Speech of one conversation on a socket; see `Session`."""
+        return Session(
+            self._synthesizer,
+            self.settings,
+            wish.info,
+            body=wish.body,
+            delivery=wish.delivery,
+            caller=socket.state.caller,
+            request_id=request_id,
+            client=socket.state.record.client,
+            cut=cut,
+        )
+
+    async def respond(self, request: Request, wish: Wish) -> Response:
+        """`wish.body.input` over HTTP."""
+        utterance = await self.utterance(request, wish)
+        usage = request.state.record.usage
+        usage.ignored = ignored.entries(wish.ignored)
+        as_body = event_body if wish.delivery.events else audio_body
+        stream = as_body(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage)
+        headers = {**speech_headers(wish.delivery, wish.info), **ignored.header(wish.ignored)}
+        return SpeechResponse(stream, headers, whole=wish.delivery.whole, usage=usage)
+
+    async def utterance(self, request: Request, wish: Wish) -> SynthesisRequest:
+        """What an HTTP request asks for. Raises InvalidRequest."""
+        record: RequestRecord = request.state.record
+        caller = request.state.caller.name
+        asked = await build_request(wish.body, wish.info, self.settings, request_id=record.request_id, client=caller)
+        record.voice, record.samples_per_s = asked.voice, wish.info.sample_rate * wish.delivery.speed
+        return marked(asked, record.received_ns) if self.settings.server_timing else asked
+
+    def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """Its audio; a moment of silence where nothing of it can be spoken."""
+        return self._synthesizer.synthesize(utterance) if is_speakable(utterance.text) else _silent(info)
+
+
+async def read_body(request: Request) -> bytes:
+    """The body, given up as soon as it is too large or too slow, whatever its Content-Length says."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise PayloadTooLarge(f"The body is larger than {MAX_BODY_BYTES} bytes.")
+    except TimeoutError:
+        raise BodyTooSlow(f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds.") from None
+    return bytes(body)
+
+
+async def read_object(request: Request, speaker: Speaker) -> dict[str, object]:
+    """The JSON object that is the body. Raises InvalidRequest, and Overloaded where parsing it would be in vain."""
+    content = await read_body(request)
+    speaker.check_room(request.state.caller.name)
+    return parse_object(content)
+
+
+async def _silent(info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    yield silence(info)
+
+
+async def refuse_handshake(socket: WebSocket, error: TalkrayError, *, reason_header: str | None = None) -> None:
+    """Answers the handshake of a WebSocket with a status; `reason_header` says why where clients show a header."""
+    reply = translate(error)
+    socket.state.record.error = reply.code
+    response = reply.response()
+    if reason_header is not None:
+        response.headers[reason_header] = reply.message.encode("ascii", "replace").decode().replace("\n", " ")
+    await socket.send_denial_response(response)
+
+
+def choice(param: str, value: str, choices: Mapping[str, AudioFormat]) -> AudioFormat:
+    """The format that a dialect calls `value`. Raises InvalidRequest with the valid names."""
+    if value not in choices:
+        raise InvalidRequest(f"{param}: {value[:40]!r} is none of {', '.join(choices)}.", param)
+    return choices[value]
+
+
+def number(param: str, value: str | None) -> int | float | None:
+    """A number out of a query. Raises InvalidRequest."""
+    if not value:
+        return None
+    try:
+        return int(value) if value.isdigit() else float(value)
+    except ValueError:
+        raise InvalidRequest(f"{param}: {value[:40]!r} is no number.", param) from None

@@ -1,0 +1,71 @@
+"""The client's side of one WebSocket of a dialect, driven by hand."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from serve_app.api import create_api
+from serve_app.config import ApiSettings
+from tests.serve_app import asgi
+from tests.serve_app.fake import FakeSynthesizer
+
+Json = dict[str, Any]
+
+
+def connect(
+    synthesizer: FakeSynthesizer,
+    path: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    settings: ApiSettings | None = None,
+) -> asgi.Connection:
+    path, _, query = path.partition("?")
+    api = create_api(synthesizer, settings or ApiSettings())
+    connection = asgi.websocket(api, path, headers={"x-request-id": "conn", **(headers or {})})
+    connection._scope["query_string"] = query.encode()
+    connection._scope["extensions"] = {"websocket.http.response": {}}
+    return connection
+
+
+class Client:
+    def __init__(self, connection: asgi.Connection) -> None:
+        self.connection = connection
+        self.headers: dict[str, str] = {}
+
+    async def accepted(self) -> "Client":
+        message = await self.connection.next()
+        assert message["type"] == "websocket.accept", message
+        self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        return self
+
+    def send(self, *messages: Json) -> None:
+        for message in messages:
+            self.connection.receive({"type": "websocket.receive", "text": json.dumps(message)})
+
+    def leave(self) -> None:
+        self.connection.receive({"type": "websocket.disconnect", "code": 1000})
+
+    async def next(self) -> Json | bytes:
+        """A JSON message, audio, or {"closed": code}."""
+        message = await self.connection.next()
+        if message["type"] == "websocket.close":
+            return {"closed": message["code"]}
+        assert message["type"] == "websocket.send", message
+        if message.get("bytes") is not None:
+            audio: bytes = message["bytes"]
+            return audio
+        parsed: Json = json.loads(message["text"])
+        return parsed
+
+    async def until(self, **fields: object) -> tuple[list[Json], bytes]:
+        """Messages up to the one with these fields, which is the last, and all audio between."""
+        messages: list[Json] = []
+        audio = bytearray()
+        while True:
+            message = await self.next()
+            if isinstance(message, bytes):
+                audio += message
+                continue
+            messages.append(message)
+            if all(message.get(name) == value for name, value in fields.items()):
+                return messages, bytes(audio)

@@ -1,0 +1,171 @@
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from deployments.errors import Overloaded
+from tests.serve_app.dialects.client import Client, connect
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+
+pytestmark = pytest.mark.anyio
+
+# As LiveKit's plugin asks.
+PATH = "/v1/speak?encoding=linear16&model=aura-2-andromeda-en&sample_rate=24000&mip_opt_out=false"
+FLUSH, CLEAR, CLOSE = {"type": "Flush"}, {"type": "Clear"}, {"type": "Close"}
+FRAME = tone(CUSTOM_VOICE.frame_samples)
+
+
+def speak(text: str) -> dict[str, str]:
+    return {"type": "Speak", "text": text}
+
+
+async def test_words_become_one_turn_with_one_flushed() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connect(synthesizer, PATH) as connection:
+        client = await Client(connection).accepted()
+        assert (await client.until(type="Metadata"))[0][0]["request_id"] == "conn"
+        for number in (0, 1):
+            client.send(*(speak(f"{word} ") for word in ("Hello", "there.", "Bye")), FLUSH)
+            messages, audio = await client.until(type="Flushed")
+            assert messages == [{"type": "Flushed", "sequence_id": number}]
+            assert audio == pcm_of(utterance()) * 2
+    assert [request.text for request in synthesizer.requests] == ["Hello there.", "Bye"] * 2
+
+
+async def test_an_unknown_voice_is_the_default_one_and_the_handshake_says_so() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connect(synthesizer, PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(speak("Hi."), FLUSH)
+        await client.until(type="Flushed")
+    assert synthesizer.requests[0].voice == "serena"
+    assert "voice (no such voice here, serena speaks)" in client.headers["x-ignored"]
+    assert "mip_opt_out" in client.headers["x-ignored"]
+
+
+async def test_an_empty_flush_has_its_flushed() -> None:
+    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(FLUSH)
+        messages, audio = await client.until(type="Flushed")
+        assert ([message["type"] for message in messages], audio) == (["Metadata", "Flushed"], b"")
+
+
+async def test_clear_ends_the_turn_and_nothing_of_it_follows() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with connect(synthesizer, PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(speak("A long story. "), FLUSH)
+        await synthesizer.waiting.wait()
+        client.send(CLEAR)
+        await client.until(type="Cleared", sequence_id=0)
+        assert synthesizer.closed.is_set()
+        synthesizer.script = utterance(1)
+        client.send(speak("New"), FLUSH)
+        assert await client.until(type="Flushed") == ([{"type": "Flushed", "sequence_id": 0}], pcm_of(utterance(1)))
+
+
+async def test_close_drains_and_ends() -> None:
+    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(speak("Good bye"), CLOSE)
+        messages, audio = await client.until(closed=1000)
+        assert [message.get("type") for message in messages] == ["Metadata", "Flushed", None]
+        assert audio == pcm_of(utterance())
+        await connection.task
+
+
+async def test_who_leaves_while_it_drains_is_not_spoken_to() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with connect(synthesizer, PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(speak("Good bye"), CLOSE)
+        await synthesizer.waiting.wait()
+        client.leave()
+        await connection.task
+        assert synthesizer.closed.is_set()
+
+
+async def test_a_bad_message_is_a_warning_and_the_socket_stays() -> None:
+    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send({"type": "Sing"}, {"type": "Speak"})
+        for _ in range(2):
+            (*_, warning), _ = await client.until(type="Warning")
+            assert warning["warn_msg"] == warning["description"]
+        client.send(speak("Hi"), FLUSH)
+        await client.until(type="Flushed")
+
+
+async def test_an_overloaded_server_says_so_and_closes() -> None:
+    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(speak("Hi"), FLUSH)
+        await client.until(type="Error", code="rate_limit_exceeded")
+        await client.until(closed=1013)
+        await connection.task
+
+
+@pytest.mark.parametrize(
+    ("query", "synthesizer", "status", "why"),
+    [
+        ("encoding=mp3", FakeSynthesizer(), 400, "encoding"),
+        ("sample_rate=12345", FakeSynthesizer(), 400, "sample_rate"),
+        ("speed=fast", FakeSynthesizer(), 400, "speed"),
+        ("model=x", FakeSynthesizer(info=None), 503, "loading"),
+    ],
+)
+async def test_a_handshake_is_refused_with_the_reason(
+    query: str, synthesizer: FakeSynthesizer, status: int, why: str
+) -> None:
+    async with connect(synthesizer, f"/v1/speak?{query}") as connection:
+        start = await connection.next()
+        assert (start["type"], start["status"]) == ("websocket.http.response.start", status)
+        assert why in dict(start["headers"])[b"dg-error"].decode()
+
+
+async def test_telephones() -> None:
+    async with connect(
+        FakeSynthesizer(script=utterance(25)), "/v1/speak?encoding=mulaw&sample_rate=8000"
+    ) as connection:
+        client = await Client(connection).accepted()
+        client.send(speak("Hi"), FLUSH)
+        _, audio = await client.until(type="Flushed")
+    assert len(audio) == pytest.approx(8000 * 2, abs=20)
+
+
+async def test_inline_pronunciations_are_spoken_as_their_word(
+    client: httpx.AsyncClient, synthesizer: FakeSynthesizer
+) -> None:
+    text = 'Take \\{"word": "dupilumab", "pronounce": "duːˈpɪljuːmæb"\\} daily'
+    response = await client.post("/v1/speak?model=ryan&container=none&encoding=linear16", json={"text": text})
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("audio/pcm;rate=24000")
+    assert response.content == pcm_of(utterance())
+    assert [request.text for request in synthesizer.requests] == ["Take dupilumab daily"]
+
+
+@pytest.mark.parametrize(
+    ("query", "content_type"),
+    [
+        ("", "audio/mpeg"),
+        ("encoding=linear16", "audio/wav"),
+        ("encoding=opus", "audio/ogg"),
+        ("encoding=alaw&sample_rate=8000&container=none", "audio/x-alaw-basic;rate=8000;channels=1"),
+    ],
+)
+async def test_over_http(client: httpx.AsyncClient, query: str, content_type: str) -> None:
+    response = await client.post(f"/v1/speak?{query}", json={"text": "Hello"})
+    assert (response.status_code, response.headers["content-type"]) == (200, content_type)
+    assert response.content
+
+
+async def test_text_that_yields_no_speech_is_silence_over_http(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/speak?encoding=linear16&container=none", json={"text": "..."})
+    assert (response.status_code, response.content) == (200, bytes(4800))
+
+
+async def test_no_text_is_refused(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/speak", content=json.dumps({"txt": "Hello"}))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "text")

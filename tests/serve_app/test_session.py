@@ -1,0 +1,230 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from deployments.errors import InvalidRequest, Overloaded
+from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from serve_app.audio import AudioFormat
+from serve_app.config import ApiSettings
+from serve_app.door import Caller
+from serve_app.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Done, Event, Failed, Mark, Session, Started
+from serve_app.speech_request import SpeechBody
+from serve_app.speech_response import Delivery
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+
+pytestmark = pytest.mark.anyio
+
+FRAME = tone(CUSTOM_VOICE.frame_samples)
+BODY = SpeechBody(input="", voice="ryan", any_language=True, seed=7)
+
+
+def open_session(
+    synthesizer: FakeSynthesizer,
+    delivery: Delivery | None = None,
+    *,
+    info: ModelInfo = CUSTOM_VOICE,
+) -> Session:
+    return Session(
+        synthesizer,
+        ApiSettings(),
+        info,
+        body=BODY,
+        delivery=delivery or Delivery(AudioFormat.PCM),
+        caller=Caller("test"),
+        request_id="talk",
+    )
+
+
+async def events_of(session: Session) -> list[Event]:
+    return [event async for event in session]
+
+
+def audio_of(events: list[Event]) -> bytes:
+    return b"".join(event.data for event in events if isinstance(event, Audio))
+
+
+def kinds(events: list[Event]) -> list[str]:
+    """Without how the audio is cut."""
+    names = [type(event).__name__ for event in events]
+    return [name for index, name in enumerate(names) if name != "Audio" or names[index - 1] != "Audio"]
+
+
+def texts(synthesizer: FakeSynthesizer) -> list[str]:
+    return [request.text for request in synthesizer.requests]
+
+
+async def test_a_turn_has_a_beginning_audio_and_an_end() -> None:
+    async with open_session(FakeSynthesizer(script=utterance())) as session:
+        session.append("Hello there")
+        session.flush()
+        session.close()
+        events = await events_of(session)
+    assert kinds(events) == ["Started", "Audio", "Mark", "Done"]
+    assert audio_of(events) == pcm_of(utterance())
+
+
+async def test_a_sentence_is_spoken_before_the_next_one_is_written() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with open_session(synthesizer) as session:
+        events = aiter(session)
+        for piece in ("Dr. Jo", "nes is he", "re. And"):
+            session.append(piece)
+        assert isinstance(await anext(events), Started)
+        while not synthesizer.closed.is_set():
+            assert isinstance(await anext(events), Audio)
+        session.append(" he stays")
+        session.flush()
+        while not isinstance(await anext(events), Mark):
+            pass
+    assert texts(synthesizer) == ["Dr. Jones is here.", "And he stays"]
+    first, second = synthesizer.requests
+    assert (first.request_id, first.continues, first.seed) == ("talk-1", False, 7)
+    assert (second.request_id, second.continues) == ("talk-1.2", True)
+    assert second.seed != 7
+
+
+async def test_every_flush_has_its_mark_even_an_empty_one() -> None:
+    async with open_session(FakeSynthesizer(script=utterance(1))) as session:
+        session.flush()
+        session.append("One.")
+        session.flush()
+        session.append("Two.")
+        session.close()
+        events = await events_of(session)
+    assert kinds(events) == ["Started", "Mark", *["Started", "Audio", "Mark"] * 2, "Done"]
+
+
+@pytest.mark.parametrize("text", ["...", "🙂", "<b>", "Привет"])
+async def test_text_that_yields_no_speech_is_a_moment_of_silence(text: str) -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    english = replace(CUSTOM_VOICE, spoken_form="english")
+    async with open_session(synthesizer, info=english) as session:
+        session.append(text)
+        session.close()
+        events = await events_of(session)
+    assert kinds(events) == ["Started", "Audio", "Mark", "Done"]
+    assert audio_of(events) == bytes(2 * 2400)
+    assert synthesizer.requests == []
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n"])
+async def test_blank_text_is_no_audio_at_all(text: str) -> None:
+    async with open_session(FakeSynthesizer(script=utterance())) as session:
+        session.append(text)
+        session.flush()
+        session.close()
+        assert kinds(await events_of(session)) == ["Started", "Mark", "Done"]
+
+
+async def test_who_does_not_read_stops_the_decoding() -> None:
+    made = 0
+
+    class Counting(FakeSynthesizer):
+        async def synthesize(self, request: SynthesisRequest):  # type: ignore[no-untyped-def]
+            nonlocal made
+            for _ in range(1000):
+                made += 1
+                yield chunk(FRAME)
+
+    async with open_session(Counting()) as session:
+        session.append("A long story.")
+        session.flush()
+        for _ in range(200):
+            await asyncio.sleep(0)
+    assert 0 < made < 12
+
+
+async def test_leaving_cancels_at_once_also_while_draining() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with open_session(synthesizer) as session:
+        session.append("Good bye")
+        session.close()
+        await synthesizer.waiting.wait()
+    assert synthesizer.closed.is_set()
+
+
+async def test_after_clear_nothing_of_the_old_turns_follows() -> None:
+    synthesizer = FakeSynthesizer(script=[*utterance(200)])
+    async with open_session(synthesizer) as session:
+        events = aiter(session)
+        session.append("The old story. It is long.")
+        session.flush()
+        session.append("More of it")
+        assert isinstance(await anext(events), Started)
+        assert isinstance(await anext(events), Audio)
+        cleared = await session.clear()
+        assert [turn.number for turn in cleared.turns] == [1, 2]
+        assert synthesizer.closed.is_set()
+        synthesizer.script = utterance(1)
+        session.append("New")
+        session.close()
+        rest = [event async for event in events]
+    assert kinds(rest) == ["Cleared", "Started", "Audio", "Mark", "Done"]
+    assert rest[0] == cleared
+    assert all(event.turn.number == 3 for event in rest if isinstance(event, Audio | Mark))
+    assert texts(synthesizer)[-1] == "New"
+
+
+async def test_clear_while_nobody_reads() -> None:
+    synthesizer = FakeSynthesizer(script=utterance(200))
+    async with open_session(synthesizer) as session:
+        session.append("Nobody listens")
+        session.flush()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        cleared = await session.clear()
+        assert await anext(aiter(session)) == Cleared(cleared.turns)
+
+
+async def test_audio_is_of_whole_samples() -> None:
+    script = [chunk(tone(5001)), *utterance()]
+    for audio_format, size in ((AudioFormat.PCM, 2), (AudioFormat.FLOAT, 4)):
+        async with open_session(FakeSynthesizer(script=script), Delivery(audio_format)) as session:
+            session.append("Hello")
+            session.close()
+            sizes = {len(event.data) % size for event in await events_of(session) if isinstance(event, Audio)}
+        assert sizes == {0}
+
+
+async def test_one_encoder_speaks_all_turns() -> None:
+    async with open_session(FakeSynthesizer(script=utterance(12)), Delivery(AudioFormat.FLAC)) as session:
+        for _ in range(2):
+            session.append("Hello")
+            session.flush()
+        session.close()
+        events = await events_of(session)
+    assert audio_of(events).count(b"fLaC") == 1
+
+
+async def test_what_breaks_ends_the_session() -> None:
+    error = Overloaded("full", 2.0)
+    async with open_session(FakeSynthesizer(script=[error])) as session:
+        session.append("Hello")
+        session.flush()
+        assert await events_of(session) == [Failed(error)]
+
+
+async def test_too_much_that_waits_is_refused() -> None:
+    async with open_session(FakeSynthesizer(script=[asyncio.Event()])) as session:
+        session.append("x" * MAX_UNSPOKEN_CHARS)
+        with pytest.raises(InvalidRequest, match="characters wait"):
+            session.append("x")
+
+
+async def test_chinese_clauses_come_together_without_spaces() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with open_session(synthesizer) as session:
+        for clause in ("你好， ", "世界 ", "and more "):
+            session.append(clause)
+        session.close()
+        assert isinstance((await events_of(session))[-1], Done)
+    assert texts(synthesizer) == ["你好，世界 and more"]
+
+
+async def test_an_empty_stream_is_a_moment_of_silence() -> None:
+    script: list[PcmChunk] = [utterance(0)[-1]]
+    async with open_session(FakeSynthesizer(script=script)) as session:
+        session.append("Hm")
+        session.close()
+        assert audio_of(await events_of(session)) == bytes(2 * 2400)
