@@ -1,5 +1,6 @@
 """The script changes what Ray's template says: a release of Ray that says it differently fails here."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -34,12 +35,24 @@ def test_every_change_is_made(tmp_path: Path) -> None:
     [unrouted] = [line for line in lines if "not ready" in line]
     assert unrouted == 'http-request return status 503 content-type text/plain string "not ready" hdr Retry-After 1'
     assert not [line for line in lines if line.startswith("http-request return status 404")]
+    unavailable = SCRIPT.with_name("unavailable.http")
+    assert [line for line in lines if line.startswith("errorfile ")] == [
+        f"errorfile {status} {unavailable}" for status in (502, 503, 504)
+    ]
+
+
+def test_who_loses_an_ingress_may_come_again() -> None:
+    head, _, content = SCRIPT.with_name("unavailable.http").read_bytes().partition(b"\r\n\r\n")
+    status, *headers = head.decode().split("\r\n")
+    assert status.startswith("HTTP/1.1 503 ")
+    assert {"Retry-After: 1", "Content-Type: application/json", f"Content-Length: {len(content)}"} == {*headers}
+    assert json.loads(content)["error"]["code"] == "replica_lost"
 
 
 def test_nothing_else_changes(tmp_path: Path) -> None:
     before = [line.strip() for line in HAPROXY_CONFIG_TEMPLATE.splitlines()]
     changed = [line for line in before if line not in set(guarded(tmp_path))]
-    assert len(changed) == 5
+    assert len(changed) == 8
 
 
 def test_refusals_stand_there_once_however_often_it_starts(tmp_path: Path) -> None:
