@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -44,11 +44,12 @@ class ServerCommand:
         terminal: bool = False,
         user: int | None = None,
         environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
     ) -> None:
-        """`user` is whose processes they are, which may read everything; that needs root."""
+        """`user` is whose processes they are, which may read everything; that needs root. `arguments`: further ones."""
         self.port, self.scratch = port, scratch
         self.output_file = scratch / f"output-{port}-{time.monotonic_ns()}"
-        command = [*COMMAND, "serve", "--model", "embedded", "--port", str(port)]
+        command = [*COMMAND, "serve", "--model", "embedded", "--port", str(port), *arguments]
         if user is not None:
             may_read = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
             command = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *may_read, *command]

@@ -1,0 +1,215 @@
+"""Clients that behave: each has an address and a key of its own, listens to the end, and asks again if refused."""
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import aiohttp
+import numpy as np
+
+from tests.faults.hostile import SPEECH
+
+BOUND_S = 180.0  # for a whole stream: what takes longer hangs
+PAUSE_S = 3.0  # on average, after an utterance has been played
+SAMPLE_BYTES, BYTES_PER_S = 2, 48_000
+VOICES = ("alloy", "felix", "nora")
+SENTENCES = (
+    "Yes.",
+    "Good morning, and thank you for calling.",
+    "The quick brown fox jumps over the lazy dog, and the dog does not mind.",
+    "Your table for two is booked for half past seven on Friday, the fourth of May.",
+    "Between the harbour and the old town there is a narrow street that few visitors ever find.",
+    "She counted the steps down to the river, forty-two of them, and then she counted them again on the way back.",
+)
+# Of an utterance that goes on for that many frames of 80 ms; None: as long as its text takes.
+LENGTHS = (None, None, 25, 60, 120, 200)
+
+
+def catalogue() -> list[dict[str, object]]:
+    """What is said, each utterance with its seed, so that it can be said again."""
+    said = [
+        body(SENTENCES[number % len(SENTENCES)], VOICES[number % len(VOICES)], number, LENGTHS[number % len(LENGTHS)])
+        for number in range(16)
+    ]
+    return [*said, body(" ".join(SENTENCES[1:]), "alloy", 99, None)]
+
+
+def body(text: str, voice: str, seed: int, frames: int | None) -> dict[str, object]:
+    """A request as a client of OpenAI's sends it."""
+    fields: dict[str, object] = {"model": "gpt-4o-mini-tts", "input": text, "voice": voice, "response_format": "pcm"}
+    endless = {"ignore_eos": True, "max_new_tokens": frames} if frames else {}
+    return {**fields, "seed": seed, **endless}
+
+
+@dataclass(slots=True)
+class Stream:
+    """One request and what became of it. Times are of time.monotonic()."""
+
+    client: str
+    way: str
+    utterance: int
+    began_s: float = field(default_factory=time.monotonic)
+    ended_s: float = 0.0
+    first_s: float | None = None  # when its first audio came
+    gap_s: float = 0.0  # the longest time without audio after that
+    outcome: str = "hung"  # whole, wrong, refused, unreached, broken, failed, hung
+    detail: str = ""
+
+    @property
+    def lost(self) -> bool:
+        """Whether it had been taken and did not end as it should."""
+        return self.outcome in ("broken", "wrong", "hung", "failed")
+
+
+def difference(pcm: bytes, expected: bytes) -> str | None:
+    """What is not the same about two deliveries of an utterance; samples may differ by 1."""
+    if len(pcm) != len(expected):
+        return f"{len(pcm)} bytes, not {len(expected)}"
+    one, other = (np.frombuffer(each, "<i2").astype(int) for each in (pcm, expected))
+    worst = int(np.abs(one - other).max(initial=0))
+    return f"samples differ by {worst}" if worst > 1 else None
+
+
+class Refused(Exception):
+    """Before any audio, with a status."""
+
+
+class Failed(Exception):
+    """An answer that no polite client should get."""
+
+
+class Listening:
+    """The audio of one stream as it comes."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._last_s = stream, 0.0
+        self.pcm = bytearray()
+
+    def take(self, data: bytes) -> None:
+        now_s = time.monotonic()
+        if self._stream.first_s is None:
+            self._stream.first_s = now_s
+        else:
+            self._stream.gap_s = max(self._stream.gap_s, now_s - self._last_s)
+        self._last_s = now_s
+        self.pcm += data
+
+
+class PoliteClient:
+    """One that speaks over HTTP, or over a WebSocket that it keeps."""
+
+    def __init__(self, name: str, key: str, url: str, address: str, *, sockets: bool) -> None:
+        self.name, self.key = name, key
+        self._way = "WebSocket" if sockets else "HTTP"
+        self._url, self._address = url, address
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._socket_key = ""
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=None)
+        connector = aiohttp.TCPConnector(local_addr=(self._address, 0))
+        self._http = aiohttp.ClientSession(self._url, timeout=timeout, connector=connector)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.close()
+
+    async def speak(self, number: int, fields: Mapping[str, object], expected: bytes | None) -> tuple[Stream, bytes]:
+        """One request; `expected` is what it brings without kills, None where that is asked for."""
+        stream = Stream(self.name, self._way, number)
+        listening = Listening(stream)
+        ask = self._over_socket if self._way == "WebSocket" else self._over_http
+        try:
+            async with asyncio.timeout(BOUND_S):
+                await ask(fields, listening)
+            problem = difference(listening.pcm, expected) if expected is not None else None
+            stream.outcome, stream.detail = ("wrong", problem) if problem else ("whole", "")
+        except TimeoutError:
+            stream.detail = f"{len(listening.pcm)} bytes in {BOUND_S:.0f} s"
+        except Refused as error:
+            stream.outcome, stream.detail = "refused", str(error)
+        except Failed as error:
+            stream.outcome, stream.detail = "failed", str(error)
+        except (aiohttp.ClientError, OSError) as error:
+            stream.outcome = "broken" if listening.pcm else "unreached"
+            stream.detail = f"{type(error).__name__}: {error}"[:160]
+        stream.ended_s = time.monotonic()
+        if stream.outcome != "whole":
+            await self._hang_up()
+        return stream, bytes(listening.pcm)
+
+    async def _over_http(self, fields: Mapping[str, object], listening: Listening) -> None:
+        async with self._http.post(SPEECH, json=fields, headers=self._bearer()) as answer:
+            if answer.status != 200:
+                raise refusal(answer.status, await answer.text())
+            async for data in answer.content.iter_any():
+                listening.take(data)
+
+    async def _over_socket(self, fields: Mapping[str, object], listening: Listening) -> None:
+        socket = await self._connected()
+        await socket.send_json({"type": "speak", **fields})
+        while True:
+            message = await socket.receive()
+            if message.type is aiohttp.WSMsgType.BINARY:
+                listening.take(message.data)
+            elif message.type is aiohttp.WSMsgType.TEXT:
+                said = json.loads(message.data)
+                if said["type"] == "done":
+                    return
+                if said["type"] == "error":
+                    error = said["error"]
+                    raise (
+                        broken(listening, error)
+                        if listening.pcm
+                        else refusal(_STATUS.get(error["code"], 0), str(error))
+                    )
+            else:
+                code = f"{message.type.name} {message.data} {message.extra}"
+                raise aiohttp.ClientConnectionError(f"the socket ended: {code}")
+
+    async def _connected(self) -> aiohttp.ClientWebSocketResponse:
+        """The socket; another one where it is closed, or where its key is no longer ours."""
+        if self._socket is None or self._socket.closed or self._socket_key != self.key:
+            await self._hang_up()
+            self._socket_key = self.key
+            try:
+                self._socket = await self._http.ws_connect(f"{SPEECH}/ws", headers=self._bearer())
+            except aiohttp.WSServerHandshakeError as error:
+                raise refusal(error.status, error.message) from error
+        return self._socket
+
+    async def _hang_up(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                async with asyncio.timeout(2.0):
+                    await self._socket.close()
+            self._socket = None
+
+    def _bearer(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"}
+
+
+_STATUS = {"rate_limit_exceeded": 429, "not_ready": 503, "replica_lost": 503}  # of error codes on a socket
+
+
+def refusal(status: int, text: str) -> Exception:
+    """Too busy and not ready are refusals, to be asked again; what else a polite client is told is a fault."""
+    said = f"{status} {text[:160]}"
+    return Refused(said) if status in (429, 502, 503, 504) else Failed(said)
+
+
+def broken(listening: Listening, error: Mapping[str, object]) -> Exception:
+    """An error in the middle."""
+    return aiohttp.ClientPayloadError(f"after {len(listening.pcm)} bytes: {error}")
+
+
+def pause_s(stream: Stream, audio_bytes: int, chance: random.Random) -> float:
+    """How long a client waits before it asks again: the audio is played to its end; a refusal is taken calmly."""
+    if stream.outcome != "whole":
+        return 0.5 + chance.random()
+    return max(0.0, audio_bytes / BYTES_PER_S - (stream.ended_s - stream.began_s)) + chance.expovariate(1 / PAUSE_S)
