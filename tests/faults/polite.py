@@ -121,7 +121,7 @@ class PoliteClient:
 
     async def speak(self, number: int, fields: Mapping[str, object], expected: bytes | None) -> tuple[Stream, bytes]:
         """One request; `expected` is what it brings without kills, None where that is asked for."""
-        stream = Stream(self.name, self._way, number)
+        stream, key = Stream(self.name, self._way, number), self.key
         listening = Listening(stream)
         ask = self._over_socket if self._way == "WebSocket" else self._over_http
         try:
@@ -134,7 +134,9 @@ class PoliteClient:
         except Refused as error:
             stream.outcome, stream.detail = "refused", str(error)
         except Failed as error:
-            stream.outcome, stream.detail = "failed", str(error)
+            # A key may be revoked while a request with it is on its way: the next one has the new key.
+            rotated = self.key != key and str(error).startswith("401")
+            stream.outcome, stream.detail = "refused" if rotated else "failed", str(error)
         except (aiohttp.ClientError, OSError) as error:
             stream.outcome = "broken" if listening.pcm else "unreached"
             stream.detail = f"{type(error).__name__}: {error}"[:160]

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -104,23 +105,9 @@ class Soak:
             await asyncio.wait(self._hostile)
         records.folders = (records.folders[0], self._folders())
         records.starts = list(self.supervisor.ended)
-        return self.report()
-
-    def report(self) -> int:
-        """Print the tables, the number of musts that were missed."""
-        found, missed = tables(self.records)
-        for rows in found:
-            print(f"\n{as_text(rows)}")
-        for rows in found:
-            print(f"\n{as_markdown(rows)}")
-        print("\nhostile clients:", dict(sorted(Counter(self.records.hostile).items())))
-        details = Counter(f"{stream.outcome}: {stream.detail[:60]}" for stream in self.records.streams if stream.detail)
-        for detail, count in details.most_common(30):
-            print(f"  {count} x {detail}")
-        print(f"\nmusts missed: {len(missed)}")
-        for each in missed:
-            print(f"  {each}")
-        return min(1, len(missed))
+        if self.options.records:
+            self.options.records.write_bytes(pickle.dumps(records))
+        return report(records)
 
     def _folders(self) -> int:
         return len(list(self._tmp.glob("talkray-*")))
@@ -170,10 +157,9 @@ class Soak:
             self.say(
                 f"lost ({whose}): {stream.way} {stream.client} #{stream.utterance}: {stream.outcome}, {stream.detail}"
             )
-        # As many as make the share, of what is really asked.
-        while len(self.records.hostile) + len(self._hostile) < HOSTILE_SHARE / (1 - HOSTILE_SHARE) * len(
-            self.records.streams
-        ):
+        # As many as make the share of what reaches the server.
+        reached = sum(each.outcome != "unreached" for each in self.records.streams)
+        while len(self.records.hostile) + len(self._hostile) < HOSTILE_SHARE / (1 - HOSTILE_SHARE) * reached:
             task = asyncio.create_task(self._intrude())
             self._hostile.add(task)
             task.add_done_callback(self._hostile.discard)
@@ -181,7 +167,8 @@ class Soak:
     async def _intrude(self) -> None:
         loop, chance = asyncio.get_running_loop(), random.Random(self._chance.random())
         seen = await loop.run_in_executor(self._threads, intrude, self.options.port, self._hostile_key, chance)
-        self.records.hostile.append(seen)
+        if seen[1] != "ConnectionRefusedError":  # nobody was there
+            self.records.hostile.append(seen)
 
     async def _rotate(self) -> None:
         """One client's key each minute; the old one works a little longer, then no more."""
@@ -300,6 +287,23 @@ class Soak:
             )
 
 
+def report(records: Records) -> int:
+    """Print the tables; 1 where a must was missed."""
+    found, missed = tables(records)
+    for rows in found:
+        print(f"\n{as_text(rows)}")
+    for rows in found:
+        print(f"\n{as_markdown(rows)}")
+    print("\nhostile clients:", dict(sorted(Counter(records.hostile).items())))
+    details = Counter(f"{stream.outcome}: {stream.detail[:60]}" for stream in records.streams if stream.detail)
+    for detail, count in details.most_common(30):
+        print(f"  {count} x {detail}")
+    print(f"\nmusts missed: {len(missed)}")
+    for each in missed:
+        print(f"  {each}")
+    return min(1, len(missed))
+
+
 def kind_and_age(kill: Kill) -> str:
     return f"{time.monotonic() - kill.at_s:.0f} s without {kill.kind}"
 
@@ -331,6 +335,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--clients", type=int, default=4, help="polite ones, each with one stream at a time")
     parser.add_argument("--rotate-s", type=float, default=60, help="between two rotations of a key")
+    parser.add_argument("--records", type=Path, help="a file for everything that was seen, pickled")
     parser.add_argument("--port", type=int, default=free_port())
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)

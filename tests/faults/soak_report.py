@@ -151,7 +151,8 @@ def tables(records: Records) -> tuple[list[list[list[str]]], list[str]]:
     busy = sum(probe.speech == 429 for probe in records.probes)
     hostile_500 = [each for each in records.hostile if each[1].startswith("50") and each[1][:3] != "503"]
     minutes = (records.spans["end"][1] - records.began_s) / 60
-    share = len(records.hostile) / max(1, len(records.streams) + len(records.hostile))
+    reached = len(records.streams) - outcomes["unreached"] + len(records.hostile)
+    share = len(records.hostile) / max(1, reached)
     gaps = [stream.gap_s for stream in records.streams if stream.outcome == "whole"]
     rows = [
         ["what", "seen", "must"],
@@ -167,10 +168,11 @@ def tables(records: Records) -> tuple[list[list[list[str]]], list[str]]:
         ["lost: raylet, GCS, an agent, driver or command was killed", f"{blamed['server']}", ""],
         ["lost otherwise", f"{blamed['other']}", "0"],
         ["refused before audio, asked again: 429", f"{refusals['429']}", ""],
-        ["refused before audio, asked again: 502, 503, 504", f"{outcomes['refused'] - refusals['429']}", ""],
+        ["refused before audio, asked again: 503", f"{outcomes['refused'] - refusals['429'] - refusals['401']}", ""],
+        ["refused, asked again: key rotated meanwhile", f"{refusals['401']}", ""],
         ["not reached, asked again: a kill had just happened", f"{unreached.total() - unreached['other']}", ""],
         ["not reached, asked again: while the server started", f"{unreached['other']}", ""],
-        ["hostile clients, share of all requests", f"{len(records.hostile)}, {share:.1%}", "5 %"],
+        ["hostile clients, share of all requests that came in", f"{len(records.hostile)}, {share:.1%}", "5 %"],
         ["hostile clients that got a 500", f"{len(hostile_500)}", "0"],
         ["key rotations", f"{records.rotations}", ""],
         ["revoked keys that worked, new ones that did not", f"{len(records.key_faults)}", "0"],
@@ -178,7 +180,7 @@ def tables(records: Records) -> tuple[list[list[list[str]]], list[str]]:
         ["`/ready` against speech: moments looked at", f"{len(records.probes)}", ""],
         ["of these, ready and too busy for one more (429)", f"{busy}", ""],
         ["moments at which it was wrong", f"{len(false)}", "0"],
-        ["folders of servers, at the start and at the end", "{}, {}".format(*records.folders), "1, 1"],
+        ["folders: this server's, and the logs of the latest that died", f"{records.folders[1]}", "<= 2"],
     ]
     growth, grown = memory(records)
     missed = [*grown]
@@ -189,6 +191,7 @@ def tables(records: Records) -> tuple[list[list[list[str]]], list[str]]:
     missed += [f"lost: {stream}" for stream in lost if blame(stream, records.kills) == "other"]
     missed += [f"hostile {act}: {got}" for act, got in hostile_500]
     missed += records.key_faults
+    missed += [f"{records.folders[1]} folders of servers are left"] if records.folders[1] > 2 else []
     missed += [f"{kill.kind} killed at {kill.at_s - records.began_s:.0f} s: {kill.back_s}" for kill in never]
     missed += [f"/ready: {lie}" for lie in false]
     return [rows, deaths(records), growth], missed
