@@ -16,9 +16,11 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -88,12 +90,12 @@ class Soak:
             until_s = records.began_s + 60 * self.options.minutes
             quiet_s = min(QUIET_S, 6 * self.options.minutes)
             async with asyncio.TaskGroup() as group:
-                helpers = [group.create_task(each) for each in (self._poll(), self._probe(), self._survey())]
-                helpers += [group.create_task(each) for each in (self._rotate(), self._tell())]
-                speakers = [group.create_task(self._speak(client)) for client in self.clients]
+                helpers = [group.create_task(self._kept(each)) for each in (self._poll, self._probe, self._survey)]
+                helpers += [group.create_task(self._kept(each)) for each in (self._rotate, self._tell)]
+                speakers = [group.create_task(self._kept(partial(self._speak, each))) for each in self.clients]
                 await asyncio.sleep(quiet_s)
                 records.spans["start"] = (records.began_s + quiet_s / 2, time.monotonic())
-                await self._kill(until_s - quiet_s - 30 * min(1.0, self.options.minutes / 10))
+                await self._kept(partial(self._kill, until_s - quiet_s - 30 * min(1.0, self.options.minutes / 10)))
                 self.say("no more kills")
                 await asyncio.sleep(max(quiet_s, until_s - time.monotonic()))
                 records.spans["end"] = (time.monotonic() - quiet_s / 2, time.monotonic())
@@ -108,6 +110,18 @@ class Soak:
         if self.options.records:
             self.options.records.write_bytes(pickle.dumps(records))
         return report(records)
+
+    async def _kept(self, work: Callable[[], Awaitable[None]]) -> None:
+        """A fault of the soak itself is told, counts as one, and does not cost the hour."""
+        while not self._done.is_set():
+            try:
+                await work()
+                return
+            except Exception as error:
+                self.say(f"fault of the soak: {error!r}")
+                traceback.print_exc()
+                self.records.faults.append(repr(error))
+                await asyncio.sleep(EVERY_S)
 
     def _folders(self) -> int:
         return len(list(self._tmp.glob("talkray-*")))
@@ -228,7 +242,7 @@ class Soak:
         """All kills, each after speech has come back from the one before."""
         queue, began_s = schedule(self.options.kills, self._chance), time.monotonic()
         pause = (until_s - began_s) / max(1, len(queue))
-        for number in range(self.options.kills):
+        for number in range(self.options.kills - len(self.records.kills)):
             await asyncio.sleep(max(0.0, began_s + number * pause - time.monotonic()))
             while not await self._kill_one(queue):
                 if time.monotonic() > until_s:

@@ -77,6 +77,7 @@ class Records:
     hostile: list[tuple[str, str]] = field(default_factory=list)
     rotations: int = 0
     key_faults: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)  # of the soak itself
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)  # of surveys, by name
     folders: tuple[int, int] = (0, 0)  # of servers, at the start and at the end
 
@@ -190,7 +191,7 @@ def tables(records: Records) -> tuple[list[list[list[str]]], list[str]]:
     missed += [f"left for over 10 s: {', '.join(start.left)}" for start in left]
     missed += [f"lost: {stream}" for stream in lost if blame(stream, records.kills) == "other"]
     missed += [f"hostile {act}: {got}" for act, got in hostile_500]
-    missed += records.key_faults
+    missed += [*records.key_faults, *(f"fault of the soak: {fault}" for fault in records.faults)]
     missed += [f"{records.folders[1]} folders of servers are left"] if records.folders[1] > 2 else []
     missed += [f"{kill.kind} killed at {kill.at_s - records.began_s:.0f} s: {kill.back_s}" for kill in never]
     missed += [f"/ready: {lie}" for lie in false]
