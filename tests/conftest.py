@@ -5,3 +5,5 @@ Some simulate a cluster: only `talkray serve` as a process of its own keeps to l
 from serve_app import ray_settings
 
 ray_settings.apply_local(several_nodes=True)
+
+pytest_plugins = ["tests.e2e.black_box"]

@@ -1,6 +1,6 @@
 """A server as a command: signals, sockets and /proc only, so that any version of the command can be tried.
 
-`TALKRAY_COMMAND` names another one than this environment's.
+`TALKRAY_COMMAND` names another one than this environment's. Also a plugin of pytest, for the fixtures.
 """
 
 import contextlib
@@ -14,14 +14,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
+
+import pytest
 
 from tests.e2e import family
 
 COMMAND = shlex.split(os.environ.get("TALKRAY_COMMAND", f"{sys.executable} -m serve_app"))
-START_S = 90.0
+START_S = 240.0  # of a busy machine
 # However a server ends, this long after it no process of it is left, and its port is free.
 GONE_S = 10.0
 # In the command lines of its processes.
@@ -40,24 +42,22 @@ class ServerCommand:
         self,
         scratch: Path,
         port: int,
-        *,
+        *options: str,
         terminal: bool = False,
         user: int | None = None,
-        environment: Mapping[str, str] | None = None,
-        arguments: Sequence[str] = (),
+        environment: Mapping[str, str | None] | None = None,
     ) -> None:
-        """`user` is whose processes they are, which may read everything; that needs root. `arguments`: further ones."""
+        """`options` are further ones of the command. `user` is whose processes they are, which needs root.
+        `environment` is changed so; None removes.
+        """
         self.port, self.scratch = port, scratch
         self.output_file = scratch / f"output-{port}-{time.monotonic_ns()}"
-        command = [*COMMAND, "serve", "--model", "embedded", "--port", str(port), *arguments]
-        if user is not None:
-            may_read = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-            command = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *may_read, *command]
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TALKRAY_"))}
+        command = [*as_user(user), *COMMAND, "serve", "--model", "embedded", "--port", str(port), *options]
+        own = users_environment()
         own |= {family.TERMINAL: "1"} if terminal else {}
         self._family = subprocess.Popen(
             [sys.executable, family.__file__, str(self.output_file), *command],
-            env={**own, **(environment or {})},
+            env={name: value for name, value in {**own, **(environment or {})}.items() if value is not None},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -198,6 +198,35 @@ class ServerCommand:
             pass
 
 
+@contextlib.contextmanager
+def serving(
+    scratch: Path, *options: str, user: int | None = None, environment: Mapping[str, str | None] | None = None
+) -> Iterator[ServerCommand]:
+    """A server with these options that speaks. Nothing of it is left at the end of the block."""
+    server = ServerCommand(scratch, free_port(), *options, user=user, environment=environment)
+    try:
+        server.ready()
+        yield server
+    finally:
+        server.end()
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that nothing listens on now."""
+    return free_port()
+
+
+@pytest.fixture
+def started(tmp_path: Path, port: int) -> Iterator[ServerCommand]:
+    """A server that starts on `port`. Nothing of it is left at the end of the test."""
+    server = ServerCommand(tmp_path, port)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
 Way = Callable[[ServerCommand], None]
 WAYS: dict[str, Way] = {
     "TERM to the process": lambda server: server.signal_process(signal.SIGTERM),
@@ -278,6 +307,42 @@ def speaks_again(scratch: Path, port: int) -> str:
         return server.output
     finally:
         server.end()
+
+
+def users_environment() -> dict[str, str]:
+    """A user's: without the settings, ports among them, of a Ray that serves other tests."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "TALKRAY_"))}
+
+
+def as_user(user: int | None) -> list[str]:
+    """Put in front of a command: whose processes it has. They may read everything, since the code may be root's own."""
+    if user is None:
+        return []
+    may_read = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *may_read]
+
+
+def refusal(*options: str, user: int | None = None, environment: Mapping[str, str | None] | None = None) -> str:
+    """What a server that does not start says why, in one message."""
+    env = {name: value for name, value in {**users_environment(), **(environment or {})}.items() if value is not None}
+    command = [*as_user(user), *COMMAND, "serve", "--model", "embedded", "--port", str(free_port()), *options]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=START_S, check=False, cwd="/")
+    assert done.returncode == 1, done.stdout
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    return done.stderr
+
+
+def talkray(*arguments: str) -> str:
+    """What another command prints; it does not fail."""
+    command = [*COMMAND, *arguments]
+    done = subprocess.run(command, env=users_environment(), capture_output=True, text=True, check=True, cwd="/")
+    return done.stdout
+
+
+def create_key(file: Path, name: str, *limits: str) -> str:
+    """An API key, by the command that a person would use."""
+    printed = talkray("key", "create", name, "--file", str(file), *limits)
+    return next(word for word in printed.split() if word.startswith("talkray-"))
 
 
 def free_port() -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 MARK = "TALKRAY_TEST_RUN"
@@ -17,6 +18,13 @@ def marked(mark: str) -> dict[int, str]:
             if wanted in (process / "environ").read_bytes().split(b"\0"):
                 found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
+
+
+def read_logs(processes: Mapping[int, str]) -> dict[Path, bytes]:
+    """Every file that Ray has for what these processes print and log, one of which is its control store."""
+    [gcs] = [command for command in processes.values() if "gcs_server" in command]
+    folder = Path(gcs.split("--log_dir=")[1].split()[0])
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def end_proxy(node_id: str) -> None:

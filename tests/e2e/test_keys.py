@@ -16,7 +16,7 @@ from serve_app.connection import MAX_MESSAGE_BYTES
 from serve_app.keys import create_key, revoke_keys
 from serve_app.ray_settings import free_port
 from serve_app.speech_request import MAX_BODY_BYTES
-from tests.e2e.processes import MARK, marked
+from tests.e2e.processes import MARK, marked, read_logs
 from tests.e2e.speech import PATH, body
 from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start, talkray
 
@@ -172,16 +172,11 @@ async def test_say_uses_the_key(guarded: Guarded, tmp_path: Path, monkeypatch: p
 async def test_a_failure_is_logged_without_the_text(guarded: Guarded, client: aiohttp.ClientSession) -> None:
     """The last test: it reads what all others have left in the logs."""
     await fetch_all(client, guarded.key)
-    [gcs] = [command for command in guarded.pids.values() if "gcs_server" in command]
-    contents = read_logs(Path(gcs.split("--log_dir=")[1].split()[0]))
+    contents = read_logs(guarded.pids)
     secret = guarded.key.split("-", 2)[2]
     assert any(b"/v1/audio/speech" in content or b"Talker" in content for content in contents.values())
     assert [str(file) for file, content in contents.items() if CANARY.encode() in content] == []
     assert [str(file) for file, content in contents.items() if secret.encode() in content] == []
-
-
-def read_logs(folder: Path) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 async def fetch_all(client: aiohttp.ClientSession, key: str) -> None:

@@ -125,7 +125,7 @@ class Supervisor:
             burial.join()
 
     def _start(self) -> ServerCommand:
-        return ServerCommand(self._scratch, self._port, arguments=self._arguments, environment=self._environment)
+        return ServerCommand(self._scratch, self._port, *self._arguments, environment=self._environment)
 
     def _keep(self) -> None:
         while not self._stopping.wait(0.05):

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,20 +34,6 @@ STAGES = {"imports": ("", 0.1), "Ray": ("starting Ray", 0.7), "proxy": ("startin
 }
 
 
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture
-def server(tmp_path: Path, port: int) -> Iterator[ServerCommand]:
-    server = ServerCommand(tmp_path, port)
-    try:
-        yield server
-    finally:
-        server.end()
-
-
 @pytest.mark.parametrize("way", sorted({*WAYS} - {EVERY_PROCESS, KILL}))
 def test_it_ends_while_it_speaks(way: str, tmp_path: Path) -> None:
     ends_while_it_speaks(tmp_path, way)
@@ -56,13 +41,13 @@ def test_it_ends_while_it_speaks(way: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("way", [EVERY_PROCESS, "INT to its group", KILL])
-def test_it_ends_while_it_starts(way: str, stage: str, server: ServerCommand) -> None:
+def test_it_ends_while_it_starts(way: str, stage: str, started: ServerCommand) -> None:
     line, later_s = STAGES[stage]
-    server.reach(line)
+    started.reach(line)
     time.sleep(later_s)
-    WAYS[way](server)
-    server.leaves_nothing()
-    assert server.wait(1) != 0
+    WAYS[way](started)
+    started.leaves_nothing()
+    assert started.wait(1) != 0
 
 
 BEFORE_US_S = 0.1  # until then Python itself may be starting, which answers in its own way
@@ -98,24 +83,24 @@ def interrupt(server: ServerCommand, after_s: float) -> None:
         server.end()
 
 
-def test_without_its_control_store(server: ServerCommand, tmp_path: Path, port: int) -> None:
-    server.ready()
-    [gcs] = server.find(GCS)
-    with Sampled(server) as sampled:
+def test_without_its_control_store(started: ServerCommand, tmp_path: Path, port: int) -> None:
+    started.ready()
+    [gcs] = started.find(GCS)
+    with Sampled(started) as sampled:
         os.kill(gcs, signal.SIGKILL)
-        status = server.wait(within_s=90)
-    server.leaves_nothing()
+        status = started.wait(within_s=90)
+    started.leaves_nothing()
     assert status not in (0, -signal.SIGABRT)
     assert 429 not in sampled.answers()
     speaks_again(tmp_path, port)
 
 
-def test_without_a_talker_nobody_is_told_to_slow_down(server: ServerCommand) -> None:
+def test_without_a_talker_nobody_is_told_to_slow_down(started: ServerCommand) -> None:
     """The pool's only talker dies: 503 until there is another one, not 429, and `/ready` says so."""
-    server.ready()
+    started.ready()
     for victim in (TALKER, ENGINE):
-        [process] = server.find(victim)
-        with Sampled(server) as sampled:
+        [process] = started.find(victim)
+        with Sampled(started) as sampled:
             os.kill(process, signal.SIGKILL)
             killed_s = time.monotonic()
             back_s = sampled.first_spoken(after_s=killed_s + 1.0) - killed_s
@@ -125,12 +110,12 @@ def test_without_a_talker_nobody_is_told_to_slow_down(server: ServerCommand) -> 
         assert back_s < 20
 
 
-def test_without_its_proxy(server: ServerCommand) -> None:
+def test_without_its_proxy(started: ServerCommand) -> None:
     """HAProxy is back at once, twice, and still learns of new ingress replicas; nobody gets a 404."""
-    server.ready()
+    started.ready()
     for _ in range(2):
-        [proxy] = server.find(HAPROXY)
-        with Sampled(server) as sampled:
+        [proxy] = started.find(HAPROXY)
+        with Sampled(started) as sampled:
             os.kill(proxy, signal.SIGKILL)
             killed_s = time.monotonic()
             back_s = sampled.first_spoken(after_s=killed_s + 0.1) - killed_s
@@ -138,22 +123,22 @@ def test_without_its_proxy(server: ServerCommand) -> None:
         print(f"HAProxy killed: speech after {back_s:.1f} s; {sorted(map(str, sampled.answers()))}")
         assert back_s < 5
         assert {answer for answer in sampled.answers() if isinstance(answer, int)} <= {200, 503}
-    speaks_through_another_ingress(server)
+    speaks_through_another_ingress(started)
 
 
-def test_without_the_actor_that_manages_the_proxy(server: ServerCommand) -> None:
+def test_without_the_actor_that_manages_the_proxy(started: ServerCommand) -> None:
     """HAProxy goes on meanwhile, and the actor's successor takes over from it: no request is lost."""
-    server.ready()
-    [manager], [proxy] = server.find(MANAGER), server.find(HAPROXY)
-    with Sampled(server) as sampled:
+    started.ready()
+    [manager], [proxy] = started.find(MANAGER), started.find(HAPROXY)
+    with Sampled(started) as sampled:
         os.kill(manager, signal.SIGKILL)
         until_s = time.monotonic() + 90
-        while proxy in server.find(HAPROXY) or not server.find(HAPROXY):
+        while proxy in started.find(HAPROXY) or not started.find(HAPROXY):
             assert time.monotonic() < until_s, "nobody took over"
             time.sleep(0.5)
         time.sleep(3)
     assert sampled.answers() <= {200, 429}  # those who ask may be too many for this machine
-    speaks_through_another_ingress(server)
+    speaks_through_another_ingress(started)
 
 
 def speaks_through_another_ingress(server: ServerCommand) -> None:
@@ -177,35 +162,35 @@ SPARED = (
 VITAL = ("serve_app.driver", "ray::RuntimeEnvAgent", "ray::DashboardAgent")
 
 
-def test_without_what_can_be_spared(server: ServerCommand) -> None:
-    server.ready()
+def test_without_what_can_be_spared(started: ServerCommand) -> None:
+    started.ready()
     for part in SPARED:
-        for process in server.find(part):
+        for process in started.find(part):
             os.kill(process, signal.SIGKILL)
         until_s = time.monotonic() + 6
         while time.monotonic() < until_s:
-            assert server.speak() == 200, part
-            assert server.get("/ready") == 200, part
+            assert started.speak() == 200, part
+            assert started.get("/ready") == 200, part
             time.sleep(0.5)
 
 
 @pytest.mark.parametrize("part", VITAL)
-def test_without_what_cannot(part: str, server: ServerCommand) -> None:
-    server.ready()
-    [process] = server.find(part)
+def test_without_what_cannot(part: str, started: ServerCommand) -> None:
+    started.ready()
+    [process] = started.find(part)
     os.kill(process, signal.SIGKILL)
-    assert server.wait(within_s=20) not in (0, -signal.SIGABRT)
-    server.leaves_nothing()
+    assert started.wait(within_s=20) not in (0, -signal.SIGABRT)
+    started.leaves_nothing()
 
 
-def test_a_start_clears_what_a_dead_server_left(server: ServerCommand, tmp_path: Path, port: int) -> None:
+def test_a_start_clears_what_a_dead_server_left(started: ServerCommand, tmp_path: Path, port: int) -> None:
     """All of it but HAProxy is killed in one go: nobody is left who could clear up."""
-    server.ready()
-    [proxy] = server.find(HAPROXY)
-    stop_then_kill([process for process in server.processes() if process != proxy])
+    started.ready()
+    [proxy] = started.find(HAPROXY)
+    stop_then_kill([process for process in started.processes() if process != proxy])
     assert listens(port)
     assert "cleared" in speaks_again(tmp_path, port)
-    server.leaves_nothing()
+    started.leaves_nothing()
 
 
 def stop_then_kill(processes: list[int]) -> None:
@@ -237,11 +222,11 @@ def test_folders_do_not_pile_up(tmp_path: Path, port: int) -> None:
     assert len(folders() - before) <= 1
 
 
-def test_a_port_in_use_is_no_reason_to_end_anybody(server: ServerCommand, port: int) -> None:
+def test_a_port_in_use_is_no_reason_to_end_anybody(started: ServerCommand, port: int) -> None:
     """Another server of the same user lives: a second start on its port is refused, and harms nobody."""
-    server.ready()
+    started.ready()
     command = ["serve", "--model", "embedded", "--port", str(port)]
     refused = subprocess.run([*COMMAND, *command], capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 1
     assert "Address already in use" in refused.stderr
-    assert server.speak() == 200
+    assert started.speak() == 200

@@ -1,15 +1,12 @@
-"""Clients that mean no good, against `talkray serve`: commands and sockets only.
+"""Clients that mean no good, against `talkray serve`: commands and sockets only (`black_box.py`).
 
-`TALKRAY_COMMAND` names another command than this environment's. Clients are told apart by addresses, 127.0.0.x.
+Clients are told apart by addresses, 127.0.0.x.
 """
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -17,17 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.ray_settings import free_port
-from tests.e2e.processes import MARK, marked
+from tests.e2e.black_box import INGRESS, ServerCommand, create_key, serving, talkray
+from tests.e2e.processes import read_logs
 from tests.e2e.sockets import listeners
-from tests.e2e.test_command_line import BOUND_S, environment, interrupt, read_until
 from tests.faults.hostile import RawSocket, ask, connected, deflated, read_to_end, unfinished
 
-COMMAND = os.environ.get("TALKRAY_COMMAND", str(Path(sys.executable).with_name("talkray")))
 PER_MINUTE = 30
 MAX_CONNECTIONS = 600
 CONFIG = f"""
-model: embedded
 api:
   admission:
     client_requests_per_minute: {PER_MINUTE}
@@ -40,54 +34,39 @@ MIB = 1 << 20
 class Guarded:
     """A running server that asks for keys."""
 
-    port: int
+    server: ServerCommand
     file: Path
     key: str
-    pids: dict[int, str]
+
+    @property
+    def port(self) -> int:
+        return self.server.port
 
     @property
     def ingress(self) -> int:
         """Process id of the only ingress replica."""
-        [pid] = [pid for pid, command in self.pids.items() if "Ingress" in command]
-        return pid
+        [process] = self.server.find(INGRESS)
+        return process
 
     def bearer(self, key: str | None = None) -> dict[str, str]:
         return {"Authorization": f"Bearer {key or self.key}"}
 
     def create_key(self, name: str, *limits: str) -> str:
-        return run("key", "create", name, "--file", str(self.file), *limits)
+        return create_key(self.file, name, *limits)
 
     def speak(self, source: str, key: str | None = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
         return ask(self.port, SHORT, source=source, headers={**self.bearer(key), **headers})
 
 
-def run(*arguments: str) -> str:
-    """What a command prints last."""
-    done = subprocess.run([COMMAND, *arguments], env=environment(), capture_output=True, text=True, check=True)
-    return next(word for word in done.stdout.split() if word.startswith("talkray-"))
-
-
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    folder, mark = tmp_path_factory.mktemp("hostile"), uuid.uuid4().hex
-    file, port = folder / "keys.json", free_port()
-    key = run("key", "create", "ada", "--file", str(file))
-    (folder / "talkray.yaml").write_text(CONFIG)
-    arguments = ("--config", str(folder / "talkray.yaml"), "--host", "0.0.0.0", "--keys", str(file))
-    own = {MARK: mark, "RAY_SERVE_HAPROXY_MAXCONN": str(MAX_CONNECTIONS)}
-    with subprocess.Popen(
-        [COMMAND, "serve", *arguments, "--port", str(port)],
-        env={**environment(), **own},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        read_until(process.stdout, "Ctrl-C stops.")
-        yield Guarded(port, file, key, marked(mark))
-        interrupt(process)
-        process.communicate(timeout=BOUND_S)
+    folder = tmp_path_factory.mktemp("hostile")
+    file, config = folder / "keys.json", folder / "talkray.yaml"
+    key = create_key(file, "ada")
+    config.write_text(CONFIG)
+    options = ("--config", str(config), "--host", "0.0.0.0", "--keys", str(file))
+    with serving(folder, *options, environment={"RAY_SERVE_HAPROXY_MAXCONN": str(MAX_CONNECTIONS)}) as server:
+        yield Guarded(server, file, key)
 
 
 def test_a_text_that_grows_when_it_is_spoken_has_its_limit(guarded: Guarded) -> None:
@@ -159,7 +138,7 @@ def test_a_revoked_key_speaks_no_more(guarded: Guarded) -> None:
         messages = client.messages()
         client.say(type="speak", **SHORT)
         assert [next(messages)["type"], next(messages)["type"]] == ["started", "done"]
-        subprocess.run([COMMAND, "key", "revoke", "mallory", "--file", str(guarded.file)], check=True)
+        talkray("key", "revoke", "mallory", "--file", str(guarded.file))
         client.say(type="speak", **SHORT)
         error, end = next(messages), next(messages)
     assert error["type"] == "error"
@@ -240,11 +219,9 @@ def test_a_sane_id_is_the_request_s_everywhere(guarded: Guarded) -> None:
 def test_no_log_has_an_id_that_is_not_sane(guarded: Guarded) -> None:
     forged = {"X-Request-ID": "a [x] forged-canary-line"}
     ask(guarded.port, SHORT, source="127.0.0.52", headers={**guarded.bearer(), **forged})
-    [gcs] = [command for command in guarded.pids.values() if "gcs_server" in command]
-    folder = Path(gcs.split("--log_dir=")[1].split()[0])
-    logs = [file for file in folder.rglob("*") if file.is_file()]
+    logs = read_logs(guarded.server.processes())
     assert logs
-    assert [str(file) for file in logs if b"forged-canary-line" in file.read_bytes()] == []
+    assert [str(file) for file, content in logs.items() if b"forged-canary-line" in content] == []
 
 
 @pytest.mark.parametrize(
