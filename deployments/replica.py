@@ -14,7 +14,7 @@ from typing import TypeVar
 from ray import serve
 
 from deployments import ray_internals
-from deployments.errors import Moved, ReplicaLost
+from deployments.errors import InvalidRequest, Moved, NotReady, Overloaded, ReplicaLost
 from deployments.handles import drop
 from deployments.protocol import FrameChunk, PcmChunk, reached
 
@@ -26,7 +26,18 @@ _POLL_S = 0.25
 # A broken replica's last words reach its callers within this time.
 _LAST_WORDS_S = 0.25
 
+# What a replica raises to its caller, who answers for it or goes on elsewhere: nothing here has failed.
+_REFUSALS = (InvalidRequest, Moved, NotReady, Overloaded)
+
 C = TypeVar("C", FrameChunk, PcmChunk)
+
+
+def is_failure(record: logging.LogRecord) -> bool:
+    """Whether a line of Serve's log is anything but a refusal: Serve writes the traceback of each call that raises.
+
+    In an overload these were hundreds, in the process that speaks. Serve's line for the call stays.
+    """
+    return record.exc_info is None or not isinstance(record.exc_info[1], _REFUSALS)
 
 
 class Replica:
@@ -38,6 +49,7 @@ class Replica:
         self._ending: asyncio.Task[None] | None = None
         self._noticing: asyncio.Task[None] | None = None
         self._is_leaving = False
+        logging.getLogger("ray.serve").addFilter(is_failure)
 
     def check_health(self) -> None:
         """Raise `lost` where this replica is broken, which then ends."""

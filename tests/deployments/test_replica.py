@@ -1,6 +1,7 @@
 """Outside Serve, with what it would say put in its place; tests/faults has the real thing."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 
 from deployments import ray_internals
 from deployments import replica as module
-from deployments.errors import InvalidRequest, Moved, TalkerLost
+from deployments.errors import InvalidRequest, Moved, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk, Mark
 from deployments.replica import Replica
 
@@ -186,3 +187,21 @@ async def test_marked_chunks_say_that_they_have_come_here() -> None:
         heartbeat, chunk = [await anext(items) for _ in range(2)]
     assert heartbeat is HEARTBEAT
     assert [mark.stage for mark in chunk.marks] == ["codes", "from-engine"]
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [(Overloaded("full"), False), (InvalidRequest("too long"), False), (RuntimeError("broken"), True), (None, True)],
+)
+def test_serve_logs_what_fails_and_no_refusal(
+    error: Exception | None, logged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve, records = logging.getLogger("ray.serve"), list[logging.LogRecord]()
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", records.append)
+    serve.addHandler(handler)
+    for _ in range(2):
+        healthy()
+    serve.error("Request failed.", exc_info=error)
+    serve.removeHandler(handler)
+    assert len(records) == logged

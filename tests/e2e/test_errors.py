@@ -8,6 +8,7 @@ import pytest
 
 from deployments.protocol import SynthesisRequest
 from tests.e2e.conftest import TALKER
+from tests.e2e.processes import marked, read_logs
 from tests.e2e.speech import PATH, Pools, body, endless, fetch
 
 pytestmark = pytest.mark.anyio
@@ -53,7 +54,7 @@ async def test_unknown_socket(http: aiohttp.ClientSession, path: str) -> None:
     assert refused.value.status == 404
 
 
-async def test_a_burst_is_served_or_refused(http: aiohttp.ClientSession, pools: Pools) -> None:
+async def test_a_burst_is_served_or_refused(http: aiohttp.ClientSession, pools: Pools, run_id: str) -> None:
     async def ask() -> tuple[int, str | None, int]:
         async with http.post(PATH, json=body(ignore_eos=True, max_new_tokens=41)) as answer:
             return answer.status, answer.headers.get("retry-after"), len(await answer.read())
@@ -68,6 +69,9 @@ async def test_a_burst_is_served_or_refused(http: aiohttp.ClientSession, pools: 
     assert all(retry_after is not None and int(retry_after) >= 1 for retry_after in refused)
     await pools.reach(running=0)
     assert await fetch(http, body(max_new_tokens=5))
+    logs = read_logs(marked(run_id))
+    assert any(b"generate ERROR" in content for content in logs.values()), "the talker has refused some"
+    assert [str(file) for file, content in logs.items() if b"Overloaded: " in content] == []
 
 
 async def test_overload_for_the_openai_client(server: str, http: aiohttp.ClientSession, pools: Pools) -> None:
