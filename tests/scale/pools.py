@@ -1,12 +1,10 @@
 """Replica counts as Serve tells them."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from ray import serve
-
+from deployments import ray_internals
 from serve_app.local_server import APP_NAME
 
 # Bounds a hang: on two busy cores a replica takes half a minute to start.
@@ -22,15 +20,9 @@ class Sizes:
     codecs: tuple[int, int]
 
 
-def sizes(replica_states: Mapping[Any, int]) -> tuple[int, int]:
-    """Replicas wanted, those that start included and those that stop not; and replicas that run. By Serve's states."""
-    states = {str(getattr(state, "value", state)): count for state, count in replica_states.items()}
-    return sum(count for state, count in states.items() if state != "STOPPING"), states.get("RUNNING", 0)
-
-
 def pool_sizes() -> Sizes:
-    deployments = serve.status().applications[APP_NAME].deployments
-    return Sizes(*(sizes(deployments[name].replica_states) for name in ("Talker", "CodecDecoder")))
+    pools = ray_internals.pools(APP_NAME)
+    return Sizes(*((pools[name].wanted, len(pools[name].running)) for name in ("Talker", "CodecDecoder")))
 
 
 async def until(is_reached: Callable[[Sizes], bool]) -> list[Sizes]:
