@@ -23,12 +23,19 @@ if TYPE_CHECKING:  # torch stays out of processes that only compose the applicat
 # One chunk keeps a core busy for a moment: the mean work over this time counts.
 _BUSY_MEMORY_S = 4.0
 
+# So many clients have a place each, however slow the machine is.
+_CLIENTS = 2
+
 T = TypeVar("T")
 Synthesize = Callable[[SynthesisRequest, Generate], AsyncGenerator[PcmChunk, None]]
 
 
 class Capacity:
     """How many streams a replica decodes at once: as many as it has seen that it can in time. They enter in order.
+
+    On a machine that is too slow for one stream there would be one place, and who speaks without a pause would hold it
+    for good. So a client that has none of the places competes with other clients, not with how many places they hold;
+    two clients have a place in any case.
 
     All methods belong to one event loop, times to one clock.
     """
@@ -37,8 +44,8 @@ class Capacity:
         """Listeners may hear `max_late_s` of silence in all. `limit` may know something already."""
         self._max_late_s = max_late_s
         self._limit = limit or StreamLimit(least=1)
-        self._taken = 0
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._places: dict[object, str] = {}  # whose they are
+        self._line: deque[tuple[str, asyncio.Future[object]]] = deque()
 
     @property
     def num_waiting(self) -> int:
@@ -46,45 +53,55 @@ class Capacity:
         return len(self._line)
 
     @asynccontextmanager
-    async def enter(self, *, at_once: bool) -> AsyncIterator[None]:
+    async def enter(self, client: str, *, at_once: bool) -> AsyncIterator[None]:
         """Room for as long as the context lasts, at the end of the line, or whether there is any or not."""
-        if at_once or (not self._line and self._has_room()):
-            self._taken += 1
-        else:
-            await self._wait()
+        enters = at_once or self._has_room(client)  # those in the line have none
+        place = self._take(client) if enters else await self._wait(client)
         try:
             yield
         finally:
-            self._taken -= 1
-            self._admit()
+            self._leave(place)
 
     def decoded(self, stall_s: float, *, now_s: float) -> None:
         """Learn from a call which was late for a listener who has heard `stall_s` of silence in all; 0.0: for none."""
-        self._limit.delivered(late=stall_s > self._max_late_s, streams=self._taken, now_s=now_s)
+        self._limit.delivered(late=stall_s > self._max_late_s, streams=len(self._places), now_s=now_s)
         self._admit()
 
-    def _has_room(self) -> bool:
-        return self._limit.has_room(self._taken)
+    def _has_room(self, client: str) -> bool:
+        if self._limit.has_room(len(self._places)):
+            return True
+        clients = set(self._places.values())
+        return client not in clients and (len(clients) < _CLIENTS or self._limit.has_room(len(clients)))
 
-    async def _wait(self) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._line.append(turn)
+    def _take(self, client: str) -> object:
+        place = object()
+        self._places[place] = client
+        return place
+
+    def _leave(self, place: object) -> None:
+        del self._places[place]
+        self._admit()
+
+    async def _wait(self, client: str) -> object:
+        turn: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        waiter = client, turn
+        self._line.append(waiter)
         try:
-            await turn
+            return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # both came at once: the room goes to the next one
-                self._taken -= 1
-                self._admit()
-            elif turn in self._line:
-                self._line.remove(turn)
+                self._leave(turn.result())
+            elif waiter in self._line:
+                self._line.remove(waiter)
             raise
 
     def _admit(self) -> None:
-        while self._line and self._has_room():
-            turn = self._line.popleft()
+        """The first in the line that has room enters, until there is none."""
+        while waiter := next((waiter for waiter in self._line if self._has_room(waiter[0])), None):
+            self._line.remove(waiter)
+            client, turn = waiter
             if not turn.done():
-                self._taken += 1
-                turn.set_result(None)
+                turn.set_result(self._take(client))
 
 
 @dataclass(slots=True, eq=False)
@@ -128,14 +145,15 @@ class CodecLoad:
         Decoding of a stream that nobody hears yet begins when there is room for it. The talker begins at once: its
         pool must see what is asked for, and codes are small.
         """
-        counts, room, is_heard = _Stream(), AsyncExitStack(), request.is_heard
+        counts, room = _Stream(), AsyncExitStack()
+        client, is_heard = request.client, request.is_heard
 
         async def arriving(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
             async with aclosing(generate(request)) as chunks:
                 async for chunk in chunks:
                     if len(chunk.codes) and not counts.arrived and request.gpu_frames < ALL_FRAMES:
                         at_once = is_heard or request.gpu_frames > 0  # what a GPU has made of it shall not wait
-                        await room.enter_async_context(self._capacity.enter(at_once=at_once))
+                        await room.enter_async_context(self._capacity.enter(client, at_once=at_once))
                     counts.arrived += len(chunk.codes)
                     yield chunk
 

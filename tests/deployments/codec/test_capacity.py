@@ -26,13 +26,13 @@ def capacity(limit: int | None) -> Capacity:
 class Stream:
     """Holds a place until it is told to leave."""
 
-    def __init__(self, line: Capacity, *, at_once: bool = False) -> None:
+    def __init__(self, line: Capacity, client: str = "", *, at_once: bool = False) -> None:
         self.entered = asyncio.Event()
         self.leave = asyncio.Event()
-        self.task = asyncio.create_task(self._run(line, at_once=at_once))
+        self.task = asyncio.create_task(self._run(line, client, at_once=at_once))
 
-    async def _run(self, line: Capacity, *, at_once: bool) -> None:
-        async with line.enter(at_once=at_once):
+    async def _run(self, line: Capacity, client: str, *, at_once: bool) -> None:
+        async with line.enter(client, at_once=at_once):
             self.entered.set()
             await self.leave.wait()
 
@@ -88,7 +88,7 @@ async def test_everybody_enters_while_nothing_is_known() -> None:
     line = capacity(None)
     async with AsyncExitStack() as opened:
         for _ in range(100):
-            await opened.enter_async_context(line.enter(at_once=False))
+            await opened.enter_async_context(line.enter("", at_once=False))
 
 
 async def test_a_stream_that_is_heard_already_does_not_wait() -> None:
@@ -141,3 +141,34 @@ async def test_a_turn_and_a_cancellation_at_once_pass_the_place_on() -> None:
     await settle()
     assert third.entered.is_set()
     await end([first, third])
+
+
+def entered(streams: list[Stream]) -> list[bool]:
+    return [stream.entered.is_set() for stream in streams]
+
+
+async def test_one_client_cannot_hold_the_only_place() -> None:
+    line = capacity(1)
+    hog = Stream(line, "hog")
+    streams = [Stream(line, client) for client in ("hog", "ada", "ada", "bob")]
+    await settle()
+    assert hog.entered.is_set()
+    assert entered(streams) == [False, True, False, False]
+    streams[1].leave.set()
+    await settle()
+    assert entered(streams) == [False, True, True, False]  # in order
+    streams[2].leave.set()
+    await settle()
+    assert entered(streams) == [False, True, True, True]
+    await end([hog, *streams])
+    assert line.num_waiting == 0
+
+
+async def test_each_client_has_a_place_before_one_has_them_all() -> None:
+    line = capacity(3)
+    hog = [Stream(line, "hog") for _ in range(4)]
+    others = [Stream(line, client) for client in ("ada", "bob", "bob", "eve")]
+    await settle()
+    assert entered(hog) == [True, True, True, False]
+    assert entered(others) == [True, True, False, False]  # three clients, which the limit allows
+    await end([*hog, *others])
