@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deployments.errors import CheckpointError
+from deployments.errors import CheckpointError, StartError
 
 if TYPE_CHECKING:
     from deployments.download import Report
@@ -263,9 +263,12 @@ def _download_failed(name: str, revision: str | None, error: Exception) -> str:
 
 
 def cache_directory() -> Path:
-    """Where generated files live: TALKRAY_CACHE, else the user's cache."""
+    """Where generated files live: TALKRAY_CACHE, else the user's cache. Raises StartError where there is neither."""
     named = os.environ.get("TALKRAY_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "talkray"
+    try:
+        return Path(named) if named else Path.home() / ".cache" / "talkray"
+    except RuntimeError:  # a container may run as a number that is no user
+        raise StartError("this user has no home folder: set HOME, or name a folder in TALKRAY_CACHE") from None
 
 
 def embedded_path() -> Path:

@@ -84,7 +84,7 @@ def serve(
     """Serve speech on this machine until Ctrl-C. Prints a line for each request: who, and what came of it."""
     report = sys.stderr if as_json else sys.stdout
     settings = _with_access(_settings(config, model, file=report), keys_file, allow_origin or [])
-    address = Address(host, port)
+    address = Address(host.strip("[]"), port)
     clear_dead(partial(print, file=report))  # it may hold the port
     _check(settings, address)
     with ExitStack() as stack:
@@ -217,14 +217,32 @@ def bench_codec(context: typer.Context) -> None:
 keys = typer.Typer(help="Create, list and revoke API keys. Running servers notice at once.", no_args_is_help=True)
 cli.add_typer(keys, name="key")
 
-KeyFile = Annotated[Path, typer.Option("--file", envvar="TALKRAY_KEYS_FILE", help="The key file.")]
-DEFAULT_KEY_FILE = Path("~/.config/talkray/keys.json").expanduser()
+_KEY_FILE = "~/.config/talkray/keys.json"
+
+
+def _default_key_file() -> Path:
+    try:
+        return Path(_KEY_FILE).expanduser()
+    except RuntimeError:
+        raise StartError("this user has no home folder: set HOME, or name the key file in --file") from None
+
+
+KeyFile = Annotated[
+    Path,
+    typer.Option(
+        "--file",
+        envvar="TALKRAY_KEYS_FILE",
+        help="The key file.",
+        default_factory=_default_key_file,
+        show_default=_KEY_FILE,
+    ),
+]
 
 
 @keys.command()
 def create(
     name: Annotated[str, typer.Argument(help="Whose key it is.")],
-    file: KeyFile = DEFAULT_KEY_FILE,
+    file: KeyFile,
     requests_per_minute: Annotated[
         int | None, typer.Option(help="Requests in a minute, by ingress replica.", min=1)
     ] = None,
@@ -235,16 +253,14 @@ def create(
 
 
 @keys.command("list")
-def list_keys(file: KeyFile = DEFAULT_KEY_FILE) -> None:
+def list_keys(file: KeyFile) -> None:
     """Print id, name, limits and state of every key."""
     for record in read_keys(file).keys:
         print(_key_line(record))
 
 
 @keys.command()
-def revoke(
-    id_or_name: Annotated[str, typer.Argument(help="A key's id or name.")], file: KeyFile = DEFAULT_KEY_FILE
-) -> None:
+def revoke(id_or_name: Annotated[str, typer.Argument(help="A key's id or name.")], file: KeyFile) -> None:
     """End a key, or all keys of a name."""
     for record in revoke_keys(file, id_or_name):
         print(f"revoked {record.id} ({record.name})")
@@ -351,7 +367,7 @@ def _found_by_say(url: str) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             stack.enter_context(announced(url))
-        except OSError as error:
+        except (OSError, StartError) as error:
             print(f"`talkray say` will need --url: {error}", flush=True)
         yield
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import soundfile
 
-from deployments.errors import InvalidRequest, TalkrayError
+from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.model_store import cache_directory
 
 FORMATS = {".wav": "wav", ".mp3": "mp3", ".opus": "opus", ".ogg": "opus", ".aac": "aac", ".flac": "flac", ".pcm": "pcm"}
@@ -96,7 +96,7 @@ def play_speech(url: str, utterance: Utterance) -> str:
 
 @contextlib.contextmanager
 def announced(url: str) -> Iterator[None]:
-    """While this holds, `find_server` finds the server at `url`. Raises OSError where no file can be written."""
+    """While this holds, `find_server` finds the server at `url`. Raises OSError, and StartError without a home."""
     folder = _announcements()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for left in folder.iterdir():
@@ -116,7 +116,7 @@ def announced(url: str) -> Iterator[None]:
 
 def find_server() -> str | None:
     """Base URL of the server that this user has started last, None where none runs."""
-    with contextlib.suppress(OSError):  # no folder, or one ended while we looked
+    with contextlib.suppress(OSError, StartError):  # no folder, or one ended while we looked
         files = sorted(_announcements().glob("[0-9]*"), key=lambda file: file.stat().st_mtime, reverse=True)
         return next((file.read_text(encoding="utf-8") for file in files if _is_held(file)), None)
     return None
