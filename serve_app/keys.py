@@ -157,14 +157,17 @@ def revoke_keys(file: Path, id_or_name: str) -> list[KeyRecord]:
 
 @contextlib.contextmanager
 def _rewriting(file: Path) -> Iterator[KeyDocument]:
-    """What the file holds, while no other command changes it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    directory = os.open(file.parent, os.O_RDONLY)
+    """What the file holds, while no other command changes it. Raises KeyFileError."""
     try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
-        yield read_keys(file) if file.exists() else KeyDocument()
-    finally:
-        os.close(directory)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        directory = os.open(file.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            yield read_keys(file) if file.exists() else KeyDocument()
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise KeyFileError(f"the key file {file} cannot be written ({error.strerror}): it is as before") from None
 
 
 def _write(file: Path, document: KeyDocument) -> None:
@@ -173,13 +176,16 @@ def _write(file: Path, document: KeyDocument) -> None:
     new = file.with_name(f".{file.name}.new")
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as out:
-        out.write(document.model_dump_json(indent=1) + "\n")
-    if file.exists():
-        shutil.copymode(file, new)
-        with contextlib.suppress(PermissionError):
-            os.chown(new, file.stat().st_uid, file.stat().st_gid)
-    new.replace(file)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as out:
+            out.write(document.model_dump_json(indent=1) + "\n")
+        if file.exists():
+            shutil.copymode(file, new)
+            with contextlib.suppress(PermissionError):
+                os.chown(new, file.stat().st_uid, file.stat().st_gid)
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _stamp(file: Path) -> Stamp | None:

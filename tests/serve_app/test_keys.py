@@ -179,3 +179,17 @@ def test_owner_and_mode_of_the_file_stay(file: Path) -> None:
     assert link.is_symlink()
     assert [record.name for record in read_keys(file).keys] == ["ada", "bob"]
     assert sorted(os.listdir(file.parent)) == ["keys.json", "link.json"]
+
+
+def test_a_disk_without_room_changes_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_key(file, "ada")
+    before = file.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(KeyFileError, match="No space left on device"):
+        revoke_keys(file, "ada")
+    assert file.read_bytes() == before
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
