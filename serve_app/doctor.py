@@ -203,6 +203,6 @@ def _size(num_bytes: int) -> str:
 def _port(address: Address) -> Finding:
     reason = why_unusable(address.host, address.port)
     if reason is not None:
-        text = f"{address.host}:{address.port} cannot be used ({reason}): choose another --port"
+        text = f"{address.in_url}:{address.port} cannot be used ({reason}): choose another --port"
         return Finding(False, "port", text)
     return Finding(True, "port", f"{address.port} is free")

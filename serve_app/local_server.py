@@ -42,7 +42,12 @@ class Address:
     @property
     def url(self) -> str:
         """Base URL."""
-        return f"http://{self.host}:{self.port}"
+        return f"http://{self.in_url}:{self.port}"
+
+    @property
+    def in_url(self) -> str:
+        """The host as URLs and HAProxy have it: an address of IPv6 in brackets."""
+        return f"[{self.host}]" if ":" in self.host else self.host
 
 
 @contextlib.contextmanager
@@ -79,7 +84,7 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
     for name, value in _environment(folder).items():
         os.environ.setdefault(name, value)
     ray_settings.apply_local()
-    os.environ["TALKRAY_HOST"] = address.host  # HAProxy alone listens there
+    os.environ["TALKRAY_HOST"] = address.in_url  # HAProxy alone listens there
     import ray  # behind the settings, which it reads at import
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -113,19 +118,20 @@ def stop(report: Report) -> None:
 
 def why_unusable(host: str, port: int) -> str | None:
     """Why nothing can listen there, None where something can."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return error.strerror or str(error)
+    try:
+        family, *_, where = min(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))  # of IPv4 where it has both
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        return error.strerror or str(error)
     return None
 
 
 def _check_port(address: Address) -> None:
     reason = why_unusable(address.host, address.port)
     if reason is not None:
-        raise StartError(f"{address.host}:{address.port} cannot be used ({reason}): choose another --port")
+        raise StartError(f"{address.in_url}:{address.port} cannot be used ({reason}): choose another --port")
 
 
 def _for_host(config: AppConfig, host: str) -> AppConfig:

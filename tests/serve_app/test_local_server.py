@@ -33,6 +33,18 @@ def test_a_taken_port_cannot(listener: int) -> None:
     assert why_unusable("127.0.0.1", listener) == "Address already in use"
 
 
+def test_an_address_of_ipv6() -> None:
+    assert Address("::1", 8000).url == "http://[::1]:8000"
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+        assert why_unusable("::1", port) == "Address already in use"
+    assert why_unusable("::1", port) is None
+
+
+def test_a_host_that_nobody_knows() -> None:
+    assert why_unusable("nowhere.invalid", 8000) is not None
+
+
 @pytest.mark.usefixtures("servers_folder")
 def test_nothing_is_started_for_a_taken_port(listener: int) -> None:
     stages: list[str] = []
