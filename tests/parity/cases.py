@@ -17,10 +17,14 @@ class Extent:
 
     max_new_tokens: int
     wav_frames: int
+    decodings: tuple[str, ...] = ("greedy", "sampled", "narrow", "greedy_talker")
+    cases: tuple[str, ...] = ()  # the first part of their names; none: all of a kind
 
 
 GOLDEN = Extent(max_new_tokens=24, wav_frames=6)
 LIVE = Extent(max_new_tokens=60, wav_frames=59)
+STRESS = Extent(max_new_tokens=48, wav_frames=47, decodings=("greedy", "sampled"), cases=("speaker", "instruct"))
+EXTENTS = {"golden": GOLDEN, "live": LIVE, "stress": STRESS}
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,9 @@ CASES = [
 ]
 
 
-def cases_of(kind: str) -> list[Case]:
-    return [case for case in CASES if case.kind == kind]
+def cases_of(kind: str, extent: Extent = LIVE) -> list[Case]:
+    wanted = [case for case in CASES if case.kind == kind]
+    return [case for case in wanted if not extent.cases or case.name.split("/")[0] in extent.cases]
 
 
 def case_key(case: Case, decoding: str) -> str:

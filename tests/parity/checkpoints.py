@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from deployments.checkpoint import read_tensors
 from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.random_codec import Stress
 from talkray_tools.released import SHAPES
 
 GOLDEN_DIRECTORY = Path(__file__).parent.parent / "data"
@@ -20,6 +21,13 @@ def write_tiny(directory: Path, kind: str, *, seed: int = 0, tokenizer: Path | N
     shape = SHAPES[NAMES[kind]]
     shape = shape if tokenizer is None else shape.with_official_text()
     write_checkpoint(directory, shape, Options(seed=seed, dtype=torch.float32, tokenizer=tokenizer))
+    return directory
+
+
+def write_stressed(directory: Path, kind: str, stress: Stress, *, seed: int) -> Path:
+    """A tiny checkpoint as hard on numbers as trained ones, in bfloat16 as they are."""
+    options = Options(seed=seed, dtype=torch.bfloat16, codec_dtype=torch.bfloat16, stress=stress)
+    write_checkpoint(directory, SHAPES[NAMES[kind]], options)
     return directory
 
 

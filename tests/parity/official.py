@@ -12,6 +12,7 @@ import torch
 from talkray_tools.official import OfficialModel
 from tests.parity.cases import (
     DECODINGS,
+    EXTENTS,
     SAMPLE_RATE,
     SEED,
     WAV_DECODING,
@@ -51,11 +52,11 @@ def record(checkpoint: str, extent: Extent) -> Arrays:
     """Everything to compare with, by name."""
     official = OfficialModel(checkpoint)
     arrays = record_reference(official) if official.kind == "base" else {}
-    for case in cases_of(official.kind):
+    for case in cases_of(official.kind, extent):
         prompt = arguments(official, case)
-        for decoding, options in DECODINGS.items():
+        for decoding in extent.decodings:
             torch.manual_seed(SEED)
-            codes, wav = official.say(max_new_tokens=extent.max_new_tokens, **prompt, **options)
+            codes, wav = official.say(max_new_tokens=extent.max_new_tokens, **prompt, **DECODINGS[decoding])
             key = case_key(case, decoding)
             arrays[f"codes/{key}"] = codes
             if decoding == WAV_DECODING:
@@ -67,12 +68,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("checkpoint")
     parser.add_argument("out")
-    parser.add_argument("--max-new-tokens", type=int, required=True)
-    parser.add_argument("--wav-frames", type=int, required=True)
+    parser.add_argument("--extent", choices=EXTENTS, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    extent = Extent(options.max_new_tokens, options.wav_frames)
-    np.savez_compressed(options.out, **record(options.checkpoint, extent))
+    np.savez_compressed(options.out, **record(options.checkpoint, EXTENTS[options.extent]))
 
 
 if __name__ == "__main__":
