@@ -1,11 +1,9 @@
 """Talkray's engine and codec, one utterance at a time, with the random numbers of the official package."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -14,11 +12,12 @@ from torch import Tensor
 
 from deployments.codec.decoder import CodecDecoder
 from deployments.config import TalkerConfig
-from deployments.protocol import Codes, GenerateRequest, Progress, Reference, Sampling, SynthesisRequest
-from deployments.talker.engine import Engine, complete
+from deployments.protocol import Codes, GenerateRequest, Reference, Sampling, SynthesisRequest
+from deployments.talker.engine import complete
 from deployments.talker.loading import build_engine
 from deployments.talker.model.config import ModelConfig
-from deployments.talker.sampling import BatchFilter, Draw, NoiseSource
+from deployments.talker.sampling import Draw
+from talkray_tools.choices import Divergence, divergences, run
 from tests.parity.cases import SEED, Case, Extent, reference_audio
 
 
@@ -47,64 +46,6 @@ class OfficialNoise:
         return torch.ones(1, vocab)
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """A code that the official package chose otherwise, though all before it were equal."""
-
-    frame: int
-    codebook: int
-    margin: float  # as in Choice
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What one code was chosen by."""
-
-    logits: Tensor  # [vocab], over the temperature
-    noise: Tensor  # [vocab], 1 for greedy choices; infinite for codes that were no candidates
-    least: float  # logit that a candidate must have
-
-    def margin(self, ours: int, theirs: int) -> float:
-        """How little would have to change for the other code: by score, or at the filter of either."""
-        scores = self.logits - self.noise.log()
-        by_score = float(scores[ours] - scores[theirs])
-        at_filter = [abs(float(self.logits[code]) - self.least) for code in (ours, theirs)]
-        return min(at_filter if by_score < 0 else [by_score, *at_filter])
-
-
-class Choices:
-    """Of one utterance, in their order."""
-
-    def __init__(self, noise: OfficialNoise) -> None:
-        self._noise = noise
-        self.made: list[Choice] = []
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """While this lasts, every choice is written down."""
-        original = BatchFilter.sample
-
-        def sample(options: BatchFilter, logits: Tensor, draw: Draw, noise: NoiseSource) -> Tensor:
-            everywhere = torch.full_like(logits, torch.inf)
-
-            def keep(which: Draw, codes: Tensor) -> Tensor:
-                values = self._noise(which, codes)
-                everywhere.scatter_(-1, codes, values)
-                return values
-
-            chosen = original(options, logits, draw, keep)
-            if options.greedy:
-                self.made.append(Choice(logits[0], torch.ones_like(logits[0]), -torch.inf))
-            else:
-                logits = logits / options.temperature
-                kept = int(options.top_k) or logits.shape[-1]
-                self.made.append(Choice(logits[0], everywhere[0], float(logits[0].topk(kept).values[-1])))
-            return chosen
-
-        with patch.object(BatchFilter, "sample", sample):
-            yield
-
-
 class Ours:
     """A checkpoint loaded for one sequence at a time, in float32 on the CPU."""
 
@@ -125,21 +66,14 @@ class Ours:
         self, case: Case, options: Mapping[str, Any], expected: Codes, *, extent: Extent
     ) -> list[Divergence]:
         """Where codes differ from the expected ones [frames, groups]. Behind each, generation goes on from those."""
-        found: list[Divergence] = []
-        sampling, eos = Sampling(max_new_tokens=extent.max_new_tokens, **options), self.engine.model.codes.eos
+        sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
         full = complete(sampling, self.engine.model.generation)
-        known, limit = 0, extent.max_new_tokens - 1
-        while known < min(limit, len(expected) + 1):
-            choices = Choices(OfficialNoise(SEED, self.engine.model, full, drawn=known))
-            resume = Progress(expected[:known], 0) if known else None
-            with choices.kept():
-                codes = run(self.engine, GenerateRequest(replace(_synthesis(case, sampling), resume=resume)))
-            divergence = _first(codes, expected[known:], choices.made, eos=eos, full=known + len(codes) == limit)
-            if divergence is None:
-                break
-            found.append(replace(divergence, frame=known + divergence.frame))
-            known += divergence.frame + 1
-        return found
+
+        def begin(known: int) -> None:
+            self.engine.runner.step.noise = OfficialNoise(SEED, self.engine.model, full, drawn=known)
+
+        request = GenerateRequest(_synthesis(case, sampling))
+        return divergences(self.engine, request, expected, most=extent.max_new_tokens - 1, begin=begin)
 
     def wav(self, case: Case, codes: Codes, reference_codes: Codes | None) -> NDArray[np.float32]:
         """[samples] of `codes`, decoded frame by frame, behind the reference's frames in in-context cloning."""
@@ -161,33 +95,8 @@ class Ours:
         return vector
 
 
-def _first(codes: Codes, expected: Codes, choices: list[Choice], *, eos: int, full: bool) -> Divergence | None:
-    """The first difference; `full`: codes end because no more were asked for."""
-    common, groups = min(len(codes), len(expected)), expected.shape[1]
-    differing = np.argwhere(codes[:common] != expected[:common])
-    if len(differing):
-        frame, codebook = (int(index) for index in differing[0])
-        ours, theirs = int(codes[frame, codebook]), int(expected[frame, codebook])
-    elif len(codes) == len(expected) and (full or len(choices) > common * groups):
-        return None
-    else:
-        frame, codebook = common, 0
-        ours = int(codes[common, 0]) if common < len(codes) else eos
-        theirs = int(expected[common, 0]) if common < len(expected) else eos
-    return Divergence(frame, codebook, choices[frame * groups + codebook].margin(ours, theirs))
-
-
 def _batch_of_one(codes: Codes) -> Tensor:
     return torch.from_numpy(codes.astype(np.int64))[None]
-
-
-def run(engine: Engine, request: GenerateRequest) -> Codes:
-    """All frames [frames, groups] of one request."""
-    engine.add(0, request)
-    frames = []
-    while not engine.is_idle:
-        frames += [chunk.codes for _, chunk in engine.step().chunks]
-    return np.concatenate(frames)
 
 
 def _synthesis(case: Case, sampling: Sampling) -> SynthesisRequest:

@@ -21,11 +21,12 @@ import torch
 from deployments.codec.decoder import snr_db
 from deployments.codec.encoder import CodecEncoder
 from deployments.protocol import Codes
+from talkray_tools.choices import Divergence
 from talkray_tools.random_codec import Stress
 from tests.parity.cases import DECODINGS, LIVE, STRESS, WAV_DECODING, case_key, cases_of, reference_audio
 from tests.parity.checkpoints import NAMES, codec_profile, golden_file, talker_digest, write_stressed, write_tiny
 from tests.parity.official import Arrays
-from tests.parity.ours import Divergence, Ours
+from tests.parity.ours import Ours
 from tests.parity.qwen_tokenizer import fetch_ranks, write_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -122,8 +123,7 @@ def near_ties(name: str, found: list[Divergence], expected: Codes) -> Comparison
     detail = f"{expected.size} codes, {len(found)} decided otherwise"
     if found:
         first, widest = found[0], max(each.margin for each in found)
-        detail += f", first in frame {first.frame}, codebook {first.codebook}, by a margin of {first.margin:.1e}"
-        detail += f" (largest {widest:.1e})"
+        detail += f", first in {first} (largest {widest:.1e})"
     passed = len(found) <= expected.size / 50 and all(0 <= each.margin <= NEAR_TIE for each in found)
     return Comparison(name, passed, detail)
 

@@ -1,14 +1,14 @@
 """What `make parity` says of stressed weights, with our own codes in the place of the official package's."""
 
-
 import numpy as np
 import pytest
 
 from deployments.protocol import Codes
+from talkray_tools.choices import Divergence
 from talkray_tools.random_codec import Stress
 from tests.parity.cases import DECODINGS, STRESS, Case, cases_of
 from tests.parity.checkpoints import write_stressed
-from tests.parity.ours import Divergence, Ours
+from tests.parity.ours import Ours
 from tests.parity.run import NEAR_TIE, STRESSED, near_ties
 
 

@@ -1,0 +1,132 @@
+"""What codes were chosen by: two implementations may decide a near-tie otherwise, and nothing else.
+
+The order of a float32 sum decides between two logits that are 1e-5 apart, bfloat16 between two that are 1e-2 apart. So
+codes are compared one by one: where one differs, its margin says whether it is such a tie, and generation goes on from
+the code that was expected.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deployments.protocol import Codes, GenerateRequest, Progress
+from deployments.talker.engine import Engine
+from deployments.talker.sampling import BatchFilter, Draw, NoiseSource
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one code was chosen by."""
+
+    logits: Tensor  # [vocab], over the temperature
+    noise: Tensor  # [vocab], 1 for greedy choices; infinite for codes that were no candidates
+    least: float  # logit that a candidate must have
+
+    def margin(self, ours: int, theirs: int) -> float:
+        """How little would have to change for the other code: by score, or at the filter of either."""
+        scores = self.logits - self.noise.log()
+        by_score = float(scores[ours] - scores[theirs])
+        at_filter = [abs(float(self.logits[code]) - self.least) for code in (ours, theirs)]
+        return min(at_filter if by_score < 0 else [by_score, *at_filter])
+
+    @property
+    def spread(self) -> float:
+        """Deviation of the logits that are not suppressed."""
+        return float(self.logits[self.logits.isfinite()].std())
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A code that was expected otherwise, though all before it were equal."""
+
+    frame: int
+    codebook: int
+    margin: float  # as in Choice
+    spread: float = 1.0  # as in Choice
+
+    def __str__(self) -> str:
+        return f"frame {self.frame}, codebook {self.codebook}, by a margin of {self.margin:.1e}"
+
+
+@contextmanager
+def kept() -> Iterator[list[Choice]]:
+    """While this lasts, every choice of an engine that speaks one request on a CPU is written down."""
+    original, made = BatchFilter.sample, list[Choice]()
+
+    def sample(options: BatchFilter, logits: Tensor, draw: Draw, noise: NoiseSource) -> Tensor:
+        everywhere = torch.full_like(logits, torch.inf)
+
+        def keep(which: Draw, codes: Tensor) -> Tensor:
+            values = noise(which, codes)
+            everywhere.scatter_(-1, codes, values)
+            return values
+
+        chosen = original(options, logits, draw, keep)
+        scaled, kept = logits[0] / options.temperature[0], int(options.top_k[0]) or logits.shape[-1]
+        if options.greedy[0]:
+            made.append(Choice(logits[0], torch.ones_like(logits[0]), -torch.inf))
+        else:
+            made.append(Choice(scaled, everywhere[0], float(scaled.topk(min(kept, len(scaled))).values[-1])))
+        return chosen
+
+    with patch.object(BatchFilter, "sample", sample):
+        yield made
+
+
+def divergences(
+    engine: Engine,
+    request: GenerateRequest,
+    expected: Codes,
+    *,
+    most: int,
+    begin: Callable[[int], None] = lambda known: None,
+) -> list[Divergence]:
+    """Where an engine on a CPU differs from the `expected` codes [frames, groups] of a request.
+
+    Behind each difference generation goes on from those. `most`: frames that the request may have. `begin` is told
+    before generation goes on how many frames are known.
+    """
+    found: list[Divergence] = []
+    known, eos = 0, engine.model.codes.eos
+    while known < min(most, len(expected) + 1):
+        begin(known)
+        resume = Progress(expected[:known], 0) if known else None
+        with kept() as choices:
+            codes = run(engine, replace(request, synthesis=replace(request.synthesis, resume=resume)))
+        divergence = _first(codes, expected[known:], choices, eos=eos, full=known + len(codes) == most)
+        if divergence is None:
+            break
+        found.append(replace(divergence, frame=known + divergence.frame))
+        known += divergence.frame + 1
+    return found
+
+
+def run(engine: Engine, request: GenerateRequest) -> Codes:
+    """All frames [frames, groups] of one request."""
+    engine.add(0, request)
+    frames = []
+    while not engine.is_idle:
+        frames += [chunk.codes for _, chunk in engine.step().chunks]
+    return np.concatenate(frames)
+
+
+def _first(codes: Codes, expected: Codes, choices: list[Choice], *, eos: int, full: bool) -> Divergence | None:
+    """The first difference; `full`: codes end because no more were asked for."""
+    common, groups = min(len(codes), len(expected)), expected.shape[1]
+    differing = np.argwhere(codes[:common] != expected[:common])
+    if len(differing):
+        frame, codebook = (int(index) for index in differing[0])
+        ours, theirs = int(codes[frame, codebook]), int(expected[frame, codebook])
+    elif len(codes) == len(expected) and (full or len(choices) > common * groups):
+        return None
+    else:
+        frame, codebook = common, 0
+        ours = int(codes[common, 0]) if common < len(codes) else eos
+        theirs = int(expected[common, 0]) if common < len(expected) else eos
+    choice = choices[frame * groups + codebook]
+    return Divergence(frame, codebook, choice.margin(ours, theirs), choice.spread)
