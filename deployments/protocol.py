@@ -80,6 +80,15 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Mailbox:
+    """Where a talker reads the text of one utterance while it is written; `deployments.mailbox` says how."""
+
+    host: str
+    port: int
+    token: str  # of this utterance alone
+
+
+@dataclass(frozen=True, slots=True)
 class SynthesisRequest:
     """One utterance, as the ingress asks a codec replica, or with `inline` a talker, for it."""
 
@@ -100,6 +109,7 @@ class SynthesisRequest:
     resume: Progress | None = None  # set where a stream goes on that another replica began
     marks: Marks = ()  # on its way so far; none where nobody wants to know
     client: str = ""  # who asks: the line in front of the pools tells clients apart
+    live: Mailbox | None = None  # the text comes from there, and `text` is empty; it streams, whatever the mode
 
     @property
     def is_heard(self) -> bool:

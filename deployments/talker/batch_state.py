@@ -92,6 +92,16 @@ class BatchState:
             codes = torch.from_numpy(np.stack(sequence.frames)[:, 0]).long()
             seen[codes.to(seen.device, non_blocking=True)] = True
 
+    def extend_text(self, sequence: Sequence, start: int) -> None:
+        """Give a running sequence the trailing text ids of its prompt from `start` on."""
+        assert sequence.row is not None
+        ids = sequence.prompt.trailing[start : self.size.max_model_len]
+        staged = self._staging.take()
+        staged.values[: len(ids)], staged.values[len(ids)] = ids, start + len(ids)
+        row, first = self.packed[sequence.row], Columns.HEADER + start
+        row[first : first + len(ids)].copy_(staged.tensor[: len(ids)], non_blocking=True)
+        row[Columns.NUM_TRAILING].copy_(staged.tensor[len(ids)], non_blocking=True)
+
     def extend(self, row: int, index: int, block: int) -> None:
         """Give a running sequence the block at `index` of its table."""
         staged = self._staging.take()

@@ -28,6 +28,15 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class Append:
+    """The next part of a live request's text."""
+
+    id: int
+    text: str
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """The stream's reader has gone."""
 
@@ -74,7 +83,7 @@ class Failed:
     error: Exception
 
 
-Command = Start | Submit | Abort
+Command = Start | Submit | Append | Abort
 Report = Loading | Ready | Produced | Alive | Failed
 
 

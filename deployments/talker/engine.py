@@ -17,9 +17,10 @@ from deployments.talker.audio import AudioStreams
 from deployments.talker.frame_step import MIN_NEW_TOKENS, NOT_FINITE
 from deployments.talker.length_limits import LengthLimits
 from deployments.talker.model_runner import LaunchedStep, ModelRunner
-from deployments.talker.prompt import PromptBuilder
+from deployments.talker.prompt import Prompt, PromptBuilder
 from deployments.talker.scheduler import Scheduler
 from deployments.talker.sequence import Sequence
+from deployments.talker.tokenizer import LiveTokens
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,16 @@ class StepOutput:
     failures: list[tuple[int, TalkrayError]] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class LiveText:
+    """A request whose text is still being written."""
+
+    request: GenerateRequest
+    tokens: LiveTokens
+    body: list[int] = field(default_factory=list)  # token ids so far
+    sequence: Sequence | None = None  # once it has begun
+
+
 class Engine:
     """Continuous batching over one checkpoint on one device. `loading.build_engine` puts one together."""
 
@@ -59,6 +70,7 @@ class Engine:
         self.runner, self.scheduler, self.audio = runner, scheduler, audio
         self._ended: list[tuple[int, FrameChunk]] = []  # of requests that had all their frames already
         self._endings: dict[int, FrameChunk] = {}  # last chunks that wait for audio of theirs
+        self._written: dict[int, LiveText] = {}  # requests whose text is still being written
         self._launched: LaunchedStep | None = None
         self._last_step: LaunchedStep | None = None
         self._num_pushed = 0  # sequences at the batch's end whose frames are being decoded already
@@ -89,19 +101,31 @@ class Engine:
         """
         if not request.synthesis.is_heard:
             self.scheduler.check_room()
-        prompt = self.prompts.build(request)
-        sampling = complete(request.synthesis.sampling, self.model.generation)
-        limit = self.limits.frame_limit(request, sampling, prompt)
-        prefix = [] if request.prefix is None else list(request.prefix)
-        sequence = Sequence(sequence_id, request, prompt, sampling, limit, prefix)
-        if sequence.num_frames >= limit.frames:
-            self._open_audio(sequence)  # its last audio may be missing still
-            self._ended.append((sequence_id, FrameChunk(self._no_codes, sequence.num_text_tokens, limit.reason)))
+        if request.synthesis.live is None:
+            self._begin(sequence_id, request, self.prompts.build(request))
         else:
-            self.scheduler.add(sequence)
+            self._written[sequence_id] = LiveText(request, LiveTokens(self.prompts.tokenizer))
+
+    def append(self, sequence_id: int, text: str, *, is_last: bool) -> None:
+        """The next part of a live request's text; raises as `add` does. One that has ended meanwhile is no error.
+
+        It begins with as much text as its first frame needs, and has its next frame when that has its token.
+        """
+        live = self._written.get(sequence_id)
+        if live is None:
+            return
+        live.body += (more := live.tokens.feed(text, is_last=is_last))
+        if is_last:
+            del self._written[sequence_id]
+        if live.sequence is not None:
+            self._extend(live.sequence, more, is_last=is_last)
+        elif is_last or len(live.body) >= self.prompts.least_tokens(live.request):
+            prompt = self.prompts.begin(live.request, live.body, is_whole=is_last)
+            live.sequence = self._begin(sequence_id, live.request, prompt)
 
     def abort(self, sequence_id: int) -> None:
         """Stop a sequence and free what it holds. One that has ended meanwhile is no error."""
+        self._written.pop(sequence_id, None)
         self.scheduler.abort(sequence_id)
         self._endings.pop(sequence_id, None)
         self.audio.close(sequence_id)
@@ -127,6 +151,25 @@ class Engine:
         """Assert that rows, blocks and decoder slots are each held exactly once."""
         self.scheduler.check_integrity()
         self.audio.check_integrity()
+
+    def _begin(self, sequence_id: int, request: GenerateRequest, prompt: Prompt) -> Sequence:
+        sampling = complete(request.synthesis.sampling, self.model.generation)
+        limit = self.limits.frame_limit(request, sampling, prompt)
+        prefix = [] if request.prefix is None else list(request.prefix)
+        sequence = Sequence(sequence_id, request, prompt, sampling, limit, prefix)
+        if sequence.num_frames >= limit.frames:
+            self._open_audio(sequence)  # its last audio may be missing still
+            self._ended.append((sequence_id, FrameChunk(self._no_codes, sequence.num_text_tokens, limit.reason)))
+        else:
+            self.scheduler.add(sequence)
+        return sequence
+
+    def _extend(self, sequence: Sequence, more: list[int], *, is_last: bool) -> None:
+        start = len(sequence.prompt.trailing)
+        sequence.prompt = self.prompts.extend(sequence.prompt, more, is_whole=is_last)
+        if len(sequence.prompt.trailing) > start:
+            self.runner.extend_text(sequence, start)
+        sequence.limit = self.limits.frame_limit(sequence.request, sequence.sampling, sequence.prompt)
 
     def _launch(self, output: StepOutput) -> None:
         """Start the next step, unless one is under way or the device has work for a while."""
@@ -234,6 +277,8 @@ class Engine:
                 sequence.finish_reason = FinishReason.STOP
             else:
                 sequence.append(frame)
+            if sequence.finish_reason is not None:
+                self._written.pop(sequence.id, None)
             if not self._can_wait(sequence, now_s):
                 output.chunks.append((sequence.id, self._unsent(sequence)))
 
@@ -250,7 +295,8 @@ class Engine:
             return sequence.finish_reason is None  # their audio will carry them
         held = sequence.num_frames - sequence.num_sent
         is_calm = sequence.sent_lead_s(now_s) > _CALM_S
-        return sequence.finish_reason is None and held < self._max_held and is_calm
+        goes_on = sequence.finish_reason is None and not sequence.is_dry
+        return goes_on and held < self._max_held and is_calm
 
     def _unsent(self, sequence: Sequence, pcm: bytes = b"") -> FrameChunk:
         """All that a sequence's reader does not have yet."""

@@ -9,17 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import numpy as np
 
 from deployments import metrics
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
+from deployments.mailbox import read
 from deployments.progress import report_stage
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
+from deployments.protocol import FrameChunk, GenerateRequest, Mailbox, ModelInfo
 from deployments.starvation import any_runnable
 from deployments.talker.channel import (
     Abort,
+    Append,
     Command,
     Failed,
     Loading,
@@ -82,6 +85,8 @@ class EngineClient:
         number = next(self._numbers)
         queue = self._streams[number] = asyncio.Queue()
         self._send(Submit(number, request))
+        live = request.synthesis.live
+        writing = None if live is None else asyncio.create_task(self._write(number, live))
         try:
             while True:
                 chunk = await _next_chunk(queue)
@@ -91,8 +96,21 @@ class EngineClient:
                 if chunk.finish_reason is not None:
                     return
         finally:
+            if writing is not None:
+                writing.cancel()
             if self._streams.pop(number, None) is not None:
                 self._send(Abort(number))
+
+    async def _write(self, number: int, live: Mailbox) -> None:
+        """Hand the text of a live request on as it comes; the stream ends where that cannot be read."""
+        try:
+            async with aclosing(read(live)) as parts:
+                async for part in parts:
+                    self._send(Append(number, part, is_last=False))
+            self._send(Append(number, "", is_last=True))
+        except Exception as error:
+            if number in self._streams:
+                self._streams[number].put_nowait(error)
 
     def stop(self) -> None:
         """Close the pipe, which ends the process; kill it where it does not obey."""

@@ -23,6 +23,7 @@ from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, Synthes
 from deployments.talker.channel import (
     Abort,
     Alive,
+    Append,
     Command,
     Failed,
     Loading,
@@ -140,15 +141,23 @@ class EngineProcess:
             engine.abort(command.id)
             self.first_audio.end(command.id)
             return
-        assert isinstance(command, Submit)
+        assert isinstance(command, Submit | Append)
         try:
-            with self.first_audio.begin(command.id, command.request):
-                engine.add(command.id, command.request)
+            self._add(engine, command)
         except TalkrayError as error:
+            engine.abort(command.id)
             self._send(Failed(command.id, error))
         except Exception as error:  # a request that trips the engine must not take the other streams with it
-            logger.exception("request %s could not be added", command.request.synthesis.request_id)
+            logger.exception("request %d could not be added", command.id)
+            engine.abort(command.id)
             self._send(Failed(command.id, EngineError(f"the engine failed on this request: {error!r}")))
+
+    def _add(self, engine: Engine, command: Submit | Append) -> None:
+        if isinstance(command, Append):
+            engine.append(command.id, command.text, is_last=command.is_last)
+            return
+        with self.first_audio.begin(command.id, command.request):
+            engine.add(command.id, command.request)
 
     def _load(self, start: Start) -> tuple[Engine, ModelInfo]:
         self._send(Loading(f"looking for {start.model}"))
@@ -181,7 +190,7 @@ class EngineProcess:
             data = b""
         if not data:
             raise PipeClosedError
-        return [command for command in self.unpacker.feed(data) if isinstance(command, Start | Submit | Abort)]
+        return [command for command in self.unpacker.feed(data) if isinstance(command, Start | Submit | Append | Abort)]
 
     def _say_alive(self) -> None:
         with contextlib.suppress(PipeClosedError):  # the engine's thread notices by itself

@@ -18,7 +18,8 @@ class LengthLimits:
     def frame_limit(self, request: GenerateRequest, sampling: Sampling, prompt: Prompt) -> FrameLimit:
         """The first limit a sequence will meet; raises InvalidRequest where its prompt or a later segment is too long.
 
-        The last of `max_new_tokens` never becomes a frame, as in the official package.
+        The last of `max_new_tokens` never becomes a frame, as in the official package. While the text is still being
+        written nobody knows what it needs, and it has a token for each frame.
         """
         room = self._max_positions - prompt.num_rows
         if room < 1:
@@ -26,7 +27,7 @@ class LengthLimits:
         self.check_following(request.synthesis.following, prompt)
         length = FrameLimit(min((sampling.max_new_tokens or 1) - 1, room), FinishReason.LENGTH)
         runaway = FrameLimit(runaway_frames(prompt.num_text_tokens), FinishReason.RUNAWAY)
-        if request.synthesis.ignore_eos or length.frames <= runaway.frames:
+        if request.synthesis.ignore_eos or not prompt.is_whole or length.frames <= runaway.frames:
             return length
         return runaway
 

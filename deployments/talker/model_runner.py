@@ -194,6 +194,12 @@ class ModelRunner:
         return LaunchedStep(sequences, codes, made, self._record())
 
     @torch.inference_mode()
+    def extend_text(self, sequence: Sequence, start: int) -> None:
+        """The sequence's prompt has more text, from trailing id `start` on; one that does not run takes it in later."""
+        if sequence.row is not None:
+            self.state.extend_text(sequence, start)
+
+    @torch.inference_mode()
     def replay(self, sequences: list[Sequence]) -> None:
         """A step of which the host sees nothing: a benchmark's. The device gets ahead of the host's sequences."""
         batch = self._as_batch(sequences)

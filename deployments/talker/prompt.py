@@ -5,7 +5,7 @@ the rest of the text *trails*, one token a frame; in full-text mode all text sta
 the official package; golden codes pin it down.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ class Prompt:
     trailing: Ids  # [frames]: text ids; beyond them every frame gets padding
     num_text_tokens: int
     dense: Tensor | None = None  # [n, hidden]
+    is_whole: bool = True  # no text is still being written
 
     @property
     def num_rows(self) -> int:
@@ -61,25 +62,50 @@ class PromptBuilder:
         self.speaker_encoder = speaker_encoder
         self.speakers: ByRecording[Tensor] = ByRecording(max_bytes=_SPEAKER_BYTES, size=lambda vector: vector.nbytes)
 
-    @torch.inference_mode()
     def build(self, request: GenerateRequest) -> Prompt:
         """The prompt of a request; raises InvalidRequest where its text holds nothing to say."""
+        return self.begin(request, self.tokenizer.encode(request.synthesis.text), is_whole=True)
+
+    def least_tokens(self, request: GenerateRequest) -> int:
+        """Tokens of a text that is still being written which its first new frame needs."""
+        reference, codes = request.synthesis.reference, request.reference_codes
+        beside_frames = 0
+        if reference is not None and reference.text is not None and codes is not None:
+            beside_frames = max(0, len(codes) - len(self.tokenizer.encode(reference.text)))
+        return beside_frames + (0 if request.prefix is None else len(request.prefix)) + 2
+
+    def extend(self, prompt: Prompt, more: list[int], *, is_whole: bool) -> Prompt:
+        """`prompt` with further tokens of a text that is still being written."""
+        trailing = [*more, self.config.tokens.tts_eos] if is_whole else more
+        new = np.array(trailing, dtype=np.int32)
+        self.tables.project(new)
+        return replace(
+            prompt,
+            trailing=np.concatenate((prompt.trailing, new)),
+            num_text_tokens=prompt.num_text_tokens + len(more),
+            is_whole=is_whole,
+        )
+
+    @torch.inference_mode()
+    def begin(self, request: GenerateRequest, body: list[int], *, is_whole: bool) -> Prompt:
+        """The prompt of a request with the tokens of its text, all of them or the first `least_tokens` and some."""
         synthesis, tokens, codes = request.synthesis, self.config.tokens, self.config.codes
-        body = self.tokenizer.encode(synthesis.text)
         if not body:
             raise InvalidRequest("input has no text to speak", "input", "empty_input")
         text, codec, dense = self._head(synthesis)
         trailing = [tokens.tts_pad]
+        ending = [tokens.tts_eos] if is_whole else []
         if request.reference_codes is not None:
             frames = _Track(self._dense(len(request.reference_codes)), (self._frames(request.reference_codes),))
-            text_rows, codec_rows, trailing = self._clone_rows(request, body, frames)
+            text_rows, codec_rows, trailing = self._clone_rows(request, [*body, *ending], frames)
             dense = (*dense, *frames.dense)
         elif full_text(self.config.kind, synthesis):
-            text_rows = [*body, tokens.tts_eos, tokens.tts_pad]
+            text_rows = [*body, *ending, tokens.tts_pad]
             codec_rows = [codes.pad] * (len(body) + 1) + [codes.bos]
         else:
-            text_rows, codec_rows, trailing = body[:1], [codes.bos], [*body[1:], tokens.tts_eos]
-        return self._prompt((text + text_rows, codec + codec_rows, trailing), dense, num_text_tokens=len(body))
+            text_rows, codec_rows, trailing = body[:1], [codes.bos], [*body[1:], *ending]
+        prompt = self._prompt((text + text_rows, codec + codec_rows, trailing), dense, num_text_tokens=len(body))
+        return prompt if is_whole else replace(prompt, is_whole=False)
 
     def _prompt(
         self, ids: tuple[list[int], list[int], list[int]], dense: tuple[Tensor, ...], *, num_text_tokens: int
@@ -134,12 +160,15 @@ class PromptBuilder:
     def _clone_rows(
         self, request: GenerateRequest, body: list[int], frames: _Track
     ) -> tuple[list[int], list[int], list[int]]:
-        """In-context cloning: the reference's text and frames come first, side by side or one after the other."""
+        """In-context cloning: the reference's text and frames come first, side by side or one after the other.
+
+        `body` ends with the end of text once it is whole.
+        """
         reference = request.synthesis.reference
         assert reference is not None
         assert reference.text is not None
         codes, pad = self.config.codes, self.config.tokens.tts_pad
-        text = [*self.tokenizer.encode(reference.text), *body, self.config.tokens.tts_eos]
+        text = [*self.tokenizer.encode(reference.text), *body]
         codec = [codes.bos, *frames.ids]
         if full_text(self.config.kind, request.synthesis):
             return text + [pad] * len(codec), [codes.pad] * len(text) + codec, [pad]
@@ -156,7 +185,12 @@ class PromptBuilder:
 
 
 def full_text(kind: ModelKind, request: SynthesisRequest) -> bool:
-    """Whether all text stands in the prompt. Unasked, clones stream their text and the other kinds do not."""
+    """Whether all text stands in the prompt. Unasked, clones stream their text and the other kinds do not.
+
+    Text that is still being written always streams.
+    """
+    if request.live is not None:
+        return False
     if request.non_streaming_mode is not None:
         return request.non_streaming_mode
     return kind is not ModelKind.BASE

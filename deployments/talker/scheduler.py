@@ -1,7 +1,8 @@
 """Who runs in the next step: admission by free rows and KV blocks, preemption when blocks run out.
 
-Everybody who has a row runs, with one exception: while some are waiting for a row, for their first frame, or for a
-frame that is nearly due, those far ahead of their listeners sit a step out, which makes it shorter.
+Everybody who has a row runs, with two exceptions. While some are waiting for a row, for their first frame, or for a
+frame that is nearly due, those far ahead of their listeners sit a step out, which makes it shorter. And those whose
+text is still being written sit out while there is none; where others wait for rows or blocks, they give theirs up.
 """
 
 import heapq
@@ -10,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 from deployments.errors import Overloaded
 from deployments.limits import Rate
@@ -51,8 +53,8 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing runs and nothing waits."""
-        return not self.waiting and not self.running
+        """Nothing runs and nothing waits, but for text."""
+        return all(sequence.is_dry for sequence in chain(self.running.values(), self.waiting))
 
     def check_room(self) -> None:
         """Raise Overloaded where the waiting line is full. A free row is room, whoever takes it next step."""
@@ -88,9 +90,8 @@ class Scheduler:
         """The next step's batch, None when there is nothing to do."""
         preempted = self._make_room()
         admitted = [] if preempted else self._admit()
-        if not self.running:
-            return None
-        return Batch(prefill=admitted, decode=self._due())
+        due = self._due()
+        return Batch(prefill=admitted, decode=due) if due else None
 
     def retire(self, sequences: list[Sequence]) -> None:
         """Give back what a batch's finished sequences held; aborted meanwhile, they hold nothing."""
@@ -110,9 +111,9 @@ class Scheduler:
         self.blocks.check_integrity()
 
     def _due(self) -> list[Sequence]:
-        """The running sequences without those that can sit out."""
-        running = list(self.running.values())
-        if self.max_lead_s == math.inf:
+        """The running sequences without those that can, or have to, sit out."""
+        running = [sequence for sequence in self.running.values() if not sequence.is_dry]
+        if self.max_lead_s == math.inf or not running:
             return running
         now_s = self._now_s()
         leads = [sequence.playback.lead_s(now_s) for sequence in running]
@@ -139,15 +140,24 @@ class Scheduler:
 
     def _admit(self) -> list[Sequence]:
         admitted = []
-        while self.waiting and self._free_rows:
-            sequence = self.waiting[0]
-            if not self.blocks.can_hold(sequence.id, sequence.num_positions + 1):
+        for sequence in [each for each in self.waiting if not each.is_dry]:
+            if not self._has_place(sequence):
                 break
+            self.waiting.remove(sequence)
             self.blocks.grow(sequence.id, sequence.num_positions + 1)
             sequence.row = heapq.heappop(self._free_rows)
-            self.running[sequence.id] = self.waiting.popleft()
+            self.running[sequence.id] = sequence
             admitted.append(sequence)
         return admitted
+
+    def _has_place(self, sequence: Sequence) -> bool:
+        """Whether there is a row, and blocks; sequences that have no text give theirs up, the youngest first."""
+        dry = [each for each in self.running.values() if each.is_dry]
+        while not (self._free_rows and self.blocks.can_hold(sequence.id, sequence.num_positions + 1)):
+            if not dry:
+                return False
+            self._preempt(dry.pop())
+        return True
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.row is not None

@@ -19,7 +19,10 @@ class FrameLimit:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request from admission to its last frame. Its row is set while it runs."""
+    """A request from admission to its last frame. Its row is set while it runs.
+
+    `prompt` and `limit` grow while its text is written.
+    """
 
     id: int
     request: GenerateRequest
@@ -46,6 +49,11 @@ class Sequence:
     def num_positions(self) -> int:
         """Rows that a prefill of the sequence as it stands has."""
         return self.prompt.num_rows + self.num_frames
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether its next frame needs text that has not been written yet."""
+        return not self.prompt.is_whole and len(self.prompt.trailing) <= self.num_frames
 
     @property
     def num_text_tokens(self) -> int:

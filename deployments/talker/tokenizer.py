@@ -1,6 +1,7 @@
 """Text to token ids in which user text can never become a control token."""
 
 import json
+import unicodedata
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders
@@ -37,10 +38,42 @@ class TextTokenizer:
         """Token ids of a text body. A leading newline would merge into the role's: leading whitespace goes."""
         return self.encode_exact(text.lstrip())
 
+    def settled(self, text: str) -> int:
+        """How many characters of `text`, in NFC, are in words that end as they do whatever follows `text`.
+
+        A word is over once something else follows; whitespace may go to either side until the other side is there.
+        """
+        words = self._bpe.pre_tokenizer.pre_tokenize_str(text)
+        last = len(text.rstrip())
+        over = [end for _, (start, end) in words if end < (last if text[start:end].isspace() else len(text))]
+        return max((end for end in over if not unicodedata.combining(text[end])), default=0)
+
     def encode_instructions(self, text: str) -> list[int]:
         """The user turn that carries voice instructions."""
         body = [*self.encode_exact("user\n"), *self.encode(text)]
         return [self._tokens.im_start, *body, self._tokens.im_end, *self._newline]
+
+
+class LiveTokens:
+    """Token ids of a text that comes in parts, cut anywhere: together they are those of the whole text.
+
+    Byte pairs are merged within a word. So a word's tokens are known once what follows it is not part of it.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._rest = ""  # whose tokens depend on what comes
+        self._begun = False
+
+    def feed(self, text: str, *, is_last: bool) -> list[int]:
+        """The ids that are certain with `text`, none twice; with the last part all that are left."""
+        self._rest = unicodedata.normalize("NFC", self._rest + text)
+        if not self._begun:
+            self._rest = self._rest.lstrip()
+            self._begun = bool(self._rest)
+        end = len(self._rest) if is_last else self._tokenizer.settled(self._rest)
+        known, self._rest = self._rest[:end], self._rest[end:]
+        return self._tokenizer.encode_exact(known) if known else []
 
 
 def _plain_tokenizer(directory: Path) -> Tokenizer:

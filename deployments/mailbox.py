@@ -1,0 +1,163 @@
+"""Text on its way from the ingress, where it is written, to the talker that speaks it: one TCP connection a reader.
+
+Handles of Ray Serve cannot stream what goes in. The reader sends the utterance's token and how many characters it has
+already; the text from there on comes back in parts, each with its length in front, and an empty one at its end. Nothing
+is taken out of the mailbox: whoever goes on with a stream reads its text again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import struct
+from collections.abc import AsyncGenerator
+
+from deployments.errors import TalkerLost
+from deployments.protocol import Mailbox
+
+logger = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct(">I")
+_MAX_REQUEST_BYTES = 256
+_REQUEST_S = 5.0  # for a reader to say what it wants
+_CONNECT_S = 2.0
+_DELAYS_S = (0.05, 0.2, 1.0)  # before it is tried again; a part that comes begins anew
+
+
+class WrittenText:
+    """The text of one utterance so far, and whether it is over."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.is_over = False
+        self._changed = asyncio.Event()
+
+    def append(self, text: str) -> None:
+        """More text, which can be encoded in UTF-8."""
+        self.text += text
+        self._wake()
+
+    def finish(self) -> None:
+        """No more will come."""
+        self.is_over = True
+        self._wake()
+
+    async def wait(self, offset: int) -> str:
+        """The text behind `offset` characters, as soon as there is any; nothing once it is over."""
+        while len(self.text) <= offset and not self.is_over:
+            await self._changed.wait()
+        return self.text[offset:]
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class MailboxServer:
+    """Hands out the texts that are written in this process, each to whoever has its token."""
+
+    def __init__(self, host: str, port: int = 0) -> None:
+        """`port` 0: any that is free."""
+        self._host, self._port = host, port
+        self._texts: dict[str, WrittenText] = {}
+        self._starting: asyncio.Task[asyncio.Server] | None = None
+        self._readers: set[asyncio.Task[None]] = set()
+
+    async def add(self, token: str, text: WrittenText) -> Mailbox:
+        """Hand out `text`; returns where. Raises OSError where the port cannot be had."""
+        self._starting = self._starting or asyncio.create_task(self._start())
+        try:
+            server = await asyncio.shield(self._starting)
+        except OSError:
+            self._starting = None
+            raise
+        self._texts[token] = text
+        return Mailbox(self._host, server.sockets[0].getsockname()[1], token)
+
+    def remove(self, token: str) -> None:
+        """Hand it out no longer; whoever reads it is cut off unless it has ended."""
+        text = self._texts.pop(token, None)
+        if text is not None:
+            text.finish()
+
+    async def aclose(self) -> None:
+        """Stop listening, and cut readers off."""
+        if self._starting is not None:
+            (await self._starting).close()
+        for reader in list(self._readers):
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+    async def _start(self) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, self._host, self._port, limit=_MAX_REQUEST_BYTES)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._readers.add(task)
+        try:
+            with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.CancelledError):
+                token, offset = await asyncio.wait_for(_request(reader), _REQUEST_S)
+                if token in self._texts:
+                    await self._send(token, offset, writer)
+        finally:
+            self._readers.discard(task)
+            writer.close()
+
+    async def _send(self, token: str, offset: int, writer: asyncio.StreamWriter) -> None:
+        text = self._texts[token]
+        while more := await text.wait(offset):
+            part = more.encode()
+            writer.write(_LENGTH.pack(len(part)) + part)
+            await writer.drain()
+            offset += len(more)
+        if token in self._texts:  # else it was removed, which is no end
+            writer.write(_LENGTH.pack(0))
+            await writer.drain()
+
+
+async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
+    """The parts of a text as they are written, to its end, on one connection after the other where it has to be.
+
+    Raises TalkerLost where its writer cannot be reached: another talker may.
+    """
+    offset, delays = 0, iter(_DELAYS_S)
+    while True:
+        try:
+            async for part in _parts(mailbox, offset):
+                if not part:
+                    return
+                offset, delays = offset + len(part), iter(_DELAYS_S)
+                yield part
+            reason = "it was cut off"
+        except (OSError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+        delay_s = next(delays, None)
+        if delay_s is None:
+            raise TalkerLost(
+                f"the text of this stream cannot be read from {mailbox.host}:{mailbox.port} ({reason}); hosts of the "
+                "cluster have to reach each other on every port (cluster/network-policy.yaml)"
+            )
+        logger.warning("text from %s:%d: %s", mailbox.host, mailbox.port, reason)
+        await asyncio.sleep(delay_s)
+
+
+async def _request(reader: asyncio.StreamReader) -> tuple[str, int]:
+    token, offset = (await reader.readline()).decode("ascii").split()
+    if int(offset) < 0:
+        raise ValueError(offset)
+    return token, int(offset)
+
+
+async def _parts(mailbox: Mailbox, offset: int) -> AsyncGenerator[str, None]:
+    """What comes on one connection: an empty part is the end of the text."""
+    reader, writer = await asyncio.wait_for(asyncio.open_connection(mailbox.host, mailbox.port), _CONNECT_S)
+    try:
+        writer.write(f"{mailbox.token} {offset}\n".encode())
+        while True:
+            try:
+                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                yield (await reader.readexactly(length)).decode()
+            except asyncio.IncompleteReadError:
+                return
+    finally:
+        writer.close()

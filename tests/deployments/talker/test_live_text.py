@@ -1,0 +1,182 @@
+"""Text that is written while it is spoken: what comes of it is what comes of the same text sent at once."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, Mailbox, Reference
+from deployments.talker.engine import Engine
+from deployments.talker.loading import build_engine
+from deployments.talker.tokenizer import LiveTokens, TextTokenizer
+from tests.deployments.talker.conftest import CONFIG
+from tests.deployments.talker.driving import Spoken, ask, resumed, speak
+from tests.deployments.talker.test_engine import push_end_of_speech
+
+TEXT = "It's e\u0301crit, na 語🙂:\n\n  12  in... Isn't"
+MAILBOX = Mailbox("127.0.0.1", 1, "token")
+Chunks = list[tuple[int, FrameChunk]]
+
+
+def at_once(text: str = TEXT, **changes: object) -> GenerateRequest:
+    return ask(text, **{"frames": 55, "non_streaming_mode": False, "ignore_eos": True, **changes})  # type: ignore[arg-type]
+
+
+def live(request: GenerateRequest) -> GenerateRequest:
+    return replace(request, synthesis=replace(request.synthesis, text="", live=MAILBOX, non_streaming_mode=None))
+
+
+def cut(text: str, places: Sequence[int]) -> list[str]:
+    ends = [*sorted(places), len(text)]
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def random_cuts(seed: int, text: str = TEXT) -> list[str]:
+    draw = random.Random(seed)
+    return cut(text, [draw.randrange(len(text)) for _ in range(draw.randrange(1, 30))])
+
+
+def run_dry(engine: Engine) -> Chunks:
+    """Step until nothing can be done without more text."""
+    chunks: Chunks = []
+    while not engine.is_idle:
+        output = engine.step()
+        assert not output.failures
+        chunks += output.chunks
+    engine.check_integrity()
+    return chunks
+
+
+def write(engine: Engine, parts: Sequence[str], request: GenerateRequest, *, number: int = 0) -> Spoken:
+    """What is said when each part comes only once the one before it has been used up."""
+    engine.add(number, live(request))
+    chunks = run_dry(engine)
+    for part in parts:
+        engine.append(number, part, is_last=False)
+        chunks += run_dry(engine)
+    engine.append(number, "", is_last=True)
+    return Spoken.join([chunk for _, chunk in chunks + run_dry(engine)])
+
+
+def same(one: Spoken, other: Spoken) -> bool:
+    facts = (one.reason, one.num_text_tokens) == (other.reason, other.num_text_tokens)
+    return facts and np.array_equal(one.codes, other.codes)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_checkpoint: Callable[[str], Path], engine_of: Callable[[str], Engine]) -> TextTokenizer:
+    return engine_of("CustomVoice").prompts.tokenizer
+
+
+@pytest.fixture(scope="module")
+def whole(engine_of: Callable[[str], Engine]) -> Spoken:
+    spoken = speak(engine_of("CustomVoice"), at_once())
+    assert len(spoken.codes) == 55 > spoken.num_text_tokens
+    return spoken
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_tokens_of_parts_are_those_of_the_whole_text(tokenizer: TextTokenizer, seed: int) -> None:
+    tokens, ids = LiveTokens(tokenizer), []
+    for part in random_cuts(seed, "  " + TEXT + " \n "):
+        ids += tokens.feed(part, is_last=False)
+    ids += tokens.feed("", is_last=True)
+    assert ids == tokenizer.encode("  " + TEXT + " \n ")
+
+
+def test_a_word_is_known_when_the_next_character_is(tokenizer: TextTokenizer) -> None:
+    tokens = LiveTokens(tokenizer)
+    assert tokens.feed("Hel", is_last=False) == []
+    assert tokens.feed("lo ", is_last=False) == tokenizer.encode("Hello")
+    assert tokens.feed("w", is_last=False) == []
+
+
+@pytest.mark.parametrize("parts", [list(TEXT), [TEXT], *(random_cuts(seed) for seed in range(3))])
+def test_codes_are_those_of_the_same_text_sent_at_once(engine: Engine, whole: Spoken, parts: list[str]) -> None:
+    assert same(write(engine, parts, at_once()), whole)
+
+
+def test_codes_are_equal_beside_others_that_come_and_go(engine: Engine, whole: Spoken) -> None:
+    engine.add(0, live(at_once()))
+    chunks: Chunks = []
+    for number, part in enumerate(random_cuts(7), start=1):
+        engine.append(0, part, is_last=False)
+        engine.add(number, ask(f"Somebody else, {number}.", frames=3 + number % 5, seed=number))
+        for _ in range(3):
+            chunks += engine.step().chunks
+    engine.append(0, "", is_last=True)
+    chunks += run_dry(engine)
+    assert same(Spoken.join([chunk for number, chunk in chunks if number == 0]), whole)
+
+
+@pytest.mark.parametrize("place", [1, 17, 40])
+def test_another_talker_reads_the_text_again_and_goes_on(engine: Engine, whole: Spoken, place: int) -> None:
+    rest = write(engine, random_cuts(3), resumed(at_once(), whole.codes[:place]))
+    assert np.array_equal(rest.codes, whole.codes[place:])
+    assert rest.reason is whole.reason
+
+
+def test_nothing_is_left_to_do_while_the_writer_pauses(engine: Engine) -> None:
+    engine.add(0, live(at_once()))
+    assert engine.is_idle
+    engine.append(0, "Hello", is_last=False)
+    assert engine.is_idle
+    engine.append(0, " there you", is_last=False)
+    frames = sum(len(chunk.codes) for _, chunk in run_dry(engine))
+    assert frames == len(engine.prompts.tokenizer.encode("Hello there")) - 1  # one token a frame, behind the first
+    engine.abort(0)
+    assert engine.step().chunks == []
+
+
+def test_a_sequence_without_text_gives_its_place_to_those_that_wait(
+    tiny_checkpoint: Callable[[str], Path], whole: Spoken
+) -> None:
+    engine = build_engine(tiny_checkpoint("CustomVoice"), CONFIG.model_copy(update={"max_num_seqs": 1}))
+    alone = speak(engine, at_once())
+    engine.add(0, live(at_once()))
+    engine.append(0, TEXT[:20], is_last=False)
+    chunks = run_dry(engine)
+    other = ask("Somebody else.", frames=8, ignore_eos=True)
+    engine.add(1, other)
+    others = run_dry(engine)
+    assert {number for number, _ in others} == {1}
+    engine.append(0, TEXT[20:], is_last=True)
+    chunks += run_dry(engine)
+    assert same(Spoken.join([chunk for _, chunk in chunks]), alone)
+
+
+def test_a_clone_waits_for_the_text_that_stands_beside_its_recording(engine_of: Callable[[str], Engine]) -> None:
+    engine, draw = engine_of("Base"), np.random.default_rng(1)
+    codes: Codes = draw.integers(0, 2048, (6, 16)).astype(np.int16)
+    reference = Reference(draw.standard_normal(12_000).astype(np.float32) * 0.1, "ab")
+    request = replace(at_once(voice=None, reference=reference), reference_codes=codes)
+    assert same(write(engine, list(TEXT), request), speak(engine, request))
+
+
+def test_the_limit_grows_with_the_text(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = at_once("Hello there.", frames=2000, ignore_eos=False)
+    push_end_of_speech(monkeypatch, -1e9)
+    engine.add(0, live(request))
+    engine.append(0, "Hello the", is_last=False)
+    run_dry(engine)
+    [sequence] = engine.scheduler.running.values()
+    assert sequence.limit.reason is FinishReason.LENGTH
+    engine.append(0, "re.", is_last=True)
+    expected = engine.limits.frame_limit(request, sequence.sampling, engine.prompts.build(request))
+    assert sequence.limit == expected
+    assert expected.reason is FinishReason.RUNAWAY
+    engine.abort(0)
+
+
+def test_text_that_never_comes_is_told_like_none_at_all(engine: Engine) -> None:
+    engine.add(0, live(at_once()))
+    engine.append(0, "  ", is_last=False)
+    with pytest.raises(InvalidRequest) as raised:
+        engine.append(0, "", is_last=True)
+    assert raised.value.code == "empty_input"
+    engine.append(0, "too late", is_last=True)
+    assert engine.is_idle
