@@ -62,16 +62,21 @@ class MailboxServer:
         self._starting: asyncio.Task[asyncio.Server] | None = None
         self._readers: set[asyncio.Task[None]] = set()
 
-    async def add(self, token: str, text: WrittenText) -> Mailbox:
-        """Hand out `text`; returns where. Raises OSError where the port cannot be had."""
+    async def start(self) -> None:
+        """Listen, unless it does already. Raises OSError where it cannot at this address."""
         self._starting = self._starting or asyncio.create_task(self._start())
         try:
-            server = await asyncio.shield(self._starting)
+            await asyncio.shield(self._starting)
         except OSError:
             self._starting = None
             raise
+
+    def share(self, token: str, text: WrittenText) -> Mailbox:
+        """Hand out `text`, and say where."""
+        assert self._starting is not None, "start comes first"
+        _, port, *_ = self._starting.result().sockets[0].getsockname()
         self._texts[token] = text
-        return Mailbox(self._host, server.sockets[0].getsockname()[1], token)
+        return Mailbox(self._host, port, token)
 
     def remove(self, token: str) -> None:
         """Hand it out no longer; whoever reads it is cut off unless it has ended."""

@@ -21,6 +21,7 @@ _PARAGRAPH = re.compile(r"\n\s*?\n")
 _SENTENCE = re.compile(rf"[.!?؟।]++[{_CLOSING}]*+(?=\s)|[。！？]++[{_CLOSING}]*+")  # noqa: RUF001
 _CLAUSE = re.compile(rf"[,;:—][{_CLOSING}]*+(?=\s)|\s[–-](?=\s)|[，、；：]")  # noqa: RUF001
 _WORD = re.compile(r"\s(?=\S)")
+_SPACE = re.compile(r"\s")
 _NOT_AN_END = re.compile(
     r"(?:\b(?:mr|mrs|ms|dr|prof|st|no|nos|fig|vol|vs|jr|sr|inc|ltd|approx|e\.g|i\.e|u\.s|ca|cf|bzw|z\.b)|\b[a-z])\.$",
     re.I,
@@ -136,15 +137,16 @@ def segment_requests(request: SynthesisRequest, max_chars: int) -> list[Synthesi
     """
     first, *later = split_text(request.text, max_chars) or [request.text]
     return [replace(request, text=first, following=tuple(later))] + [
-        replace(
-            request,
-            request_id=f"{request.request_id}.{number}",
-            text=text,
-            seed=segment_seed(request.seed, number),
-            continues=True,
-        )
-        for number, text in enumerate(later, start=2)
+        segment_request(replace(request, text=text), number) for number, text in enumerate(later, start=2)
     ]
+
+
+def segment_request(request: SynthesisRequest, number: int) -> SynthesisRequest:
+    """The request for the segment `number`, 1 for the first, which is `request` itself."""
+    if number == 1:
+        return request
+    seed = segment_seed(request.seed, number)
+    return replace(request, request_id=f"{request.request_id}.{number}", seed=seed, continues=True)
 
 
 def segment_seed(seed: int, number: int) -> int:
@@ -159,7 +161,7 @@ def split_text(text: str, max_chars: int) -> list[str]:
     The parts, which neither begin nor end with whitespace, hold every other character in order. Parts end where a
     paragraph does, else a sentence, a clause, a word; only a longer word is cut.
     """
-    positions = [0, *accumulate(_WIDE_WEIGHT if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)]
+    positions = _positions(text)
     parts, start = [], 0
     while positions[-1] - positions[start] > max_chars:
         limit = max(start + 1, bisect_right(positions, positions[start] + max_chars) - 1)
@@ -174,6 +176,72 @@ def sentences_end(text: str, start: int) -> int:
     ends = [match.end() for match in _SENTENCE.finditer(text, start) if not _abbreviates(text, match.end())]
     ends += [match.end() for match in _PARAGRAPH.finditer(text, start)]
     return max(ends, default=start)
+
+
+class LiveSplit:
+    """Segments of a text that is being spoken while it comes.
+
+    A segment ends with the first sentence whose end is in its second half, or the first clause in its last quarter, or
+    else before the word that is too much.
+    """
+
+    def __init__(self, max_chars: int) -> None:
+        """`max_chars` as in `split_text`."""
+        self._max_chars = max_chars
+        self._text = ""  # of the segment
+        self._given = 0  # characters of it
+
+    def feed(self, text: str) -> list[str]:
+        """What can be spoken now, of the segment that is being spoken and of those behind it."""
+        self._text = self._text + text if self._given else text.lstrip()
+        texts = []
+        while end := _live_end(self._text, self._max_chars):
+            texts.append(self._take(end))
+            self.restart()
+        return [*texts, self._take(_certain(self._text, self._max_chars))]
+
+    def finish(self) -> list[str]:
+        """What is left of the segment."""
+        return [self._take(len(self._text))]
+
+    def restart(self) -> None:
+        """A segment has ended with what was given."""
+        self._text, self._given = self._text[self._given :].lstrip(), 0
+
+    def _take(self, end: int) -> str:
+        start, self._given = self._given, max(self._given, end)
+        return self._text[start : self._given]
+
+
+def _live_end(text: str, max_chars: int) -> int:
+    """Where the segment that begins `text` ends, 0 as long as it may go on."""
+    positions = _positions(text)
+    middle, late, limit = (bisect_right(positions, max_chars * quarters / 4) - 1 for quarters in (2, 3, 4))
+    if middle >= len(text) - 1:
+        return 0
+    sentences = [match.end() for match in _SENTENCE.finditer(text) if match.end() > middle]
+    clauses = [match.end() for match in _CLAUSE.finditer(text) if match.end() > late]
+    ends = [end for end in sentences if not _abbreviates(text, end)] + clauses
+    first = min(ends, default=len(text))
+    if first < len(text) and first <= limit:
+        return first
+    if positions[-1] <= max_chars:
+        return 0
+    words = [match.end() for match in _WORD.finditer(text, late, min(limit + 1, len(text)))]
+    return words[-1] if words else max(1, limit)
+
+
+def _certain(text: str, max_chars: int) -> int:
+    """How much of `text` belongs to the segment that it begins, whatever follows."""
+    late = bisect_right(_positions(text), max_chars * 3 / 4) - 1
+    space = max((match.start() for match in _SPACE.finditer(text)), default=0)
+    return max(late, space)
+
+
+def _positions(text: str) -> list[int]:
+    """What stands before each place in `text`, and before its end, in narrow characters."""
+    widths = (_WIDE_WEIGHT if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+    return [0, *accumulate(widths)]
 
 
 def _best_end(text: str, start: int, limit: int) -> int:

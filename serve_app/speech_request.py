@@ -19,7 +19,7 @@ from serve_app.languages import foreign_language, language_name
 from serve_app.reference_audio import decode_aside
 
 # Figures and signs become words: prose with many of them grows by less than a half, nothing but figures fivefold.
-_MOST_GROWTH = 2
+MOST_GROWTH = 2
 # A client may send the seed back: as many bits as every reader of JSON keeps.
 _SEED_BITS = 53
 
@@ -107,18 +107,18 @@ def invalid(error: ValidationError) -> InvalidRequest:
 
 
 async def build_request(
-    body: SpeechBody, info: ModelInfo, settings: ApiSettings, *, request_id: str, client: str = ""
+    body: SpeechBody, info: ModelInfo, settings: ApiSettings, *, request_id: str, client: str = "", live: bool = False
 ) -> SynthesisRequest:
-    """One utterance for the loaded model. Raises InvalidRequest that names the field.
+    """One utterance for the loaded model; the text of a `live` one is to come. Raises InvalidRequest with the field.
 
-    Its text may have nothing to speak, as "..." has: see `is_speakable`.
+    The text may have nothing to speak, as "..." has: see `is_speakable`.
     """
     voices.check_model(body.model, info, settings)
     return SynthesisRequest(
         request_id=request_id,
         client=client,
         voice=_voice(body, info),
-        text=_text(body, info, settings),
+        text="" if live else _text(body, info, settings),
         language=_language(body, info),
         instructions=_instructions(body, info, settings),
         reference=await _reference(body, info, settings),
@@ -168,7 +168,7 @@ def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str:
     text = spoken_text(body, info)
     if not clean(body.input) or (not text and is_speakable(body.input) and not body.any_language):
         raise InvalidRequest(f"input has no characters that can be spoken: {_speaks(body, info)}.", "input")
-    if len(text) > (most := _MOST_GROWTH * settings.max_input_chars):
+    if len(text) > (most := MOST_GROWTH * settings.max_input_chars):
         message = f"input takes {len(text)} characters in words, at most {most} are allowed: send it in parts."
         raise InvalidRequest(message, "input", "string_above_max_length")
     return text

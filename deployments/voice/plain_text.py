@@ -64,6 +64,12 @@ def plain_line(text: str) -> str:
     return _substitute(text, _PUNCTUATION)
 
 
+def is_marked(line: str) -> bool:
+    """Whether a line begins as list items, headings and quotations do: it ends like a sentence."""
+    line = "".join(map(_fold, line)).strip()
+    return _LINE_MARK.sub("", line, count=1).strip() != line
+
+
 @lru_cache(maxsize=4096)
 def _fold(char: str) -> str:
     if char.isascii() and char.isprintable():

@@ -1,0 +1,250 @@
+"""Text that is written while it is spoken: an utterance whose text comes in parts, cut anywhere.
+
+A part becomes spoken text as soon as nothing that follows can change that, and goes into the mailbox of the segment
+that is being spoken; talkers read it there. Longer texts go on in further segments.
+"""
+
+import asyncio
+import re
+import secrets
+import unicodedata
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from deployments.errors import InvalidRequest
+from deployments.mailbox import MailboxServer, WrittenText
+from deployments.protocol import Mailbox, ModelInfo, SynthesisRequest
+from deployments.voice.live_english import LiveEnglish, Part
+from serve_app.long_text import LiveSplit, segment_request
+from serve_app.speech_request import MOST_GROWTH, clean
+
+_IDLE_S = 60.0
+_TOKEN_BYTES = 16
+
+
+class LiveTexts:
+    """The live texts of one ingress process, which talkers read at its address."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """`host` is the address of this node, under which talkers on other nodes reach it."""
+        self._server = MailboxServer(host, port)
+        self._open: dict[str, LiveText] = {}
+
+    async def open(
+        self, request: SynthesisRequest, info: ModelInfo, *, max_chars: int, idle_s: float = _IDLE_S
+    ) -> "LiveText":
+        """An utterance that begins without text. It takes at most `max_chars` characters, and is finished where none
+        has come for `idle_s`. Raises OSError where nothing can listen at the address.
+        """
+        await self._server.start()
+        return LiveText(self, request, info, max_chars=max_chars, idle_s=idle_s)
+
+    def find(self, mailbox: Mailbox) -> "LiveText | None":
+        """The text whose first segment is in `mailbox`; None of one that is closed."""
+        return self._open.get(mailbox.token)
+
+    def share(self, live: "LiveText", text: WrittenText) -> Mailbox:
+        """A mailbox for a segment."""
+        mailbox = self._server.share(secrets.token_hex(_TOKEN_BYTES), text)
+        self._open[mailbox.token] = live
+        return mailbox
+
+    def forget(self, mailbox: Mailbox) -> None:
+        """Nobody reads it any more."""
+        self._open.pop(mailbox.token, None)
+        self._server.remove(mailbox.token)
+
+    async def aclose(self) -> None:
+        """Stop listening, and cut readers off."""
+        await self._server.aclose()
+
+
+class LiveText:
+    """One utterance while it is written. `request` asks a synthesizer to speak it, beginning at once."""
+
+    def __init__(
+        self, texts: LiveTexts, request: SynthesisRequest, info: ModelInfo, *, max_chars: int, idle_s: float
+    ) -> None:
+        self._texts, self._max_chars, self._idle_s = texts, max_chars, idle_s
+        self._front = LiveEnglish() if info.spoken_form == "english" else LivePlain()
+        self._split = LiveSplit(info.max_segment_chars)
+        self._half = ""  # of a surrogate pair
+        self._num_chars = self._num_spoken = 0
+        self._changed = asyncio.Event()
+        self._segments: list[SynthesisRequest] = []
+        self._writing: WrittenText | None = None  # the segment that takes the text
+        self._asked = replace(request, text="", following=())
+        self._idling: asyncio.TimerHandle | None = None
+        self.parts: list[Part] = []  # as written and as spoken
+        self.is_over = False  # finished or closed
+        self._begin_segment()
+        self._be_patient()
+
+    @property
+    def request(self) -> SynthesisRequest:
+        """What to ask a synthesizer for; once `begun`."""
+        return self._segments[0]
+
+    def append(self, text: str) -> None:
+        """The text goes on with `text`; a half of a surrogate pair waits for its other one.
+
+        Raises InvalidRequest where it becomes too long, and takes nothing of `text` then. Text that comes too late,
+        behind the end, is an error of the caller.
+        """
+        assert not self.is_over, "a finished text takes no more"
+        if self._num_chars + len(text) > self._max_chars:
+            message = f"The text has more than {self._max_chars} characters: send it in several utterances."
+            raise InvalidRequest(message, "text", "string_above_max_length")
+        self._num_chars += len(text)
+        self._be_patient()
+        self._say(self._front.feed(self._whole_characters(text), is_last=False))
+
+    def finish(self) -> None:
+        """There is no more text. The speech ends when all of it has been spoken."""
+        if self.is_over:
+            return
+        half, self._half = self._half, ""
+        self._say(self._front.feed(_without_halves(half), is_last=True))
+        self._say_certain(self._split.finish())
+        self._end()
+
+    def close(self) -> None:
+        """Forget the text: whoever speaks it has ended or is to end."""
+        self._end()
+        for segment in self._segments:
+            assert segment.live is not None
+            self._texts.forget(segment.live)
+
+    async def begun(self) -> bool:
+        """Wait until there is enough to begin; False where the text is over and there is nothing to say."""
+        while not (self.is_over or self._num_spoken > 1):
+            await self._changed.wait()
+        return self._num_spoken > 0
+
+    async def segment(self, number: int) -> SynthesisRequest | None:
+        """The request for a segment, once it is there; None behind the last one."""
+        while (known := self.known_segment(number)) is None and not self.is_over:
+            await self._changed.wait()
+        return known
+
+    def known_segment(self, number: int) -> SynthesisRequest | None:
+        """As `segment`; None of one that is not there yet."""
+        return self._segments[number] if number < len(self._segments) else None
+
+    def leave_segment(self, number: int) -> None:
+        """The speech of a segment has ended: what is written from now on goes into another one."""
+        if number == len(self._segments) - 1 and self._writing is not None:
+            self._split.restart()
+            self._end_segment()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _whole_characters(self, text: str) -> str:
+        text, self._half = self._half + text, ""
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+        return _without_halves(text)
+
+    def _say(self, parts: list[Part]) -> None:
+        self.parts += parts
+        for part in parts:
+            self._num_spoken += len(part.spoken.split())
+            self._say_certain(self._split.feed(part.spoken))
+        if sum(len(part.spoken) for part in parts) > MOST_GROWTH * self._max_chars:
+            message = f"The text takes more than {MOST_GROWTH * self._max_chars} characters in words."
+            raise InvalidRequest(message, "text", "string_above_max_length")
+        self._tell()
+
+    def _say_certain(self, texts: list[str]) -> None:
+        """Text of the segment that is being spoken; each but the last ends one."""
+        for number, text in enumerate(texts):
+            if number:
+                self._end_segment()
+            if text and self._writing is None:
+                self._begin_segment()
+            if text and self._writing is not None:
+                self._writing.append(text)
+
+    def _begin_segment(self) -> None:
+        self._writing = WrittenText()
+        mailbox = self._texts.share(self, self._writing)
+        self._segments.append(segment_request(replace(self._asked, live=mailbox), len(self._segments) + 1))
+
+    def _end_segment(self) -> None:
+        if self._writing is not None:
+            self._writing.finish()
+        self._writing = None
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._end_segment()
+        if self._idling is not None:
+            self._idling.cancel()
+        self._tell()
+
+    def _be_patient(self) -> None:
+        if self._idling is not None:
+            self._idling.cancel()
+        self._idling = asyncio.get_running_loop().call_later(self._idle_s, self.finish)
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class LivePlain:
+    """`clean` of a text that comes in parts: wherever it is cut, the same comes out."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+        self._space = ""  # that stands before the next word, if there is one
+        self._has_spoken = False
+
+    def feed(self, text: str, *, is_last: bool) -> list[Part]:
+        """What is certain with `text`; with the last part all that is left."""
+        self._rest += text
+        end = len(self._rest) if is_last else _last_boundary(self._rest)
+        known, self._rest = self._rest[:end], self._rest[end:]
+        return [Part(word, self._spoken(word)) for word in _words(known)]
+
+    def _spoken(self, word: str) -> str:
+        """Spaces between words, none in front of the first and behind the last."""
+        if word[:1].isspace():
+            self._space = " " if self._has_spoken else ""
+        spoken = clean(word)
+        if not spoken:
+            return ""
+        spoken, self._space, self._has_spoken = self._space + spoken, "", True
+        return spoken
+
+
+def _words(text: str) -> list[str]:
+    """`text` in pieces that begin with whitespace or at its beginning."""
+    return re.findall(r"\s*\S+|\s+", text)
+
+
+def _last_boundary(text: str) -> int:
+    """The last place in `text` that no character to come can join with what stands before it."""
+    for place in range(len(text) - 1, 0, -1):
+        char = text[place]
+        if char.isspace() or unicodedata.category(char)[0] not in "MC":
+            before, behind = _normal(text[:place]), _normal(text[place:])
+            if before + behind == _normal(text):
+                return place
+    return 0
+
+
+def _normal(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def _without_halves(text: str) -> str:
+    """Surrogate pairs as the characters they are; a half by itself is none."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
