@@ -35,6 +35,11 @@ class PlaybackClock:
         if self.due_s is not None:
             self.due_s += taken_s
 
+    def wait(self, *, now_s: float) -> None:
+        """Nothing could come until now: the player may have run dry, and nobody is to blame."""
+        if self.due_s is not None:
+            self.due_s = max(self.due_s, now_s)
+
     def deadline_s(self, now_s: float) -> float:
         """When the next sample is due: now, for a stream that has delivered nothing."""
         return now_s if self.due_s is None else self.due_s

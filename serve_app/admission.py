@@ -19,6 +19,7 @@ from deployments.limits import Rate, StreamLimit
 from deployments.playback import PlaybackClock
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.config import AdmissionSettings
+from serve_app.live_text import LiveText, LiveTexts
 from serve_app.long_text import LongText
 from serve_app.speech_request import draw_seed
 from serve_app.synthesizer import Synthesizer
@@ -54,9 +55,15 @@ class Admission:
     """
 
     def __init__(
-        self, synthesizer: Synthesizer, settings: AdmissionSettings, *, is_running: Callable[[], bool] = always
+        self,
+        synthesizer: Synthesizer,
+        settings: AdmissionSettings,
+        *,
+        is_running: Callable[[], bool] = always,
+        live_texts: LiveTexts | None = None,
     ) -> None:
-        self._synthesizer, self._long_text = synthesizer, LongText(synthesizer)
+        """`live_texts` are those of requests whose text is still being written; without them none is."""
+        self._synthesizer, self._long_text, self._live_texts = synthesizer, LongText(synthesizer), live_texts
         self._settings = settings
         self._is_running = is_running
         self._num_streams = self._num_heard = 0
@@ -76,6 +83,7 @@ class Admission:
         if not request.is_heard:
             self.check_room(request.client)
         came_s, listener, heard, reason = time.monotonic(), PlaybackClock(), 0, None
+        live, paused = self._live_text(request), False
         self._count(+1)
         try:
             info = await self.describe()
@@ -84,6 +92,9 @@ class Admission:
                 heard = 1
                 self._num_heard += heard
                 while (chunk := begun.popleft() if begun else await anext(chunks, None)) is not None:
+                    if paused or (live is not None and not live.is_over):
+                        listener.wait(now_s=time.monotonic())
+                    paused = live is not None and not live.is_over
                     if chunk.pcm:
                         self._judge(listener, len(chunk.pcm) / _SAMPLE_BYTES / info.sample_rate, came_s=came_s)
                     given_s, reason = time.monotonic(), chunk.finish_reason
@@ -170,7 +181,9 @@ class Admission:
             seed = draw_seed() if attempt else None
             redraws = request.redraws and attempt < _ATTEMPTS - 1
             asked = replace(request, seed=request.seed if seed is None else seed, redraws=redraws)
-            chunks = await opened.enter_async_context(aclosing(self._long_text.synthesize(asked, info)))
+            live = self._live_text(asked)
+            speech = self._long_text.synthesize(asked, info) if live is None else self._long_text.speak(asked, live)
+            chunks = await opened.enter_async_context(aclosing(speech))
             read: deque[PcmChunk] = deque()
             while not (read and read[-1].pcm) and (chunk := await anext(chunks, None)) is not None:
                 read.append(chunk if seed is None else replace(chunk, seed=seed))
@@ -181,6 +194,12 @@ class Admission:
                 "request %s was over before it was heard (%s): another seed", asked.request_id, read[-1].finish_reason
             )
         return chunks, read
+
+    def _live_text(self, request: SynthesisRequest) -> LiveText | None:
+        """The text of a request that is still being written."""
+        if request.live is None or self._live_texts is None:
+            return None
+        return self._live_texts.find(request.live)
 
     def _note_wait(self, waited_s: float) -> None:
         now_s = time.monotonic()

@@ -18,6 +18,7 @@ from serve_app.config import ApiSettings
 from serve_app.dialects import deepgram
 from serve_app.door import Door
 from serve_app.errors import INTERNAL, translate
+from serve_app.live_text import LiveTexts
 from serve_app.request_context import RequestContext
 from serve_app.speaker import Speaker, Wish, read_object
 from serve_app.speech_request import SpeechBody, parse_speech
@@ -53,14 +54,21 @@ class Node:
 
 
 def create_api(
-    synthesizer: Synthesizer, settings: ApiSettings, *, echo_request_id: bool = True, node: Node | None = None
+    synthesizer: Synthesizer,
+    settings: ApiSettings,
+    *,
+    echo_request_id: bool = True,
+    node: Node | None = None,
+    live_texts: LiveTexts | None = None,
 ) -> FastAPI:
     """The whole surface, for texts of any length that `settings` allow. Without a `node` it has no metrics to show.
 
-    `echo_request_id` is False where the server in front adds `x-request-id` to responses itself, as Ray Serve does.
+    `live_texts` is where texts stand that are still being written. `echo_request_id` is False where the server in
+    front adds `x-request-id` to responses itself, as Ray Serve does.
     """
     is_running, is_ready = (node.is_running, node.is_ready) if node else (always, always)
-    admission = Admission(synthesizer, settings.admission, is_running=is_running)
+    live_texts = live_texts or LiveTexts()
+    admission = Admission(synthesizer, settings.admission, is_running=is_running, live_texts=live_texts)
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
     api.add_middleware(Door, settings=settings)
     if settings.access.allowed_origins:
@@ -81,7 +89,7 @@ def create_api(
     api.include_router(catalogue_routes(admission, settings))
     # The door has asked for the key: this tells readers of the documentation where to put it.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
-    speaker = Speaker(admission, settings, check_room=admission.check_room)
+    speaker = Speaker(admission, settings, check_room=admission.check_room, live_texts=live_texts)
     api.include_router(speech_routes(speaker), dependencies=keyed)
     for dialect in DIALECTS:
         api.include_router(dialect.routes(speaker))

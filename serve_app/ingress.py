@@ -7,6 +7,7 @@ from dataclasses import replace
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.util import get_node_ip_address
 
 from deployments import ray_internals
 from deployments.errors import CodecLost, NotReady, TalkerLost
@@ -17,6 +18,7 @@ from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest, reached
 from serve_app.api import Node, create_api
 from serve_app.bounded_websocket import BoundedWebSocket
 from serve_app.config import ApiSettings
+from serve_app.live_text import LiveTexts
 from serve_app.pool_watch import PoolWatch, scrape
 from serve_app.speech_request import MAX_BODY_BYTES
 
@@ -81,7 +83,10 @@ class Ingress:
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_internals.proxy_host())})
         watch = PoolWatch(serve.get_replica_context().app_name)
         node = Node(is_running=watch.is_running, is_ready=watch.is_ready, scrape=scrape)
-        self._api = create_api(HandleSynthesizer(codec, talker=talker), settings, echo_request_id=False, node=node)
+        texts = LiveTexts(get_node_ip_address())
+        self._api = create_api(
+            HandleSynthesizer(codec, talker=talker), settings, echo_request_id=False, node=node, live_texts=texts
+        )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._api

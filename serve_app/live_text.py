@@ -17,7 +17,7 @@ from deployments.mailbox import MailboxServer, WrittenText
 from deployments.protocol import Mailbox, ModelInfo, SynthesisRequest
 from deployments.voice.live_english import LiveEnglish, Part
 from serve_app.long_text import LiveSplit, segment_request
-from serve_app.speech_request import MOST_GROWTH, clean
+from serve_app.speech_request import clean, is_speakable
 
 _IDLE_S = 60.0
 _TOKEN_BYTES = 16
@@ -123,7 +123,7 @@ class LiveText:
         return self._num_spoken > 0
 
     async def segment(self, number: int) -> SynthesisRequest | None:
-        """The request for a segment, once it is there; None behind the last one."""
+        """The request for a segment, counted from 0, once it is there; None behind the last one."""
         while (known := self.known_segment(number)) is None and not self.is_over:
             await self._changed.wait()
         return known
@@ -132,7 +132,11 @@ class LiveText:
         """As `segment`; None of one that is not there yet."""
         return self._segments[number] if number < len(self._segments) else None
 
-    def leave_segment(self, number: int) -> None:
+    def is_last(self, number: int) -> bool:
+        """Whether no segment follows."""
+        return self.is_over and number == len(self._segments) - 1
+
+    def leave(self, number: int) -> None:
         """The speech of a segment has ended: what is written from now on goes into another one."""
         if number == len(self._segments) - 1 and self._writing is not None:
             self._split.restart()
@@ -155,11 +159,8 @@ class LiveText:
     def _say(self, parts: list[Part]) -> None:
         self.parts += parts
         for part in parts:
-            self._num_spoken += len(part.spoken.split())
+            self._num_spoken += sum(map(is_speakable, part.spoken.split()))
             self._say_certain(self._split.feed(part.spoken))
-        if sum(len(part.spoken) for part in parts) > MOST_GROWTH * self._max_chars:
-            message = f"The text takes more than {MOST_GROWTH * self._max_chars} characters in words."
-            raise InvalidRequest(message, "text", "string_above_max_length")
         self._tell()
 
     def _say_certain(self, texts: list[str]) -> None:

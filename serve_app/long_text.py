@@ -5,11 +5,11 @@ import hashlib
 import re
 import unicodedata
 from bisect import bisect_right
-from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from itertools import accumulate
+from typing import Protocol
 
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
@@ -30,6 +30,26 @@ _LONGEST_ABBREVIATION = 8
 _WIDE_WEIGHT = 3  # an ideograph takes about as long to say as three letters
 
 
+class Segments(Protocol):
+    """The parts of a text that are spoken one after the other, counted from 0."""
+
+    def known_segment(self, number: int) -> SynthesisRequest | None:
+        """The request for a segment, None where there is none yet."""
+        ...
+
+    async def segment(self, number: int) -> SynthesisRequest | None:
+        """As `known_segment`, waiting for it; None behind the last one."""
+        ...
+
+    def is_last(self, number: int) -> bool:
+        """Whether certainly no segment follows."""
+        ...
+
+    def leave(self, number: int) -> None:
+        """The speech of a segment is over."""
+        ...
+
+
 class LongText:
     """Speaks texts of any length, by a synthesizer of texts up to the model's `max_segment_chars`."""
 
@@ -42,41 +62,45 @@ class LongText:
         """The audio of one utterance, whatever its length."""
         requests = segment_requests(request, info.max_segment_chars)
         if len(requests) > 1:
-            return self._speak(deque(requests))
+            return self.speak(requests[0], _Known(requests))
         return self._insist(request) if request.continues else self._synthesizer.synthesize(request)
 
-    async def _speak(self, requests: deque[SynthesisRequest]) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of all segments in order. The next segment is asked for as soon as one begins to sound.
+    async def speak(self, first: SynthesisRequest, segments: Segments) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of all segments in order, beginning with `first`. The next one is asked for as soon as there is
+        one, and this one begins to sound.
 
         Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole.
         `num_text_tokens` counts the segments so far. The finish reason comes with the very last chunk; it is the first
         other than STOP that any segment had. A request that redraws ends where its first segment ends unheard.
         """
-        tokens_before, cut_short, heard = 0, None, not requests[0].redraws
+        tokens_before, cut_short, heard, has_ended, number = 0, None, not first.redraws, False, 0
         async with AsyncExitStack() as opened:
-            following: _Segment | None = self._begin(requests, opened)
+            following: _Segment | None = self._begin(first, opened)
             while following is not None:
                 segment, following, tokens = following, None, 0
                 while (chunk := await segment.next()) is not None:
                     if following is None and chunk.pcm:
-                        following = self._begin(requests, opened)
+                        following = self._begin(segments.known_segment(number + 1), opened)
                     tokens, heard = chunk.num_text_tokens, heard or bool(chunk.pcm)
                     if not heard and chunk.finish_reason is not None:
                         yield chunk
                         return
                     if chunk.finish_reason is not FinishReason.STOP:
                         cut_short = cut_short or chunk.finish_reason
-                    is_last = following is None and not requests
-                    reason = (cut_short or chunk.finish_reason) if is_last and chunk.finish_reason else None
+                    has_ended = chunk.finish_reason is not None and segments.is_last(number)
+                    reason = (cut_short or chunk.finish_reason) if has_ended else None
                     yield replace(chunk, num_text_tokens=tokens_before + tokens, finish_reason=reason)
-                tokens_before += tokens
-                following = following or self._begin(requests, opened)
+                    nothing = replace(chunk, pcm=b"", codes=chunk.codes[:0], marks=())
+                segments.leave(number)
+                number, tokens_before = number + 1, tokens_before + tokens
+                following = following or self._begin(await segments.segment(number), opened)
+            if not has_ended:  # nobody knew that nothing would follow
+                yield replace(nothing, num_text_tokens=tokens_before, finish_reason=cut_short or FinishReason.STOP)
 
-    def _begin(self, requests: deque[SynthesisRequest], opened: AsyncExitStack) -> "_Segment | None":
+    def _begin(self, request: SynthesisRequest | None, opened: AsyncExitStack) -> "_Segment | None":
         """Asks for the next segment, if there is one."""
-        if not requests:
+        if request is None:
             return None
-        request = requests.popleft()
         ask = self._insist if request.continues else self._synthesizer.synthesize
         segment = _Segment(ask(request))
         opened.push_async_callback(segment.aclose)
@@ -100,6 +124,25 @@ class LongText:
                 if begun or loop.time() >= until_s:
                     raise
             await asyncio.sleep(self._pause_s)
+
+
+class _Known:
+    """Segments of a text that is there."""
+
+    def __init__(self, requests: list[SynthesisRequest]) -> None:
+        self._requests = requests
+
+    def known_segment(self, number: int) -> SynthesisRequest | None:
+        return self._requests[number] if number < len(self._requests) else None
+
+    async def segment(self, number: int) -> SynthesisRequest | None:
+        return self.known_segment(number)
+
+    def is_last(self, number: int) -> bool:
+        return number == len(self._requests) - 1
+
+    def leave(self, number: int) -> None:
+        pass
 
 
 class _Segment:

@@ -14,6 +14,7 @@ from serve_app import ignored, voices
 from serve_app.audio import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.errors import BodyTooSlow, translate
+from serve_app.live_text import LiveTexts
 from serve_app.request_log import RequestRecord
 from serve_app.session import Session, silence
 from serve_app.speech_request import MAX_BODY_BYTES, SpeechBody, build_request, is_speakable, parse_object, parse_speech
@@ -36,10 +37,19 @@ class Wish:
 class Speaker:
     """The one door from dialects to speech: limits, checks and the log are the same for all of them."""
 
-    def __init__(self, synthesizer: Synthesizer, settings: ApiSettings, *, check_room: Callable[[str], None]) -> None:
-        """`check_room` raises where there is no point in parsing a request of this client."""
+    def __init__(
+        self,
+        synthesizer: Synthesizer,
+        settings: ApiSettings,
+        *,
+        check_room: Callable[[str], None],
+        live_texts: LiveTexts,
+    ) -> None:
+        """`check_room` raises where there is no point in parsing a request of this client. `live_texts` is where texts
+        stand that are still being written.
+        """
         self.settings = settings
-        self.check_room = check_room
+        self.check_room, self.live_texts = check_room, live_texts
         self._synthesizer = synthesizer
 
     async def describe(self) -> ModelInfo:

@@ -19,7 +19,7 @@ from serve_app.languages import foreign_language, language_name
 from serve_app.reference_audio import decode_aside
 
 # Figures and signs become words: prose with many of them grows by less than a half, nothing but figures fivefold.
-MOST_GROWTH = 2
+_MOST_GROWTH = 2
 # A client may send the seed back: as many bits as every reader of JSON keeps.
 _SEED_BITS = 53
 
@@ -168,7 +168,7 @@ def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str:
     text = spoken_text(body, info)
     if not clean(body.input) or (not text and is_speakable(body.input) and not body.any_language):
         raise InvalidRequest(f"input has no characters that can be spoken: {_speaks(body, info)}.", "input")
-    if len(text) > (most := MOST_GROWTH * settings.max_input_chars):
+    if len(text) > (most := _MOST_GROWTH * settings.max_input_chars):
         message = f"input takes {len(text)} characters in words, at most {most} are allowed: send it in parts."
         raise InvalidRequest(message, "input", "string_above_max_length")
     return text

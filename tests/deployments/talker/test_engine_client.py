@@ -13,7 +13,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from deployments.errors import CheckpointError, InvalidRequest, Overloaded, TalkerLost
-from deployments.protocol import FrameChunk, GenerateRequest
+from deployments.mailbox import MailboxServer, WrittenText
+from deployments.protocol import FrameChunk, GenerateRequest, Mailbox
 from deployments.talker.deployment import TalkerReplica
 from deployments.talker.engine import Engine
 from deployments.talker.engine_client import EngineClient
@@ -177,3 +178,44 @@ def test_it_can_be_stopped_once_its_event_loop_is_gone(model: str) -> None:
     asyncio.run(listen(client, ask(frames=2)))
     client.stop()
     assert client._process.returncode == 0
+
+
+async def test_text_is_spoken_as_it_is_written(client: EngineClient, in_process: Engine) -> None:
+    server, text = MailboxServer("127.0.0.1"), WrittenText()
+    await server.start()
+    at_once = ask("Hello there, you!", frames=30, ignore_eos=True, non_streaming_mode=False)
+    synthesis = replace(at_once.synthesis, text="", live=server.share("token", text))
+    chunks, heard = [], asyncio.Event()
+
+    async def hear() -> None:
+        async with aclosing(client.generate(replace(at_once, synthesis=synthesis))) as stream:
+            async for chunk in stream:
+                chunks.append(chunk)
+                heard.set()
+
+    hearing = asyncio.create_task(hear())
+    text.append("Hello th")
+    await heard.wait()
+    text.append("ere, you!")
+    text.finish()
+    await hearing
+    await server.aclose()
+    assert np.array_equal(Spoken.join(chunks).codes, speak(in_process, at_once).codes)
+
+
+async def test_text_that_cannot_be_read_ends_its_stream(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.mailbox._DELAYS_S", ())
+    request = ask("")
+    nobody = replace(request, synthesis=replace(request.synthesis, live=Mailbox("127.0.0.1", 9, "token")))
+    with pytest.raises(TalkerLost, match=r"127\.0\.0\.1:9 "):
+        await listen(client, nobody)
+
+
+async def test_text_without_words_is_refused_when_it_ends(client: EngineClient) -> None:
+    server, text = MailboxServer("127.0.0.1"), WrittenText()
+    await server.start()
+    text.finish()
+    request = ask("")
+    with pytest.raises(InvalidRequest):
+        await listen(client, replace(request, synthesis=replace(request.synthesis, live=server.share("token", text))))
+    await server.aclose()

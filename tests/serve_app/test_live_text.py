@@ -1,0 +1,173 @@
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from deployments.errors import InvalidRequest
+from deployments.mailbox import read
+from deployments.protocol import FinishReason, SynthesisRequest
+from deployments.voice.english import spoken_english
+from serve_app.live_text import LiveText, LiveTexts
+from serve_app.long_text import LongText
+from serve_app.speech_request import clean
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+
+pytestmark = pytest.mark.anyio
+ENGLISH = replace(CUSTOM_VOICE, spoken_form="english", max_segment_chars=300)
+REQUEST = SynthesisRequest("r", "", voice="ryan", seed=1)
+LONG = 100_000
+TEXT = (
+    "# Hello there\n\nIt's 3:45 p.m. on May 5th, and Dr. Smith (who lives on St. Paul Ave.) owes $1,234.56 to NASA. "
+    "See [this long page here](https://example.com/a b) or mail a@b.co:\n- buy some milk\n- don't  forget 🙂 eggs\n\n"
+    "All of it was e\u0301crit 50% by hand... Wasn't it? The end comes soon"
+)
+
+
+@pytest.fixture
+async def texts() -> AsyncIterator[LiveTexts]:
+    texts = LiveTexts()
+    yield texts
+    await texts.aclose()
+
+
+async def spoken(live: LiveText) -> list[str]:
+    """What talkers read, segment by segment."""
+    segments = []
+    while (request := await live.segment(len(segments))) is not None:
+        assert request.live is not None
+        async with aclosing(read(request.live)) as parts:
+            segments.append("".join([part async for part in parts]))
+    return segments
+
+
+def cuts(text: str, seed: int) -> list[str]:
+    draw = random.Random(seed)
+    places = sorted(draw.randrange(len(text)) for _ in range(draw.randrange(40)))
+    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+async def write(texts: LiveTexts, parts: list[str], info: object = ENGLISH) -> list[str]:
+    with await texts.open(REQUEST, info, max_chars=LONG) as live:  # type: ignore[arg-type]
+        reading = asyncio.create_task(spoken(live))
+        for part in parts:
+            live.append(part)
+            await asyncio.sleep(0)
+        live.finish()
+        return await reading
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_english_is_spoken_as_if_it_had_come_at_once(texts: LiveTexts, seed: int) -> None:
+    text = TEXT[: random.Random(seed).randrange(len(TEXT))]
+    [got] = await write(texts, cuts(text, seed), replace(ENGLISH, max_segment_chars=LONG)) or [""]
+    assert got == spoken_english(text)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_other_text_is_clean_as_if_it_had_come_at_once(texts: LiveTexts, seed: int) -> None:
+    text = f" \u200b{TEXT} 한국어 \u1112\u1161\u11ab a\u200d\u0301 漢字。 👩\u200d👧 \n"
+    [got] = await write(texts, cuts(text, seed), replace(CUSTOM_VOICE, max_segment_chars=LONG))
+    assert got == clean(text)
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_segments_do_not_depend_on_the_cuts(texts: LiveTexts, seed: int) -> None:
+    for info, text in ((ENGLISH, TEXT * 3), (CUSTOM_VOICE, TEXT * 9), (CUSTOM_VOICE, "漢字仮名、" * 300)):
+        whole = await write(texts, [text], info)
+        assert await write(texts, cuts(text, seed), info) == whole
+        assert len(whole) > 2
+        assert max(map(len, whole)) <= info.max_segment_chars
+
+
+async def test_segments_end_with_sentences(texts: LiveTexts) -> None:
+    text = "A sentence of some forty letters or so, it is. " * 30
+    segments = await write(texts, [text])
+    assert {len(segment) for segment in segments[:-1]} == {187}  # the fourth, which ends in the second half
+    assert " ".join(segments) == text.strip()
+
+
+async def test_surrogates_meet_and_lone_ones_go(texts: LiveTexts) -> None:
+    [got] = await write(texts, ["a \ud83d", "", "\ude42 b \ude42 c \ud83d", "d \ud83d"], CUSTOM_VOICE)
+    assert got == "a 🙂 b \ufffd c \ufffdd \ufffd"
+
+
+async def test_it_has_begun_with_the_second_word(texts: LiveTexts) -> None:
+    with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
+        begun = asyncio.create_task(live.begun())
+        for part in ("Hel", "lo th", "ere wo", "rld"):
+            live.append(part)
+            await asyncio.sleep(0)
+            assert not begun.done()
+        live.append(" again ")
+        assert await begun
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "...", "🙂"])
+async def test_nothing_to_say_never_begins(texts: LiveTexts, text: str) -> None:
+    with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
+        live.append(text)
+        live.finish()
+        assert not await live.begun()
+
+
+async def test_text_that_is_too_long_is_refused_and_the_rest_spoken(texts: LiveTexts) -> None:
+    with await texts.open(REQUEST, ENGLISH, max_chars=12) as live:
+        live.append("Hello there")
+        with pytest.raises(InvalidRequest) as raised:
+            live.append(", you")
+        assert (raised.value.param, raised.value.code) == ("text", "string_above_max_length")
+        live.append("!")
+        live.finish()
+        live.finish()
+        assert await spoken(live) == ["Hello there!"]
+
+
+async def test_a_writer_that_falls_silent_has_finished(texts: LiveTexts) -> None:
+    with await texts.open(REQUEST, ENGLISH, max_chars=LONG, idle_s=0.05) as live:
+        live.append("Hello there")
+        assert await spoken(live) == ["Hello there."]
+        assert live.is_over
+
+
+async def test_a_closed_text_is_found_no_more(texts: LiveTexts) -> None:
+    with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
+        assert live.request.live is not None
+        assert texts.find(live.request.live) is live
+    assert texts.find(live.request.live) is None
+
+
+async def speak(live: LiveText, synthesizer: FakeSynthesizer) -> AsyncIterator[object]:
+    async with aclosing(LongText(synthesizer).speak(live.request, live)) as chunks:
+        async for item in chunks:
+            yield item
+
+
+async def test_segments_are_one_utterance(texts: LiveTexts) -> None:
+    synthesizer = FakeSynthesizer(script=utterance(2))
+    with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
+        live.append("A sentence of some forty letters or so, it is. " * 6)
+        heard = [item async for item in speak(live, synthesizer) if live.finish() is None]
+    assert [item.finish_reason for item in heard[:-1]] == [None] * (len(heard) - 1)  # type: ignore[attr-defined]
+    assert heard[-1].finish_reason is FinishReason.STOP  # type: ignore[attr-defined]
+    assert [request.request_id for request in synthesizer.requests] == ["r", "r.2"]
+    assert [request.continues for request in synthesizer.requests] == [False, True]
+    assert pcm_of(heard) == pcm_of(utterance(2)) * 2  # type: ignore[arg-type]
+
+
+async def test_speech_that_ends_before_its_text_goes_on_in_another_segment(texts: LiveTexts) -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(tone(1920), finish_reason=FinishReason.STOP)])
+    with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
+        live.append("Hello there all you ")
+        heard = speak(live, synthesizer)
+        first = await anext(heard)
+        assert first.finish_reason is None  # type: ignore[attr-defined]
+        going_on = asyncio.create_task(anext(heard))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        live.append("people of the world")
+        live.finish()
+        assert (await going_on).finish_reason is FinishReason.STOP  # type: ignore[attr-defined]
+        assert [item async for item in heard] == []
+        assert await spoken(live) == ["Hello there all", "you people of the world."]
