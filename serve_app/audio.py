@@ -359,6 +359,13 @@ class Rendering:
         self._threaded = speed != 1 or audio_format in CODECS
         self.samples = 0  # that have gone into the encoder, at the output's rate
 
+    def play(self, *, speed: float) -> None:
+        """How fast from now on; nothing may have been fed since the last `drain`."""
+        if speed != self._speed:
+            self._speed = speed
+            self._filters = self._open_filters()
+            self._threaded = speed != 1 or self._audio_format in CODECS
+
     async def feed(self, pcm: bytes) -> bytes:
         """The bytes that `pcm` makes available; none before `close` for a whole body."""
         return await asyncio.to_thread(self._feed, pcm) if self._threaded and pcm else self._feed(pcm)

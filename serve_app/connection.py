@@ -4,6 +4,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 from starlette.types import Message
@@ -20,13 +21,14 @@ from serve_app.errors import (
     translate,
 )
 from serve_app.request_log import RequestRecord
-from serve_app.session import Event, Session
+from serve_app.session import Event, Failed, Session
 from serve_app.speech_request import MAX_BODY_BYTES, parse_object
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
 IDLE_TIMEOUT_S = 600.0  # of a socket on which nothing is said, either way
+MAX_CONTEXTS = 16  # of one socket
 _ENGINE_FAILED = 1011
 
 
@@ -169,6 +171,61 @@ class Connection(ABC):
             connection: RequestRecord = self.socket.state.record
             replace(connection, error=error.code).publish()
             await self.refuse(error)
+
+
+class Contexts:
+    """Sessions of one socket, by the names that its client gave them. Beyond the first, each counts as a stream."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._open: dict[str, tuple[Session, asyncio.Task[None]]] = {}
+
+    @property
+    def is_speaking(self) -> bool:
+        """Whether it is the server's turn in any of them."""
+        return any(session.is_speaking for session, _ in self._open.values())
+
+    @property
+    def names(self) -> list[str]:
+        """Of the open ones."""
+        return list(self._open)
+
+    def find(self, name: str) -> Session | None:
+        """An open one."""
+        return self._open[name][0] if name in self._open else None
+
+    def add(self, name: str, session: Session, say: Callable[[Event], Awaitable[None]]) -> Session:
+        """Lets it speak until its end. Raises InvalidRequest where there are too many."""
+        if len(self._open) >= MAX_CONTEXTS:
+            message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
+            raise InvalidRequest(message, "context_id", "too_many_contexts")
+        is_first = not self._open
+        task = self._connection.start(self._speak(session, say, is_first=is_first))
+        self._open[name] = session, task
+        task.add_done_callback(lambda done: self._forget(name, done))
+        return session
+
+    async def cancel(self, name: str) -> bool:
+        """Stops one at once; whether there was one."""
+        if name not in self._open:
+            return False
+        _, task = self._open[name]
+        task.cancel()
+        await asyncio.wait((task,))
+        self._forget(name, task)
+        return True
+
+    async def _speak(self, session: Session, say: Callable[[Event], Awaitable[None]], *, is_first: bool) -> None:
+        try:
+            with nullcontext() if is_first else self._connection.socket.state.caller.stream():
+                await self._connection.pass_on(session, say)
+        except Overloaded as error:
+            await session.aclose()
+            await say(Failed(error))
+
+    def _forget(self, name: str, task: asyncio.Task[None]) -> None:
+        if name in self._open and self._open[name][1] is task:
+            del self._open[name]
 
 
 def _parse(text: str | None) -> dict[str, object]:

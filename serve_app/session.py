@@ -132,9 +132,10 @@ class Session:
         self._changed = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue(_MOST_UNSENT)
         self._rendering = delivery.rendering(info)
-        self._speaking = asyncio.create_task(self._run())
+        self._speaking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        self._speaking = asyncio.create_task(self._run())
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -168,6 +169,10 @@ class Session:
         turn.is_complete = True
         turn.changed.set()
         return turn
+
+    def configure(self, *, speed: float) -> None:
+        """For the turns that have not begun."""
+        self._body = self._body.model_copy(update={"speed": speed})
 
     async def clear(self) -> Cleared:
         """Stops speaking, and forgets what was to be: nothing of that follows the event, which is returned as well."""
@@ -236,6 +241,7 @@ class Session:
 
     async def _speak(self, turn: Turn) -> None:
         has_begun = False
+        self._rendering.play(speed=self._body.speed)
         async with aclosing(self._chunks(turn)) as chunks:
             async for chunk in chunks:
                 turn.usage.add(chunk)
@@ -302,8 +308,9 @@ class Session:
             await self._events.put(Audio(turn, audio[start : start + MAX_AUDIO_BYTES]))
 
     async def _stop(self) -> None:
-        self._speaking.cancel()
-        await asyncio.wait((self._speaking,))
+        if self._speaking is not None:
+            self._speaking.cancel()
+            await asyncio.wait((self._speaking,))
 
     def _forget_events(self) -> None:
         while not self._events.empty():

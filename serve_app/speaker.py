@@ -21,6 +21,8 @@ from serve_app.speech_request import MAX_BODY_BYTES, SpeechBody, build_request, 
 from serve_app.speech_response import Delivery, SpeechResponse, audio_body, event_body, marked, speech_headers
 from serve_app.synthesizer import Synthesizer
 
+Wrap = Callable[[AsyncGenerator[bytes, None]], AsyncGenerator[bytes, None]]
+
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 
 
@@ -95,14 +97,20 @@ class Speaker:
             cut=cut,
         )
 
-    async def respond(self, request: Request, wish: Wish) -> Response:
-        """`wish.body.input` over HTTP."""
+    async def respond(
+        self, request: Request, wish: Wish, *, as_body: Wrap | None = None, content_type: str | None = None
+    ) -> Response:
+        """`wish.body.input` over HTTP; `as_body` makes another body of its audio, of that type."""
         utterance = await self.utterance(request, wish)
         usage = request.state.record.usage
         usage.ignored = ignored.entries(wish.ignored)
-        as_body = event_body if wish.delivery.events else audio_body
-        stream = as_body(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage)
+        make = event_body if wish.delivery.events else audio_body
+        stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage)
+        if as_body is not None:
+            stream = as_body(stream)
         headers = {**speech_headers(wish.delivery, wish.info), **ignored.header(wish.ignored)}
+        if content_type is not None:
+            headers["content-type"] = content_type
         return SpeechResponse(stream, headers, whole=wish.delivery.whole, usage=usage)
 
     async def utterance(self, request: Request, wish: Wish) -> SynthesisRequest:

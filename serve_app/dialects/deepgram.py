@@ -20,6 +20,7 @@ RAW = {"linear16": AudioFormat.PCM, "mulaw": AudioFormat.MULAW, "alaw": AudioFor
 FILES = {name: AudioFormat(name) for name in ("mp3", "opus", "flac", "aac")}
 # Names a word together with how to say it.
 _PRONUNCIATION = re.compile(r'\\?\{\s*"word"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"pronounce"\s*:\s*"[^"]*"\s*\\?\}')
+_MODEL = re.compile(r"(?:aura(?:-\d+)?|flux)-(.+)-[a-z]{2}")
 _KNOWN = ("model", "encoding", "sample_rate", "speed", "container", "bit_rate")
 
 
@@ -55,7 +56,7 @@ async def wished(
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate))
     fields = {
         "input": plain(text),
-        "voice": query.get("model"),
+        "voice": voice_of(query.get("model")),
         "sample_rate": number("sample_rate", query.get("sample_rate")),
         "speed": number("speed", query.get("speed")),
     }
@@ -67,6 +68,12 @@ async def speak_over_http(speaker: Speaker, request: Request) -> Response:
     text = text_of(await read_object(request, speaker))
     wish = await wished(speaker, request.query_params, default="mp3", choices=RAW | FILES, text=text)
     return await speaker.respond(request, wish)
+
+
+def voice_of(model: str | None) -> str | None:
+    """Their models are named for a voice and a language: aura-2-thalia-en, flux-alexis-en."""
+    named = _MODEL.fullmatch(model or "")
+    return named[1] if named else model
 
 
 def handshake_headers(wish: Wish) -> dict[str, str]:

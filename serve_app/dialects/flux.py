@@ -1,0 +1,192 @@
+"""Deepgram's Flux, `/v2/speak`: turns with a beginning, an end and an `Interrupt`."""
+
+import secrets
+from collections.abc import Mapping
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest, TalkrayError
+from serve_app.connection import Connection
+from serve_app.dialects.deepgram import (
+    RAW,
+    REASON_HEADER,
+    handshake_headers,
+    plain,
+    speak_over_http,
+    text_of,
+    wished,
+)
+from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark, Started, Turn
+from serve_app.speaker import Speaker, Wish, refuse_handshake
+
+_SLOWEST, _FASTEST, _STEP = 0.5, 1.5, 0.05
+
+
+def routes(speaker: Speaker) -> APIRouter:
+    """`WS` and `POST /v2/speak`."""
+    router = APIRouter()
+
+    @router.websocket("/v2/speak")
+    async def speak(socket: WebSocket) -> None:
+        try:
+            wish = await wished(speaker, socket.query_params, default="linear16", choices=RAW)
+        except TalkrayError as error:
+            await refuse_handshake(socket, error, reason_header=REASON_HEADER)
+        else:
+            await _Socket(socket, speaker, wish).serve(handshake_headers(wish))
+
+    @router.post("/v2/speak", response_class=Response)
+    async def speak_text(request: Request) -> Response:
+        """Speaks `text` of a JSON body."""
+        return await speak_over_http(speaker, request)
+
+    return router
+
+
+class _Socket(Connection):
+    def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
+        super().__init__(socket)
+        self._speaker, self._wish = speaker, wish
+        self._rate = wish.delivery.rate(wish.info)
+        self._speech_ids: dict[int, str] = {}
+        self._told_ms = self._interrupted_ms = 0  # of the session: audio of turns that are over, and the last offset
+        self._turn_samples = self._session_samples = 0
+        self._characters = 0
+        self._offset_ms: int | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._session.is_speaking
+
+    async def opened(self) -> None:
+        self._session = self._speaker.session(self.socket, self._wish, request_id=self.request_id)
+        self.start(self.pass_on(self._session, self._say))
+        name = self._wish.info.name
+        await self.send("Connected", request_id=self.request_id, model_name=name, model_version="1", model_uuids=[])
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        match fields.get("type"):
+            case "Speak":
+                self._session.append(plain(text_of(fields)))
+            case "Flush":
+                await self._flush()
+            case "Interrupt":
+                await self._interrupt(fields.get("playback_offset"))
+            case "Configure":
+                await self._configure(fields.get("speed"))
+            case "Close":
+                self._session.close()
+            case _:
+                raise InvalidRequest("type must be Speak, Flush, Interrupt, Configure or Close.", "type")
+
+    async def refuse(self, error: InvalidRequest) -> None:
+        await self._warn("MESSAGE-0000", error.message)
+
+    async def _warn(self, code: str, description: str) -> None:
+        await self.send("Warning", code=code, description=description)
+
+    async def _flush(self) -> None:
+        if self._session.is_writing:
+            await self.send("Flushed", speech_id=self._speech_id(self._session.flush()))
+            return
+        await self._warn("NO_ACTIVE_SPEECH", "There is no text to flush.")
+        if not self._session.is_speaking:  # LiveKit waits for the end of a segment even if it had no word
+            await self.send("SpeechMetadata", **self._metadata(_new_id(), samples=0, characters=0))
+
+    async def _interrupt(self, playback_offset: object) -> None:
+        offset_ms = playback_offset.get("value") if isinstance(playback_offset, Mapping) else None
+        if offset_ms is not None and not isinstance(offset_ms, int | float):
+            raise InvalidRequest("playback_offset.value must be milliseconds.", "playback_offset")
+        if not self._session.is_speaking and not self._session.is_writing:
+            await self._warn("NO_ACTIVE_SPEECH", "Nothing is being spoken.")
+        elif offset_ms is not None and offset_ms <= self._interrupted_ms:
+            await self._warn("INVALID_INTERRUPT_OFFSET", "The offset is not behind that of the last interrupt.")
+        else:
+            self._offset_ms = None if offset_ms is None else int(offset_ms)
+            await self._session.clear()
+
+    async def _configure(self, speed: object) -> None:
+        if not isinstance(speed, int | float) or not _SLOWEST <= speed <= _FASTEST:
+            code, why = "SPEED_OUT_OF_RANGE", f"speed must be from {_SLOWEST} to {_FASTEST}."
+        elif abs(round(speed / _STEP) * _STEP - speed) > 1e-6:
+            code, why = "SPEED_INCREMENT_INVALID", f"speed must be a multiple of {_STEP}."
+        else:
+            self._session.configure(speed=float(speed))
+            await self.send("ConfigureSuccess", applied={"speed": speed})
+            return
+        await self.send("ConfigureFailure", code=code, field="speed", value=speed, description=why)
+
+    async def _say(self, event: Event) -> None:
+        match event:
+            case Started(turn):
+                self._turn_samples = 0
+                await self.send("SpeechStarted", speech_id=self._speech_id(turn))
+            case Audio(turn, data):
+                self._turn_samples += len(data) // self._sample_bytes
+                await self.socket.send_bytes(data)
+            case Mark(turn):
+                await self._end_turn(turn)
+            case Cleared(turns):
+                await self._tell_interrupted(turns)
+            case Failed(error):
+                reply = self.failure(error, self.request_id)
+                await self.send("Error", code=reply.code, description=reply.message)
+                await self.end_for(error)
+            case Done():
+                await self.send(
+                    "SessionMetadata",
+                    total_audio_duration_ms=self._told_ms,
+                    total_input_character_count=self._characters,
+                    total_billable_character_count=self._characters,
+                )
+                await self.end()
+
+    @property
+    def _sample_bytes(self) -> int:
+        return 2 if self._wish.delivery.audio_format == RAW["linear16"] else 1
+
+    async def _end_turn(self, turn: Turn) -> None:
+        if turn.request is None:
+            await self._warn("NO_SYNTHESIZABLE_TEXT", "Nothing of the text can be spoken.")
+        samples, self._turn_samples = self._turn_samples, 0
+        self._characters += len(turn.text)
+        self._told_ms += self._ms(samples)
+        metadata = self._metadata(self._speech_id(turn), samples=samples, characters=len(turn.text))
+        self._speech_ids.pop(turn.number, None)
+        await self.send("SpeechMetadata", **metadata)
+
+    async def _tell_interrupted(self, turns: tuple[Turn, ...]) -> None:
+        """What was played is told by the client, who alone knows; from there on the session counts."""
+        samples, self._turn_samples = self._turn_samples, 0
+        characters = len(turns[0].text) if turns else 0
+        speech_id = self._speech_id(turns[0]) if turns else _new_id()
+        generated_ms = self._told_ms + self._ms(samples)
+        played_ms = generated_ms if self._offset_ms is None else self._offset_ms
+        self._characters += characters
+        self._told_ms = self._interrupted_ms = played_ms
+        self._speech_ids.clear()
+        metadata = self._metadata(speech_id, samples=samples, characters=characters)
+        await self.send("SpeechInterrupted", audio_played_ms=played_ms, metadata=metadata)
+
+    def _metadata(self, speech_id: str, *, samples: int, characters: int) -> dict[str, object]:
+        controls = {"pronunciations_applied": 0, "breaks_applied": 0, "pronunciation_warnings": 0}
+        return {
+            "speech_id": speech_id,
+            "audio_duration_ms": self._ms(samples),
+            "input_character_count": characters,
+            "billable_character_count": characters,
+            "controls_applied": controls,
+        }
+
+    def _ms(self, samples: int) -> int:
+        return round(samples * 1000 / self._rate)
+
+    def _speech_id(self, turn: Turn) -> str:
+        return self._speech_ids.setdefault(turn.number, _new_id())
+
+
+def _new_id() -> str:
+    return f"dg_sp_{secrets.token_hex(6)}"

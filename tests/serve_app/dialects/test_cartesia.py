@@ -1,0 +1,136 @@
+import asyncio
+import base64
+import json
+
+import httpx
+import numpy as np
+import pytest
+
+from deployments.errors import Overloaded
+from serve_app.connection import MAX_CONTEXTS
+from tests.serve_app.dialects.client import Client, Json, connect
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+
+pytestmark = pytest.mark.anyio
+
+PATH = "/tts/websocket?cartesia_version=2025-04-16"
+FRAME = tone(CUSTOM_VOICE.frame_samples)
+
+
+def write(text: str, *, context: str = "one", more: bool = True, **fields: object) -> Json:
+    """As LiveKit's plugin does."""
+    output = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}
+    asked = {"model_id": "sonic-3", "voice": {"mode": "id", "id": "ryan"}, "output_format": output, "language": "en"}
+    return {**asked, "context_id": context, "transcript": text, "continue": more, "add_timestamps": True, **fields}
+
+
+def audio_of(messages: list[Json], context: str = "one") -> bytes:
+    chunks = [message for message in messages if message["type"] == "chunk" and message["context_id"] == context]
+    return b"".join(base64.b64decode(message["data"]) for message in chunks)
+
+
+async def test_a_context_is_written_in_pieces_and_done_once() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connect(synthesizer, PATH) as connection:
+        client = await Client(connection).accepted()
+        for context in ("one", "two"):
+            client.send(*(write(text, context=context) for text in ("Hello there. ", "And ", "bye. ")))
+            client.send(write(" ", context=context, more=False))
+            messages, _ = await client.until(type="done", context_id=context)
+            assert audio_of(messages, context) == pcm_of(utterance()) * len(synthesizer.requests)
+            assert {message["type"] for message in messages} == {"chunk", "done"}
+            assert " ".join(request.text for request in synthesizer.requests) == "Hello there. And bye."
+            assert {request.voice for request in synthesizer.requests} == {"ryan"}
+            synthesizer.requests.clear()
+
+
+async def test_nothing_to_say_is_done_without_audio() -> None:
+    async with connect(FakeSynthesizer(), PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(write(" ", more=False))
+        assert [message["type"] for message in (await client.until(type="done"))[0]] == ["done"]
+
+
+async def test_contexts_speak_beside_each_other() -> None:
+    gate = asyncio.Event()
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), gate])
+    async with connect(synthesizer, PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(write("One", context="one", more=False), write("Two", context="two", more=False))
+        while len(synthesizer.requests) < 2:
+            await client.next()
+        gate.set()
+        for _ in range(2):
+            await client.until(type="done")
+
+
+async def test_a_cancelled_context_is_silent_at_once() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with connect(synthesizer, PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(write("A long story", more=False))
+        await synthesizer.waiting.wait()
+        await client.until(type="chunk")
+        client.send({"context_id": "one", "cancel": True}, {"context_id": "unknown", "cancel": True})
+        await synthesizer.closed.wait()
+        synthesizer.script = utterance(1)
+        client.send(write("New", context="two", more=False))
+        messages, _ = await client.until(type="done")
+        assert {message["context_id"] for message in messages} == {"two"}
+
+
+async def test_a_flush_is_answered_behind_its_audio() -> None:
+    async with connect(FakeSynthesizer(script=utterance(1)), PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(write("Hello", flush=True))
+        messages, _ = await client.until(type="flush_done", flush_done=True)
+        assert audio_of(messages) == FRAME
+        client.send(write("Bye", more=False))
+        messages, _ = await client.until(type="done")
+        assert audio_of(messages) == FRAME
+
+
+async def test_what_is_wrong_is_told_in_the_context() -> None:
+    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send({"context_id": "one", "transcript": 5})
+        client.send(write("Hi", output_format={"container": "raw", "encoding": "pcm_s24"}))
+        client.send(write("Hi", more=False))
+        for status in (400, 400, 429):
+            (error,), _ = await client.until(type="error", context_id="one", done=True)
+            assert error["status_code"] == status
+
+
+async def test_contexts_are_few() -> None:
+    async with connect(FakeSynthesizer(script=[asyncio.Event()]), PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(*(write("x", context=str(number)) for number in range(MAX_CONTEXTS + 1)))
+        (error,), _ = await client.until(type="error")
+        assert (error["context_id"], error["error_code"]) == (str(MAX_CONTEXTS), "too_many_contexts")
+
+
+async def test_bytes(client: httpx.AsyncClient) -> None:
+    asked = {**write("Hello"), "output_format": {"container": "raw", "encoding": "pcm_f32le", "sample_rate": 44100}}
+    response = await client.post("/tts/bytes", json=asked)
+    assert response.status_code == 200
+    samples = np.frombuffer(response.content, "<f4")
+    assert samples.size == pytest.approx(4 * 0.08 * 44100, abs=60)
+    wav = await client.post("/tts/bytes", json={**asked, "output_format": {"container": "wav"}, "language": None})
+    assert wav.content[:4] == b"RIFF"
+
+
+async def test_events(client: httpx.AsyncClient) -> None:
+    response = await client.post("/tts/sse", json=write("Hello"))
+    assert response.headers["content-type"] == "text/event-stream"
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    messages = [json.loads(line) for line in lines]
+    assert audio_of(messages, messages[0]["context_id"]) == pcm_of(utterance())
+    assert messages[-1]["type"] == "done"
+
+
+async def test_voices_are_one_page(client: httpx.AsyncClient) -> None:
+    page = (await client.get("/voices?limit=100")).json()
+    assert (page["data"][0]["id"], page["has_more"]) == ("serena", False)
+    assert (await client.get("/voices?starting_after=serena")).json()["data"] == []
+    assert (await client.get("/voices/Ryan")).json()["name"] == "Ryan"
+    assert (await client.get("/voices/nobody")).status_code == 400

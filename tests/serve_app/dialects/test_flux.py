@@ -1,0 +1,133 @@
+import asyncio
+
+import pytest
+
+from tests.serve_app.dialects.client import Client, Json, connect
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+
+pytestmark = pytest.mark.anyio
+
+# As LiveKit's plugin asks.
+PATH = "/v2/speak?encoding=linear16&model=flux-ryan-en&sample_rate=24000&mip_opt_out=false"
+FLUSH, CLOSE, INTERRUPT = {"type": "Flush"}, {"type": "Close"}, {"type": "Interrupt"}
+FRAME = tone(CUSTOM_VOICE.frame_samples)
+NO_CONTROLS = {"pronunciations_applied": 0, "breaks_applied": 0, "pronunciation_warnings": 0}
+
+
+def speak(text: str) -> Json:
+    return {"type": "Speak", "text": text}
+
+
+def at(value_ms: int) -> Json:
+    return {**INTERRUPT, "playback_offset": {"type": "time_ms", "value": value_ms}}
+
+
+def kinds(messages: list[Json]) -> list[object]:
+    return [message.get("type") or message for message in messages]
+
+
+async def connected(connection: object) -> Client:
+    client = await Client(connection).accepted()  # type: ignore[arg-type]
+    await client.until(type="Connected")
+    return client
+
+
+async def test_turns_have_a_beginning_and_an_end() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connect(synthesizer, PATH) as connection:
+        client = await connected(connection)
+        for _ in range(2):
+            client.send(speak("Hel"), speak("lo "), FLUSH)
+            messages, audio = await client.until(type="SpeechMetadata")
+            assert sorted(map(str, kinds(messages))) == ["Flushed", "SpeechMetadata", "SpeechStarted"]
+            assert audio == pcm_of(utterance())
+            speech_ids = {message["speech_id"] for message in messages}
+            assert len(speech_ids) == 1
+            assert messages[-1] == {
+                "type": "SpeechMetadata",
+                "speech_id": speech_ids.pop(),
+                "audio_duration_ms": 320,
+                "input_character_count": 6,
+                "billable_character_count": 6,
+                "controls_applied": NO_CONTROLS,
+            }
+        client.send(CLOSE)
+        messages, _ = await client.until(closed=1000)
+        assert messages[0] == {
+            "type": "SessionMetadata",
+            "total_audio_duration_ms": 640,
+            "total_input_character_count": 12,
+            "total_billable_character_count": 12,
+        }
+    assert [(request.text, request.voice) for request in synthesizer.requests] == [("Hello", "ryan")] * 2
+
+
+async def test_a_lone_flush_is_answered_for_who_waits_for_an_end() -> None:
+    async with connect(FakeSynthesizer(), PATH) as connection:
+        client = await connected(connection)
+        client.send(FLUSH)
+        (warning, end), audio = await client.until(type="SpeechMetadata")
+        assert (warning["code"], end["audio_duration_ms"], audio) == ("NO_ACTIVE_SPEECH", 0, b"")
+
+
+async def test_text_that_yields_no_speech() -> None:
+    async with connect(FakeSynthesizer(), PATH) as connection:
+        client = await connected(connection)
+        client.send(speak("... "), FLUSH)
+        messages, audio = await client.until(type="SpeechMetadata")
+        assert {"NO_SYNTHESIZABLE_TEXT"} == {message["code"] for message in messages if message["type"] == "Warning"}
+        assert (audio, messages[-1]["audio_duration_ms"]) == (bytes(4800), 100)
+
+
+async def test_an_interrupt_ends_the_turn_and_nothing_of_it_follows() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with connect(synthesizer, PATH) as connection:
+        client = await connected(connection)
+        client.send(speak("A long story. "), speak("It goes on."), FLUSH)
+        await synthesizer.waiting.wait()
+        while not isinstance(await client.next(), bytes):
+            pass
+        client.send(INTERRUPT)
+        (*_, told), _ = await client.until(type="SpeechInterrupted")
+        assert told["audio_played_ms"] == told["metadata"]["audio_duration_ms"] == 80
+        assert "text_spoken" not in told
+        assert synthesizer.closed.is_set()
+        client.send(INTERRUPT)
+        await client.until(type="Warning", code="NO_ACTIVE_SPEECH")
+        synthesizer.script = utterance()
+        client.send(speak("New"), FLUSH)
+        messages, audio = await client.until(type="SpeechMetadata")
+        assert audio == pcm_of(utterance())
+        assert "SpeechInterrupted" not in kinds(messages)
+
+
+async def test_offsets_are_of_the_session_and_must_advance() -> None:
+    synthesizer = FakeSynthesizer(script=[*utterance(3)[:3], asyncio.Event()])
+    async with connect(synthesizer, PATH) as connection:
+        client = await connected(connection)
+        for offset_ms in (50, 90):
+            client.send(speak("A story"), FLUSH)
+            await synthesizer.waiting.wait()
+            synthesizer.waiting.clear()
+            client.send(at(offset_ms))
+            (*_, told), _ = await client.until(type="SpeechInterrupted")
+            assert told["audio_played_ms"] == offset_ms
+        client.send(speak("A story"), FLUSH)
+        await synthesizer.waiting.wait()
+        client.send(at(90))
+        await client.until(type="Warning", code="INVALID_INTERRUPT_OFFSET")
+        assert not synthesizer.closed.is_set()
+
+
+async def test_a_speed_holds_for_the_turns_that_follow() -> None:
+    async with connect(FakeSynthesizer(script=utterance(25)), PATH) as connection:
+        client = await connected(connection)
+        for speed, code in ((2, "SPEED_OUT_OF_RANGE"), (1.03, "SPEED_INCREMENT_INVALID"), ("x", "SPEED_OUT_OF_RANGE")):
+            client.send({"type": "Configure", "speed": speed})
+            await client.until(type="ConfigureFailure", code=code, field="speed")
+        client.send({"type": "Configure", "speed": 1.25})
+        await client.until(type="ConfigureSuccess", applied={"speed": 1.25})
+        client.send(speak("Hello"), FLUSH)
+        (*_, end), audio = await client.until(type="SpeechMetadata")
+    assert len(audio) == pytest.approx(len(pcm_of(utterance(25))) / 1.25, rel=0.03)
+    assert end["audio_duration_ms"] == pytest.approx(2000 / 1.25, rel=0.03)
