@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit kernels e2e scale metrics faults docs fuzz audit voice-eval parity step-load overload simulate-check clean
+.PHONY: help install run test lint unit kernels e2e scale metrics faults fleet docs fuzz audit voice-eval parity step-load overload simulate-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -24,7 +24,7 @@ lint: $(VENV)/.installed-dev ## Format, lint, types and the folder rule
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed-dev ## Tests without Ray
-	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not docs and not fuzz"
+	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz"
 
 kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU (installs Triton)
 	$(PIP) "triton>=3.6"
@@ -41,6 +41,11 @@ metrics: $(VENV)/.installed-dev ## A real Prometheus (fetched with apt-get) scra
 
 faults: $(VENV)/.installed-dev ## Kill replicas and hosts under load: no listener may notice (15 minutes)
 	$(BIN)/python -m pytest -q -m faults
+
+fleet: $(VENV)/.installed-dev ## Nodes in namespaces that join, leave and die, a head that dies, clouds that are not there (root; half an hour)
+	$(PIP) --editable '.[fleet]'
+	@command -v redis-server >/dev/null || apt-get install -y redis-server || { echo "redis-server is missing: Ray's store of the head"; exit 1; }
+	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m fleet tests/fleet
 
 docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are printed, in a fresh clone (minutes; port 8000 must be free)
 	$(BIN)/python -m pytest -q -m docs tests/test_docs_commands.py

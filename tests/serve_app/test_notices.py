@@ -1,74 +1,21 @@
 """Notices of clouds become drains: against a metadata server on loopback."""
 
 import json
-import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from serve_app import app, notices
 from serve_app.notices import Aws, Gcp, MetadataUnreachable, NotDrained, Notice, cloud, raylet_options, watch
-
-ACTION, REBALANCE = "/latest/meta-data/spot/instance-action", "/latest/meta-data/events/recommendations/rebalance"
-PREEMPTED, MAINTENANCE = "/computeMetadata/v1/instance/preempted", "/computeMetadata/v1/instance/maintenance-event"
-QUIET = {PREEMPTED: "FALSE", MAINTENANCE: "NONE"}
-
-
-class Metadata(ThreadingHTTPServer):
-    """Both clouds' metadata, and their refusal of whoever does not ask as they want to be asked."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answer)
-        self.answers: dict[str, str] = dict(QUIET)
-        self.tokens = 0
-
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self.server_port}"
-
-
-class Answer(BaseHTTPRequestHandler):
-    server: Metadata
-
-    def do_PUT(self) -> None:
-        asked = self.path == "/latest/api/token" and self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
-        self.server.tokens += bool(asked)
-        self._answer(200 if asked else 400, f"token{self.server.tokens}")
-
-    def do_GET(self) -> None:
-        google = self.path.startswith("/computeMetadata/")
-        allowed = self.headers["Metadata-Flavor"] == "Google" if google else self._has_token()
-        if not allowed:
-            self._answer(403 if google else 401, "")
-        elif self.path in self.server.answers:
-            self._answer(200, self.server.answers[self.path])
-        else:
-            self._answer(404, "")
-
-    def _has_token(self) -> bool:
-        return self.headers["X-aws-ec2-metadata-token"] == f"token{self.server.tokens}"
-
-    def _answer(self, status: int, text: str) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *arguments: object) -> None:
-        pass
+from tests.serve_app.metadata import ACTION, MAINTENANCE, PREEMPTED, REBALANCE, Metadata, interruption, serving
 
 
 @pytest.fixture
 def metadata() -> Iterator[Metadata]:
-    with Metadata() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serving() as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def aws(metadata: Metadata) -> Aws:
@@ -81,11 +28,6 @@ def gcp(metadata: Metadata) -> Gcp:
     made = cloud("gcp", {"GCE_METADATA_HOST": metadata.host})
     assert isinstance(made, Gcp)
     return made
-
-
-def interruption(within_s: float) -> str:
-    at = datetime.now(UTC) + timedelta(seconds=within_s)
-    return json.dumps({"action": "terminate", "time": at.strftime("%Y-%m-%dT%H:%M:%SZ")})
 
 
 def test_nothing_is_announced(metadata: Metadata) -> None:

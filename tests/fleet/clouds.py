@@ -1,0 +1,227 @@
+"""Clouds that are not there: moto behind Ray's own AWS client, and a transport that answers for Google."""
+
+import contextlib
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import httplib2
+import yaml
+
+from serve_app.ray_settings import free_port
+
+ROOT = Path(__file__).parents[2]
+REGION = "us-west-2"
+_ACCOUNT = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": REGION}
+
+# `ray up` logs in by these two; every argument is kept, and docker says that the container runs.
+_FAKE_SSH = """#!/bin/sh
+printf '%s\\n' "$*" >> {log}
+case "$*" in
+  *"State.Running"*) echo true ;;
+  *"json .Config.Env"*) echo '["HOME=/home/talkray"]' ;;
+  *"json .Mounts"*) echo '[]' ;;
+  *"Config.Image"*) echo '{image}' ;;
+  *"docker info"*) echo '{{"runc": {{}}}}' ;;
+esac
+exit 0
+"""
+_FAKE_RSYNC = """#!/bin/sh
+printf 'rsync %s\\n' "$*" >> {log}
+for argument; do
+  case "$argument" in
+    /*ray-bootstrap-*|/tmp/*bootstrap*) [ -f "$argument" ] && cp "$argument" {caught} ;;
+  esac
+done
+exit 0
+"""
+
+
+@dataclass(slots=True)
+class Aws:
+    """moto, as a process that speaks EC2 and IAM."""
+
+    address: str
+    home: Path  # Ray writes a key into ~/.ssh
+    refuse_spot: Path  # while it exists, no request for spot is met
+    requests: Path  # of RunInstances, a JSON line each
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For whoever shall speak to it."""
+        return {
+            **_ACCOUNT,
+            "AWS_ENDPOINT_URL": f"http://{self.address}",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "HOME": str(self.home),
+        }
+
+    def client(self) -> Any:
+        """EC2 as an operator sees it."""
+        return boto3.client(
+            "ec2",
+            region_name=REGION,
+            endpoint_url=f"http://{self.address}",
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+        )
+
+    def instances(self) -> list[dict[str, Any]]:
+        """Those that run."""
+        reservations = self.client().describe_instances()["Reservations"]
+        found = [instance for each in reservations for instance in each["Instances"]]
+        return [each for each in found if each["State"]["Name"] == "running"]
+
+    def launches(self) -> list[dict[str, Any]]:
+        """What RunInstances was asked for: type, count, market, and whether it was refused."""
+        return [json.loads(line) for line in self.requests.read_text().splitlines()] if self.requests.exists() else []
+
+
+def tags(instance: Mapping[str, Any]) -> dict[str, str]:
+    """Of an instance, by name."""
+    return {each["Key"]: each["Value"] for each in instance["Tags"]}
+
+
+@contextlib.contextmanager
+def aws(folder: Path, host: str = "127.0.0.1") -> Iterator[Aws]:
+    """The cloud, with images and a network as an account has them."""
+    home = folder / "home"
+    home.mkdir()
+    cloud = Aws(f"{host}:{free_port()}", home, folder / "refuse-spot", folder / "requests")
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fleet.moto_server",
+        cloud.address,
+        str(cloud.refuse_spot),
+        str(cloud.requests),
+    ]
+    # The roles that Amazon manages: Ray gives its head two of them.
+    environment = {**os.environ, **cloud.environment, "MOTO_IAM_LOAD_MANAGED_POLICIES": "true", "PYTHONPATH": str(ROOT)}
+    with (
+        (folder / "moto.log").open("w") as log,
+        subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT) as process,
+    ):
+        try:
+            _await(lambda: _answers(cloud), "moto", process)
+            yield cloud
+        finally:
+            process.kill()
+
+
+def _answers(cloud: Aws) -> bool:
+    with contextlib.suppress(Exception):
+        return bool(cloud.client().describe_vpcs()["Vpcs"])
+    return False
+
+
+def _await(condition: Callable[[], bool], what: str, process: "subprocess.Popen[bytes]") -> None:
+    deadline_s = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, f"{what} has ended with {process.returncode}"
+        assert time.monotonic() < deadline_s, f"{what} does not answer"
+        time.sleep(0.2)
+
+
+def for_this_cloud(cloud: Aws, folder: Path, **changes: Any) -> Path:
+    """`cluster/aws.yaml` with what an operator fills in, and top-level `changes`."""
+    client = cloud.client()
+    image = client.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    group = client.create_security_group(GroupName="talkray", Description="closed")["GroupId"]
+    text = (ROOT / "cluster/aws.yaml").read_text().replace("ami-REPLACE", image).replace("sg-REPLACE", group)
+    config = yaml.safe_load(text)
+    config.pop("metadata", None)
+    secrets = folder / "secrets"
+    secrets.mkdir(exist_ok=True)
+    config["file_mounts"] = {target: str(secrets) for target in config["file_mounts"]}
+    file = folder / "aws.yaml"
+    file.write_text(yaml.safe_dump(config | changes, sort_keys=False))
+    return file
+
+
+@dataclass(slots=True)
+class Login:
+    """What `ray up` has sent to the machines it made."""
+
+    log: Path
+    bootstrap: Path
+
+    @property
+    def path(self) -> dict[str, str]:
+        """For the environment of whoever shall log in so."""
+        return {"PATH": f"{self.log.parent}:{os.environ['PATH']}"}
+
+    @property
+    def commands(self) -> list[str]:
+        """Of ssh and rsync."""
+        return self.log.read_text().splitlines()
+
+
+def fake_login(folder: Path, image: str) -> Login:
+    """Programs named ssh and rsync in `folder`, which belongs first into PATH."""
+    login = Login(folder / "login.log", folder / "bootstrap.yaml")
+    login.log.touch()
+    for name, script in (("ssh", _FAKE_SSH), ("rsync", _FAKE_RSYNC)):
+        program = folder / name
+        program.write_text(script.format(log=login.log, caught=login.bootstrap, image=image))
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return login
+
+
+def ray_up(cloud: Aws, login: Login, file: Path) -> None:
+    """The command, to its end."""
+    environment = {**os.environ, **cloud.environment, **login.path, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "ray.scripts.scripts", "up", "--yes", "--no-config-cache", str(file)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+@dataclass(slots=True)
+class Google:
+    """Compute Engine behind Google's own client: instances, operations, and no spot where `refuses_spot`."""
+
+    refuses_spot: bool = False
+    error: str = "ZONE_RESOURCE_POOL_EXHAUSTED"  # why
+    instances: dict[str, dict[str, Any]] = field(default_factory=dict)
+    inserted: list[dict[str, Any]] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+
+    def request(self, uri: str, method: str = "GET", body: Any = None, **_: Any) -> tuple[Any, bytes]:
+        """As httplib2.Http does."""
+        answer = self._answer(uri.partition("?")[0], method, json.loads(body) if body else {})
+        return httplib2.Response({"status": "200", "content-type": "application/json"}), json.dumps(answer).encode()
+
+    def close(self) -> None:
+        """As httplib2.Http does."""
+
+    def _answer(self, uri: str, method: str, body: dict[str, Any]) -> dict[str, Any]:
+        name = uri.rpartition("/")[2]
+        if "/operations/" in uri:
+            error = {"error": {"errors": [{"code": self.error}]}} if name in self.failed else {}
+            return {"name": name, "status": "DONE", **error}
+        if method == "POST" and uri.endswith("/instances"):
+            return {"name": self._insert(body), "status": "RUNNING"}
+        if method == "DELETE":
+            del self.instances[name]
+            return {"name": f"delete-{name}", "status": "RUNNING"}
+        if re.search(r"/instances$", uri):
+            return {"items": list(self.instances.values())}
+        return self.instances[name]
+
+    def _insert(self, body: dict[str, Any]) -> str:
+        self.inserted.append(body)
+        operation = f"insert-{len(self.inserted)}"
+        if self.refuses_spot and body.get("scheduling", {}).get("provisioningModel") == "SPOT":
+            self.failed.add(operation)
+        else:
+            self.instances[body["name"]] = body | {"status": "RUNNING", "labelFingerprint": "x"}
+        return operation

@@ -1,0 +1,31 @@
+"""Needs root and network namespaces."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fleet import namespaces
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.fleet)
+
+
+@pytest.fixture(scope="session")
+def possible() -> None:
+    """Machines of our own."""
+    obstacle = namespaces.why_impossible()
+    if obstacle is not None:
+        pytest.skip(f"no namespaces ({obstacle}): `make faults` kills and drains hosts that share this machine's")
+
+
+@pytest.fixture(autouse=True)
+def spoken(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """These tests take minutes: what they wait for is seen at once."""
+    with capsys.disabled():
+        print()
+        yield

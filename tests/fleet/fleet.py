@@ -1,0 +1,272 @@
+"""A Ray cluster on machines that are namespaces, and `cluster/serve/production.yaml` on it, scaled down."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serve_app import ray_settings
+from serve_app.keys import create_key
+from serve_app.local_server import APP_NAME
+from tests.fleet.namespaces import Machine, Network, network
+
+ROOT = Path(__file__).parents[2]
+TALKER, CODEC, INGRESS = "Talker", "CodecDecoder", "Ingress"
+TALKERS, CODECS = "talker", "codec"  # values of the label `pool`
+HTTP_PORT, GCS_PORT = 8000, 6379
+START_S = 300.0
+KEYS = "keys.json"
+SLOT_CPUS, PER_NODE = 0.25, 2  # of a replica; two talkers to a node, or two codec and two ingress replicas
+_OBJECT_STORE = 80_000_000
+_ATTEMPTS = 5
+_RAY = (sys.executable, "-m", "ray.scripts.scripts")
+# A node's drain ends here at the latest; a replica's own end comes before.
+DRAIN_S = 150
+
+
+def settings() -> dict[str, str]:
+    """What `talkray env` prints, and what makes nodes of this fleet small."""
+    return {
+        **ray_settings.for_a_node(),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_S),
+        # Two cores start a fleet.
+        "RAY_raylet_start_wait_time_s": "60",
+        "RAY_agent_register_timeout_ms": str(int(START_S * 1000)),
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_worker_prestart": "0",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+class Control:
+    """The process in the head's namespaces that asks Serve."""
+
+    def __init__(self, head: Machine) -> None:
+        self._log = head.log.open("ab")
+        command = [sys.executable, "-m", "tests.fleet.control", f"{head.address}:{GCS_PORT}"]
+        self._process = subprocess.Popen(
+            head.inside(*command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, **settings()},
+            cwd=ROOT,
+        )
+
+    def ask(self, *order: Any) -> Any:
+        """What `control` answers. Raises RuntimeError."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the control process has ended: the head's log says why")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer["result"]
+
+    def end(self) -> None:
+        """End it, if the head has not taken it along."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()  # type: ignore[union-attr]  # both are pipes
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """Where a replica runs."""
+
+    id: str
+    state: str
+    node: str  # address
+    pid: int  # in there
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Head and workers."""
+
+    net: Network
+    scratch: Path
+    environment: dict[str, str]
+    key: str  # of clients
+    workers: list[Machine] = field(default_factory=list)
+    head: Machine = field(init=False)
+    head_environment: dict[str, str] = field(default_factory=dict)  # where Ray's store is, and the like
+    control: Control | None = None
+
+    def start_head(self, *options: str) -> None:
+        """The head, without slots for replicas; again after its death. Without `options` nothing starts nodes."""
+        if "head" not in self.net.machines:
+            self.head = self.net.machine("head")
+        common = [f"--port={GCS_PORT}", "--num-cpus=0", "--num-gpus=0", "--include-dashboard=false"]
+        for _ in range(_ATTEMPTS):
+            self._start(self.head, "--head", *common, *(options or ["--no-monitor"]), **self.head_environment)
+            self.wait(lambda: not self.head.is_running or self._head_answers(), "the head")
+            if self.head.is_running:
+                return
+            print("the head did not start: again", flush=True)
+        raise AssertionError(f"the head did not start {_ATTEMPTS} times\n{self.tails()}")
+
+    def _head_answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((self.head.address, GCS_PORT), timeout=1):
+            self.control = Control(self.head)
+            try:
+                return self.head.address in self.alive()
+            except RuntimeError:  # Ray lets no driver in before the head's own node is there
+                self.control.end()
+        return False
+
+    def kill_head(self) -> None:
+        """As when its machine is gone."""
+        self.head.kill()
+        if self.control is not None:
+            self.control.end()
+        self.control = None
+
+    def add(self, name: str, pool: str, *, market: str = "on-demand", **environment: str) -> Machine:
+        """A worker with labels, once it is part of the cluster; those of talkers have a GPU, as Ray counts them."""
+        machine = self.net.machine(name)
+        address = f"--address={self.head.address}:{GCS_PORT}"
+        slots = ["--num-cpus=1", f"--num-gpus={int(pool == TALKERS)}", f"--labels=pool={pool},market={market}"]
+        self.workers.append(machine)
+        for _ in range(_ATTEMPTS):
+            self._start(machine, address, *slots, **environment)
+            if self._joins(machine):
+                return machine
+            print(f"{name} did not start: again", flush=True)
+        raise AssertionError(f"{name} did not start {_ATTEMPTS} times\n{self.tails()}")
+
+    def _joins(self, machine: Machine) -> bool:
+        """Ray gives the agents of a node 15 s to start: two cores with other work may need a few attempts."""
+        self.wait(lambda: not machine.is_running or machine.address in self.alive(), f"{machine.name} in the cluster")
+        return machine.is_running
+
+    def _start(self, machine: Machine, *options: str, **environment: str) -> None:
+        own = self.scratch / machine.name
+        own.mkdir(exist_ok=True)
+        common = [f"--node-ip-address={machine.address}", f"--object-store-memory={_OBJECT_STORE}", f"--temp-dir={own}"]
+        machine.start([*_RAY, "start", "--block", *common, *options], self.environment | environment)
+
+    def ask(self, *order: Any) -> Any:
+        """See `control`."""
+        assert self.control is not None
+        return self.control.ask(*order)
+
+    def workers_run(self) -> bool:
+        """Whether no node has given up."""
+        return all(each.is_running for each in self.workers)
+
+    def alive(self) -> set[str]:
+        """Addresses of living nodes."""
+        return {node["address"] for node in self.ask("nodes") if node["is_alive"]}
+
+    def replicas(self, deployment: str, state: str = "RUNNING") -> list[Replica]:
+        """Those of a deployment that are in a state."""
+        application = self.ask("applications").get(APP_NAME, {"deployments": {}})
+        entry = application["deployments"].get(deployment, {"replicas": []})
+        return [Replica(**each) for each in entry["replicas"] if each["state"] == state]
+
+    def machine(self, address: str) -> Machine:
+        """Whose address it is."""
+        return next(machine for machine in self.net.machines.values() if machine.address == address)
+
+    def url(self, machine: Machine) -> str:
+        """The door on a node."""
+        return f"http://{machine.address}:{HTTP_PORT}"
+
+    def deploy(self, config: dict[str, Any]) -> None:
+        """Deploy, and return once everything runs."""
+        self.ask("deploy", config)
+        self.wait(self._runs, "the application")
+
+    def _runs(self) -> bool:
+        application = self.ask("applications").get(APP_NAME, {"status": "missing"})
+        assert application["status"] != "DEPLOY_FAILED", application
+        return bool(application["status"] == "RUNNING")
+
+    def wait(self, condition: Callable[[], bool], what: str, within_s: float = START_S) -> float:
+        """Return once something is so, with the seconds that it took."""
+        started_s = reported_s = time.monotonic()
+        while not condition():
+            now_s = time.monotonic()
+            assert now_s - started_s < within_s, f"{what}: not within {within_s:.0f} s\n{self.tails()}"
+            if now_s - reported_s > 10:
+                print(f"waiting for {what} ({now_s - started_s:.0f} s)", flush=True)
+                reported_s = now_s
+            time.sleep(0.2)
+        return time.monotonic() - started_s
+
+    def tails(self) -> str:
+        """The ends of all nodes' outputs, and what Serve says."""
+        with contextlib.suppress(RuntimeError, AssertionError):
+            print(json.dumps(self.ask("applications"), indent=1))
+        failed = [
+            line
+            for log in self.scratch.glob("*/session_latest/logs/raylet*")
+            for line in log.read_text(errors="replace").splitlines()
+            if "heck failed" in line or "FATAL" in line
+        ]
+        outputs = [f"--- {name}\n{machine.tail()}" for name, machine in self.net.machines.items()]
+        return "\n".join([*failed, *outputs])
+
+
+def scaled_down(
+    fleet: Fleet, *, talkers: int = 2, codecs: int = 2, ingresses: int = 2, **args: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The production config for two cores: the embedded voice and fractions of processors; `args` by name."""
+    config: dict[str, Any] = yaml.safe_load((ROOT / "cluster/serve/production.yaml").read_text())
+    application = config["applications"][0]
+    own = application["args"]
+    own["model"] = "embedded"
+    own["api"]["access"] = {"keys_file": str(fleet.scratch / KEYS)}
+    # Two cores for a whole fleet: nobody speaks in real time there.
+    own["api"]["admission"] |= {"max_line_s": 100, "max_wait_s": 100, "max_late_s": 1000, "trusted_proxies": 1}
+    own["talker"] |= {"max_num_seqs": 8, "device": "cpu"}
+    own["talker"].pop("kv_cache_bytes")
+    own["codec"] |= {"workers": 1, "precision": "float32", "max_late_s": 1000}
+    for pool, replicas in (("talker", talkers), ("codec", codecs), ("ingress", ingresses)):
+        own[f"{pool}_pool"] |= {"replicas": replicas, "num_cpus": SLOT_CPUS}
+    own["talker_pool"]["num_gpus"] = 1 / PER_NODE
+    own["talker_scaling"] |= {"min_replicas": talkers, "max_replicas": talkers, "trend_horizon_s": 5.0}
+    own["codec_scaling"] |= {"min_replicas": codecs, "max_replicas": codecs}
+    for name, change in args.items():
+        own[name] |= change
+    return config
+
+
+@contextlib.contextmanager
+def fleet(**environment: str) -> Iterator[Fleet]:
+    """A head, to which workers are added; nothing of it is left behind."""
+    # A short path: Ray's sockets are in there.
+    with (
+        tempfile.TemporaryDirectory(prefix="tk", dir="/tmp", ignore_cleanup_errors=True) as scratch,
+        network(Path(scratch)) as net,
+    ):
+        key = create_key(Path(scratch) / KEYS, "listener")
+        made = Fleet(net, Path(scratch), {**settings(), **environment}, key)
+        try:
+            yield made
+        finally:
+            if made.control is not None:
+                made.control.end()

@@ -1,0 +1,114 @@
+"""Ray's own autoscaler on a cloud that is not there, driven by what Talkray's production config asks for."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.fleet.clouds import REGION, Aws, aws, fake_login, for_this_cloud, ray_up, tags
+from tests.fleet.fleet import CODECS, ROOT, Fleet, fleet
+from tests.fleet.namespaces import Machine
+
+IDLE_S = 5
+REACTION_S = 300.0
+
+
+@dataclass(slots=True)
+class Scaled:
+    """A head that `ray up` has prepared, with the autoscaler on it."""
+
+    fleet: Fleet
+    cloud: Aws
+
+    def running(self) -> Counter[tuple[str, str]]:
+        """Workers by node type and market."""
+        return Counter(
+            (tags(each)["ray-user-node-type"], each.get("InstanceLifecycle", "on-demand"))
+            for each in self.cloud.instances()
+            if tags(each)["ray-node-type"] == "worker"
+        )
+
+
+@pytest.fixture(scope="module")
+def scaled(possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scaled]:
+    folder = tmp_path_factory.mktemp("autoscaler")
+    with fleet() as made, aws(folder, made.net.gateway) as cloud:
+        login = fake_login(folder, "REGISTRY/talkray:0.1.0-cpu")
+        # The addresses of the cloud's machines lead nowhere: no session waits for one that ends.
+        file = for_this_cloud(cloud, folder, idle_timeout_minutes=IDLE_S / 60)
+        ray_up(cloud, login, file)
+        (head,) = cloud.instances()
+        made.environment |= cloud.environment | login.path
+        made.head_environment = {
+            "RAY_enable_autoscaler_v2": "1",
+            "RAY_CLOUD_INSTANCE_ID": head["InstanceId"],
+            "RAY_NODE_TYPE_NAME": "head",
+        }
+        made.start_head(f"--autoscaling-config={_idle_sooner(login.bootstrap)}")
+        yield Scaled(made, cloud)
+
+
+def _idle_sooner(bootstrap: Path) -> Path:
+    config = yaml.safe_load(bootstrap.read_text())
+    for node_type in config["available_node_types"].values():
+        node_type["idle_timeout_s"] = IDLE_S
+    bootstrap.write_text(yaml.safe_dump(config))
+    return bootstrap
+
+
+def production(fleet: Fleet) -> dict[str, object]:
+    """As it is, but for the weights: what asks for nodes are numbers of replicas, slots and labels."""
+    config = yaml.safe_load((ROOT / "cluster/serve/production.yaml").read_text())
+    args = config["applications"][0]["args"]
+    args["model"] = "embedded"
+    args["api"]["access"]["keys_file"] = str(fleet.scratch / "keys.json")
+    return dict(config)
+
+
+def test_floors_are_on_demand_and_the_rest_is_spot(scaled: Scaled) -> None:
+    """Two talkers, 16 codec replicas of two cores and two ingress replicas: a node of each kind above the floors."""
+    fleet, cloud = scaled.fleet, scaled.cloud
+    floors = Counter({("talker", "on-demand"): 1, ("codec", "on-demand"): 2})
+    fleet.wait(lambda: scaled.running() == floors, "the floors", REACTION_S)
+    fleet.ask("deploy", production(fleet))
+    wanted = floors + Counter({("talker-spot", "spot"): 1, ("codec-spot", "spot"): 1})
+    took_s = fleet.wait(lambda: scaled.running() >= wanted, "nodes for what cannot be placed", REACTION_S)
+    print(f"nodes for Talkray's demand after {took_s:.0f} s: {dict(scaled.running())}")
+    assert scaled.running() == wanted
+    types = yaml.safe_load((ROOT / "cluster/aws.yaml").read_text())["available_node_types"]
+    for instance in cloud.instances():
+        assert instance["InstanceType"] == types[tags(instance)["ray-user-node-type"]]["node_config"]["InstanceType"]
+        assert instance["Placement"]["AvailabilityZone"].startswith(REGION)
+
+
+def test_an_idle_node_goes_again(scaled: Scaled) -> None:
+    fleet, cloud = scaled.fleet, scaled.cloud
+    (instance,) = [each for each in cloud.instances() if tags(each)["ray-user-node-type"] == "codec-spot"]
+    fleet.ask("deploy", {"applications": [], "proxy_location": "EveryNode", "http_options": {"host": "0.0.0.0"}})
+    _join(fleet, instance["InstanceId"])
+    took_s = fleet.wait(lambda: ("codec-spot", "spot") not in scaled.running(), "the end of an idle node", REACTION_S)
+    print(f"an idle node went after {took_s:.0f} s")
+    assert scaled.running() >= Counter({("talker", "on-demand"): 1, ("codec", "on-demand"): 2})
+
+
+def _join(fleet: Fleet, instance: str) -> Machine:
+    """The raylet that an instance would have started."""
+    return fleet.add("joins", CODECS, market="spot", RAY_CLOUD_INSTANCE_ID=instance, RAY_NODE_TYPE_NAME="codec-spot")
+
+
+def test_where_spot_is_refused_nodes_are_on_demand(scaled: Scaled) -> None:
+    fleet, cloud = scaled.fleet, scaled.cloud
+    fleet.wait(lambda: ("talker-spot", "spot") not in scaled.running(), "the end of all spot nodes", REACTION_S)
+    cloud.refuse_spot.touch()
+    before = len(cloud.launches())
+    fleet.ask("deploy", production(fleet))
+    wanted = Counter({("talker-spot", "on-demand"): 1, ("codec-spot", "on-demand"): 1})
+    took_s = fleet.wait(lambda: scaled.running() >= wanted, "nodes on demand", REACTION_S)
+    asked = cloud.launches()[before:]
+    print(f"spot refused {sum(each['refused'] for each in asked)} times, on demand after {took_s:.0f} s")
+    assert {each["market"] for each in asked if each["refused"]} == {"spot"}
+    # The same nodes once: what was refused is not asked for on and on.
+    assert sum(scaled.running().values()) == 5
