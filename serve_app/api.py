@@ -15,7 +15,7 @@ from deployments.errors import NotReady, TalkrayError
 from serve_app import ignored, voices
 from serve_app.admission import Admission, always
 from serve_app.config import ApiSettings
-from serve_app.dialects import cartesia, deepgram, flux
+from serve_app.dialects import cartesia, deepgram, elevenlabs, elevenlabs_sockets, flux
 from serve_app.door import Door
 from serve_app.errors import INTERNAL, translate
 from serve_app.live_text import LiveTexts
@@ -31,7 +31,7 @@ from serve_app.websocket import websocket_routes
 logger = logging.getLogger(__name__)
 
 # A dialect more is one file and one name here.
-DIALECTS = (deepgram, flux, cartesia)
+DIALECTS = (deepgram, flux, elevenlabs, elevenlabs_sockets, cartesia)
 
 SPEECH_DOCS = {
     "requestBody": {

@@ -83,6 +83,11 @@ class Speaker:
         delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate)
         return Wish(info, body, delivery, ignored.plain(without_effect))
 
+    def voiced(self, wish: Wish, voice: str) -> Wish:
+        """The same in another voice."""
+        speaker, _ = voices.nearest(voice, wish.info, self.settings)
+        return replace(wish, body=wish.body.model_copy(update={"voice": speaker}))
+
     def session(self, socket: WebSocket, wish: Wish, *, request_id: str, cut: bool = True) -> Session:
         """Speech of one conversation on a socket; see `Session`."""
         return Session(

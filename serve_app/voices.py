@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from deployments.errors import InvalidRequest, ModelNotFound
 from deployments.protocol import ModelInfo, ModelKind
@@ -136,9 +136,11 @@ def catalogue_routes(synthesizer: Synthesizer, settings: ApiSettings) -> APIRout
     router = APIRouter()
 
     @router.get("/v1/models")
-    async def list_models() -> Json:
-        """OpenAI's list: the loaded checkpoint, then the names that mean it too."""
+    async def list_models(request: Request) -> Json | list[Json]:
+        """OpenAI's list: the loaded checkpoint, then the names that mean it too. ElevenLabs' clients read another."""
         info = await synthesizer.describe()
+        if "xi-api-key" in request.headers:
+            return [{"model_id": info.name, "name": info.name, "can_do_text_to_speech": True}]
         return {"object": "list", "data": [_model(name, info) for name in (info.name, *settings.model_aliases)]}
 
     @router.get("/v1/models/{model_id:path}")

@@ -1,0 +1,155 @@
+"""ElevenLabs over HTTP: one text, or a dialogue, as audio or as JSON, and the lists that its clients read."""
+
+import base64
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.errors import InvalidRequest
+from serve_app import voices
+from serve_app.audio import AudioFormat
+from serve_app.speaker import Speaker, Wish, choice, read_object
+from serve_app.speech_response import Delivery
+
+FORMATS = {
+    "mp3": AudioFormat.MP3,
+    "pcm": AudioFormat.PCM,
+    "wav": AudioFormat.WAV,
+    "ulaw": AudioFormat.MULAW,
+    "alaw": AudioFormat.ALAW,
+    "opus": AudioFormat.OPUS,
+}
+DEFAULT_FORMAT = "mp3_44100_128"
+_KNOWN = ("text", "inputs", "model_id", "language_code", "voice_settings", "seed", "output_format", "settings")
+_JSON, _LINES = "application/json", "application/x-ndjson"
+
+
+def routes(speaker: Speaker) -> APIRouter:
+    """`POST /v1/text-to-speech/{voice}`, `POST /v1/text-to-dialogue`, and lists."""
+    router = APIRouter()
+
+    def add(path: str, *, stream: bool, timestamps: bool) -> None:
+        async def speak(request: Request) -> Response:
+            """Speaks `text`, or the `inputs` of a dialogue, MP3 unless `output_format` says otherwise."""
+            fields = await read_object(request, speaker)
+            wish = await wished(speaker, fields, request.query_params, voice=request.path_params.get("voice_id"))
+            if not timestamps:
+                return await speaker.respond(request, wish)
+            as_body, content_type = (_lines, _LINES) if stream else (_whole, _JSON)
+            return await speaker.respond(request, wish, as_body=as_body, content_type=content_type)
+
+        router.add_api_route(path, speak, methods=["POST"], response_class=Response)
+
+    for base in ("/v1/text-to-speech/{voice_id}", "/v1/text-to-dialogue"):
+        add(base, stream=False, timestamps=False)
+        add(f"{base}/stream", stream=True, timestamps=False)
+        add(f"{base}/with-timestamps", stream=False, timestamps=True)
+        add(f"{base}/stream/with-timestamps", stream=True, timestamps=True)
+
+    @router.get("/v1/voices")
+    @router.get("/v2/voices")
+    async def list_voices() -> dict[str, object]:
+        """All of them on one page."""
+        known = [_voice(voice) for voice in voices.voice_list(await speaker.describe())]
+        return {"voices": known, "has_more": False, "total_count": len(known), "next_page_token": None}
+
+    @router.get("/v1/voices/{voice_id}")
+    async def show_voice(voice_id: str) -> dict[str, object]:
+        """One voice. Raises InvalidRequest with the valid names."""
+        info = await speaker.describe()
+        known = {voice.id: voice for voice in voices.voice_list(info)}
+        return _voice(known[voice_id] if voice_id in known else known[voices.resolve(voice_id, info.voices)])
+
+    @router.get("/v1/user")
+    async def show_user() -> dict[str, object]:
+        """There are no accounts."""
+        return {"user_id": "talkray", "is_new_user": False, "xi_api_key": "", "subscription": _SUBSCRIPTION}
+
+    @router.get("/v1/user/subscription")
+    async def show_subscription() -> dict[str, object]:
+        """Nor subscriptions."""
+        return _SUBSCRIPTION
+
+    return router
+
+
+_SUBSCRIPTION: dict[str, object] = {
+    "tier": "self-hosted",
+    "status": "active",
+    "character_count": 0,
+    "character_limit": 2**31 - 1,
+    "can_extend_character_limit": False,
+}
+
+
+def _voice(voice: voices.Voice) -> dict[str, object]:
+    labels = {"language": voice.language, "gender": voice.gender}
+    described = {"description": voice.description, "labels": labels}
+    return {"voice_id": voice.id, "name": voice.name, "category": "premade", **described}
+
+
+async def wished(
+    speaker: Speaker, fields: Mapping[str, object], query: Mapping[str, str], *, voice: str | None
+) -> Wish:
+    """What a body and a query ask for; a dialogue is spoken by the voice of its first input. Raises InvalidRequest."""
+    audio_format, sample_rate, bit_rate = output(query.get("output_format", DEFAULT_FORMAT))
+    settings = fields.get("voice_settings")
+    text = fields.get("text")
+    if "inputs" in fields:
+        text, voice = dialogue(fields["inputs"])
+    if not isinstance(text, str):
+        raise InvalidRequest("text is required, as a string.", "text", "missing_required_parameter")
+    asked = {
+        "input": text,
+        "voice": voice,
+        "language": fields.get("language_code") or query.get("language_code"),
+        "sample_rate": sample_rate,
+        "speed": settings.get("speed") if isinstance(settings, Mapping) else None,
+        "seed": fields.get("seed"),
+    }
+    others = [name for name in (*fields, *query) if name not in _KNOWN]
+    model = fields.get("model_id") or query.get("model_id")
+    return await speaker.wish(asked, delivery=Delivery(audio_format, bit_rate=bit_rate), other=others, model=model)
+
+
+def output(name: str) -> tuple[AudioFormat, int, int | None]:
+    """Format, rate in Hz and bits a second of a name such as mp3_22050_32. Raises InvalidRequest."""
+    kind, *numbers = name.split("_")
+    audio_format = choice("output_format", kind, FORMATS)
+    if not 1 <= len(numbers) <= 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise InvalidRequest(f"output_format: {name[:40]!r} is not of the form mp3_44100_128.", "output_format")
+    return audio_format, int(numbers[0]), int(numbers[1]) * 1000 if len(numbers) > 1 else None
+
+
+def dialogue(inputs: object) -> tuple[str, str | None]:
+    """The text of all inputs, and the first one's voice. Raises InvalidRequest."""
+    parts = inputs if isinstance(inputs, list) else []
+    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts) or not parts:
+        raise InvalidRequest("inputs must be a list of objects with a text.", "inputs")
+    voice = parts[0].get("voice_id")
+    return " ".join(part["text"] for part in parts), voice if isinstance(voice, str) else None
+
+
+def encoded(audio: bytes) -> str:
+    """As JSON has it."""
+    return base64.b64encode(audio).decode()
+
+
+def _timed(audio: bytes) -> bytes:
+    return json.dumps({"audio_base64": encoded(audio), "alignment": None, "normalized_alignment": None}).encode()
+
+
+async def _whole(audio: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(audio):
+        yield _timed(b"".join([part async for part in audio]))
+
+
+async def _lines(audio: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """A line for each part: they have a second of audio or less, so that clients with short lines can read them."""
+    async with aclosing(audio):
+        async for part in audio:
+            yield _timed(part) + b"\n"

@@ -1,0 +1,197 @@
+"""ElevenLabs over WebSockets: contexts (multi-stream-input), one text (stream-input), contexts of a dialogue."""
+
+from collections.abc import Mapping
+
+from fastapi import APIRouter
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest, TalkrayError
+from serve_app.connection import Connection, Contexts
+from serve_app.dialects.deepgram import handshake_headers
+from serve_app.dialects.elevenlabs import dialogue, encoded, wished
+from serve_app.errors import translate
+from serve_app.session import Audio, Done, Event, Failed, Rest, Session
+from serve_app.speaker import Speaker, Wish, refuse_handshake
+
+_ONLY = ""  # the name of the one context of stream-input
+
+
+def routes(speaker: Speaker) -> APIRouter:
+    """`WS /v1/text-to-speech/{voice}/multi-stream-input` and `stream-input`, and the one for dialogues."""
+    router = APIRouter()
+
+    async def serve(socket: WebSocket, kind: type[_Contexts]) -> None:
+        try:
+            voice = socket.path_params.get("voice_id")
+            wish = await wished(speaker, {"text": ""}, socket.query_params, voice=voice)
+        except TalkrayError as error:
+            await refuse_handshake(socket, error)
+        else:
+            await kind(socket, speaker, wish).serve(handshake_headers(wish))
+
+    @router.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
+    async def speak_contexts(socket: WebSocket) -> None:
+        await serve(socket, _Contexts)
+
+    @router.websocket("/v1/text-to-speech/{voice_id}/stream-input")
+    async def speak_text(socket: WebSocket) -> None:
+        await serve(socket, _OneText)
+
+    @router.websocket("/v1/text-to-dialogue/multi-stream-input")
+    async def speak_dialogues(socket: WebSocket) -> None:
+        await serve(socket, _Dialogues)
+
+    return router
+
+
+class _Contexts(Connection):
+    """The end of a context is `close_context` right behind an empty flush; without one it is an interruption."""
+
+    def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
+        super().__init__(socket)
+        self._speaker, self._wish = speaker, wish
+        self._contexts = Contexts(self)
+        self._ending: set[str] = set()  # contexts whose last message was an empty flush
+        self._draining: set[str] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._contexts.is_speaking
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        name = self._name(fields)
+        if fields.get("close_socket"):
+            await self.end()
+        elif fields.get("close_context"):
+            await self._close(name)
+        else:
+            await self._write(name, fields)
+
+    async def refuse(self, error: InvalidRequest) -> None:
+        await self._tell("", error)
+
+    def _name(self, fields: Mapping[str, object]) -> str:
+        name = fields.get("context_id", _ONLY)
+        if not isinstance(name, str) or len(name) > 128:
+            raise InvalidRequest("context_id must be a string of at most 128 characters.", "context_id")
+        return name
+
+    def _text(self, fields: Mapping[str, object]) -> str:
+        text = fields.get("text", "")
+        if not isinstance(text, str):
+            raise InvalidRequest("text must be a string.", "text")
+        return text
+
+    async def _write(self, name: str, fields: Mapping[str, object]) -> None:
+        text, session = self._text(fields), self._contexts.find(name)
+        if name in self._draining or (session is None and not text):
+            return  # a keepalive, or what comes too late
+        session = session or self._open(name, fields)
+        session.append(text)
+        if fields.get("flush") and session.is_writing:
+            session.flush()
+        if fields.get("flush") and not text.strip():
+            self._ending.add(name)
+        elif text:
+            self._ending.discard(name)
+
+    def _open(self, name: str, fields: Mapping[str, object]) -> Session:
+        wish = self._wish_for(name, fields)
+        session = self._speaker.session(self.socket, wish, request_id=f"{self.request_id}-{name[:40]}")
+
+        async def say(event: Event) -> None:
+            await self._say(name, event)
+
+        settings = fields.get("voice_settings")
+        speed = settings.get("speed") if isinstance(settings, Mapping) else None
+        if isinstance(speed, int | float) and 0.25 <= speed <= 4:
+            session.configure(speed=float(speed))
+        return self._contexts.add(name, session, say)
+
+    def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
+        return self._wish
+
+    async def _close(self, name: str) -> None:
+        session = self._contexts.find(name)
+        if session is None:
+            return
+        if name in self._ending and name not in self._draining:
+            self._draining.add(name)
+            session.close()
+            return
+        await self._contexts.cancel(name)
+        await self._finish(name)
+
+    async def _say(self, name: str, event: Event) -> None:
+        match event:
+            case Audio(_, data) | Rest(data):
+                await self._send_audio(name, encoded(data))
+            case Failed(error):
+                self.failure(error, self.request_id)
+                await self._tell(name, error)
+                await self._finish(name)
+            case Done():
+                await self._finish(name)
+
+    async def _finish(self, name: str) -> None:
+        self._ending.discard(name)
+        self._draining.discard(name)
+        await self._send_final(name)
+
+    async def _send_audio(self, name: str, audio: str) -> None:
+        await self.socket.send_json({"audio": audio, "contextId": name, "isFinal": None})
+
+    async def _send_final(self, name: str) -> None:
+        await self.socket.send_json({"contextId": name, "isFinal": True})
+
+    async def _tell(self, name: str, error: Exception) -> None:
+        reply = translate(error)
+        await self.socket.send_json({"contextId": name or None, "error": reply.message, "code": reply.code})
+
+
+class _OneText(_Contexts):
+    """Ends with an empty text; the server closes, which is what clients wait for."""
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        text = self._text(fields)
+        await self._write(_ONLY, {**fields, "text": text})
+        if not text and not fields.get("flush"):
+            self._close_when_spoken()
+
+    def _close_when_spoken(self) -> None:
+        session = self._contexts.find(_ONLY) or self._open(_ONLY, {})
+        self._draining.add(_ONLY)
+        session.close()
+
+    async def _send_audio(self, name: str, audio: str) -> None:
+        await self.socket.send_json({"audio": audio, "isFinal": None})
+
+    async def _send_final(self, name: str) -> None:
+        await self.socket.send_json({"isFinal": True})
+        await self.end()
+
+
+class _Dialogues(_Contexts):
+    """Texts come as inputs with a voice; the first one speaks the whole context. Names are in snake case."""
+
+    def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
+        _, voice = dialogue(fields.get("inputs"))
+        return self._speaker.voiced(self._wish, voice) if voice else self._wish
+
+    def _text(self, fields: Mapping[str, object]) -> str:
+        return "".join(dialogue([part])[0] for part in fields["inputs"]) if _has_inputs(fields) else ""
+
+    async def _send_audio(self, name: str, audio: str) -> None:
+        await self.socket.send_json({"context_id": name, "audio": audio})
+
+    async def _send_final(self, name: str) -> None:
+        await self.socket.send_json({"context_id": name, "is_final": True})
+
+    async def _tell(self, name: str, error: Exception) -> None:
+        reply = translate(error)
+        said = {"error": reply.code, "message": reply.message, "code": reply.code}
+        await self.socket.send_json({"context_id": name or None, **said})
+
+
+def _has_inputs(fields: Mapping[str, object]) -> bool:
+    return isinstance(fields.get("inputs"), list) and bool(fields["inputs"])

@@ -1,0 +1,175 @@
+import asyncio
+import base64
+import json
+
+import httpx
+import pytest
+
+from deployments.errors import Overloaded
+from tests.serve_app.dialects.client import Client, Json, connect
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+
+pytestmark = pytest.mark.anyio
+
+# As LiveKit's plugin asks, but for the format.
+CONTEXTS = (
+    "/v1/text-to-speech/ryan/multi-stream-input?model_id=eleven_turbo_v2_5&output_format=pcm_24000"
+    "&enable_ssml_parsing=false&inactivity_timeout=180&sync_alignment=true&auto_mode=true"
+)
+DIALOGUES = "/v1/text-to-dialogue/multi-stream-input?model_id=eleven_v3&output_format=pcm_24000&sync_alignment=true"
+FRAME = tone(CUSTOM_VOICE.frame_samples)
+
+
+def begin(context: str = "one") -> Json:
+    return {"text": " ", "voice_settings": {}, "context_id": context}
+
+
+def sentence(text: str, context: str = "one") -> Json:
+    return {"text": text, "context_id": context, "flush": True}
+
+
+def end(context: str = "one") -> list[Json]:
+    return [{"text": "", "context_id": context, "flush": True}, {"context_id": context, "close_context": True}]
+
+
+def audio_of(messages: list[Json]) -> bytes:
+    return b"".join(base64.b64decode(message["audio"]) for message in messages if message.get("audio"))
+
+
+async def test_a_context_drains_when_it_ends() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connect(synthesizer, CONTEXTS) as connection:
+        client = await Client(connection).accepted()
+        for context in ("one", "two"):
+            client.send(begin(context), sentence("Hello there. ", context), sentence("Bye. ", context), *end(context))
+            messages, _ = await client.until(isFinal=True)
+            assert audio_of(messages) == 2 * pcm_of(utterance())
+            assert {message["contextId"] for message in messages} == {context}
+            assert [message.get("isFinal") for message in messages].count(True) == 1
+    assert [request.text for request in synthesizer.requests] == ["Hello there.", "Bye."] * 2
+    assert "model_id" not in client.headers["x-ignored"]
+    assert "model (the loaded model is" in client.headers["x-ignored"]
+
+
+@pytest.mark.parametrize(
+    "barge_in",
+    [[{"context_id": "one", "close_context": True}], [*end(), {"context_id": "one", "close_context": True}]],
+)
+async def test_a_context_that_is_closed_without_its_end_is_silent_at_once(barge_in: list[Json]) -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with connect(synthesizer, CONTEXTS) as connection:
+        client = await Client(connection).accepted()
+        client.send(begin(), sentence("A long story. "))
+        await synthesizer.waiting.wait()
+        client.send(*barge_in)
+        await client.until(isFinal=True, contextId="one")
+        assert synthesizer.closed.is_set()
+        synthesizer.script = utterance(1)
+        client.send(begin("two"), sentence("New. ", "two"), *end("two"))
+        messages, _ = await client.until(isFinal=True)
+        assert {message["contextId"] for message in messages} == {"two"}
+
+
+async def test_keepalives_and_unknown_contexts_say_nothing() -> None:
+    async with connect(FakeSynthesizer(script=utterance(1)), CONTEXTS) as connection:
+        client = await Client(connection).accepted()
+        client.send({"text": ""}, {"text": "", "context_id": "one"}, {"context_id": "gone", "close_context": True})
+        client.send(begin(), *end())
+        assert (await client.until(isFinal=True))[0] == [{"contextId": "one", "isFinal": True}]
+        client.send({"close_socket": True})
+        await client.until(closed=1000)
+        await connection.task
+
+
+async def test_a_context_has_one_encoder() -> None:
+    path = CONTEXTS.replace("pcm_24000", "mp3_22050_32")
+    async with connect(FakeSynthesizer(script=utterance(12)), path) as connection:
+        client = await Client(connection).accepted()
+        client.send(begin(), sentence("Hello. "), sentence("Bye. "), *end())
+        audio = audio_of((await client.until(isFinal=True))[0])
+    assert audio[:1] == b"\xff"
+    assert len(audio) == pytest.approx(2 * 12 * 0.08 * 32000 / 8, rel=0.1)
+
+
+async def test_a_failure_is_told_and_ends_its_context() -> None:
+    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), CONTEXTS) as connection:
+        client = await Client(connection).accepted()
+        client.send(begin(), sentence("Hello. "), *end())
+        messages, _ = await client.until(isFinal=True)
+        assert messages[0]["code"] == "rate_limit_exceeded"
+        assert messages[0]["contextId"] == "one"
+
+
+async def test_a_format_that_is_none_refuses_the_handshake() -> None:
+    for name in ("mp4_1_2", "mp3", "pcm_x"):
+        async with connect(
+            FakeSynthesizer(), f"/v1/text-to-speech/x/multi-stream-input?output_format={name}"
+        ) as refused:
+            assert (await refused.next())["status"] == 400
+
+
+async def test_one_text_is_streamed_in_and_the_server_closes() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connect(synthesizer, "/v1/text-to-speech/ryan/stream-input?output_format=pcm_24000") as connection:
+        client = await Client(connection).accepted()
+        client.send({"text": " ", "try_trigger_generation": True, "voice_settings": None})
+        client.send({"text": "Hello "}, {"text": "there. "}, {"text": ""})
+        messages, _ = await client.until(closed=1000)
+        assert audio_of(messages) == pcm_of(utterance())
+        await connection.task
+    assert [request.text for request in synthesizer.requests] == ["Hello there."]
+
+
+async def test_dialogues() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connect(synthesizer, DIALOGUES) as connection:
+        client = await Client(connection).accepted()
+        client.send({"context_id": "one", "voices": ["aiden"]}, {"context_id": "one", "keep_alive": True})
+        client.send({"context_id": "one", "inputs": [{"text": "Hello. ", "voice_id": "aiden"}]})
+        client.send({"context_id": "one", "inputs": [{"text": "", "voice_id": "aiden"}], "flush": True})
+        client.send({"context_id": "one", "close_context": True})
+        messages, _ = await client.until(is_final=True, context_id="one")
+        assert audio_of(messages) == pcm_of(utterance())
+    assert [(request.text, request.voice) for request in synthesizer.requests] == [("Hello.", "aiden")]
+
+
+@pytest.mark.parametrize(
+    ("path", "content_type"),
+    [
+        ("/v1/text-to-speech/ryan", "audio/mpeg"),
+        ("/v1/text-to-speech/ryan/stream?output_format=ulaw_8000", "audio/basic;rate=8000;channels=1"),
+        ("/v1/text-to-speech/nobody?output_format=opus_48000_64", "audio/ogg"),
+    ],
+)
+async def test_over_http(client: httpx.AsyncClient, path: str, content_type: str) -> None:
+    body = {"text": "Hello", "model_id": "eleven_turbo_v2_5", "voice_settings": {"speed": 1.1, "stability": 0.5}}
+    response = await client.post(path, json=body)
+    assert (response.status_code, response.headers["content-type"]) == (200, content_type)
+    assert response.content
+
+
+async def test_timestamps_have_the_same_audio(client: httpx.AsyncClient) -> None:
+    path = "/v1/text-to-speech/ryan{}/with-timestamps?output_format=pcm_24000"
+    whole = (await client.post(path.format(""), json={"text": "Hello"})).json()
+    lines = (await client.post(path.format("/stream"), json={"text": "Hello"})).text.splitlines()
+    streamed = b"".join(base64.b64decode(json.loads(line)["audio_base64"]) for line in lines)
+    assert base64.b64decode(whole["audio_base64"]) == streamed == pcm_of(utterance())
+    assert all(line.isascii() and len(line) < 128 << 10 for line in lines)
+
+
+async def test_a_dialogue_over_http(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
+    inputs = [{"text": "Hello.", "voice_id": "aiden"}, {"text": "Hi!", "voice_id": "ryan"}]
+    response = await client.post("/v1/text-to-dialogue/stream?output_format=pcm_24000", json={"inputs": inputs})
+    assert response.content == pcm_of(utterance())
+    assert (synthesizer.requests[0].text, synthesizer.requests[0].voice) == ("Hello. Hi!", "aiden")
+    assert (await client.post("/v1/text-to-dialogue", json={"inputs": "x"})).status_code == 400
+
+
+async def test_lists(client: httpx.AsyncClient) -> None:
+    for version in ("v1", "v2"):
+        first = (await client.get(f"/{version}/voices")).json()["voices"][0]
+        assert (first["voice_id"], first["name"], first["category"]) == ("serena", "Serena", "premade")
+    assert (await client.get("/v1/voices/ryan")).json()["name"] == "Ryan"
+    assert (await client.get("/v1/models", headers={"xi-api-key": "k"})).json()[0]["can_do_text_to_speech"]
+    assert (await client.get("/v1/models")).json()["object"] == "list"
+    assert (await client.get("/v1/user")).json()["subscription"] == (await client.get("/v1/user/subscription")).json()
