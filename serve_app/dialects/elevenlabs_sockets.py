@@ -179,7 +179,8 @@ class _Dialogues(_Contexts):
         return self._speaker.voiced(self._wish, voice) if voice else self._wish
 
     def _text(self, fields: Mapping[str, object]) -> str:
-        return "".join(dialogue([part])[0] for part in fields["inputs"]) if _has_inputs(fields) else ""
+        inputs = fields.get("inputs")
+        return "".join(dialogue([part])[0] for part in inputs) if isinstance(inputs, list) else ""
 
     async def _send_audio(self, name: str, audio: str) -> None:
         await self.socket.send_json({"context_id": name, "audio": audio})
@@ -191,7 +192,3 @@ class _Dialogues(_Contexts):
         reply = translate(error)
         said = {"error": reply.code, "message": reply.message, "code": reply.code}
         await self.socket.send_json({"context_id": name or None, **said})
-
-
-def _has_inputs(fields: Mapping[str, object]) -> bool:
-    return isinstance(fields.get("inputs"), list) and bool(fields["inputs"])
