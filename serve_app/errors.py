@@ -55,6 +55,10 @@ class Kind:
     retry: bool = False
 
 
+_ROUTING = {
+    404: ("not_found", ": nothing has this path, /docs lists what there is."),
+    405: ("method_not_allowed", ": this path takes {}."),
+}
 INTERNAL = Kind(500, "server_error", "internal_error", "The server failed on this request.")
 KINDS: dict[type[BaseException], Kind] = {
     Unauthorized: Kind(401, "authentication_error", "invalid_api_key"),
@@ -113,9 +117,10 @@ def close_reason(error: Overloaded) -> str:
 
 def _translate_http(error: HTTPException) -> ErrorReply:
     """Starlette's own: no such route, no such method."""
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
+    code, remedy = _ROUTING.get(error.status_code, ("invalid_request", ""))
     headers = dict(error.headers or {})
-    return ErrorReply(error.status_code, error.detail, "invalid_request_error", code, headers=headers)
+    message = error.detail + remedy.format(headers.get("Allow", "other methods"))
+    return ErrorReply(error.status_code, message, "invalid_request_error", code, headers=headers)
 
 
 def _retry(after_s: float) -> dict[str, str]:

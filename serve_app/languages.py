@@ -25,11 +25,11 @@ _LETTERS = ("Lu", "Ll", "Lt", "Lo")
 # Frequent words that are no words of another one of these languages, and no names.
 _WORDS = {
     "english": "the and is of to that it you was for are with this have not be at i my we they your from there what",
-    "french": "et est une des les du que qui dans vous je nous avec sur ce cette mais il elle sont au aux",
-    "german": "der das und ist nicht ein eine ich mit auf für sie wir den dem zu auch wie sich von aber",
-    "italian": "il di che è per non sono della gli anche questo questa più ma nel alla dei",
-    "portuguese": "os é um uma não para com do da em mais você está isso são muito ao na",
-    "spanish": "y es una que por para está muy pero los las en con este esta hay su un",
+    "french": "et est une des les du que qui dans vous je nous avec sur ce cette mais il elle sont aux bonjour allez",
+    "german": "der das und ist nicht ein eine ich mit auf für sie wir den dem zu auch wie sich aber guten geht ihnen",
+    "italian": "il di che è per non sono della gli anche questo questa più ma nel alla dei ciao stai sta buongiorno",
+    "portuguese": "os é um uma não para com do da em mais você está isso são muito ao na olá tudo bem bom dia",
+    "spanish": "y es una que por para está muy pero los las en con este esta hay su un hola cómo estás buenos días",
 }
 _FREQUENT = {language: frozenset(words.split()) for language, words in _WORDS.items()}
 _LEAST_WORDS, _LEAST_SHARE = 3, 0.2  # different ones, of the words of the text

@@ -8,9 +8,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import aiohttp
 import soundfile
@@ -85,13 +86,36 @@ def play_speech(url: str, utterance: Utterance) -> str:
         players = ", ".join(player[0] for player in _PLAYERS)
         raise RefusedError(f"there is no player here, install one of {players}; or write a file with -o")
     remark = ""
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as player:
-        assert player.stdin is not None
-        with contextlib.suppress(BrokenPipeError), player.stdin:  # its status says so below
-            remark = _fetch(url, utterance, player.stdin.write, audio_format="wav", stream=True).remark
-    if player.returncode:
-        raise RefusedError(f"{command[0]} failed with status {player.returncode}; -o writes a file")
+    with _Player(command) as player, contextlib.suppress(BrokenPipeError):  # its status says so below
+        remark = _fetch(url, utterance, player.write, audio_format="wav", stream=True).remark
+    if player.status:
+        raise RefusedError(f"{command[0]} failed with status {player.status}; -o writes a file")
     return f"played with {command[0]}{remark}"
+
+
+class _Player:
+    """A program that plays its standard input, from the first audio on: of a refusal it would only complain too."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self.status = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def write(self, audio: bytes) -> None:
+        """Raises BrokenPipeError once it plays no more."""
+        self._process = self._process or subprocess.Popen(self._command, stdin=subprocess.PIPE)
+        assert self._process.stdin is not None
+        self._process.stdin.write(audio)
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is None:
+            return
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()
+        self.status = self._process.returncode
 
 
 @contextlib.contextmanager
@@ -177,7 +201,7 @@ async def _ask(
         body = {name: value for name, value in asked.items() if value is not None}
         async with session.post(f"{url}/v1/audio/speech", json=body) as answer:
             if answer.status != 200:
-                raise RefusedError(_message(answer.status, await answer.read()))
+                raise RefusedError(f"{url}: {_message(answer.status, await answer.read())}")
             num_bytes = 0
             async for part in answer.content.iter_any() if stream else _whole(answer):
                 write(part)
@@ -198,7 +222,8 @@ async def _first_voice(session: aiohttp.ClientSession, url: str) -> str | None:
 
 
 def _message(status: int, content: bytes) -> str:
+    remedy = f" This command sends the one in {_KEY_VARIABLE}." if status == 401 else ""
     try:
-        return f"HTTP {status}: {json.loads(content)['error']['message']}"
+        return f"HTTP {status}: {json.loads(content)['error']['message']}{remedy}"
     except (ValueError, KeyError, TypeError):
-        return f"HTTP {status}"
+        return f"HTTP {status}.{remedy}"

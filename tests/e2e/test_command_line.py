@@ -192,7 +192,7 @@ def test_say_writes_a_file(server: str, tmp_path: Path) -> None:
 def test_say_passes_the_servers_refusal_on(server: str, tmp_path: Path) -> None:
     done = talkray("say", "hi", "-o", str(tmp_path / "hi.wav"), "--url", server, "--voice", "nobody")
     assert done.returncode == 1
-    assert done.stderr.startswith("talkray: HTTP 400: ")
+    assert done.stderr.startswith(f"talkray: {server}: HTTP 400: ")
 
 
 def test_doctor_finds_nothing_wrong(tmp_path: Path) -> None:

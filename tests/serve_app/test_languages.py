@@ -47,6 +47,20 @@ def test_a_language_is_told_by_its_frequent_words(language: str, text: str) -> N
 @pytest.mark.parametrize(
     ("text", "name"),
     [
+        ("Guten Tag, wie geht es Ihnen?", "German"),
+        ("Bonjour, comment allez-vous ?", "French"),
+        ("Hola, ¿cómo estás?", "Spanish"),
+        ("Olá, tudo bem?", "Portuguese"),
+        ("Ciao, come sta? Buongiorno!", "Italian"),
+    ],
+)
+def test_a_language_is_told_by_its_greetings(text: str, name: str) -> None:
+    assert foreign_language(text, ENGLISH) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
         ("今天天气很好。", "Chinese"),
         ("こんにちは。", "Japanese"),
         ("안녕하세요.", "Korean"),

@@ -1,6 +1,7 @@
 import asyncio
 import io
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -151,6 +152,14 @@ def test_a_player_gets_a_stream(server: Server, only_player: Path, tmp_path: Pat
 def test_a_player_that_fails_is_told(server: Server, only_player: Path) -> None:
     write_program(only_player, "raise SystemExit(3)")
     with pytest.raises(RefusedError, match="mpv failed with status 3"):
+        play_speech(server.url, Utterance("hi"))
+
+
+def test_of_a_refusal_no_player_hears(server: Server, only_player: Path) -> None:
+    server.status, server.content = 401, b'{"error": {"message": "An API key is required."}}'
+    write_program(only_player, "raise SystemExit(3)")
+    said = f"{server.url.rstrip('/')}: HTTP 401: An API key is required. This command sends the one in TALKRAY_API_KEY."
+    with pytest.raises(RefusedError, match=f"^{re.escape(said)}$"):
         play_speech(server.url, Utterance("hi"))
 
 
