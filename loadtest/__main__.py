@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import shlex
+import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -266,7 +268,10 @@ async def sweep_rates(settings: Settings, plan: Plan, folder: RunFolder, *, titl
 
 def say_where(folder: RunFolder) -> None:
     """Where the results are, and what can be done with them."""
-    typer.echo(f"\nResults are in {folder.path}. A report: python -m loadtest report {folder.path}")
+    python = Path(sys.executable)  # as it can be typed here: a shell may know no `python`, or another one
+    shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+    report = shlex.join([str(shown), "-m", "loadtest", "report", str(folder.path)])
+    typer.echo(f"\nResults are in {folder.path}. A report: {report}")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def sweep_charts(sweeps: Sequence[Sweep]) -> list[Chart]:
             "Goodput against offered rate",
             "Offered rate times the share of requests that met every limit: on the thin diagonal all of them do.",
             [*lines("good", "green", lambda s: s.good_per_s), *(refused if any_refused else []), diagonal],
-            x=x | {"marks": capacities},
+            x=axis(OFFERED, min=0, marks=capacities),  # linear as the other axis, or the diagonal would bend
             y=axis("requests/s", beginAtZero=True),
         ),
         chart(

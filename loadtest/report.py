@@ -1,5 +1,6 @@
 """One page of one or more runs and sweeps, or of a simulation: HTML that holds all it needs, charts included."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
+from markupsafe import Markup, escape
 
 from loadtest.charts import Chart, distribution_chart, run_charts, sweep_charts
 from loadtest.measure import Result, read_result
@@ -25,6 +27,7 @@ from loadtest.tables import (
 from loadtest.traces import RunFolder
 
 PAGE = "report.html"
+_OPTION = re.compile(r"--[a-z-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +118,14 @@ def write_page(out: Path, title: str, **content: Any) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     package = files("loadtest")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["options"] = marked_options
     template = environment.from_string((package / PAGE).read_text(encoding="utf-8"))
     library = (package / "chartjs" / "chart.umd.min.js").read_text(encoding="utf-8")
     page = out / PAGE
     page.write_text(template.render(title=title, library=library, **content) + "\n", encoding="utf-8")
     return page
+
+
+def marked_options(text: str) -> Markup:
+    """`text` as HTML whose --options are code, which no line ends within."""
+    return Markup(_OPTION.sub(r'<code class="option">\g<0></code>', escape(text)))

@@ -22,7 +22,7 @@ from serve_app.live_text import LiveTexts
 from serve_app.request_context import RequestContext
 from serve_app.speaker import Speaker, Wish, read_object
 from serve_app.speech_request import SpeechBody, parse_speech
-from serve_app.speech_response import negotiate
+from serve_app.speech_response import CONTENT_TYPES, EVENT_STREAM, negotiate
 from serve_app.synthesizer import Synthesizer
 from serve_app.voices import catalogue_routes
 from serve_app.web_pages import page_routes
@@ -33,11 +33,27 @@ logger = logging.getLogger(__name__)
 # A dialect more is one file and one name here.
 DIALECTS = (deepgram, flux, elevenlabs, elevenlabs_sockets, cartesia)
 
+# Its example is what the page at `/docs` sends when nobody changes it: all fields at once would be refused.
+_EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
+_ERROR = {"message": "what was wrong", "type": "invalid_request_error", "param": "input", "code": "invalid_value"}
 SPEECH_DOCS = {
     "requestBody": {
         "required": True,
-        "content": {"application/json": {"schema": SpeechBody.model_json_schema()}},
-    }
+        "content": {"application/json": {"schema": SpeechBody.model_json_schema(), "example": _EXAMPLE}},
+    },
+    "responses": {
+        "200": {
+            "description": "Audio in the format that was asked for, or events that carry it.",
+            "content": {
+                **{kind: {"schema": {"type": "string", "format": "binary"}} for kind in CONTENT_TYPES.values()},
+                EVENT_STREAM: {"schema": {"type": "string"}},
+            },
+        },
+        "default": {
+            "description": "OpenAI's envelope; 429 and 503 say when to come again.",
+            "content": {"application/json": {"example": {"error": _ERROR}}},
+        },
+    },
 }
 
 _OWN_METRIC = re.compile(rb"(# (HELP|TYPE) )?ray_talkray_")
@@ -83,16 +99,16 @@ def create_api(
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
     api.include_router(page_routes(api.title))
-    api.include_router(status_routes(admission, is_ready))
-    if node is not None:
-        api.include_router(metrics_routes(node))
-    api.include_router(catalogue_routes(admission, settings))
     # The door has asked for the key: this tells readers of the documentation where to put it.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     speaker = Speaker(admission, settings, check_room=admission.check_room, live_texts=live_texts)
-    api.include_router(speech_routes(speaker), dependencies=keyed)
+    api.include_router(speech_routes(speaker), dependencies=keyed, tags=["Speech"])
     for dialect in DIALECTS:
-        api.include_router(dialect.routes(speaker))
+        api.include_router(dialect.routes(speaker), tags=["Dialects"])
+    api.include_router(catalogue_routes(admission, settings), tags=["Models and voices"])
+    api.include_router(status_routes(admission, is_ready), tags=["This server"])
+    if node is not None:
+        api.include_router(metrics_routes(node), tags=["This server"])
     api.include_router(websocket_routes(speaker))
     return api
 

@@ -16,7 +16,7 @@ PATHS = frozenset({"/", "/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui
 
 _FOLDER = Path(__file__).parent / "pages"
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript; charset=utf-8", "swagger-ui.css": "text/css; charset=utf-8"}
-_SWAGGER = {"style-src": "'self' 'unsafe-inline'", "img-src": "'self' data:", "font-src": "data:"}
+_SWAGGER = {"style-src": "'self' 'unsafe-inline'", "img-src": "'self' data:", "font-src": "data:", "media-src": "blob:"}
 _NO_ICON = "data:,"
 
 

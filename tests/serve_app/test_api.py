@@ -413,6 +413,15 @@ async def test_the_schema_is_served(client: httpx.AsyncClient, api: FastAPI) -> 
     assert (await client.get("/redoc")).status_code == 404  # it would need a CDN
 
 
+async def test_what_the_documentation_would_send_is_spoken(client: httpx.AsyncClient) -> None:
+    """Its page sends the example, and plays the answer: that is a blob to it."""
+    operation = (await client.get("/openapi.json")).json()["paths"][SPEECH]["post"]
+    answer = await client.post(SPEECH, json=operation["requestBody"]["content"]["application/json"]["example"])
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] in operation["responses"]["200"]["content"]
+    assert "media-src blob:" in (await client.get("/docs")).headers["content-security-policy"]
+
+
 async def test_pages_run_their_own_scripts_only(client: httpx.AsyncClient) -> None:
     for path in ("/", "/docs"):
         page = await client.get(path, headers={"accept": "text/html"})
