@@ -18,6 +18,13 @@ _FOLDER = Path(__file__).parent / "pages"
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript; charset=utf-8", "swagger-ui.css": "text/css; charset=utf-8"}
 _SWAGGER = {"style-src": "'self' 'unsafe-inline'", "img-src": "'self' data:", "font-src": "data:", "media-src": "blob:"}
 _NO_ICON = "data:,"
+_SETTINGS = "SwaggerUIBundle({"
+# Its own player asks for the address once more, with a GET; what has come is there already.
+_PLAYS_THE_ANSWER = """plugins: [() => ({ wrapComponents: { responseBody: (Body, { React }) => (props) => {
+  const { content, url } = props;
+  const own = React.useMemo(() => content instanceof Blob ? URL.createObjectURL(content) : url, [content, url]);
+  return React.createElement(Body, { ...props, url: own });
+} } })],"""
 
 
 def page_routes(title: str) -> APIRouter:
@@ -41,7 +48,7 @@ def page_routes(title: str) -> APIRouter:
             swagger_favicon_url=_NO_ICON,
             swagger_ui_parameters={"validatorUrl": None},  # the default one is elsewhere
         )
-        return _page(bytes(page.body).decode(), _SWAGGER)
+        return _page(bytes(page.body).decode().replace(_SETTINGS, f"{_SETTINGS}\n{_PLAYS_THE_ANSWER}", 1), _SWAGGER)
 
     @router.get("/docs/{name}")
     async def asset(name: str) -> Response:
