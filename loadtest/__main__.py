@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import Progress as RichProgress
 
 from loadtest.arrivals import Phase, SpeechLengths, settled
 from loadtest.charts import simulation_charts
@@ -22,7 +21,7 @@ from loadtest.report import Section, read_report, write_page, write_report
 from loadtest.settings import Settings
 from loadtest.sweep import Plan, read_sweep, sweep
 from loadtest.tables import BRIEF, FULL_RATES, fact_table
-from loadtest.terminal import Screen, output_console, print_table, show_result, show_sweep
+from loadtest.terminal import Screen, output_console, print_table, show_result, show_sweep, simulated_time
 from loadtest.traces import LoadTestError, RunFolder
 
 T = TypeVar("T")
@@ -209,9 +208,8 @@ def simulate_command(
     traffic = scenario.draw_traffic(shape, rate, duration_s=traffic_s, lengths=lengths, seed=seed)
     step_s = scenario.usual_step_s(model, traffic)
     simulation = Simulation(cluster, traffic, seed=seed, warm=min(warm, gpus), step_s=step_s)
-    with RichProgress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"simulating {len(traffic.frames)} requests", total=traffic_s)
-        done = simulation.run(lambda now_s: progress.update(task, completed=now_s))
+    with simulated_time(f"simulating {len(traffic.frames)} requests", traffic_s, Console(stderr=True)) as show:
+        done = simulation.run(show)
     facts = fact_table(simulation_facts(done, Limits(ttfb_s=max_ttfb / 1000)))
     print_table(facts, output_console())
     if out is not None:

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import math
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table as RichTable
 
 from loadtest.measure import Result
@@ -93,6 +95,31 @@ def progress_line(runner: Runner) -> str:
         "max lag": f"{runner.max_lag_s * MS:.0f} ms",
     }
     return f"{runner.folder.path.name}: " + "  ".join(f"{name} {value}" for name, value in facts.items())
+
+
+@contextlib.contextmanager
+def simulated_time(title: str, total_s: float, console: Console) -> Iterator[Callable[[float], None]]:
+    """What shows how far a simulation is: a bar on a terminal, else a line every PLAIN_PERIOD_S."""
+
+    def line(now_s: float) -> str:
+        return f"{title}: {now_s:.0f} s" + (
+            f" of {total_s:.0f}" if now_s <= total_s else ", the last streams are ending"
+        )
+
+    if console.is_terminal:
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task(title, total=total_s)
+            yield lambda now_s: progress.update(task, completed=now_s, description=line(now_s))
+        return
+    shown_s = time.monotonic()
+
+    def show(now_s: float) -> None:
+        nonlocal shown_s
+        if time.monotonic() - shown_s > PLAIN_PERIOD_S:
+            shown_s = time.monotonic()
+            console.print(line(now_s), highlight=False, soft_wrap=True)
+
+    yield show
 
 
 def output_console() -> Console:

@@ -1,3 +1,4 @@
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -6,6 +7,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from loadtest import terminal
 from loadtest.__main__ import app
 from loadtest.arrivals import Arrivals, Phase, place
 from loadtest.measure import Result, measure, read_result
@@ -112,3 +114,14 @@ def test_a_slow_client_is_said_plainly() -> None:
     assert "This client was too slow in run: its p99 lag behind the plan is 60 ms" in shown(
         replace(SPOKEN, sent_s=1.06)
     )
+
+
+def test_a_simulation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "PLAIN_PERIOD_S", 0.0)
+    console = Console(file=io.StringIO(), record=True, force_terminal=False)
+    with terminal.simulated_time("simulating 9 requests", 60.0, console) as show:
+        show(30.0)
+        show(61.0)
+    first, second = console.export_text().splitlines()
+    assert first == "simulating 9 requests: 30 s of 60"
+    assert second == "simulating 9 requests: 61 s, the last streams are ending"
