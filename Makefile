@@ -48,7 +48,7 @@ fleet: $(VENV)/.installed-dev ## Nodes in namespaces that join, leave and die, a
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m fleet tests/fleet
 
 docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are printed, in a fresh clone (minutes; port 8000 must be free)
-	$(BIN)/python -m pytest -q -m docs tests/test_docs_commands.py
+	$(BIN)/python -m pytest -v -o faulthandler_timeout=0 -m docs tests/test_docs_commands.py
 
 fuzz: $(VENV)/.installed-dev ## At least 10,000 hostile requests of each kind (TALKRAY_FUZZ_SEED=1 for others)
 	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/fuzz
