@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import CONTEXT, RESIDUAL_DILATIONS, DecoderConfig, SpeechTokenizerConfig
 
+# Else cuDNN cuts float32 off in its convolutions, down to 34 dB on stressed weights: here is what everything else is
+# judged by, and what a stream goes on with that came to NaN or infinity.
+torch.backends.cudnn.allow_tf32 = False
+
 _MIN_USAGE = 1e-5  # keeps a codebook entry that training never used finite
 _KERNEL_SIZE = CONTEXT + 1
 _EXPANSION = 4

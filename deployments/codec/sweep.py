@@ -44,7 +44,7 @@ class Sweep:
         """Decode them with `network`, on its device. `progress` hears of streams that are done."""
         codes, audio, largest = every_code(network.config), [], Largest(0.0, "none")
         device = next(network.parameters()).device
-        with _observed(network) as found, torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        with _observed(network) as found:
             for streams in torch.split(codes, _BATCH):
                 audio.append(torch.from_numpy(to_pcm16(network(streams.to(device)))))
                 progress(sum(map(len, audio)), len(codes))

@@ -41,7 +41,7 @@ class TritonBackend:
         """`code_ring` is how many frames' codes a slot holds.
 
         `dtype` is that of products and activations; sums are float32. `products` is how Triton multiplies float32:
-        "tf32" rounds as float16 does, "tf32x3" hardly at all.
+        "tf32" cuts off the digits that float16 rounds away, "tf32x3" hardly any.
         """
         self.device, self.dtype, self.products = torch.device(device), dtype, products
         self.folded = _place(folded, self.device, dtype)

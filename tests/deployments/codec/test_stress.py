@@ -100,6 +100,24 @@ def test_a_cpu_rounds_where_it_is_faster_and_not_heard(
     assert f"decodes in {precision}" in lines[0]
 
 
+def test_float32_is_not_rounded_on_a_gpu() -> None:
+    """cuDNN would: a reference that is itself 40 dB off judges nothing."""
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_reference_on_a_gpu_is_that_of_a_cpu(config: SpeechTokenizerConfig, codes: torch.Tensor) -> None:
+    network = stressed(config, Stress.OUTLIERS)
+    exact = network(codes)
+    network = network.to("cuda")
+    again = CodecDecoder(fold(network.state_dict(), network.config))  # what repairs streams
+    repaired, _ = again.decode(codes, [again.initial_state()] * len(codes))
+    assert snr_db(exact, network(codes.cuda()).cpu()) > 85
+    assert snr_db(exact, repaired.cpu()) > 85
+
+
 @pytest.fixture(scope="module", params=Stress)
 def released(request: pytest.FixtureRequest) -> DecoderNetwork:
     """In the released shape, on the GPU."""
@@ -176,8 +194,7 @@ def test_every_precision_is_as_exact_as_its_name(precision: Precision) -> None:
     folded = fold(network.state_dict(), network.config)
     device = torch.device("cuda")
     slots = GpuSlots(folded, num_slots=2, device=device, precision=precision, load_exact=lambda: CodecDecoder(folded))
-    # Samples of 16 bits are 77 dB above their rounding, at the loudness of these weights.
-    assert (
-        slots.snr_db(Sweep.of(network))
-        >= {"float16": 45.0, "bfloat16": 28.0, "tf32": 45.0, "float32": 70.0}[precision.name]
-    )
+    # Samples of 16 bits are 77 dB above their rounding, at the loudness of these weights. Float16 was measured at 49.6
+    # dB; bfloat16 has three bits less, 18 dB, and tensor cores do not round float32 to tf32, they cut it off.
+    least_db = {"float16": 45.0, "bfloat16": 26.0, "tf32": MIN_SNR_DB, "float32": 70.0}[precision.name]
+    assert slots.snr_db(Sweep.of(network)) >= least_db
