@@ -30,11 +30,12 @@ class Heard:
 
 @ray.remote(num_cpus=0, max_concurrency=1000)
 class Listener:
-    """Asks as an ingress replica does."""
+    """Asks as an ingress replica does; `inline`: one whose GPU makes all audio, so that it asks the talkers itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, inline: bool = False) -> None:
         codec = serve.get_deployment_handle("CodecDecoder", APP_NAME)
-        self._synthesizer = HandleSynthesizer(codec)
+        talker = serve.get_deployment_handle("Talker", APP_NAME) if inline else None
+        self._synthesizer = HandleSynthesizer(codec, talker=talker)
         self._long_text = LongText(self._synthesizer)
         self._num_sounding = 0  # streams that have brought audio
         self._more_sound = asyncio.Condition()

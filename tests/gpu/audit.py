@@ -1,0 +1,213 @@
+"""Is what clients hear under load what the codes say? `python -m tests.gpu.audit --model ... --rate 80 --duration 60`.
+
+Streams at a rate through the application, asked for as its ingress asks. Of all of them the samples are counted; 200
+are decoded from their codes by the unfolded float32 decoder: what was heard must be 35 dB above the difference, with no
+sample missing or doubled. Every second stream drops its quiet start, as most clients' do.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+
+from deployments.codec.decoder import MIN_SNR_DB, snr_db, to_pcm16
+from deployments.codec.reference import DecoderNetwork
+from deployments.model_store import locate
+from deployments.protocol import Codes, Sampling, SynthesisRequest
+from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
+from loadtest.settings import Settings
+from serve_app.config import AppConfig, read_config
+from tests.faults.listener import Heard, Listener
+from tests.faults.pools import serving
+
+_RANDOM, _EXTREME = 100, 50  # streams that are decoded: at random, and the shortest and the longest
+
+Pcm = NDArray[np.int16]
+Decode = Callable[[Codes], Pcm]
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """One stream that was decoded again."""
+
+    request_id: str
+    frames: int
+    snr_db: float
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What became of all streams."""
+
+    streams: int
+    most_at_once: int
+    frames: int
+    samples: int
+    failed: list[str]  # streams that ended with an error
+    miscounted: list[str]  # whose samples are not those of their frames
+    audited: list[Audited]
+
+    @property
+    def wrong(self) -> list[Audited]:
+        """Those that are not what their codes say."""
+        return [each for each in self.audited if each.snr_db < MIN_SNR_DB]
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.audited) and not (self.failed or self.miscounted or self.wrong)
+
+    def table(self) -> str:
+        """For people, as Markdown."""
+        levels = sorted(each.snr_db for each in self.audited) or [float("nan")]
+        rows = [
+            ("streams, most at once", f"{self.streams}, {self.most_at_once}"),
+            ("frames, samples heard", f"{self.frames:,}, {self.samples:,}"),
+            ("ended with an error", len(self.failed)),
+            ("samples missing or doubled", len(self.miscounted)),
+            ("decoded again in float32", len(self.audited)),
+            (f"less than {MIN_SNR_DB:.0f} dB above the difference", len(self.wrong)),
+            ("least, median dB", f"{levels[0]:.1f}, {levels[len(levels) // 2]:.1f}"),
+        ]
+        return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def asked(planned: ScheduledRequest) -> SynthesisRequest:
+    """A length of its own; the seed is the request's number."""
+    frames = planned.frames
+    return SynthesisRequest(
+        f"r{planned.index}",
+        planned.text,
+        sampling=Sampling(max_new_tokens=None if frames is None else frames + 1),
+        seed=planned.index,
+        ignore_eos=frames is not None,
+        leading_silence=planned.index % 2 == 0,
+    )
+
+
+def under_load(schedule: Sequence[ScheduledRequest], *, voice: str | None, inline: bool) -> list[Heard]:
+    """Each request at its time; says once in five seconds how far it is."""
+    listener, began_s, coming = Listener.remote(inline=inline), time.monotonic(), []
+    said_s = began_s
+    for planned in schedule:
+        time.sleep(max(0.0, planned.planned_s - (time.monotonic() - began_s)))
+        coming.append(listener.listen.remote(replace(asked(planned), voice=voice)))
+        if time.monotonic() - said_s > 5:
+            said_s = time.monotonic()
+            print(f"asked for {len(coming)} of {len(schedule)}", flush=True)
+    left = coming
+    while left:
+        left = ray.wait(left, num_returns=len(left), timeout=5)[1]
+        print(f"{len(coming) - len(left)} of {len(coming)} have ended", flush=True)
+    return list(ray.get(coming))
+
+
+def audit(heard: Sequence[Heard], decode: Decode, *, frame_samples: int, max_trim: int) -> Audit:
+    """`decode` makes [samples] of codes; a quiet start of up to `max_trim` samples may have been dropped."""
+    spoken = [each for each in heard if each.error is None]
+    audited = []
+    for number, each in enumerate(chosen := _chosen(spoken)):
+        audited.append(Audited(each.request_id, len(each.codes), _snr_db(each, decode(each.codes))))
+        if number % 20 == 0:
+            print(f"decoded again: {number} of {len(chosen)}", flush=True)
+    return Audit(
+        streams=len(heard),
+        most_at_once=_most_at_once(spoken),
+        frames=sum(len(each.codes) for each in spoken),
+        samples=sum(_num_samples(each) for each in spoken),
+        failed=[f"{each.request_id}: {each.error}" for each in heard if each.error is not None],
+        miscounted=[
+            f"{each.request_id}: {_num_samples(each)} samples of {len(each.codes)} frames"
+            for each in spoken
+            if not 0 <= len(each.codes) * frame_samples - _num_samples(each) <= (0 if _is_whole(each) else max_trim)
+        ],
+        audited=audited,
+    )
+
+
+def _is_whole(heard: Heard) -> bool:
+    return int(heard.request_id.removeprefix("r")) % 2 == 0
+
+
+def _num_samples(heard: Heard) -> int:
+    return len(heard.pcm) // 2
+
+
+def _chosen(heard: Sequence[Heard]) -> list[Heard]:
+    by_length = sorted(heard, key=lambda each: len(each.codes))
+    ends = by_length[:_EXTREME] + by_length[_EXTREME:][-_EXTREME:]
+    rest = [each for each in by_length if all(each is not other for other in ends)]
+    picked = np.random.default_rng(0).permutation(len(rest))[:_RANDOM]
+    return ends + [rest[number] for number in picked]
+
+
+def _snr_db(heard: Heard, exact: Pcm) -> float:
+    """Of what was heard, which is the end of the exact audio: its start may have been dropped."""
+    pcm = np.frombuffer(heard.pcm, "<i2")
+    if not len(pcm) or len(pcm) > len(exact):
+        return float("-inf")
+    return snr_db(torch.from_numpy(exact[len(exact) - len(pcm) :].copy()), torch.from_numpy(pcm.copy()))
+
+
+def _most_at_once(heard: Sequence[Heard]) -> int:
+    sounding = [each for each in heard if each.arrivals_s]
+    changes = [(each.arrivals_s[0], 1) for each in sounding] + [(each.arrivals_s[-1], -1) for each in sounding]
+    counts = np.cumsum([change for _, change in sorted(changes)])
+    return int(counts.max(initial=0))
+
+
+def unfolded(directory: Path) -> tuple[Decode, int]:
+    """The checkpoint's decoder as it is, in float32, and the samples of a frame."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network = DecoderNetwork.load(directory / "speech_tokenizer", device=device)
+
+    @torch.inference_mode()
+    def decode(codes: Codes) -> Pcm:
+        return to_pcm16(network(torch.from_numpy(codes.astype(np.int64))[None].to(device))[0])
+
+    return decode, network.config.frame_samples
+
+
+def application(options: argparse.Namespace) -> AppConfig:
+    """The config file, with another model."""
+    return read_config(options.config).model_copy(update={"model": options.model})
+
+
+def main(arguments: list[str]) -> int:
+    """Command line; returns 1 where anything is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.audit", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="a checkpoint directory, or embedded")
+    parser.add_argument("--config", type=Path, default=Path("cluster/serve/one-gpu.yaml"))
+    parser.add_argument("--rate", type=float, default=80.0, help="requests per second")
+    parser.add_argument("--duration", type=float, default=60.0, help="seconds")
+    parser.add_argument("--speech-s", type=float, default=5.7, help="median length; 0: as the talker ends it")
+    parser.add_argument("--out", type=Path, help="also write the audit to this file")
+    options = parser.parse_args(arguments)
+    lengths = SpeechLengths(options.speech_s, 0.35) if options.speech_s else None
+    settings = Settings("", (Phase("measured", options.rate, options.duration),), seed=1, lengths=lengths)
+    app, directory = application(options), locate(options.model)
+    speakers = json.loads((directory / "config.json").read_text(encoding="utf-8"))["talker_config"].get("spk_id") or {}
+    began_s = time.monotonic()
+    with serving(app):
+        print(f"ready after {time.monotonic() - began_s:.1f} s", flush=True)
+        voice = next(iter(speakers), "").lower() or None
+        heard = under_load(settings.schedule(), voice=voice, inline=app.codec.placement == "inline")
+    decode, frame_samples = unfolded(directory)
+    done = audit(heard, decode, frame_samples=frame_samples, max_trim=10 * 24000)
+    print(done.table())
+    for line in (*done.failed, *done.miscounted, *done.wrong):
+        print(f"wrong: {line}")
+    if options.out is not None:
+        options.out.write_text(json.dumps(asdict(done), indent=1), encoding="utf-8")
+    return 0 if done.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
