@@ -32,7 +32,8 @@ class TalkerConfig(Strict):
     # Of the fused kernels. auto: our own, faster for few sequences and for 64, up to 8 % slower between
     # (docs/performance.md); the start says which.
     attention: Literal["auto", "triton", "flash_attn"] = "auto"
-    kernels: Literal["auto", "plain"] = "auto"  # auto: fused Triton kernels on a GPU in half precision
+    # auto: fused Triton kernels on a GPU in half precision; on a CPU sums that do not depend on the batch.
+    kernels: Literal["auto", "plain"] = "auto"
     # On a GPU: codes do not depend on the batch, at the price of running every step in the shape of the fullest batch.
     deterministic: bool = False
 

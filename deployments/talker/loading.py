@@ -268,9 +268,9 @@ def block_size_of(device: torch.device, attention: str) -> int:
 
 
 def _networks(config: TalkerConfig, device: torch.device, dtype: torch.dtype) -> NetworkKind:
-    """Fused kernels where Triton is and tensor cores take the type, else plain PyTorch."""
+    """Fused kernels where Triton is and tensor cores take the type, else plain PyTorch, on a CPU row by row."""
     if device.type == "cpu":
-        return "by_rows"
+        return "by_rows" if config.kernels == "auto" else "plain"
     fits = dtype.itemsize == 2 and importlib.util.find_spec("triton") is not None
     return "fused" if config.kernels == "auto" and fits else "plain"
 
