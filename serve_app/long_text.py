@@ -214,13 +214,6 @@ def split_text(text: str, max_chars: int) -> list[str]:
     return [part for part in (*parts, text[start:].strip()) if part]
 
 
-def sentences_end(text: str, start: int) -> int:
-    """Where the last sentence ends that is certainly complete, of those from `start` on; `start` if none is."""
-    ends = [match.end() for match in _SENTENCE.finditer(text, start) if not _abbreviates(text, match.end())]
-    ends += [match.end() for match in _PARAGRAPH.finditer(text, start)]
-    return max(ends, default=start)
-
-
 class LiveSplit:
     """Segments of a text that is being spoken while it comes.
 

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -17,7 +17,7 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisReq
 from serve_app.config import ApiSettings
 from serve_app.door import Caller
 from serve_app.errors import translate
-from serve_app.long_text import segment_seed, sentences_end
+from serve_app.live_text import LiveText, LiveTexts
 from serve_app.request_log import SAMPLE_BYTES, RequestRecord, Usage
 from serve_app.speech_request import SpeechBody, build_request, is_speakable, spoken_text
 from serve_app.speech_response import Delivery
@@ -29,6 +29,8 @@ MAX_AUDIO_BYTES = 4096  # of an event
 _MOST_UNSENT = 8  # events; behind them the decoding waits
 _CJK = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u3000-\u303f\uff00-\uff65]"
 _CJK_SPACE = re.compile(rf"(?<={_CJK})\s+(?={_CJK})")
+_IDEOGRAPH = re.compile(_CJK)
+_MOST_TURNS = 256  # that wait
 
 
 @dataclass(slots=True)
@@ -39,15 +41,35 @@ class Turn:
     record: RequestRecord
     text: str = ""  # all of it so far
     is_complete: bool = False
-    request: SynthesisRequest | None = None  # the first one; None while nothing was asked for
+    request: SynthesisRequest | None = None  # None while nothing was asked for
+    live: LiveText | None = None  # where it is spoken while it is written
     taken: int = 0  # characters that are being spoken, or have been
-    sent_samples: int = 0  # at the output's rate
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def usage(self) -> Usage:
         """What it has consumed and produced so far."""
         return self.record.usage
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether it may go on. A live text that nobody has written to for long has ended by itself."""
+        return not self.is_complete and not (self.live is not None and self.live.is_over)
+
+    def take(self) -> str:
+        """What has not been taken yet. Spaces between ideographs go: clients cut text there and add them."""
+        end = len(self.text) if self.is_complete else _end_of_certain(self.text)
+        before = self.text[max(0, self.taken - 1) : self.taken]
+        text, self.taken = self.text[self.taken : end], max(end, self.taken)
+        return _CJK_SPACE.sub("", before + text)[len(before) :]
+
+    def write(self) -> None:
+        """Pass the text on to where it is spoken. Raises InvalidRequest where it has become too long."""
+        if self.live is not None and not self.live.is_over:
+            self.live.append(self.take())
+            if self.is_complete:
+                self.live.finish()
+        self.changed.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +140,15 @@ class Session:
         caller: Caller,
         request_id: str,
         client: str = "unknown",
-        cut: bool = True,
+        live_texts: LiveTexts | None = None,
     ) -> None:
-        """`body` is everything but its `input`. With `cut` a sentence is spoken as soon as it ends, else a turn when it
-        does. Turns have `request_id` with their number behind it, those of a session without `cut` the bare one.
+        """`body` is everything but its `input`. With `live_texts` a turn is spoken while it is written, else when it is
+        complete. Turns have `request_id` with their number behind it, that of a session without `live_texts` the bare
+        one.
         """
         self._synthesizer, self._settings, self._info = synthesizer, settings, info
         self._body, self._delivery, self._caller = body, delivery, caller
-        self._request_id, self._client, self._cut = request_id, client, cut
+        self._request_id, self._client, self._live_texts = request_id, client, live_texts
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._num_turns = 0
         self._is_closed = False
@@ -150,7 +173,7 @@ class Session:
     @property
     def is_writing(self) -> bool:
         """Whether a turn waits for more text, or for its end."""
-        return bool(self._turns) and not self._turns[-1].is_complete
+        return bool(self._turns) and self._turns[-1].takes_text
 
     def append(self, text: str) -> None:
         """More of the present turn, or the beginning of one, cut anywhere. Raises InvalidRequest if too much waits."""
@@ -158,16 +181,16 @@ class Session:
             return
         if sum(len(turn.text) - turn.taken for turn in self._turns) + len(text) > MAX_UNSPOKEN_CHARS:
             message = f"More than {MAX_UNSPOKEN_CHARS} characters wait to be spoken; send more when some have been."
-            raise InvalidRequest(message, "input", "string_above_max_length")
+            raise InvalidRequest(message, "text", "string_above_max_length")
         turn = self._turns[-1] if self.is_writing else self._open_turn()
         turn.text += text
-        turn.changed.set()
+        turn.write()
 
     def flush(self) -> Turn:
         """Ends the present turn, an empty one where there is none; its `Mark` will follow."""
         turn = self._turns[-1] if self.is_writing else self._open_turn()
         turn.is_complete = True
-        turn.changed.set()
+        turn.write()
         return turn
 
     def configure(self, *, speed: float) -> None:
@@ -210,8 +233,10 @@ class Session:
             yield event
 
     def _open_turn(self) -> Turn:
+        if len(self._turns) >= _MOST_TURNS:
+            raise InvalidRequest(f"More than {_MOST_TURNS} turns wait to be spoken.", "text", "too_many_turns")
         self._num_turns += 1
-        own_id = f"{self._request_id}-{self._num_turns}" if self._cut else self._request_id
+        own_id = f"{self._request_id}-{self._num_turns}" if self._live_texts else self._request_id
         turn = Turn(self._num_turns, RequestRecord(own_id, time.time_ns(), self._client))
         self._turns.append(turn)
         self._changed.set()
@@ -256,54 +281,56 @@ class Session:
 
     async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
         """The turn's audio; a moment of silence where there is text and none of it can be spoken."""
-        has_spoken, number = False, 0
-        while (text := await self._next_text(turn)) is not None:
-            if (request := await self._request(turn, text, number + 1)) is None:
-                continue
-            number += 1
-            tokens = turn.usage.input_tokens
-            async with aclosing(self._synthesizer.synthesize(request)) as chunks:
-                async for chunk in chunks:
-                    has_spoken = has_spoken or bool(chunk.pcm)
-                    yield replace(chunk, num_text_tokens=tokens + chunk.num_text_tokens)
+        has_spoken = False
+        is_there = turn.is_complete and len(turn.text) <= self._settings.max_input_chars
+        chosen = self._whole(turn) if is_there or self._live_texts is None else self._live(turn, self._live_texts)
+        async with aclosing(chosen) as chunks:
+            async for chunk in chunks:
+                has_spoken = has_spoken or bool(chunk.pcm)
+                yield chunk
         if not has_spoken and turn.text.strip():
             yield silence(self._info)
 
-    async def _next_text(self, turn: Turn) -> str | None:
-        """What can be spoken now: whole sentences, or what is left of a complete turn. None behind the end of it."""
-        while True:
-            end = len(turn.text) if turn.is_complete else sentences_end(turn.text, turn.taken) if self._cut else 0
-            if end > turn.taken:
-                text, turn.taken = turn.text[turn.taken : end], end
-                return text
-            if turn.is_complete:
-                return None
+    async def _whole(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
+        """Audio of a text that is all there, or of one that is spoken when it is."""
+        while not turn.is_complete:
             turn.changed.clear()
             await turn.changed.wait()
+        text = turn.take()
+        body = self._body.model_copy(update={"input": text})
+        if is_speakable(spoken_text(body, self._info)):
+            turn.request = await self._request(turn, body)
+            async with aclosing(self._synthesizer.synthesize(turn.request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
-    async def _request(self, turn: Turn, text: str, number: int) -> SynthesisRequest | None:
-        """What to ask for; None where no part of the text can be spoken."""
-        body = self._body.model_copy(update={"input": _CJK_SPACE.sub("", text)})
-        spoken = spoken_text(body, self._info)
-        if not is_speakable(spoken):
-            return None
-        if turn.request is None:
-            self._caller.request()
-            request_id, client = turn.record.request_id, self._caller.name
-            turn.request = await build_request(body, self._info, self._settings, request_id=request_id, client=client)
-            turn.record.voice = turn.request.voice
-            turn.record.samples_per_s = self._info.sample_rate * self._body.speed
-            return turn.request
-        return replace(
-            turn.request,
-            request_id=f"{turn.request.request_id}.{number}",
-            text=spoken,
-            seed=segment_seed(turn.request.seed, number),
-            continues=True,
+    async def _live(self, turn: Turn, texts: LiveTexts) -> AsyncGenerator[PcmChunk, None]:
+        """Audio of a text while it is written."""
+        request = await self._request(turn, self._body, live=True)
+        with await texts.open(request, self._info, max_chars=MAX_UNSPOKEN_CHARS) as live:
+            turn.live = live
+            turn.write()
+            if await live.begun():
+                turn.request = live.request
+                async with aclosing(self._synthesizer.synthesize(live.request)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+
+    async def _request(self, turn: Turn, body: SpeechBody, *, live: bool = False) -> SynthesisRequest:
+        self._caller.request()
+        request = await build_request(
+            body,
+            self._info,
+            self._settings,
+            request_id=turn.record.request_id,
+            client=self._caller.name,
+            live=live,
         )
+        turn.record.voice = request.voice
+        turn.record.samples_per_s = self._info.sample_rate * body.speed
+        return request
 
     async def _send(self, turn: Turn, audio: bytes) -> None:
-        turn.sent_samples = self._rendering.samples
         for start in range(0, len(audio), MAX_AUDIO_BYTES):
             await self._events.put(Audio(turn, audio[start : start + MAX_AUDIO_BYTES]))
 
@@ -326,3 +353,9 @@ def silence(info: ModelInfo) -> PcmChunk:
     codes = np.zeros((0, info.num_code_groups), np.int16)
     samples = int(SILENCE_S * info.sample_rate)
     return PcmChunk(bytes(samples * SAMPLE_BYTES), codes, 0, FinishReason.STOP)
+
+
+def _end_of_certain(text: str) -> int:
+    """The end of `text`, but for spaces behind an ideograph: another one may follow."""
+    stripped = text.rstrip()
+    return len(stripped) if _IDEOGRAPH.search(stripped[-1:]) else len(text)

@@ -88,8 +88,8 @@ class Speaker:
         speaker, _ = voices.nearest(voice, wish.info, self.settings)
         return replace(wish, body=wish.body.model_copy(update={"voice": speaker}))
 
-    def session(self, socket: WebSocket, wish: Wish, *, request_id: str, cut: bool = True) -> Session:
-        """Speech of one conversation on a socket; see `Session`."""
+    def session(self, socket: WebSocket, wish: Wish, *, request_id: str, live: bool = True) -> Session:
+        """Speech of one conversation on a socket, while it is written if `live`; see `Session`."""
         return Session(
             self._synthesizer,
             self.settings,
@@ -99,7 +99,7 @@ class Speaker:
             caller=socket.state.caller,
             request_id=request_id,
             client=socket.state.record.client,
-            cut=cut,
+            live_texts=self.live_texts if live else None,
         )
 
     async def respond(

@@ -96,7 +96,7 @@ class Utterance:
         self._without_effect = {"ignored": entries} if entries else {}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
         session = speaker.session(
-            self._connection.socket, Wish(info, body, delivery, {}), request_id=self.request_id, cut=False
+            self._connection.socket, Wish(info, body, delivery, {}), request_id=self.request_id, live=False
         )
         session.append(body.input)
         self.usage = session.flush().usage

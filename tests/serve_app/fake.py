@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 import numpy as np
 
 from deployments.errors import NotReady
+from deployments.mailbox import read
 from deployments.protocol import FinishReason, ModelInfo, ModelKind, PcmChunk, SynthesisRequest
 
 CUSTOM_VOICE = ModelInfo(
@@ -33,6 +35,7 @@ class FakeSynthesizer:
         self.info = info
         self.script = script
         self.requests: list[SynthesisRequest] = []
+        self.texts: list[str] = []  # of the requests, as far as they have been written
         self.waiting = asyncio.Event()  # inside an awaited step
         self.closed = asyncio.Event()
 
@@ -43,11 +46,15 @@ class FakeSynthesizer:
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         self.requests.append(request)
+        self.texts.append(request.text)
         self.closed.clear()
+        reading = asyncio.create_task(self._read(request, len(self.texts) - 1))
         try:
             for step in self.script:
                 match step:
                     case PcmChunk():
+                        if step.finish_reason is not None:
+                            await reading
                         yield step
                     case Exception():
                         raise step
@@ -55,7 +62,15 @@ class FakeSynthesizer:
                         self.waiting.set()
                         await step.wait()
         finally:
+            reading.cancel()
             self.closed.set()
+
+    async def _read(self, request: SynthesisRequest, index: int) -> None:
+        """A live text to its end, as a talker does."""
+        if request.live is not None:
+            async with aclosing(read(request.live)) as parts:
+                async for part in parts:
+                    self.texts[index] += part
 
 
 def tone(num_samples: int, *, start: int = 0, sample_rate: int = CUSTOM_VOICE.sample_rate) -> bytes:

@@ -1,4 +1,6 @@
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -8,6 +10,7 @@ from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.audio import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.door import Caller
+from serve_app.live_text import LiveTexts
 from serve_app.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Done, Event, Failed, Mark, Session, Started
 from serve_app.speech_request import SpeechBody
 from serve_app.speech_response import Delivery
@@ -19,13 +22,15 @@ FRAME = tone(CUSTOM_VOICE.frame_samples)
 BODY = SpeechBody(input="", voice="ryan", any_language=True, seed=7)
 
 
-def open_session(
+@asynccontextmanager
+async def open_session(
     synthesizer: FakeSynthesizer,
     delivery: Delivery | None = None,
     *,
     info: ModelInfo = CUSTOM_VOICE,
-) -> Session:
-    return Session(
+) -> AsyncIterator[Session]:
+    texts = LiveTexts()
+    session = Session(
         synthesizer,
         ApiSettings(),
         info,
@@ -33,7 +38,11 @@ def open_session(
         delivery=delivery or Delivery(AudioFormat.PCM),
         caller=Caller("test"),
         request_id="talk",
+        live_texts=texts,
     )
+    async with session:
+        yield session
+    await texts.aclose()
 
 
 async def events_of(session: Session) -> list[Event]:
@@ -50,10 +59,6 @@ def kinds(events: list[Event]) -> list[str]:
     return [name for index, name in enumerate(names) if name != "Audio" or names[index - 1] != "Audio"]
 
 
-def texts(synthesizer: FakeSynthesizer) -> list[str]:
-    return [request.text for request in synthesizer.requests]
-
-
 async def test_a_turn_has_a_beginning_audio_and_an_end() -> None:
     async with open_session(FakeSynthesizer(script=utterance())) as session:
         session.append("Hello there")
@@ -64,24 +69,32 @@ async def test_a_turn_has_a_beginning_audio_and_an_end() -> None:
     assert audio_of(events) == pcm_of(utterance())
 
 
-async def test_a_sentence_is_spoken_before_the_next_one_is_written() -> None:
+async def test_a_turn_is_spoken_while_it_is_written() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
     async with open_session(synthesizer) as session:
         events = aiter(session)
         for piece in ("Dr. Jo", "nes is he", "re. And"):
             session.append(piece)
         assert isinstance(await anext(events), Started)
-        while not synthesizer.closed.is_set():
-            assert isinstance(await anext(events), Audio)
+        assert isinstance(await anext(events), Audio)
         session.append(" he stays")
         session.flush()
         while not isinstance(await anext(events), Mark):
             pass
-    assert texts(synthesizer) == ["Dr. Jones is here.", "And he stays"]
-    first, second = synthesizer.requests
-    assert (first.request_id, first.continues, first.seed) == ("talk-1", False, 7)
-    assert (second.request_id, second.continues) == ("talk-1.2", True)
-    assert second.seed != 7
+    assert synthesizer.texts == ["Dr. Jones is here. And he stays"]
+    (request,) = synthesizer.requests
+    assert (request.request_id, request.seed) == ("talk-1", 7)
+
+
+async def test_a_text_that_is_all_there_is_asked_for_at_once() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with open_session(synthesizer) as session:
+        session.append("Good ")
+        session.append("morning")
+        session.close()
+        await events_of(session)
+    (request,) = synthesizer.requests
+    assert (request.text, request.live) == ("Good morning", None)
 
 
 async def test_every_flush_has_its_mark_even_an_empty_one() -> None:
@@ -163,7 +176,7 @@ async def test_after_clear_nothing_of_the_old_turns_follows() -> None:
     assert kinds(rest) == ["Cleared", "Started", "Audio", "Mark", "Done"]
     assert rest[0] == cleared
     assert all(event.turn.number == 3 for event in rest if isinstance(event, Audio | Mark))
-    assert texts(synthesizer)[-1] == "New"
+    assert synthesizer.texts[-1] == "New"
 
 
 async def test_clear_while_nobody_reads() -> None:
@@ -215,11 +228,13 @@ async def test_too_much_that_waits_is_refused() -> None:
 async def test_chinese_clauses_come_together_without_spaces() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
     async with open_session(synthesizer) as session:
-        for clause in ("你好， ", "世界 ", "and more "):
+        for clause in ("你好， ", "世界 ", "再见 ", "and more "):
             session.append(clause)
+            await asyncio.sleep(0)
         session.close()
         assert isinstance((await events_of(session))[-1], Done)
-    assert texts(synthesizer) == ["你好，世界 and more"]
+    assert synthesizer.texts == ["你好，世界再见 and more"]
+    assert synthesizer.requests[0].live is not None
 
 
 async def test_an_empty_stream_is_a_moment_of_silence() -> None:

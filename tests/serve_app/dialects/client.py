@@ -1,30 +1,36 @@
 """The client's side of one WebSocket of a dialect, driven by hand."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from serve_app.api import create_api
 from serve_app.config import ApiSettings
+from serve_app.live_text import LiveTexts
 from tests.serve_app import asgi
 from tests.serve_app.fake import FakeSynthesizer
 
 Json = dict[str, Any]
 
 
-def connect(
+@asynccontextmanager
+async def connect(
     synthesizer: FakeSynthesizer,
     path: str,
     *,
     headers: Mapping[str, str] | None = None,
     settings: ApiSettings | None = None,
-) -> asgi.Connection:
+) -> AsyncIterator[asgi.Connection]:
     path, _, query = path.partition("?")
-    api = create_api(synthesizer, settings or ApiSettings())
+    texts = LiveTexts()
+    api = create_api(synthesizer, settings or ApiSettings(), live_texts=texts)
     connection = asgi.websocket(api, path, headers={"x-request-id": "conn", **(headers or {})})
     connection._scope["query_string"] = query.encode()
     connection._scope["extensions"] = {"websocket.http.response": {}}
-    return connection
+    async with connection:
+        yield connection
+    await texts.aclose()
 
 
 class Client:

@@ -59,7 +59,7 @@ async def test_turns_have_a_beginning_and_an_end() -> None:
             "total_input_character_count": 12,
             "total_billable_character_count": 12,
         }
-    assert [(request.text, request.voice) for request in synthesizer.requests] == [("Hello", "ryan")] * 2
+    assert (synthesizer.texts, synthesizer.requests[0].voice) == (["Hello"] * 2, "ryan")
 
 
 async def test_a_lone_flush_is_answered_for_who_waits_for_an_end() -> None:
