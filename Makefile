@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit kernels e2e scale metrics faults fleet docs fuzz audit voice-eval parity step-load overload simulate-check clean
+.PHONY: help install run test lint unit kernels e2e scale metrics faults fleet docs clients fuzz audit voice-eval parity step-load overload simulate-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -24,7 +24,7 @@ lint: $(VENV)/.installed-dev ## Format, lint, types and the folder rule
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed-dev ## Tests without Ray
-	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz"
+	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients"
 
 kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU (installs Triton)
 	$(PIP) "triton>=3.6"
@@ -50,6 +50,9 @@ fleet: $(VENV)/.installed-dev ## Nodes in namespaces that join, leave and die, a
 docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are printed, in a fresh clone (minutes; port 8000 must be free)
 	$(BIN)/python -m pytest -v -o faulthandler_timeout=0 -m docs tests/test_docs_commands.py
 
+clients: $(VENV)/.installed-dev ## The newest clients, unmodified, against a server (their packages go into .clients; node for two rows; 20 minutes)
+	$(BIN)/python -m pytest -q -s -m clients tests/clients
+
 fuzz: $(VENV)/.installed-dev ## At least 10,000 hostile requests of each kind (TALKRAY_FUZZ_SEED=1 for others)
 	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/fuzz
 
@@ -73,7 +76,7 @@ simulate-check: $(VENV)/.installed-dev ## The load test's simulator against a se
 	$(BIN)/python -m tests.loadtest.simulate_check simulate-check-$$(date +%Y%m%d-%H%M%S)
 
 clean: ## Remove environments, caches and build output
-	rm -rf $(VENV) .parity build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .parity .clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -1,0 +1,42 @@
+"""The newest clients from their registries, unmodified, each in an environment of its own under `.clients`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parents[2] / ".clients"
+PYTHON = {
+    "livekit": (
+        "livekit-agents",
+        "livekit-plugins-openai",
+        "livekit-plugins-deepgram",
+        "livekit-plugins-elevenlabs",
+        "livekit-plugins-cartesia",
+    ),
+    "pipecat": ("pipecat-ai[openai,deepgram,elevenlabs,cartesia]",),
+    "openai": ("openai",),
+    "deepgram": ("deepgram-sdk",),
+    "elevenlabs": ("elevenlabs",),
+    "cartesia": ("cartesia[websockets]",),
+}
+JAVASCRIPT = {"npm": ("openai", "ai", "@ai-sdk/openai", "zod")}
+
+
+def command(name: str, script: Path) -> list[str]:
+    """What runs a script in its environment, which is made where there is none; delete `.clients` for newer ones."""
+    folder = FOLDER / name
+    if not (folder / ".installed").exists():
+        print(f"installing {name} into {folder}", flush=True)
+        _install(name, folder)
+        (folder / ".installed").touch()
+    return ["node", str(script)] if name in JAVASCRIPT else [str(folder / "bin/python"), str(script)]
+
+
+def _install(name: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if name in JAVASCRIPT:
+        subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--prefix", folder, *JAVASCRIPT[name]], check=True)
+        return
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--upgrade"]
+    subprocess.run([*pip, *PYTHON[name]], check=True)

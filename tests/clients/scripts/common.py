@@ -1,0 +1,99 @@
+"""What every client's script does: speak the turns, interrupt some, write down what came. Standard library only."""
+
+import asyncio
+import json
+import sys
+import time
+import wave
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+Pcm = AsyncIterator[tuple[bytes, int]]  # s16le mono, and its rate
+
+
+class Order:
+    """What the test wants: `python script.py order.json`."""
+
+    def __init__(self) -> None:
+        fields = json.loads(Path(sys.argv[1]).read_text())
+        self.url: str = fields["url"]
+        self.service: str = fields["service"]
+        self.voice: str = fields["voice"]
+        self.texts: list[str] = fields["texts"]
+        self.interruptions: int = fields["interruptions"]
+        self.folder = Path(fields["folder"])
+
+
+class Report:
+    """What came of it: WAV files of the turns, and `report.json`."""
+
+    def __init__(self, order: Order, versions: dict[str, str]) -> None:
+        self._order = order
+        self._fields: dict[str, object] = {"versions": versions}
+        self._turns: list[dict[str, object]] = []
+        self._interrupted: list[dict[str, object]] = []
+
+    def turn(
+        self, text: str, pcm: bytes, rate: int, *, first_audio_s: float | None, words: list[str] | None = None
+    ) -> None:
+        file = self._order.folder / f"turn-{len(self._turns)}.wav"
+        with wave.open(str(file), "wb") as out:
+            out.setnchannels(1)
+            out.setsampwidth(2)
+            out.setframerate(rate)
+            out.writeframes(pcm)
+        turn = {"text": text, "file": file.name, "first_audio_s": first_audio_s, "words": words}
+        self._turns.append(turn)
+        print(f"turn {len(self._turns)}: {len(pcm) / 2 / rate:.1f} s, first audio after {first_audio_s}", flush=True)
+
+    def interruption(self, text: str, heard_s: float) -> None:
+        self._interrupted.append({"text": text, "heard_s": heard_s})
+        print(f"interruption {len(self._interrupted)} after {heard_s:.1f} s", flush=True)
+
+    def write(self) -> None:
+        self._fields |= {"turns": self._turns, "interruptions": self._interrupted}
+        (self._order.folder / "report.json").write_text(json.dumps(self._fields))
+
+
+async def converse(
+    order: Order,
+    report: Report,
+    speak: Callable[[str], Pcm],
+    *,
+    words: Callable[[], list[str] | None] = lambda: None,
+    before_leaving: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """All turns one after the other. An interruption is a turn whose audio is left after its first 0.3 s, and is
+    followed by a whole turn, so that what is left of it would be heard there.
+    """
+    for index, text in enumerate(order.texts):
+        if index < order.interruptions:
+            story = order.texts[-1 - index] + " " + text
+            report.interruption(story, await _interrupted(speak(story)))
+        began_s, first_audio_s, audio, rate = time.perf_counter(), None, bytearray(), 24000
+        async with asyncio.timeout(120):
+            async for pcm, rate in speak(text):  # noqa: B007, the last one is written
+                if first_audio_s is None and pcm:
+                    first_audio_s = round(time.perf_counter() - began_s, 4)
+                audio += pcm
+        report.turn(text, bytes(audio), rate, first_audio_s=first_audio_s, words=words())
+    if before_leaving is not None:
+        await before_leaving()
+    report.write()
+
+
+async def _interrupted(audio: Pcm) -> float:
+    heard_s = 0.0
+    async with asyncio.timeout(120):
+        async for pcm, rate in audio:
+            heard_s += len(pcm) / 2 / rate
+            if heard_s > 0.3:
+                break
+        await audio.aclose()  # type: ignore[attr-defined]
+    return heard_s
+
+
+def pieces(text: str) -> list[str]:
+    """As a language model writes: a word with the space before it."""
+    first, *rest = text.split(" ")
+    return [first, *(f" {word}" for word in rest)]

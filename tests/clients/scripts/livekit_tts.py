@@ -1,0 +1,61 @@
+"""livekit-agents with one of its plugins, used as its agents use it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+
+import aiohttp
+from common import Order, Report, converse, pieces
+from livekit.agents import tts as livekit_tts
+from livekit.plugins import cartesia, deepgram, elevenlabs, openai
+
+
+def plugin(order: Order, http: aiohttp.ClientSession) -> livekit_tts.TTS:
+    """Nothing but the address and the voice is set."""
+    url, voice = order.url, order.voice
+    match order.service:
+        case "openai":
+            return openai.TTS(base_url=f"{url}/v1", api_key="none", voice=voice)
+        case "deepgram":
+            return deepgram.TTS(base_url=f"{url}/v1/speak", api_key="none", model=voice, http_session=http)
+        case "deepgram-flux":
+            model = f"flux-{voice}-en"
+            return deepgram.TTSv2(base_url=f"{url}/v2/speak", api_key="none", model=model, http_session=http)
+        case "elevenlabs":
+            return elevenlabs.TTS(base_url=f"{url}/v1", api_key="none", voice_id=voice, http_session=http)
+        case "cartesia":
+            return cartesia.TTS(base_url=url, api_key="none", voice=voice, http_session=http)
+    raise ValueError(order.service)
+
+
+async def main() -> None:
+    order = Order()
+    name = order.service.removesuffix("-flux")
+    packages = ("livekit-agents", f"livekit-plugins-{name}")
+    report = Report(order, {package: version(package) for package in packages})
+    async with aiohttp.ClientSession() as http:
+        tts = plugin(order, http)
+        heard: list[str] = []
+
+        async def speak(text: str) -> AsyncIterator[tuple[bytes, int]]:
+            heard.clear()
+            if not tts.capabilities.streaming:
+                async with tts.synthesize(text) as stream:
+                    async for event in stream:
+                        yield bytes(event.frame.data), event.frame.sample_rate
+                return
+            async with tts.stream() as stream:
+                for piece in pieces(text):
+                    stream.push_text(piece)
+                stream.flush()
+                stream.end_input()
+                async for event in stream:
+                    heard.extend(str(word).strip() for word in event.frame.userdata.get("lk.timed_transcripts", []))
+                    yield bytes(event.frame.data), event.frame.sample_rate
+
+        timed = tts.capabilities.streaming and tts.capabilities.aligned_transcript
+        await converse(order, report, speak, words=lambda: list(heard) if timed else None)
+        await tts.aclose()
+
+
+asyncio.run(main())

@@ -1,0 +1,121 @@
+"""Unmodified clients speak with a server: what they bring is understood as well as plain PCM is (`make clients`)."""
+
+import json
+import os
+import statistics
+import subprocess
+import time
+import wave
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.clients.environments import FOLDER, command
+from tests.clients.texts import TEXTS
+from tools.demo_voice.transcriber import Transcriber, plain_words
+
+SCRIPTS = Path(__file__).parent / "scripts"
+VOICE = "nora"
+TURNS = int(os.environ.get("TALKRAY_CLIENTS_TURNS", "20"))
+INTERRUPTIONS = min(5, TURNS)
+AS_WELL = 0.9  # of the words that are recognised in plain PCM
+FRAMEWORK = ("openai", "deepgram", "deepgram-flux", "elevenlabs", "cartesia")
+ROWS = [
+    *(("openai", "sdk_openai.py", "openai"), ("npm", "sdk.mjs", "openai-js"), ("npm", "sdk.mjs", "ai-sdk")),
+    *(("livekit", "livekit_tts.py", service) for service in FRAMEWORK),
+    *(("pipecat", "pipecat_tts.py", service) for service in FRAMEWORK),
+    *((name, f"sdk_{name}.py", name) for name in ("deepgram", "elevenlabs", "cartesia")),
+]
+
+
+@dataclass
+class Plain:
+    """Plain PCM of the same texts: words in it that are recognised, and when its first audio came."""
+
+    recognised: list[int]
+    first_audio_s: list[float]
+
+
+@pytest.fixture(scope="session")
+def transcriber() -> Transcriber:
+    return Transcriber()
+
+
+@pytest.fixture(scope="session")
+def plain(server: str, transcriber: Transcriber) -> Plain:
+    recognised, first_audio_s = [], []
+    for text in TEXTS[:TURNS]:
+        began_s, pcm = time.perf_counter(), bytearray()
+        asked = {"model": "tts-1", "input": text, "voice": VOICE, "response_format": "pcm"}
+        with httpx.stream("POST", f"{server}/v1/audio/speech", json=asked, timeout=120) as response:
+            for part in response.iter_raw():
+                if not pcm:
+                    first_audio_s.append(time.perf_counter() - began_s)
+                pcm += part
+        heard = transcriber.transcribe(np.frombuffer(pcm, "<i2").astype(np.float32) / 32768, 24000)
+        recognised.append(in_order(plain_words(text), plain_words(heard)))
+    return Plain(recognised, first_audio_s)
+
+
+def in_order(wanted: Sequence[str], heard: Sequence[str]) -> int:
+    """How many of the wanted words are heard, in their order: the longest common subsequence."""
+    longest = [0] * (len(heard) + 1)
+    for word in wanted:
+        before = 0
+        for index, other in enumerate(heard, start=1):
+            before, longest[index] = (
+                longest[index],
+                before + 1 if word == other else max(longest[index - 1 : index + 1]),
+            )
+    return longest[-1]
+
+
+def samples(file: Path) -> tuple[np.ndarray, int]:
+    """Of a WAV file, also of one that was streamed and does not know its length."""
+    with wave.open(str(file)) as audio:
+        rate = audio.getframerate()
+        assert (audio.getnchannels(), audio.getsampwidth()) == (1, 2)
+    return np.frombuffer(file.read_bytes()[44:], "<i2").astype(np.float32) / 32768, rate
+
+
+@pytest.mark.parametrize(("environment", "script", "service"), ROWS, ids=[f"{row[0]}-{row[2]}" for row in ROWS])
+def test_a_client_is_understood(
+    server: str,
+    plain: Plain,
+    transcriber: Transcriber,
+    tmp_path: Path,
+    environment: str,
+    script: str,
+    service: str,
+) -> None:
+    texts = TEXTS[:TURNS]
+    order = {"url": server, "service": service, "voice": VOICE, "texts": texts, "interruptions": INTERRUPTIONS}
+    (tmp_path / "order.json").write_text(json.dumps({**order, "folder": str(tmp_path)}))
+    arguments = [str(tmp_path / "order.json"), str(FOLDER / environment)]
+    subprocess.run([*command(environment, SCRIPTS / script), *arguments], check=True, timeout=60 * TURNS + 60)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [turn["text"] for turn in report["turns"]] == texts
+    recognised = []
+    for turn in report["turns"]:
+        wanted = plain_words(turn["text"])
+        heard = plain_words(transcriber.transcribe(*samples(tmp_path / turn["file"])))
+        recognised.append(in_order(wanted, heard))
+        assert len(heard) <= 1.5 * len(wanted) + 3, f"more than was asked for: {heard}"
+        if turn["words"]:
+            timed = plain_words(" ".join(turn["words"]))
+            assert in_order(wanted, timed) >= 0.9 * len(wanted), timed
+    first_s, plain_s = (statistics.median(each) for each in (_firsts(report), plain.first_audio_s))
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    print(
+        f"\n| {versions} | {service} | {len(texts)} | {len(report['interruptions'])} "
+        f"| {sum(recognised)} of {sum(plain.recognised)} | {first_s * 1000:.0f} ({plain_s * 1000:.0f}) |"
+    )
+    assert sum(recognised) >= AS_WELL * sum(plain.recognised)
+
+
+def _firsts(report: dict[str, list[dict[str, float]]]) -> list[float]:
+    return [turn["first_audio_s"] for turn in report["turns"]]
