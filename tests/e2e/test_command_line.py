@@ -2,12 +2,14 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 import uuid
@@ -16,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 import soundfile
 from safetensors.numpy import load_file, save_file
@@ -127,6 +130,40 @@ def test_serve_speaks_and_stops_at_ctrl_c(mark: str, tmp_path: Path) -> None:
     assert SECRET not in output
     assert [noise for noise in ("INFO", "WARNING", "raylet", "Traceback") if noise in output] == []
     assert why_unusable("127.0.0.1", port) is None
+
+
+def test_requests_as_json_and_nothing_else(mark: str, tmp_path: Path) -> None:
+    """One line each, of errors too; whatever else the command says goes to standard error."""
+    port, report = free_port(), tmp_path / "report"
+    origin = {"origin": "https://app.example.com"}
+    arguments = ["serve", "--model", "embedded", "--port", str(port), "--json", "--allow-origin", origin["origin"]]
+    with (
+        report.open("w") as stderr,
+        subprocess.Popen(
+            [*TALKRAY, *arguments],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
+        ) as process,
+    ):
+        while "Ctrl-C stops." not in report.read_text():
+            assert process.poll() is None, report.read_text()
+            time.sleep(0.1)
+        asked = {"input": SECRET, "voice": "alloy", "response_format": "pcm"}
+        url = f"http://127.0.0.1:{port}/v1/audio/speech"
+        heard = httpx.post(url, json=asked, headers=origin, timeout=BOUND_S)
+        assert (heard.status_code, heard.headers["access-control-allow-origin"]) == (200, origin["origin"])
+        assert httpx.post(url, json=asked | {"voice": "nobody"}, timeout=BOUND_S).status_code == 400
+        interrupt(process)
+        printed = process.communicate(timeout=BOUND_S)[0]
+    spoken, refused = map(json.loads, printed.splitlines())
+    assert set(spoken) == set(refused) >= {"time", "id", "client", "voice", "audio_s", "ttfa_ms", "outcome"}
+    assert (spoken["client"], spoken["voice"], spoken["outcome"]) == ("127.0.0.1", "nora", "stop")
+    assert spoken["audio_s"] > 0 < spoken["ttfa_ms"]
+    assert (refused["client"], refused["outcome"], refused["audio_s"]) == ("127.0.0.1", "voice_not_found", 0)
+    assert SECRET not in printed + report.read_text()
 
 
 def test_ctrl_c_while_loading(mark: str) -> None:

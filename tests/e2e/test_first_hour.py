@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,6 +183,40 @@ def test_who_asks_to_try_is_let(client: httpx.Client) -> None:
     text = "Das ist ein schöner Tag, und ich gehe mit dem Hund in den Park."
     answer = client.post(SPEECH, json=HELLO | {"input": text, "language": "de", "any_language": True})
     assert (answer.status_code, answer.headers["x-ignored"].partition(" ")[0]) == (200, "language")
+
+
+def test_every_voice_says_what_it_is(client: httpx.Client) -> None:
+    for voice in client.get("/v1/audio/voices").json()["voices"]:
+        assert voice["language"] == "english", voice
+        assert voice["gender"] in ("female", "male"), voice
+        assert len(voice["description"]) > 10, voice
+
+
+def test_metrics_are_ours_unless_all_are_asked_for(client: httpx.Client) -> None:
+    assert client.post(SPEECH, json=HELLO).status_code == 200
+    until_s = time.monotonic() + BOUND_S  # they are exported every few seconds
+    while "ray_talkray_audio_seconds_total" not in (own := client.get("/metrics").text):
+        assert time.monotonic() < until_s
+        time.sleep(0.5)
+    assert all(re.match(r"(# (HELP|TYPE) )?ray_talkray_", line) for line in own.splitlines())
+    assert len(own) * 4 < len(client.get("/metrics/all").text)
+
+
+def test_a_websocket_elsewhere_is_not_found(url: str) -> None:
+    async def status() -> int:
+        async with aiohttp.ClientSession(url) as session:
+            try:
+                async with session.ws_connect("/v1/elsewhere"):
+                    return 101
+            except aiohttp.WSServerHandshakeError as error:
+                return error.status
+
+    assert asyncio.run(status()) == 404
+
+
+def test_a_path_that_is_none_says_where_to_look(client: httpx.Client) -> None:
+    assert "/docs" in message(client.get("/v1/elsewhere"))
+    assert "POST" in message(client.get(SPEECH))
 
 
 def test_a_refusal_says_how_long_to_wait_and_what_raises_the_limit(url: str) -> None:
