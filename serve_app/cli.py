@@ -1,37 +1,30 @@
 """The `talkray` command."""
 
 import importlib.metadata
-import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Self, TextIO
+from typing import Annotated, TextIO
 
 import typer
-from rich.console import Console
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 
 from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.model_store import EMBEDDED, choose, find, locate
-from serve_app import ray_settings, request_log
+from serve_app import ray_settings
 from serve_app.config import AppConfig, read_config
+from serve_app.console import Progress, print_json, print_line
 from serve_app.doctor import count_gpus, examine, predict_memory
-from serve_app.keys import KeyRecord, create_key, read_keys, revoke_keys
+from serve_app.key_commands import keys
+from serve_app.keys import read_keys
 from serve_app.local_server import Address
 from serve_app.ray_settings import free_port
 from serve_app.run_folder import clear_dead
 from serve_app.say import STANDARD_OUTPUT, Utterance, announced, find_server, play_speech, write_speech
 from serve_app.supervisor import running
-
-if TYPE_CHECKING:  # it imports the hub's library
-    from deployments.download import Transfer
 
 cli = typer.Typer(
     help="Qwen3-TTS on Ray Serve.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -54,8 +47,6 @@ def options(
 
 
 ONE_GPU = Path(__file__).with_name("one-gpu.yaml")  # where this machine has a GPU; cluster/serve links to it
-
-_BAR_WIDTH = 24
 
 Config = Annotated[Path | None, typer.Option("--config", help="A Serve config file such as cluster/serve/local.yaml.")]
 Model = Annotated[
@@ -88,7 +79,7 @@ def serve(
     clear_dead(partial(print, file=report))  # it may hold the port
     _check(settings, address)
     with ExitStack() as stack:
-        show = None if quiet else _print_json if as_json else _print_line
+        show = None if quiet else print_json if as_json else print_line
         progress = stack.enter_context(Progress(report))
         _fetch(settings.model, progress)
         server = stack.enter_context(running(settings, address, progress.report, show=show))
@@ -97,14 +88,6 @@ def serve(
         curl = _curl(server.url, with_key=settings.api.access.keys_file is not None)
         print(f"\nHear it:\n  {curl}\n\nCtrl-C stops.", file=report, flush=True)
         server.wait()
-
-
-def _print_json(entry: request_log.Entry) -> None:
-    print(json.dumps(entry), flush=True)
-
-
-def _print_line(entry: request_log.Entry) -> None:
-    print(request_log.line(entry), flush=True)
 
 
 @cli.command()
@@ -198,6 +181,8 @@ def loadtest(context: typer.Context) -> None:
     _run_module("loadtest", context)
 
 
+cli.add_typer(keys, name="key")
+
 bench = typer.Typer(help="Measure a part of Talkray by itself, without Ray and HTTP.", no_args_is_help=True)
 cli.add_typer(bench, name="bench")
 
@@ -214,121 +199,12 @@ def bench_codec(context: typer.Context) -> None:
     _run_module("talkray_tools.bench_codec", context)
 
 
-keys = typer.Typer(help="Create, list and revoke API keys. Running servers notice at once.", no_args_is_help=True)
-cli.add_typer(keys, name="key")
-
-_KEY_FILE = "~/.config/talkray/keys.json"
-
-
-def _default_key_file() -> Path:
-    try:
-        return Path(_KEY_FILE).expanduser()
-    except RuntimeError:
-        raise StartError("this user has no home folder: set HOME, or name the key file in --file") from None
-
-
-KeyFile = Annotated[
-    Path,
-    typer.Option(
-        "--file",
-        envvar="TALKRAY_KEYS_FILE",
-        help="The key file.",
-        default_factory=_default_key_file,
-        show_default=_KEY_FILE,
-    ),
-]
-
-
-@keys.command()
-def create(
-    name: Annotated[str, typer.Argument(help="Whose key it is.")],
-    file: KeyFile,
-    requests_per_minute: Annotated[
-        int | None, typer.Option(help="Requests in a minute, by ingress replica.", min=1)
-    ] = None,
-    max_streams: Annotated[int | None, typer.Option(help="Streams at once, by ingress replica.", min=1)] = None,
-) -> None:
-    """Print a new key, which is shown only now: the file keeps its hash."""
-    print(create_key(file, name, requests_per_minute=requests_per_minute, max_streams=max_streams))
-
-
-@keys.command("list")
-def list_keys(file: KeyFile) -> None:
-    """Print id, name, limits and state of every key."""
-    for record in read_keys(file).keys:
-        print(_key_line(record))
-
-
-@keys.command()
-def revoke(id_or_name: Annotated[str, typer.Argument(help="A key's id or name.")], file: KeyFile) -> None:
-    """End a key, or all keys of a name."""
-    for record in revoke_keys(file, id_or_name):
-        print(f"revoked {record.id} ({record.name})")
-
-
-def _key_line(record: KeyRecord) -> str:
-    state = f"revoked {record.revoked}" if record.revoked else f"since {record.created}"
-    return (
-        f"{record.id}  {record.name:<20}{_limit(record.requests_per_minute):>6} requests/min"
-        f"{_limit(record.max_streams):>6} streams  {state}"
-    )
-
-
-def _limit(limit: int | None) -> str:
-    return "any" if limit is None else str(limit)
-
-
 def main() -> None:
     """Run the command line; what goes wrong on purpose is a message, not a traceback."""
     try:
         cli()
     except TalkrayError as error:
         sys.exit(f"talkray: {error}")
-
-
-class Progress:
-    """One changing line with a spinner on a terminal, one line per stage elsewhere."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._console = Console(file=file, highlight=False)
-        self._status = self._console.status("starting")
-        self._started_s = time.monotonic()
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._status.stop()
-
-    def report(self, stage: str) -> None:
-        """Show what is going on now."""
-        if self._console.is_terminal:
-            self._status.update(stage)
-            self._status.start()
-        else:
-            self._console.print(f"[{self._elapsed()}] {stage}", markup=False, soft_wrap=True)
-
-    def transfer(self, transfer: "Transfer") -> None:
-        """Show how far a download is."""
-        if self._console.is_terminal and transfer.total:
-            row = Table.grid(padding=(0, 1))
-            row.add_row(ProgressBar(total=transfer.total, completed=transfer.done, width=_BAR_WIDTH), str(transfer))
-            self._status.update(row)
-            self._status.start()
-        else:
-            self.report(str(transfer))
-
-    def done(self, message: str) -> None:
-        """Show a result that stays."""
-        self._status.stop()
-        self._console.print(f"{message} (after {self._elapsed()})", markup=False, soft_wrap=True)
-
-    def _elapsed(self) -> str:
-        return f"{time.monotonic() - self._started_s:.1f} s"
 
 
 def _settings(config: Path | None, model: str | None, file: TextIO | None = None) -> AppConfig:

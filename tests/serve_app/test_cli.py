@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from deployments.errors import TalkrayError
 from serve_app import cli as module
 from serve_app import ray_settings, request_log
-from serve_app.cli import Progress, cli, main
+from serve_app.cli import cli, main
 from serve_app.config import AppConfig, read_config
+from serve_app.console import Progress
 from serve_app.doctor import Finding
 from serve_app.errors import Unauthorized
 from serve_app.keys import KeyFileError, Keys
