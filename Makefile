@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit kernels e2e scale metrics faults fleet docs clients fuzz audit voice-eval parity step-load overload simulate-check clean
+.PHONY: help install run test lint unit kernels e2e scale metrics faults fleet cluster-check docs clients fuzz audit voice-eval parity step-load overload simulate-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ fleet: $(VENV)/.installed-dev ## Nodes in namespaces that join, leave and die, a
 	$(PIP) --editable '.[fleet]'
 	@command -v redis-server >/dev/null || apt-get install -y redis-server || { echo "redis-server is missing: Ray's store of the head"; exit 1; }
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m fleet tests/fleet
+
+cluster-check: $(VENV)/.installed-dev ## All of cluster/ by the schemas and rules of those who read it: offline, needs kubectl or kustomize
+	$(BIN)/python -m tools.cluster_check
 
 docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are printed, in a fresh clone (minutes; port 8000 must be free)
 	$(BIN)/python -m pytest -v -o faulthandler_timeout=0 -m docs tests/test_docs_commands.py
