@@ -29,7 +29,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HISTORY = ROOT / "docs" / "performance-history.md"  # commands as they were
 DOCUMENTS = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "tools/demo_voice/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "cluster/README.md", "tools/demo_voice/README.md")),
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if path != HISTORY),
 ]
 KINDS = ("", "slow", "serves", "served", "elsewhere")

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HISTORY = ROOT / "docs" / "performance-history.md"  # names files as they were
 DOCUMENTS = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "cluster/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
