@@ -1,6 +1,8 @@
 """The `talkray` command."""
 
+import errno
 import importlib.metadata
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -205,6 +207,14 @@ def main() -> None:
         cli()
     except TalkrayError as error:
         sys.exit(f"talkray: {error}")
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where it still has something to write
+        sys.exit(f"talkray: cannot write to {error.filename or 'standard output'}: {error.strerror}")
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def _settings(config: Path | None, model: str | None, file: TextIO | None = None) -> AppConfig:

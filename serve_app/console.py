@@ -1,5 +1,6 @@
 """What a person sees of a command that takes time, and of the requests that a server answers."""
 
+import contextlib
 import json
 import time
 from types import TracebackType
@@ -51,7 +52,8 @@ class Progress:
             self._status.update(stage)
             self._status.start()
         else:
-            self._console.print(f"[{self._elapsed()}] {stage}", markup=False, soft_wrap=True)
+            with contextlib.suppress(OSError):  # a full disk under its output does not end a server
+                self._console.print(f"[{self._elapsed()}] {stage}", markup=False, soft_wrap=True)
 
     def transfer(self, transfer: "Transfer") -> None:
         """Show how far a download is."""

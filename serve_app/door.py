@@ -29,6 +29,9 @@ _KEY_PARAMETERS = ("api_key", "token")
 _KEY_PROTOCOL = "openai-insecure-api-key."
 
 _MINUTE_S = 60.0
+# Bodies that may hold a recording share this room from their first bytes until it is decoded.
+MAX_UPLOADS_BYTES = 192 << 20
+_SMALL_BYTES = 128 << 10  # of a body without one
 # What raises a limit, by the reason of a refusal.
 _REMEDIES = {
     "key": "a key with higher limits (`talkray key create`) has more",
@@ -111,6 +114,34 @@ class Meters:
             del self._meters[idle]
 
 
+class Uploads:
+    """What the larger bodies of all requests hold together."""
+
+    num_bytes = 0
+
+
+class Upload:
+    """What the body of one request holds of that."""
+
+    def __init__(self, uploads: Uploads) -> None:
+        self._uploads, self._held = uploads, 0
+
+    def hold(self, num_bytes: int) -> None:
+        """So much of it has come. Raises Overloaded where it finds no room."""
+        if num_bytes <= _SMALL_BYTES:
+            return
+        self._uploads.num_bytes += num_bytes - self._held
+        self._held = num_bytes
+        if self._uploads.num_bytes > MAX_UPLOADS_BYTES:
+            metrics.refused("uploads")
+            raise Overloaded(f"All uploads together are larger than {MAX_UPLOADS_BYTES >> 20} MiB.", _STREAM_S)
+
+    def release(self) -> None:
+        """It is decoded, or refused."""
+        self._uploads.num_bytes -= self._held
+        self._held = 0
+
+
 class Caller:
     """Who asks: an address, and a key where keys are asked for. What they ask counts for both.
 
@@ -139,7 +170,8 @@ class Caller:
 
 
 class Door:
-    """ASGI middleware, inside RequestContext. `scope["state"]["caller"]` is the `Caller` behind who is let in.
+    """ASGI middleware, inside RequestContext. `scope["state"]["caller"]` is the `Caller` behind who is let in,
+    `upload` the `Upload` that its body is.
 
     A request that may cost speech counts as a request, and as a stream while it lasts. A WebSocket counts as a stream
     while it is open; whoever answers it counts each utterance as a request.
@@ -151,6 +183,7 @@ class Door:
         self._keys = Keys(settings.access.keys_file) if settings.access.keys_file else None
         self._of_keys = Meters("key", "This API key")
         self._of_addresses = Meters("client", "This client")
+        self._uploads = Uploads()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the call on, or answers it with a refusal."""
@@ -168,7 +201,9 @@ class Door:
             except TalkrayError as error:
                 await _refuse(error, scope, receive, send)
                 return
-            scope["state"]["caller"] = caller
+            upload = Upload(self._uploads)
+            streams.callback(upload.release)
+            scope["state"].update(caller=caller, upload=upload)
             await self._app(scope, receive, _naming_a_protocol(scope, send))
 
     def _admit(self, scope: Scope) -> Caller:

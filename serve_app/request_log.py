@@ -124,5 +124,5 @@ def _read(end: int, show: Callable[[Entry], None]) -> None:
         for each in lines:
             if each == "\n":
                 return
-            with contextlib.suppress(BrokenPipeError):  # of our own output, as after `talkray serve | head`
+            with contextlib.suppress(OSError):  # of our own output, as after `talkray serve | head`, or on a full disk
                 show(json.loads(each))

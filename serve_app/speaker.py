@@ -123,6 +123,7 @@ class Speaker:
         record: RequestRecord = request.state.record
         caller = request.state.caller.name
         asked = await build_request(wish.body, wish.info, self.settings, request_id=record.request_id, client=caller)
+        request.state.upload.release()
         record.voice, record.samples_per_s = asked.voice, wish.info.sample_rate * wish.delivery.speed
         return marked(asked, record.received_ns) if self.settings.server_timing else asked
 
@@ -132,12 +133,13 @@ class Speaker:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body, given up as soon as it is too large or too slow, whatever its Content-Length says."""
+    """The body, given up as soon as it is too large or too slow, or all are, whatever its Content-Length says."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
                 body += part
+                request.state.upload.hold(len(body))
                 if len(body) > MAX_BODY_BYTES:
                     raise PayloadTooLarge(f"The body is larger than {MAX_BODY_BYTES} bytes.")
     except TimeoutError:

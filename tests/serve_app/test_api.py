@@ -1,3 +1,4 @@
+import asyncio
 import base64
 import io
 import json
@@ -13,7 +14,7 @@ from fastapi import FastAPI
 
 from deployments.errors import EngineError, Overloaded
 from deployments.protocol import ModelInfo, Sampling
-from serve_app import reference_audio, speaker
+from serve_app import door, reference_audio, speaker
 from serve_app.api import Node, create_api
 from serve_app.audio import AudioFormat
 from serve_app.config import AccessSettings, ApiSettings
@@ -351,6 +352,29 @@ async def test_a_body_over_the_limit_is_a_413_with_and_without_a_length(monkeypa
             response = await client.post(SPEECH, content=content)
             assert (response.status_code, error_of(response)["code"]) == (413, "payload_too_large")
         assert (await client.post(SPEECH, content=json.dumps(BODY).ljust(1000))).status_code == 200
+
+
+async def test_large_bodies_together_over_the_limit_are_a_429(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_UPLOADS_BYTES", 400_000)
+    large = json.dumps(BODY).encode().ljust(250_000)
+    unfinished = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield large[:249_000]
+        await unfinished.wait()
+        yield large[249_000:]
+
+    async with client_for(speaking()) as client:
+        first = asyncio.create_task(client.post(SPEECH, content=slow()))
+        async with asyncio.timeout(10):
+            while (refused := await client.post(SPEECH, content=large)).status_code == 200:
+                pass  # the first one has not come far
+        assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
+        assert (await client.post(SPEECH, json=BODY)).status_code == 200
+        unfinished.set()
+        assert (await first).status_code == 200
+        for _ in range(3):
+            assert (await client.post(SPEECH, content=large)).status_code == 200
 
 
 async def test_a_recording_over_the_limit_is_a_413(monkeypatch: pytest.MonkeyPatch) -> None:
