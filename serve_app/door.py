@@ -1,5 +1,6 @@
 """The door: who may come in, from where, and with how much. Decided from the request's head alone."""
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -29,9 +30,10 @@ _KEY_PARAMETERS = ("api_key", "token")
 _KEY_PROTOCOL = "openai-insecure-api-key."
 
 _MINUTE_S = 60.0
-# Bodies that may hold a recording share this room from their first bytes until it is decoded.
-MAX_UPLOADS_BYTES = 192 << 20
+# Bodies that may hold a recording: so many are taken in at once, each until it is decoded; the others wait.
+MAX_UPLOADS = 12
 _SMALL_BYTES = 128 << 10  # of a body without one
+_UPLOAD_WAIT_S = 10.0
 # What raises a limit, by the reason of a refusal.
 _REMEDIES = {
     "key": "a key with higher limits (`talkray key create`) has more",
@@ -114,32 +116,30 @@ class Meters:
             del self._meters[idle]
 
 
-class Uploads:
-    """What the larger bodies of all requests hold together."""
-
-    num_bytes = 0
-
-
 class Upload:
-    """What the body of one request holds of that."""
+    """The body of one request, which counts among those that are taken in at once when it is a large one."""
 
-    def __init__(self, uploads: Uploads) -> None:
-        self._uploads, self._held = uploads, 0
+    def __init__(self, room: asyncio.Semaphore) -> None:
+        self._room = room
+        self._is_large = False
 
-    def hold(self, num_bytes: int) -> None:
-        """So much of it has come. Raises Overloaded where it finds no room."""
-        if num_bytes <= _SMALL_BYTES:
+    async def grow(self, num_bytes: int) -> None:
+        """So much of it has come: return once more may. Raises Overloaded where that takes long."""
+        if self._is_large or num_bytes <= _SMALL_BYTES:
             return
-        self._uploads.num_bytes += num_bytes - self._held
-        self._held = num_bytes
-        if self._uploads.num_bytes > MAX_UPLOADS_BYTES:
+        try:
+            async with asyncio.timeout(_UPLOAD_WAIT_S):
+                await self._room.acquire()
+        except TimeoutError:
             metrics.refused("uploads")
-            raise Overloaded(f"All uploads together are larger than {MAX_UPLOADS_BYTES >> 20} MiB.", _STREAM_S)
+            raise Overloaded(f"{MAX_UPLOADS} large bodies are being taken in already.", _STREAM_S) from None
+        self._is_large = True
 
     def release(self) -> None:
         """It is decoded, or refused."""
-        self._uploads.num_bytes -= self._held
-        self._held = 0
+        if self._is_large:
+            self._is_large = False
+            self._room.release()
 
 
 class Caller:
@@ -183,7 +183,7 @@ class Door:
         self._keys = Keys(settings.access.keys_file) if settings.access.keys_file else None
         self._of_keys = Meters("key", "This API key")
         self._of_addresses = Meters("client", "This client")
-        self._uploads = Uploads()
+        self._uploads = asyncio.Semaphore(MAX_UPLOADS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the call on, or answers it with a refusal."""

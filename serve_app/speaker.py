@@ -133,15 +133,15 @@ class Speaker:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body, given up as soon as it is too large or too slow, or all are, whatever its Content-Length says."""
+    """The body, given up as soon as it is too large or too slow, whatever its Content-Length says."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
                 body += part
-                request.state.upload.hold(len(body))
                 if len(body) > MAX_BODY_BYTES:
                     raise PayloadTooLarge(f"The body is larger than {MAX_BODY_BYTES} bytes.")
+                await request.state.upload.grow(len(body))
     except TimeoutError:
         raise BodyTooSlow(f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds.") from None
     return bytes(body)

@@ -354,27 +354,36 @@ async def test_a_body_over_the_limit_is_a_413_with_and_without_a_length(monkeypa
         assert (await client.post(SPEECH, content=json.dumps(BODY).ljust(1000))).status_code == 200
 
 
-async def test_large_bodies_together_over_the_limit_are_a_429(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "MAX_UPLOADS_BYTES", 400_000)
+async def test_few_large_bodies_are_taken_in_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_UPLOADS", 1)
     large = json.dumps(BODY).encode().ljust(250_000)
-    unfinished = asyncio.Event()
+    has_begun, unfinished = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
         yield large[:249_000]
+        has_begun.set()
         await unfinished.wait()
         yield large[249_000:]
 
     async with client_for(speaking()) as client:
         first = asyncio.create_task(client.post(SPEECH, content=slow()))
-        async with asyncio.timeout(10):
-            while (refused := await client.post(SPEECH, content=large)).status_code == 200:
-                pass  # the first one has not come far
-        assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
+        await has_begun.wait()
+        second = asyncio.create_task(client.post(SPEECH, content=large))
         assert (await client.post(SPEECH, json=BODY)).status_code == 200
+        assert not second.done()
         unfinished.set()
-        assert (await first).status_code == 200
-        for _ in range(3):
-            assert (await client.post(SPEECH, content=large)).status_code == 200
+        assert ((await first).status_code, (await second).status_code) == (200, 200)
+        for content in (b"[".ljust(250_000), large):  # one that is refused leaves its place
+            response = await client.post(SPEECH, content=content)
+        assert response.status_code == 200
+
+
+async def test_a_large_body_that_waits_too_long_is_a_429(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_UPLOADS", 0)
+    monkeypatch.setattr(door, "_UPLOAD_WAIT_S", 0.01)
+    async with client_for(speaking()) as client:
+        refused = await client.post(SPEECH, content=json.dumps(BODY).ljust(250_000))
+    assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
 
 
 async def test_a_recording_over_the_limit_is_a_413(monkeypatch: pytest.MonkeyPatch) -> None:
