@@ -7,8 +7,8 @@ from huggingface_hub import constants
 from safetensors import SafetensorError
 
 from deployments import model_store
-from deployments.errors import CheckpointError
-from deployments.model_store import EMBEDDED, REPOSITORIES, choose, find, locate, repository
+from deployments.errors import CheckpointError, StartError
+from deployments.model_store import EMBEDDED, REPOSITORIES, cache_directory, choose, find, locate, repository
 
 RELEASED = tuple(REPOSITORIES.values())
 FILES = (
@@ -251,3 +251,13 @@ def test_auto_downloads_nothing(empty_cache: set[str]) -> None:
     choice = choose("auto", models_dir=None, gpu=True)
     assert choice.model == EMBEDDED
     assert "--model" in choice.reason
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("TALKRAY_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    with pytest.raises(StartError, match="TALKRAY_CACHE"):
+        cache_directory()

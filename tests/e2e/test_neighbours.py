@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.black_box import COMMAND, INGRESS, ServerCommand, free_port
+from tests.e2e.black_box import COMMAND, INGRESS, ServerCommand, free_port, refusal
 
 NEIGHBOUR = 54321  # no user of this machine has this number
 WELL_KNOWN = Path("/tmp/haproxy-serve")
@@ -125,6 +125,10 @@ def refused(folder: str, reason: str) -> None:
             process.terminate()
     assert process.returncode == 1, "it started"
     assert reason in errors
+
+
+def test_a_user_without_a_home_is_told_what_to_set() -> None:
+    assert "TALKRAY_CACHE" in refusal(user=NEIGHBOUR, environment={"HOME": None})
 
 
 def test_he_runs_a_server_at_the_same_time(tmp_path: Path) -> None:
