@@ -128,7 +128,9 @@ def sweep_verdict(sweep: Sweep) -> str:
     ttfb = percentiles(there.ttfb_s, "p50", "p95", "p99")
     behind = "." if missed is None else f"; at {missed.rate:.3g} only {missed.good_share:.1%} were."
     most = ", the highest rate tried" if missed is None else ""
-    return f"Holds {capacity:.3g} requests/s{most}, TTFB p50/p95/p99 {ttfb} ms: {asked}{behind}"
+    again = [step.rate for step in sweep.steps if missed and step.rate > missed.rate and sweep.plan.held(step)]
+    doubt = f" But {max(again):.3g} was held: something else disturbed the measurement, repeat it." if again else ""
+    return f"Holds {capacity:.3g} requests/s{most}, TTFB p50/p95/p99 {ttfb} ms: {asked}{behind}{doubt}"
 
 
 def run_verdict(run: Result) -> str:

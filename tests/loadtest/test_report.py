@@ -138,6 +138,13 @@ def test_one_verdict_stands_on_top_for_each_result(pages: dict[str, Page]) -> No
     assert "Not itself again by the end of “storm”." in pages["run"].verdicts[0]
 
 
+def test_a_verdict_that_a_higher_rate_contradicts_says_so(tmp_path: Path) -> None:
+    steps = (step(1.0, 1.0), step(2.0, 0.8), step(4.0, 1.0))
+    (verdict,) = page_of(Report((Sweep("shaken", PLAN, steps),), ()), tmp_path).verdicts
+    assert verdict.startswith("Holds 1 requests/s")
+    assert verdict.endswith("But 4 was held: something else disturbed the measurement, repeat it.")
+
+
 def test_so_few_answers_are_warned_of(tmp_path: Path) -> None:
     def warned(title: str, count: int) -> bool:
         many = replace(run(title), traces=[SPOKEN] * count, planned=count)
