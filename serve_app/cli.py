@@ -1,5 +1,6 @@
 """The `talkray` command."""
 
+import asyncio
 import errno
 import importlib.metadata
 import os
@@ -17,6 +18,7 @@ import typer
 from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.model_store import EMBEDDED, choose, find, locate
 from serve_app import ray_settings
+from serve_app.check_client import check
 from serve_app.config import AppConfig, read_config
 from serve_app.console import Progress, print_json, print_line
 from serve_app.doctor import count_gpus, examine, predict_memory
@@ -132,6 +134,30 @@ def say(
                 progress.report("speaking")
                 said = speak(server.url)
             progress.done(said)
+
+
+@cli.command("check-client")
+def check_client(
+    url: Annotated[str | None, typer.Argument(help="A server. Without: the one that runs here.")] = None,
+) -> None:
+    """Ask a running server as clients of other services do, and print what points them to it.
+
+    TALKRAY_API_KEY is sent where it is set.
+    """
+    found = url or find_server()
+    if found is None:
+        raise TalkrayError("no server runs here: start one with `talkray serve`, or name its URL")
+
+    async def ask() -> bool:
+        all_ok = True
+        async for tried in check(found.rstrip("/"), key=os.environ.get("TALKRAY_API_KEY")):
+            print(tried.line(), flush=True)
+            if tried.problem is None:
+                print("\n".join(f"    {line}" for line in tried.dialect.lines))
+            all_ok = all_ok and tried.problem is None
+        return all_ok
+
+    raise typer.Exit(code=not asyncio.run(ask()))
 
 
 @cli.command()

@@ -24,7 +24,7 @@ EXEMPT = frozenset({"/health", "/ready", "/v1/audio/voices", "/v1/audio/models"}
 MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy refuses more than about 15,000 bytes
 
 _SCHEMES = ("bearer", "token")
-_KEY_HEADERS = ("xi-api-key", "x-api-key")
+_KEY_HEADERS = ("xi-api-key", "x-api-key", "api-key")
 # A browser cannot set the headers of a WebSocket: there, a key may stand in the query or among the subprotocols.
 _KEY_PARAMETERS = ("api_key", "token")
 _KEY_PROTOCOL = "openai-insecure-api-key."

@@ -12,7 +12,7 @@ OUTPUT = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}
 
 async def main() -> None:
     order = Order()
-    client = AsyncCartesia(api_key="none", base_url=order.url)
+    client = AsyncCartesia(api_key="none", base_url=order.url, websocket_base_url=order.url.replace("http", "ws", 1))
     known = [voice.id async for voice in await client.voices.list()]
     assert order.voice in known, known
     async with client.tts.websocket_connect() as socket:

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from common import Order, Report, converse, pieces
 from deepgram import AsyncDeepgramClient
 from deepgram.environment import DeepgramClientEnvironment
-from deepgram.speak.v1.types import SpeakV1Clear, SpeakV1Flush, SpeakV1Text
+from deepgram.speak.v1.types import SpeakV1Text
 
 
 async def main() -> None:
@@ -22,7 +22,7 @@ async def main() -> None:
             try:
                 for piece in pieces(text):
                     await socket.send_text(SpeakV1Text(text=piece))
-                await socket.send_flush(SpeakV1Flush())
+                await socket.send_flush()
                 async for message in socket:
                     if isinstance(message, bytes):
                         yield message, 24000
@@ -31,7 +31,7 @@ async def main() -> None:
                         return
             finally:
                 if not is_whole:
-                    await socket.send_clear(SpeakV1Clear())
+                    await socket.send_clear()
                     async for message in socket:
                         if not isinstance(message, bytes) and message.type == "Cleared":
                             break
