@@ -196,7 +196,8 @@ def random_checkpoint(context: typer.Context) -> None:
 
 
 @cli.command(
-    context_settings=_PASS_ON, help="Compare a checkpoint with the official package, and check that speech ends."
+    context_settings=_PASS_ON,
+    help="Check a checkpoint: is it right on this machine, does its speech end, what does it take?",
 )
 def verify(context: typer.Context) -> None:
     """`python -m talkray_tools.verify`."""

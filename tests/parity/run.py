@@ -21,7 +21,7 @@ import torch
 from deployments.codec.decoder import snr_db
 from deployments.codec.encoder import CodecEncoder
 from deployments.protocol import Codes
-from talkray_tools.choices import Divergence
+from talkray_tools.choices import Tolerance, near_ties
 from talkray_tools.random_codec import Stress
 from tests.parity.cases import DECODINGS, LIVE, STRESS, WAV_DECODING, case_key, cases_of, reference_audio
 from tests.parity.checkpoints import NAMES, codec_profile, golden_file, talker_digest, write_stressed, write_tiny
@@ -45,7 +45,7 @@ REQUIREMENTS = (
 OFFICIAL = "qwen-tts==0.1.1"
 TOLERANCE = 2e-4  # of a waveform in [-1, 1]
 STRESSED = "custom_voice"  # the kind whose weights are also drawn hard on numbers
-NEAR_TIE = 2e-4  # between the scores of two codes; twins of stressed weights are 1e-3 apart
+NEAR_TIE = Tolerance(2e-4, 0.1)  # twins among the codes of stressed weights are 1e-3 apart
 STRESS_SNR_DB = 70.0  # of their waveforms, in float32 on either side
 
 
@@ -112,20 +112,11 @@ def compare_stressed(checkpoint: Path, official: Arrays) -> Iterator[Comparison]
             key = case_key(case, decoding)
             expected = official[f"codes/{key}"]
             found = ours.divergences(case, DECODINGS[decoding], expected, extent=STRESS)
-            yield near_ties(key, found, expected)
+            yield Comparison(key, *near_ties(found, expected, NEAR_TIE))
             if decoding == WAV_DECODING:
                 wav = torch.from_numpy(ours.wav(case, expected, None))
                 noise_db = snr_db(torch.from_numpy(official[f"wav/{key}"]), wav)
                 yield Comparison(f"{key} audio", noise_db >= STRESS_SNR_DB, f"{noise_db:.1f} dB above its error")
-
-
-def near_ties(name: str, found: list[Divergence], expected: Codes) -> Comparison:
-    detail = f"{expected.size} codes, {len(found)} decided otherwise"
-    if found:
-        first, widest = found[0], max(each.margin for each in found)
-        detail += f", first in {first} (largest {widest:.1e})"
-    passed = len(found) <= expected.size / 50 and all(0 <= each.margin <= NEAR_TIE for each in found)
-    return Comparison(name, passed, detail)
 
 
 def equal_codes(name: str, codes: Codes, expected: Codes) -> Comparison:

@@ -1,20 +1,36 @@
+import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 import torch
 
+from deployments.codec.reference import DecoderNetwork
+from deployments.talker.engine import Engine
 from talkray_tools import verify
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from talkray_tools.verify import find_official, main
 
+SHORT = ("--threads", "1", "--frames", "6", "--device", "cpu")
+
 
 @pytest.fixture(autouse=True)
-def without_official_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the official package, and with few of the tiny codec's codes."""
     monkeypatch.setattr(verify, "find_official", lambda named: None)
+    monkeypatch.setattr(verify, "TEXT", "Hm.")
+    monkeypatch.setattr("deployments.codec.sweep._FRAMES", 8)
+    monkeypatch.setattr("deployments.codec.sweep.every_code", lambda config: torch.zeros(1, 4, 16, dtype=torch.long))
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO)
+    return caplog
 
 
 def write_tiny(directory: Path, name: str) -> str:
@@ -26,54 +42,98 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == verify.__name__]
 
 
-def test_a_checkpoint_that_speaks_passes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    wav = tmp_path / "speech.wav"
-    assert (
-        main(["--threads", "1", "--model", write_tiny(tmp_path / "model", "tiny-VoiceDesign"), "--wav", str(wav)]) == 0
-    )
-    verdicts = [line.split()[0] for line in lines(caplog) if not line.startswith(("wrote", "every code through"))]
-    assert verdicts == ["PASS"] * 9 + ["SKIP"]
-    assert any("every code of the codec is finite: the largest activation is" in line for line in lines(caplog))
-    assert soundfile.info(wav).samplerate == 24000
+def report(folder: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((folder / "verify.json").read_text())
+    return read
+
+
+def failed(folder: Path) -> list[str]:
+    return [check["name"] for check in report(folder)["checks"] if check["passed"] is False]
+
+
+def test_a_checkpoint_that_speaks_passes(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
+    out = tmp_path / "out"
+    model = write_tiny(tmp_path / "model", "tiny-VoiceDesign")
+    assert main([*SHORT, "--model", model, "--out", str(out)]) == 0, failed(out)
+    checks = {check["name"]: check for check in report(out)["checks"]}
+    assert all(checks[f"speech {what}, seed {seed}"]["passed"] for what in ("ends", "is heard") for seed in (1, 2, 3))
+    for name in ("it loads", "codes are the same alone and with others", "greedy codes are those of float32"):
+        assert checks[name]["passed"], name
+    assert checks["the waveform is that of float32"]["values"]["snr_db"] > 35
+    assert checks["first audio"]["values"]["first_audio_ms"] > 0
+    assert checks["memory"]["values"]["host_gib"] > 0.1
+    assert "pip install" in checks["greedy codes are the official package's"]["detail"]
+    assert lines(said)[-1].startswith("PASS: ")
+    assert soundfile.info(out / "speech-1.wav").samplerate == 24000
 
 
 def test_speech_that_never_ends_fails(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(verify, "TEXT", "Hm.")
     monkeypatch.setattr("deployments.talker.frame_step.MIN_NEW_TOKENS", 10**6)
-    assert main(["--threads", "1", "--model", write_tiny(tmp_path / "model", "tiny-VoiceDesign")]) == 1
-    assert sum(line.startswith("FAIL speech ends") for line in lines(caplog)) == 3
+    out = tmp_path / "out"
+    model = write_tiny(tmp_path / "model", "tiny-VoiceDesign")
+    assert main([*SHORT, "--model", model, "--out", str(out)]) == 1
+    assert [name for name in failed(out) if name.startswith("speech ends")] == [
+        f"speech ends, seed {seed}" for seed in (1, 2, 3)
+    ]
+    assert lines(said)[-1].startswith("FAIL: speech ends, seed 1; ")
+    assert str(out / "verify.json") in lines(said)[-1]
 
 
-def test_a_base_checkpoint_asks_for_a_recording(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    assert main(["--threads", "1", "--model", write_tiny(tmp_path / "model", "tiny-Base")]) == 0
-    assert "--reference" in lines(caplog)[-1]
+def test_what_serves_is_judged_by_another_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes and audio that only the served path gets wrong are noticed."""
+    original_step, original_audio = Engine.step, DecoderNetwork.forward
+
+    def wrong(self: Engine) -> object:
+        output = original_step(self)
+        if self.runner.step.name == "exact":
+            for _, chunk in output.chunks:
+                chunk.codes[:, 3] = (chunk.codes[:, 3] + 700) % 2048
+        return output
+
+    def distorted(self: DecoderNetwork, codes: torch.Tensor) -> torch.Tensor:
+        return original_audio(self, codes).roll(3, dims=-1)
+
+    monkeypatch.setattr(Engine, "step", wrong)
+    monkeypatch.setattr(DecoderNetwork, "forward", distorted)
+    model = write_tiny(tmp_path / "model", "tiny-VoiceDesign")
+    assert main([*SHORT, "--model", model, "--out", str(tmp_path / "out")]) == 1
+    assert {"greedy codes are those of float32", "the waveform is that of float32"} <= set(failed(tmp_path / "out"))
 
 
-def test_a_base_checkpoint_clones_a_recording(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    recording = tmp_path / "recording.wav"
+def test_a_base_checkpoint_asks_for_a_recording(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
+    model = write_tiny(tmp_path / "model", "tiny-Base")
+    assert main([*SHORT, "--model", model, "--out", str(tmp_path / "out")]) == 0
+    assert any("--reference" in line for line in lines(said))
+
+
+def test_a_base_checkpoint_clones_a_recording(tmp_path: Path) -> None:
+    recording, out = tmp_path / "recording.wav", tmp_path / "out"
     soundfile.write(recording, np.random.RandomState(0).uniform(-0.1, 0.1, 24000), 24000)
     model = write_tiny(tmp_path / "model", "tiny-Base")
-    assert main(["--threads", "1", "--model", model, "--reference", str(recording), "--reference-text", "Hm."]) == 0
-    assert sum(line.startswith("PASS speech ends") for line in lines(caplog)) == 3
+    clone = ["--reference", str(recording), "--reference-text", "Hm."]
+    main([*SHORT, "--model", model, "--out", str(out), *clone])
+    checks = {check["name"]: check["passed"] for check in report(out)["checks"]}
+    assert checks["greedy codes are those of float32"]
+    assert checks["the waveform is that of float32"]
+    assert {name for name, passed in checks.items() if not passed and passed is not None} <= {
+        f"speech ends, seed {seed}"
+        for seed in (1, 2, 3)  # random weights end where they like
+    }
 
 
 def test_a_recording_at_another_rate_is_refused(tmp_path: Path) -> None:
     recording = tmp_path / "recording.wav"
     soundfile.write(recording, np.zeros(8000), 8000)
+    model = write_tiny(tmp_path / "model", "tiny-Base")
     with pytest.raises(SystemExit, match="8000 Hz, the checkpoint works at 24000 Hz"):
-        main(["--threads", "1", "--model", write_tiny(tmp_path / "model", "tiny-Base"), "--reference", str(recording)])
+        main([*SHORT, "--model", model, "--out", str(tmp_path / "out"), "--reference", str(recording)])
 
 
-def test_a_missing_checkpoint_is_a_failure_in_words(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    assert main(["--threads", "1", "--model", str(tmp_path / "nothing")]) == 1
-    assert lines(caplog) == [f"FAIL there is no checkpoint directory {tmp_path / 'nothing'}"]
+def test_a_missing_checkpoint_is_a_failure_in_words(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
+    assert main([*SHORT, "--model", str(tmp_path / "nothing"), "--out", str(tmp_path / "out")]) == 1
+    assert f"there is no checkpoint directory {tmp_path / 'nothing'}" in lines(said)[0]
 
 
 def test_an_interpreter_that_is_not_there_has_no_official_package(tmp_path: Path) -> None:

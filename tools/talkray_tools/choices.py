@@ -41,8 +41,16 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How codes may differ: by margins of so many deviations of the logits, and in that share of the frames."""
+
+    margin: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Divergence:
-    """A code that was expected otherwise, though all before it were equal."""
+    """A code that was expected otherwise, though all before it were equal. The rest of its frame is not compared."""
 
     frame: int
     codebook: int
@@ -51,6 +59,18 @@ class Divergence:
 
     def __str__(self) -> str:
         return f"frame {self.frame}, codebook {self.codebook}, by a margin of {self.margin:.1e}"
+
+
+def near_ties(found: list[Divergence], expected: Codes, tolerance: Tolerance) -> tuple[bool, str]:
+    """Whether codes [frames, groups] differ in near-ties only, and the first difference in words."""
+    detail = f"{len(expected)} frames, {len(found)} with a code that was decided otherwise"
+    if not found:
+        return True, detail
+    widest = max(each.margin / each.spread for each in found)
+    detail += f", first in {found[0]}; the largest margin is {widest:.1e} of the logits' deviation"
+    detail += f" ({tolerance.margin:.0e} may be)"
+    near = all(0 <= each.margin <= tolerance.margin * each.spread for each in found)
+    return near and len(found) <= tolerance.share * max(len(expected), 1), detail
 
 
 @contextmanager
@@ -97,7 +117,8 @@ def divergences(
         begin(known)
         resume = Progress(expected[:known], 0) if known else None
         with kept() as choices:
-            codes = run(engine, replace(request, synthesis=replace(request.synthesis, resume=resume)))
+            rest = replace(request, synthesis=replace(request.synthesis, resume=resume))
+            codes = run(engine, rest, expected[known:])
         divergence = _first(codes, expected[known:], choices, eos=eos, full=known + len(codes) == most)
         if divergence is None:
             break
@@ -106,13 +127,17 @@ def divergences(
     return found
 
 
-def run(engine: Engine, request: GenerateRequest) -> Codes:
-    """All frames [frames, groups] of one request."""
+def run(engine: Engine, request: GenerateRequest, until: Codes | None = None) -> Codes:
+    """All frames [frames, groups] of one request, or those up to the first that is not as in `until`."""
     engine.add(0, request)
-    frames = []
+    frames: list[Codes] = []
     while not engine.is_idle:
-        frames += [chunk.codes for _, chunk in engine.step().chunks]
-    return np.concatenate(frames)
+        for _, chunk in engine.step().chunks:
+            frames += list(chunk.codes)
+        common = frames if until is None else frames[: len(until)]
+        if until is not None and (len(common) < len(frames) or not np.array_equal(common, until[: len(common)])):
+            engine.abort(0)
+    return np.stack(frames) if frames else np.zeros((0, engine.model.num_code_groups), np.int16)
 
 
 def _first(codes: Codes, expected: Codes, choices: list[Choice], *, eos: int, full: bool) -> Divergence | None:

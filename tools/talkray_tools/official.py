@@ -1,6 +1,6 @@
 """The official package `qwen-tts`, to compare with. It pins its own transformers, so it lives in its own environment.
 
-Nothing else of Talkray is imported here, for it runs there: `python -m talkray_tools.official REQUEST.json CODES.npy`.
+Nothing else of Talkray is imported here, for it runs there: `python -m talkray_tools.official REQUEST.json SPEECH.npz`.
 """
 
 import importlib
@@ -74,15 +74,15 @@ class OfficialModel:
         return self._codes.cpu().numpy().astype(np.int16), wavs[0]
 
 
-def main(request_file: str, codes_file: str) -> None:
+def main(request_file: str, speech_file: str) -> None:
     """Run one request: `checkpoint`, and `arguments` of `say`, in which a reference is a file of float32 samples."""
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     arguments = request["arguments"]
     if "ref_audio" in arguments:
         file, sample_rate = arguments["ref_audio"]
         arguments["ref_audio"] = (np.load(file), sample_rate)
-    codes, _ = OfficialModel(request["checkpoint"]).say(**arguments)
-    np.save(codes_file, codes)
+    codes, wav = OfficialModel(request["checkpoint"]).say(**arguments)
+    np.savez(speech_file, codes=codes, wav=wav)
 
 
 if __name__ == "__main__":

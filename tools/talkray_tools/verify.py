@@ -2,20 +2,26 @@
 
     python -m talkray_tools.verify --model 1.7B-CustomVoice
 
-Everything runs in float32 on the CPU. Speech must end by itself and be audible, and sound as the unfolded decoder makes
-it of the same codes; the codes of greedy decoding must equal the official package's, where an environment with it is at
-hand.
+What serves on this machine is compared with float32 in plain PyTorch, and that with the official package where an
+environment with it is at hand: greedy codes and waveforms. Speech must end by itself, be heard, and be neither silence
+nor a loop. The last lines say PASS or what is wrong; a JSON file and audio are left that a bug report can carry.
 """
 
 import argparse
+import gc
+import importlib.metadata
 import json
 import logging
 import os
+import platform
+import resource
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -26,23 +32,37 @@ import torch
 from numpy.typing import NDArray
 
 from deployments.codec.config import SpeechTokenizerConfig
-from deployments.codec.decoder import CodecDecoder, snr_db
-from deployments.codec.encoder import CodecEncoder
+from deployments.codec.decoder import MIN_SNR_DB, PCM_SCALE, snr_db, to_pcm16
+from deployments.codec.loading import Codec, load_codec
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.sweep import Sweep
-from deployments.config import TalkerConfig
+from deployments.config import CodecConfig, TalkerConfig
 from deployments.errors import TalkrayError
 from deployments.model_store import locate
-from deployments.protocol import Codes, FinishReason, GenerateRequest, ModelKind, Reference, Sampling, SynthesisRequest
-from deployments.talker.loading import build_engine, throttled
+from deployments.protocol import (
+    ALL_FRAMES,
+    Codes,
+    FinishReason,
+    GenerateRequest,
+    ModelKind,
+    Reference,
+    Sampling,
+    SynthesisRequest,
+)
+from deployments.runaway import EndingGuard, runaway_frames
+from deployments.silence import Pcm, first_sound
+from deployments.talker.engine import Engine
+from deployments.talker.loading import StartClock, build_engine, load_engine, throttled
+from talkray_tools.choices import Tolerance, divergences, near_ties
 
 logger = logging.getLogger(__name__)
 
 TEXT = "Hello! This is a plain sentence, and it should come to an end."
 DESCRIPTION = "A calm, friendly voice."
-_SEEDS = (1, 2, 3)
-_AUDIBLE = 0.005  # standard deviation of samples in [-1, 1]; speech has about 0.05 to 0.2
-_MIN_SNR_DB = 60.0  # of folded weights in float32 against the checkpoint's own; measured above 110
+SEEDS = (1, 2, 3)
+_AUDIBLE_DB = -46.0  # of full scale; speech has about -26 to -14
+_FIRST_AUDIO_TRIALS = 5
+_FLOAT32_SNR_DB = 60.0  # of waveforms in float32; measured above 100
 _INSTALL = (
     "python -m venv .parity && "
     ".parity/bin/pip install torch transformers==4.57.3 accelerate==1.12.0 librosa soundfile einops safetensors && "
@@ -50,28 +70,55 @@ _INSTALL = (
 )
 
 
+FLOAT32 = Tolerance(1e-3, 0.1)  # sums in another order
+ROUNDED = Tolerance(0.2, 0.7)  # bfloat16 logits of the 1.7B shape are 1.4 % off, and a frame is sixteen choices
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. `passed` None: it could not be checked."""
+    """One finding. `passed` None: it could not be checked, or it is a measurement."""
 
     name: str
     passed: bool | None
     detail: str
+    values: dict[str, float | str | None] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        verdict = {True: "PASS", False: "FAIL", None: "SKIP"}[self.passed]
+        verdict = {True: "PASS", False: "FAIL", None: "----"}[self.passed]
         return f"{verdict} {self.name}: {self.detail}"
 
 
-class Subject:
-    """The checkpoint under test, loaded as it would be served."""
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """One utterance, its leading silence included."""
 
-    def __init__(self, directory: Path, reference: Reference | None, *, threads: int) -> None:
-        self.directory = directory
-        self.engine = build_engine(directory, TalkerConfig(device="cpu", dtype="float32", threads=threads))
-        self.codec = CodecDecoder.load(directory / "speech_tokenizer")
-        self.sample_rate = SpeechTokenizerConfig.load(directory / "speech_tokenizer").sample_rate
+    codes: Codes
+    pcm: Pcm
+    reason: FinishReason | None
+    num_text_tokens: int
+    first_audio_s: float  # from the request on
+    took_s: float
+
+
+class Subject:
+    """The checkpoint under test, loaded as this machine would serve it."""
+
+    def __init__(self, directory: Path, reference: Reference | None, options: argparse.Namespace) -> None:
+        config = TalkerConfig(
+            device=options.device, threads=options.threads, max_num_seqs=4, deterministic=options.deterministic
+        )
         self.reference = reference
+        self.engine: Engine = load_engine(directory, config, StartClock(_paced(logger.info)))
+        self.on_gpu = self.engine.info.talker_on_gpu
+        self.codec: Codec = load_codec(str(directory), CodecConfig(placement="inline"))  # it need not be warm
+        torch.set_num_threads(options.threads)
+        self.size = self.engine.info.frame_samples
+        self.sample_rate = self.engine.info.sample_rate
+
+    @property
+    def precision(self) -> str:
+        """In which audio is made here."""
+        return self.engine.info.codec_precision if self.on_gpu else self.codec.decoder.precision
 
     def request(self, sampling: Sampling, *, seed: int = 0) -> GenerateRequest:
         """The test sentence, in whatever voice this kind of checkpoint takes."""
@@ -82,96 +129,187 @@ class Subject:
             return GenerateRequest(replace(synthesis, voice=next(iter(model.speakers))))
         if model.kind is ModelKind.VOICE_DESIGN:
             return GenerateRequest(replace(synthesis, instructions=DESCRIPTION))
-        return self._clone(synthesis)
+        assert self.reference is not None, "a base checkpoint was given one"
+        codes = None if self.reference.x_vector_only else self.codec.encode_reference(self.reference.audio)[0]
+        return GenerateRequest(replace(synthesis, reference=self.reference), codes)
 
-    def _clone(self, synthesis: SynthesisRequest) -> GenerateRequest:
-        assert self.reference is not None, "checked with the command line"
-        request = replace(synthesis, reference=self.reference)
-        if self.reference.x_vector_only:
-            return GenerateRequest(request)
-        encoder = CodecEncoder.load(self.directory / "speech_tokenizer")
-        return GenerateRequest(request, encoder.encode(self.reference.audio))
-
-    def speak(self, request: GenerateRequest) -> tuple[Codes, FinishReason | None]:
-        """All frames [frames, groups] of a request and why they ended."""
-        self.engine.add(0, request)
-        frames, reason = [], None
+    def speak(self, *requests: GenerateRequest, most: int | None = None) -> list[Speech]:
+        """Requests that come together; `most` frames of each are expected, else as many as their text can take."""
+        started_s, made = time.perf_counter(), [_Stream() for _ in requests]
+        progress = throttled(f"speaking, {len(requests)} at once: frame", logger.info)
+        for number, request in enumerate(requests):
+            self.engine.add(number, replace(request, gpu_frames=ALL_FRAMES if self.on_gpu else 0))
         while not self.engine.is_idle:
-            for _, chunk in self.engine.step().chunks:
-                frames.append(chunk.codes)
-                reason = chunk.finish_reason
-        return np.concatenate(frames), reason
+            output = self.engine.step()
+            for _, error in output.failures:
+                raise error
+            for number, chunk in output.chunks:
+                stream = made[number]
+                if len(chunk.codes) and not self.on_gpu and not stream.codes:
+                    self.decode(chunk.codes[:1])  # what its listener waits for
+                stream.codes += list(chunk.codes)
+                stream.pcm += chunk.pcm
+                stream.reason = chunk.finish_reason
+                stream.num_text_tokens = max(stream.num_text_tokens, chunk.num_text_tokens)
+                stream.took_s = time.perf_counter() - started_s
+                if stream.first_audio_s is None and (chunk.pcm or not self.on_gpu):
+                    stream.first_audio_s = stream.took_s
+            tokens = max(stream.num_text_tokens for stream in made)
+            progress(max(len(stream.codes) for stream in made), most or runaway_frames(tokens))
+        return [self._speech(stream) for stream in made]
 
+    def _speech(self, stream: "_Stream") -> Speech:
+        codes = np.stack(stream.codes) if stream.codes else np.zeros((0, self.engine.info.num_code_groups), np.int16)
+        pcm = np.frombuffer(bytes(stream.pcm), np.int16) if self.on_gpu else self.decode(codes)
+        first_s = stream.took_s if stream.first_audio_s is None else stream.first_audio_s
+        return Speech(codes, pcm, stream.reason, stream.num_text_tokens, first_s, stream.took_s)
+
+    def decode(self, codes: Codes) -> Pcm:
+        """[samples] of a whole utterance, as the codec pool makes them."""
+        if not len(codes):
+            return np.zeros(0, np.int16)
+        decoder = self.codec.decoder
+        audio, _ = decoder.decode(torch.from_numpy(codes.astype(np.int64))[None], [decoder.initial_state()])
+        return to_pcm16(audio[0])
+
+
+@dataclass(slots=True)
+class _Stream:
+    codes: list[Codes] = field(default_factory=list)
+    pcm: bytearray = field(default_factory=bytearray)
+    reason: FinishReason | None = None
+    num_text_tokens: int = 0
+    first_audio_s: float | None = None
+    took_s: float = 0.0
+
+
+def check_speech(subject: Subject, spoken: list[Speech], folder: Path) -> Iterator[Check]:
+    """Speech ends by itself, can be heard, and is neither silence nor a loop. Writes the samples."""
+    for seed, speech in zip(SEEDS, spoken, strict=True):
+        soundfile.write(folder / f"speech-{seed}.wav", speech.pcm, subject.sample_rate)
+        heard = EndingGuard(subject.size).pass_on(speech.codes, speech.pcm, speech.reason, speech.num_text_tokens)
+        length_s, reason = len(speech.pcm) / subject.sample_rate, heard[2]
+        ends = f"{reason} after {length_s:.1f} s, {len(speech.codes)} frames of {speech.num_text_tokens} text tokens"
+        values: dict[str, float | str | None] = {"reason": reason, "seconds": length_s}
+        yield Check(f"speech ends, seed {seed}", reason is FinishReason.STOP, ends, values)
+        samples = speech.pcm.astype(np.float64) / PCM_SCALE
+        loud_db = _decibels(float(np.sqrt(np.square(samples).mean())) if len(samples) else 0.0)
+        peak_db = _decibels(float(np.abs(samples).max(initial=0.0)))
+        onset = first_sound(speech.pcm, subject.sample_rate)
+        quiet_s = length_s if onset is None else onset / subject.sample_rate
+        detail = f"{loud_db:.1f} dB of full scale, peak {peak_db:.1f} dB, {quiet_s:.2f} s of silence before it"
+        levels: dict[str, float | str | None] = {"rms_db": loud_db, "peak_db": peak_db, "leading_silence_s": quiet_s}
+        yield Check(f"speech is heard, seed {seed}", loud_db > _AUDIBLE_DB, detail, levels)
+
+
+def check_batched(subject: Subject, together: Speech) -> Check:
+    """What a stream says does not depend on who else speaks."""
+    name = "codes are the same alone and with others"
+    if subject.on_gpu and not subject.engine.runner.shape.deterministic:
+        return Check(name, None, "on a GPU only with deterministic: true; --deterministic loads it so")
+    [alone] = subject.speak(subject.request(Sampling(), seed=SEEDS[0]))
+    common = min(len(alone.codes), len(together.codes))
+    differing = np.flatnonzero((alone.codes[:common] != together.codes[:common]).any(axis=1))
+    if len(differing) or len(alone.codes) != len(together.codes):
+        first = int(differing[0]) if len(differing) else common
+        return Check(name, passed=False, detail=f"frame {first} is the first to differ")
+    return Check(name, passed=True, detail=f"{common} frames")
+
+
+def measure(subject: Subject, spoken: list[Speech]) -> Iterator[Check]:
+    """Numbers that nothing is demanded of."""
+    request = subject.request(Sampling(max_new_tokens=3))
+    times_ms = [1e3 * subject.speak(request, most=2)[0].first_audio_s for _ in range(_FIRST_AUDIO_TRIALS)]
+    middle_ms = statistics.median(times_ms)
+    detail = f"{middle_ms:.1f} ms from the request to the first frame's audio (median of {len(times_ms)}, no HTTP)"
+    yield Check("first audio", None, detail, {"first_audio_ms": middle_ms})
+    audio_s, took_s = sum(len(each.pcm) for each in spoken) / subject.sample_rate, max(each.took_s for each in spoken)
+    detail = f"{audio_s / took_s:.2f} s of codes a second, {len(spoken)} streams together"
+    yield Check("speed", None, detail, {"audio_s_per_s": audio_s / took_s})
+    yield Check("memory", None, *_memory(subject))
+
+
+def _memory(subject: Subject) -> tuple[str, dict[str, float | str | None]]:
+    host_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    values: dict[str, float | str | None] = {"host_gib": host_gib}
+    if not subject.on_gpu:
+        return f"{host_gib:.1f} GiB at most", values
+    values["gpu_gib"] = gpu_gib = torch.cuda.max_memory_reserved() / 2**30
+    return f"{gpu_gib:.1f} GiB of the GPU at most (keys and values take what is free), {host_gib:.1f} GiB here", values
+
+
+class Exact:
+    """The same checkpoint in float32, in plain PyTorch on the CPU: layers as they are, nothing folded or fused."""
+
+    def __init__(self, directory: Path, *, threads: int) -> None:
+        config = TalkerConfig(device="cpu", dtype="float32", kernels="plain", threads=threads, max_num_seqs=1)
+        self.engine = build_engine(directory, config)
+        self.network = DecoderNetwork.load(directory / "speech_tokenizer")
+
+    @torch.inference_mode()
     def audio(self, codes: Codes) -> NDArray[np.float32]:
         """[samples] of a whole utterance."""
-        audio, _ = self.codec.decode(torch.from_numpy(codes.astype(np.int64))[None], [self.codec.initial_state()])
-        samples: NDArray[np.float32] = audio[0].numpy()
+        samples: NDArray[np.float32] = self.network(torch.from_numpy(codes.astype(np.int64))[None])[0].numpy()
         return samples
 
+    def check_codes(self, name: str, request: GenerateRequest, expected: Codes, tolerance: Tolerance) -> Check:
+        """Whether greedy codes [frames, groups] are those of float32, but for near-ties."""
+        most = request.synthesis.sampling.max_new_tokens or 1
+        tell = throttled("greedy codes in float32, frame", logger.info)
+        found = divergences(self.engine, request, expected, most=most - 1, begin=lambda known: tell(known, most - 1))
+        passed, detail = near_ties(found, expected, tolerance)
+        return Check(name, passed, detail, {"frames": len(expected), "otherwise": len(found)})
 
-def check_speech(subject: Subject, wav: Path | None) -> Iterator[Check]:
-    """Speech ends before it is cut off, and makes sound."""
-    for seed in _SEEDS:
-        codes, reason = subject.speak(subject.request(Sampling(), seed=seed))
-        audio = subject.audio(codes)
-        seconds = f"{len(audio) / subject.sample_rate:.1f} s"
-        yield Check(f"speech ends, seed {seed}", reason is FinishReason.STOP, f"{reason} after {seconds}")
-        loudness = float(audio.std())
-        yield Check(f"speech is audible, seed {seed}", loudness > _AUDIBLE, f"standard deviation {loudness:.3f}")
-        if wav is not None and seed == _SEEDS[0]:
-            soundfile.write(wav, audio, subject.sample_rate)
-            logger.info("wrote %s: listen to it", wav)
+    def check_audio(self, name: str, codes: Codes, audio: NDArray[Any], least_db: float) -> Check:
+        """Whether samples, in [-1, 1], are those of float32."""
+        exact = torch.from_numpy(self.audio(codes))
+        noise_db = snr_db(exact, torch.from_numpy(audio[: len(exact)])) if len(audio) >= len(exact) else -np.inf
+        detail = f"{noise_db:.1f} dB above the error, {least_db:.0f} must be; {len(codes)} frames"
+        return Check(name, noise_db >= least_db, detail, {"snr_db": noise_db})
 
-
-@torch.inference_mode()
-def check_codec(subject: Subject, *, num_frames: int) -> Check:
-    """The decoder that serves computes what the checkpoint's layers do, one by one."""
-    codes, _ = subject.speak(subject.request(Sampling(max_new_tokens=num_frames)))
-    exact = DecoderNetwork.load(subject.directory / "speech_tokenizer")(torch.from_numpy(codes.astype(np.int64))[None])
-    noise_db = snr_db(exact[0], torch.from_numpy(subject.audio(codes)))
-    return Check("the codec decoder is the checkpoint's", noise_db >= _MIN_SNR_DB, f"{noise_db:.1f} dB above its error")
+    def check_every_code(self) -> Check:
+        """No code of any codebook brings the decoder to NaN or infinity."""
+        largest = Sweep.of(self.network, throttled("every code through the codec, stream", logger.info)).largest
+        values: dict[str, float | str | None] = {"largest": largest.value, "layer": largest.layer}
+        return Check("every code of the codec is finite", isfinite(largest.value), str(largest), values)
 
 
-def check_every_code(subject: Subject) -> Check:
-    """No code of any codebook brings the decoder to NaN or infinity."""
-    network = DecoderNetwork.load(subject.directory / "speech_tokenizer")
-    largest = Sweep.of(network, throttled("every code through the codec, stream", logger.info)).largest
-    return Check("every code of the codec is finite", isfinite(largest.value), str(largest))
-
-
-def check_official(subject: Subject, python: Path | None, *, num_frames: int) -> Check:
-    """Greedy codes equal the official package's."""
-    name = f"{num_frames} greedy frames equal the official package's"
+def check_official(
+    exact: Exact, request: GenerateRequest, directory: Path, python: Path | None, folder: Path
+) -> Iterator[Check]:
+    """Greedy codes and the waveform equal the official package's."""
+    name = "greedy codes are the official package's"
     if python is None:
-        return Check(name, None, f"it is not installed. {_INSTALL}")
-    greedy = Sampling(do_sample=False, subtalker_dosample=False, max_new_tokens=num_frames + 1)
-    request = subject.request(greedy)
-    expected = official_codes(subject, request, python, num_frames=num_frames)
-    codes, _ = subject.speak(request)
-    common = min(len(codes), len(expected))
-    differing = np.flatnonzero((codes[:common] != expected[:common]).any(axis=1))
-    if len(differing):
-        return Check(name, passed=False, detail=f"frame {differing[0]} is the first to differ")
-    return Check(name, len(codes) == len(expected), f"{len(codes)} frames here, {len(expected)} there")
+        yield Check(name, None, f"it is not installed. {_INSTALL}")
+        return
+    logger.info("the official package speaks (it shows no progress): %s", python)
+    rate = exact.engine.info.sample_rate
+    codes, wav = official_speech(directory, request.synthesis, python, sample_rate=rate)
+    soundfile.write(folder / "official.wav", wav, rate)
+    yield exact.check_codes(name, request, codes, FLOAT32)
+    yield exact.check_audio("the waveform is the official package's", codes, wav, _FLOAT32_SNR_DB)
 
 
-def official_codes(subject: Subject, request: GenerateRequest, python: Path, *, num_frames: int) -> Codes:
-    """[frames, groups] of the same request from the official package, run by `python`."""
+def official_speech(
+    directory: Path, synthesis: SynthesisRequest, python: Path, *, sample_rate: int
+) -> tuple[Codes, NDArray[np.float32]]:
+    """Codes [frames, groups] and samples of the same request from the official package, run by `python`."""
     with tempfile.TemporaryDirectory() as scratch:
-        request_file, codes_file = Path(scratch) / "request.json", Path(scratch) / "codes.npy"
-        arguments = _official_arguments(request.synthesis, Path(scratch), subject.sample_rate)
-        greedy = {"do_sample": False, "subtalker_dosample": False, "max_new_tokens": num_frames + 1}
-        values = {"checkpoint": str(subject.directory.resolve()), "arguments": arguments | greedy}
+        request_file, speech_file = Path(scratch) / "request.json", Path(scratch) / "speech.npz"
+        arguments = _official_arguments(synthesis, Path(scratch), sample_rate)
+        options = synthesis.sampling
+        greedy = {"do_sample": False, "subtalker_dosample": False, "max_new_tokens": options.max_new_tokens}
+        values = {"checkpoint": str(directory.resolve()), "arguments": arguments | greedy}
         request_file.write_text(json.dumps(values), encoding="utf-8")
-        command = [str(python), "-m", "talkray_tools.official", str(request_file), str(codes_file)]
+        command = [str(python), "-m", "talkray_tools.official", str(request_file), str(speech_file)]
         root = Path(__file__).parents[1]
         done = subprocess.run(
             command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
         )
         if done.returncode:
             sys.exit(f"the official package failed:\n{done.stdout}")
-        codes: Codes = np.load(codes_file)
-        return codes
+        with np.load(speech_file) as speech:
+            return speech["codes"], speech["wav"]
 
 
 def _official_arguments(synthesis: SynthesisRequest, scratch: Path, sample_rate: int) -> dict[str, Any]:
@@ -206,49 +344,104 @@ def read_reference(file: Path, text: str | None, *, sample_rate: int) -> Referen
     return Reference(np.ascontiguousarray(audio.mean(axis=1)), text, x_vector_only=text is None)
 
 
+def _paced(report: Callable[[str], None]) -> Callable[[str], None]:
+    """The phases of a start, those that count up once."""
+    said: set[str] = set()
+
+    def tell(stage: str) -> None:
+        what = stage.rstrip("0123456789/ ")
+        if what not in said:
+            said.add(what)
+            report(stage)
+
+    return tell
+
+
+def _decibels(amplitude: float) -> float:
+    return 20 * float(np.log10(max(amplitude, 1e-10)))
+
+
 def main(arguments: list[str]) -> int:
     """Command line; returns the exit code: 0 unless a check failed."""
     parser = argparse.ArgumentParser(prog="python -m talkray_tools.verify", description="Check a checkpoint.")
     parser.add_argument("--model", required=True, help="a directory, a released name, or embedded")
-    parser.add_argument("--frames", type=int, default=50, help="greedy frames to compare with the official package")
+    parser.add_argument("--frames", type=int, default=32, help="greedy frames to compare")
+    parser.add_argument("--out", type=Path, default=Path("verify"), help="folder for verify.json and audio")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where it would be served")
+    parser.add_argument("--deterministic", action="store_true", help="on a GPU: load it with deterministic: true")
     parser.add_argument(
         "--official-python", type=Path, help="interpreter that has qwen-tts; default .parity/bin/python"
     )
     parser.add_argument("--reference", type=Path, help="recording for base checkpoints to clone")
     parser.add_argument("--reference-text", help="what is said in it; without, only the speaker vector is used")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads")
-    parser.add_argument("--wav", type=Path, help="write one utterance to this file")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    checks: list[Check] = []
+    started_s = time.perf_counter()
+    options.out.mkdir(parents=True, exist_ok=True)
     try:
-        return _verify(options)
+        for check in _checks(options):
+            logger.info("[%.0f s] %s", time.perf_counter() - started_s, check)
+            checks.append(check)
     except TalkrayError as error:
-        logger.info("FAIL %s", error)
-        return 1
+        checks.append(Check("it loads and speaks", passed=False, detail=str(error)))
+        logger.info("%s", checks[-1])
+    return _conclude(checks, options, time.perf_counter() - started_s)
 
 
-def _verify(options: argparse.Namespace) -> int:
-    directory = locate(options.model)
+def _checks(options: argparse.Namespace) -> Iterator[Check]:
+    directory = locate(options.model, report=lambda transfer: logger.info("%s", transfer))
     rate = SpeechTokenizerConfig.load(directory / "speech_tokenizer").input_sample_rate
     given = options.reference
     reference = read_reference(given, options.reference_text, sample_rate=rate) if given else None
-    subject = Subject(directory, reference, threads=options.threads)
-    logger.info("PASS %s loads: every tensor has its place", directory)
-    if subject.engine.model.kind is ModelKind.BASE and reference is None:
-        logger.info("SKIP everything else: a base checkpoint clones, pass --reference RECORDING")
-        return 0
-    checks = []
-    for check in _checks(subject, options):
-        logger.info("%s", check)
-        checks.append(check)
-    return 1 if any(check.passed is False for check in checks) else 0
+    subject = Subject(directory, reference, options)
+    info, step = subject.engine.info, subject.engine.runner.step.name
+    device = torch.cuda.get_device_name() if subject.on_gpu else f"CPU, torch threads: {options.threads}"
+    detail = f"{directory}: every tensor has its place; {device}, talker {step}, codec {subject.precision}"
+    yield Check("it loads", True, detail, {"device": device, "talker": step, "codec": subject.precision})
+    if info.kind is ModelKind.BASE and reference is None:
+        yield Check("everything else", None, "a base checkpoint clones: pass --reference RECORDING")
+        return
+    spoken = subject.speak(*(subject.request(Sampling(), seed=seed) for seed in SEEDS))
+    yield from check_speech(subject, spoken, options.out)
+    yield check_batched(subject, spoken[0])
+    yield from measure(subject, spoken)
+    greedy = Sampling(do_sample=False, subtalker_dosample=False, max_new_tokens=options.frames + 1)
+    request = subject.request(greedy)
+    [fast] = subject.speak(request, most=options.frames)
+    is_rounded = subject.engine.runner.step.talker.codec_head.weight.dtype is not torch.float32
+    del subject  # large weights fit once
+    gc.collect()
+    exact = Exact(directory, threads=options.threads)
+    tolerance = ROUNDED if is_rounded else FLOAT32
+    yield exact.check_codes("greedy codes are those of float32", request, fast.codes, tolerance)
+    heard = fast.pcm.astype(np.float32) / PCM_SCALE
+    yield exact.check_audio("the waveform is that of float32", fast.codes, heard, MIN_SNR_DB)
+    yield exact.check_every_code()
+    yield from check_official(exact, request, directory, find_official(options.official_python), options.out)
 
 
-def _checks(subject: Subject, options: argparse.Namespace) -> Iterator[Check]:
-    yield from check_speech(subject, options.wav)
-    yield check_codec(subject, num_frames=options.frames)
-    yield check_every_code(subject)
-    yield check_official(subject, find_official(options.official_python), num_frames=options.frames)
+def _conclude(checks: list[Check], options: argparse.Namespace, took_s: float) -> int:
+    """The last lines, and the file for a bug report."""
+    failed = [check.name for check in checks if check.passed is False]
+    passed = sum(check.passed is True for check in checks)
+    file = options.out / "verify.json"
+    about = {
+        "model": options.model,
+        "passed": not failed,
+        "seconds": round(took_s, 1),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in ("talkray", "torch", "transformers")},
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+    file.write_text(json.dumps(about | {"checks": [asdict(check) for check in checks]}, indent=1), encoding="utf-8")
+    logger.info("%s and audio are in %s: listen to it", file.name, options.out)
+    if failed:
+        logger.info("FAIL: %s. A report of it should carry %s and the audio", "; ".join(failed), file)
+        return 1
+    logger.info("PASS: %d checks in %.0f s", passed, took_s)
+    return 0
 
 
 if __name__ == "__main__":

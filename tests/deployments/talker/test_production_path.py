@@ -20,17 +20,19 @@ from deployments.talker.loading import build_engine, warm_up
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model_runner import ModelRunner
 from deployments.talker.sequence import FrameLimit, Sequence
-from talkray_tools.choices import divergences
+from talkray_tools.choices import Tolerance, divergences, near_ties
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.random_codec import Stress
 from talkray_tools.released import SHAPES, Shape
-from talkray_tools.verify import ROUNDED, near_ties
 from tests.deployments.talker.driving import GREEDY, ask, speak, speak_all
 from tests.deployments.talker.test_deterministic import WIDE
 
 on_gpu = pytest.mark.gpu
 LONG_TEXT = "A text that is a good deal longer than the other ones, so that its prompt takes several passes. " * 8
 TINY = SHAPES["tiny-CustomVoice"]
+TWINS = Tolerance(
+    0.2, 1.0
+)  # every code of stressed weights has a twin 1e-3 beside it, which bfloat16 cannot tell apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +208,19 @@ def test_streams_that_come_and_go_keep_their_audio(
     assert any(leave.keys() & owners and len(owners) > 1 for owners in seen.rows.values()), "no row was taken over"
     assert [stream.reason for stream in streams.values()] == [FinishReason.LENGTH] * (count - len(leave))
     if place.device == "cuda":
-        assert seen.buckets >= {1, 2, 8, 16}
+        assert len(seen.buckets) >= 3
     assert_audio_is_of_codes(checkpoint, place, streams)
 
 
-def test_what_is_preempted_with_audio_says_what_it_says_alone(place: Place, checkpoint: Path) -> None:
+def test_what_is_preempted_with_audio_says_what_it_says_alone(
+    place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Deterministic, as codes depend on the batch by default."""
     requests = coming_and_going(9)
-    tight = load(checkpoint, place, streams=3, num_blocks=14, deterministic=True)
+    tight = load(checkpoint, place, streams=3, num_blocks=5 if place.device == "cuda" else 14, deterministic=True)
+    seen = observe(tight, monkeypatch)
     streams = with_audio(tight, requests, leave={})
+    assert seen.preempted > 0
     alone = load(checkpoint, place, streams=3, deterministic=True)
     for number, request in enumerate(requests):
         np.testing.assert_array_equal(np.stack(streams[number].codes), speak(alone, request).codes, f"stream {number}")
@@ -234,8 +240,8 @@ def test_stressed_weights_speak(place: Place, stress: Stress, tmp_path: Path) ->
     for number, request in enumerate(requests):
         codes = np.stack(streams[number].codes)
         found = divergences(exact, request, codes, most=24)
-        check = near_ties(f"stream {number}", found, codes, ROUNDED)
-        assert check.passed, check
+        passed, detail = near_ties(found, codes, TWINS)
+        assert passed, f"stream {number}: {detail}"
 
 
 @on_gpu
