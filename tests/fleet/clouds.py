@@ -1,20 +1,18 @@
-"""Clouds that are not there: moto behind Ray's own AWS client, and a transport that answers for Google."""
+"""An AWS that is not there: moto, which Ray's own client speaks to."""
 
 import contextlib
 import json
 import os
-import re
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import boto3
-import httplib2
 import yaml
 
 from serve_app.ray_settings import free_port
@@ -183,45 +181,3 @@ def ray_up(cloud: Aws, login: Login, file: Path) -> None:
     command = [sys.executable, "-m", "ray.scripts.scripts", "up", "--yes", "--no-config-cache", str(file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-
-
-@dataclass(slots=True)
-class Google:
-    """Compute Engine behind Google's own client: instances, operations, and no spot where `refuses_spot`."""
-
-    refuses_spot: bool = False
-    error: str = "ZONE_RESOURCE_POOL_EXHAUSTED"  # why
-    instances: dict[str, dict[str, Any]] = field(default_factory=dict)
-    inserted: list[dict[str, Any]] = field(default_factory=list)
-    failed: set[str] = field(default_factory=set)
-
-    def request(self, uri: str, method: str = "GET", body: Any = None, **_: Any) -> tuple[Any, bytes]:
-        """As httplib2.Http does."""
-        answer = self._answer(uri.partition("?")[0], method, json.loads(body) if body else {})
-        return httplib2.Response({"status": "200", "content-type": "application/json"}), json.dumps(answer).encode()
-
-    def close(self) -> None:
-        """As httplib2.Http does."""
-
-    def _answer(self, uri: str, method: str, body: dict[str, Any]) -> dict[str, Any]:
-        name = uri.rpartition("/")[2]
-        if "/operations/" in uri:
-            error = {"error": {"errors": [{"code": self.error}]}} if name in self.failed else {}
-            return {"name": name, "status": "DONE", **error}
-        if method == "POST" and uri.endswith("/instances"):
-            return {"name": self._insert(body), "status": "RUNNING"}
-        if method == "DELETE":
-            del self.instances[name]
-            return {"name": f"delete-{name}", "status": "RUNNING"}
-        if re.search(r"/instances$", uri):
-            return {"items": list(self.instances.values())}
-        return self.instances[name]
-
-    def _insert(self, body: dict[str, Any]) -> str:
-        self.inserted.append(body)
-        operation = f"insert-{len(self.inserted)}"
-        if self.refuses_spot and body.get("scheduling", {}).get("provisioningModel") == "SPOT":
-            self.failed.add(operation)
-        else:
-            self.instances[body["name"]] = body | {"status": "RUNNING", "labelFingerprint": "x"}
-        return operation

@@ -29,6 +29,14 @@ KEYS = "keys.json"
 SLOT_CPUS, PER_NODE = 0.25, 2  # of a replica; two talkers to a node, or two codec and two ingress replicas
 _OBJECT_STORE = 80_000_000
 _ATTEMPTS = 5
+# A raylet waits 15 s until each agent has written down its port, whichever it was told to take.
+_AGENTS = {
+    "metrics-export": 8080,
+    "dashboard-agent-listen": 52365,
+    "dashboard-agent-grpc": 52366,
+    "runtime-env-agent": 52367,
+}
+_FILES = {"dashboard-agent-grpc": "metrics_agent_port"}  # others are named like the option
 _RAY = (sys.executable, "-m", "ray.scripts.scripts")
 # A node's drain ends here at the latest; a replica's own end comes before.
 DRAIN_S = 150
@@ -129,6 +137,8 @@ class Fleet:
         raise AssertionError(f"the head did not start {_ATTEMPTS} times\n{self.tails()}")
 
     def _head_answers(self) -> bool:
+        if not self._write_ports(self.head):
+            return False
         with contextlib.suppress(OSError), socket.create_connection((self.head.address, GCS_PORT), timeout=1):
             self.control = Control(self.head)
             try:
@@ -158,14 +168,44 @@ class Fleet:
         raise AssertionError(f"{name} did not start {_ATTEMPTS} times\n{self.tails()}")
 
     def _joins(self, machine: Machine) -> bool:
-        """Ray gives the agents of a node 15 s to start: two cores with other work may need a few attempts."""
-        self.wait(lambda: not machine.is_running or machine.address in self.alive(), f"{machine.name} in the cluster")
+        def settled() -> bool:
+            self._write_ports(machine)
+            return not machine.is_running or machine.address in self.alive()
+
+        self.wait(settled, f"{machine.name} in the cluster")
         return machine.is_running
+
+    def _write_ports(self, machine: Machine) -> bool:
+        """For agents that need longer, as they do on two cores with other work: their raylet would end itself.
+
+        Whether there is a raylet.
+        """
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # it may end while we look
+                executable, *options = process.read_bytes().decode(errors="replace").split("\0")
+                if executable.endswith("/raylet") and f"--node_ip_address={machine.address}" in options:
+                    node_id = next(each.partition("=")[2] for each in options if each.startswith("--node_id="))
+                    self._write_ports_of(node_id, self.scratch / machine.name / "session_latest")
+                    return True
+        return False
+
+    def _write_ports_of(self, node_id: str, session: Path) -> None:
+        for name, port in _AGENTS.items():
+            stem = _FILES.get(name, f"{name.replace('-', '_')}_port")
+            file = session / f"{stem}_{node_id}"
+            if session.exists() and not file.exists():
+                file.write_text(str(port))
 
     def _start(self, machine: Machine, *options: str, **environment: str) -> None:
         own = self.scratch / machine.name
         own.mkdir(exist_ok=True)
-        common = [f"--node-ip-address={machine.address}", f"--object-store-memory={_OBJECT_STORE}", f"--temp-dir={own}"]
+        ports = [f"--{name}-port={port}" for name, port in _AGENTS.items()]
+        common = [
+            *ports,
+            f"--node-ip-address={machine.address}",
+            f"--object-store-memory={_OBJECT_STORE}",
+            f"--temp-dir={own}",
+        ]
         machine.start([*_RAY, "start", "--block", *common, *options], self.environment | environment)
 
     def ask(self, *order: Any) -> Any:

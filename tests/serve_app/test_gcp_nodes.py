@@ -1,8 +1,11 @@
 """The provider of `cluster/gcp.yaml`, with Google's own client, on an API that is not there. No login, no networks."""
 
+import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httplib2
 import pytest
 import yaml
 from googleapiclient import discovery
@@ -10,9 +13,50 @@ from ray.autoscaler._private.gcp import config as gcp_config
 from ray.autoscaler._private.gcp.node import GCPCompute
 
 from serve_app.gcp_nodes import Nodes
-from tests.fleet.clouds import Google
 
 CLUSTER = Path(__file__).parents[2] / "cluster/gcp.yaml"
+
+
+@dataclass(slots=True)
+class Google:
+    """Compute Engine behind Google's own client: instances, operations, and no spot where `refuses_spot`."""
+
+    refuses_spot: bool = False
+    error: str = "ZONE_RESOURCE_POOL_EXHAUSTED"  # why
+    instances: dict[str, dict[str, Any]] = field(default_factory=dict)
+    inserted: list[dict[str, Any]] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+
+    def request(self, uri: str, method: str = "GET", body: Any = None, **_: Any) -> tuple[Any, bytes]:
+        """As httplib2.Http does."""
+        answer = self._answer(uri.partition("?")[0], method, json.loads(body) if body else {})
+        return httplib2.Response({"status": "200", "content-type": "application/json"}), json.dumps(answer).encode()
+
+    def close(self) -> None:
+        """As httplib2.Http does."""
+
+    def _answer(self, uri: str, method: str, body: dict[str, Any]) -> dict[str, Any]:
+        name = uri.rpartition("/")[2]
+        if "/operations/" in uri:
+            error = {"error": {"errors": [{"code": self.error}]}} if name in self.failed else {}
+            return {"name": name, "status": "DONE", **error}
+        if method == "POST" and uri.endswith("/instances"):
+            return {"name": self._insert(body), "status": "RUNNING"}
+        if method == "DELETE":
+            del self.instances[name]
+            return {"name": f"delete-{name}", "status": "RUNNING"}
+        if uri.endswith("/instances"):
+            return {"items": list(self.instances.values())}
+        return self.instances[name]
+
+    def _insert(self, body: dict[str, Any]) -> str:
+        self.inserted.append(body)
+        operation = f"insert-{len(self.inserted)}"
+        if self.refuses_spot and body.get("scheduling", {}).get("provisioningModel") == "SPOT":
+            self.failed.add(operation)
+        else:
+            self.instances[body["name"]] = body | {"status": "RUNNING", "labelFingerprint": "x"}
+        return operation
 
 
 @pytest.fixture
