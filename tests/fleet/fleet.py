@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 TALKER, CODEC, INGRESS = "Talker", "CodecDecoder", "Ingress"
 TALKERS, CODECS = "talker", "codec"  # values of the label `pool`
 HTTP_PORT, GCS_PORT = 8000, 6379
-START_S = 300.0
+START_S = 1200.0
 KEYS = "keys.json"
 SLOT_CPUS, PER_NODE = 0.25, 2  # of a replica; two talkers to a node, or two codec and two ingress replicas
 _OBJECT_STORE = 80_000_000
@@ -50,8 +50,9 @@ def settings() -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(DRAIN_S),
         # Two cores start a fleet.
-        "RAY_raylet_start_wait_time_s": "60",
+        "RAY_raylet_start_wait_time_s": "120",
         "RAY_agent_register_timeout_ms": str(int(START_S * 1000)),
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_prestart_worker_first_driver": "0",
         "RAY_enable_worker_prestart": "0",
         "PYTHONPATH": str(ROOT),
@@ -237,8 +238,18 @@ class Fleet:
 
     def deploy(self, config: dict[str, Any]) -> None:
         """Deploy, and return once everything runs."""
-        self.ask("deploy", config)
+        self.wait(lambda: self._takes(config), "Serve")
         self.wait(self._runs, "the application")
+
+    def _takes(self, config: dict[str, Any]) -> bool:
+        """Serve gives a proxy no more time than one core needs for it, and replaces it then."""
+        try:
+            self.ask("deploy", config)
+        except RuntimeError as error:
+            if "SERVE_PROXY_ACTOR" not in str(error):
+                raise
+            return False
+        return True
 
     def _runs(self) -> bool:
         application = self.ask("applications").get(APP_NAME, {"status": "missing"})
@@ -267,6 +278,9 @@ class Fleet:
             for line in log.read_text(errors="replace").splitlines()
             if "heck failed" in line or "FATAL" in line
         ]
+        monitor = self.scratch / "head/session_latest/logs/monitor.log"
+        if monitor.exists():
+            failed.append(f"--- autoscaler\n{monitor.read_text(errors='replace')[-6000:]}")
         outputs = [f"--- {name}\n{machine.tail()}" for name, machine in self.net.machines.items()]
         return "\n".join([*failed, *outputs])
 
