@@ -238,17 +238,17 @@ class Fleet:
 
     def deploy(self, config: dict[str, Any]) -> None:
         """Deploy, and return once everything runs."""
-        self.wait(lambda: self._takes(config), "Serve")
+        self.wait(lambda: self.takes(config), "Serve")
         self.wait(self._runs, "the application")
 
-    def _takes(self, config: dict[str, Any]) -> bool:
-        """Serve gives a proxy no more time than one core needs for it, and replaces it then."""
+    def takes(self, config: dict[str, Any]) -> bool:
+        """Whether Serve has taken a config: it waits a minute for its proxies, and replaces one that hangs."""
         try:
             self.ask("deploy", config)
         except RuntimeError as error:
-            if "SERVE_PROXY_ACTOR" not in str(error):
-                raise
-            return False
+            if "SERVE_PROXY_ACTOR" in str(error) or "HTTP proxies not available" in str(error):
+                return False
+            raise
         return True
 
     def _runs(self) -> bool:

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -13,7 +13,7 @@ import numpy as np
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. "
 _CHUNK_BYTES = 1 << 16
-_LONG_S = 1200.0  # for all seeds
+_LONG_S = 1200.0  # for anything
 _NO_AUDIO_S = 300.0  # for the next audio, on a machine that is busy
 BYTES_PER_S = 48_000
 SEEDS = 4  # different utterances
@@ -113,18 +113,24 @@ class Listeners:
             if self._plays:
                 await asyncio.sleep(max(0.0, started_s + len(heard.pcm) / BYTES_PER_S - time.monotonic()))
 
-    def wait_under_way(self, count: int, within_s: float = _LONG_S) -> None:
+    def wait_under_way(self, count: int) -> None:
         """Return once so many streams have brought audio and not ended."""
-        deadline_s = time.monotonic() + within_s
-        while sum(bool(each.pcm) for each in self.under_way) < count:
-            assert time.monotonic() < deadline_s, [each.error for each in self.heard]
-            time.sleep(0.05)
+        self._wait(lambda: sum(bool(each.pcm) for each in self.under_way) >= count, f"{count} streams under way")
 
-    def wait_heard(self, count: int, within_s: float = _LONG_S) -> None:
+    def wait_heard(self, count: int) -> None:
         """Return once so many more have ended."""
-        target, deadline_s = len(self.heard) + count, time.monotonic() + within_s
-        while len(self.heard) < target:
-            assert time.monotonic() < deadline_s, [each.error for each in self.heard]
+        target = len(self.heard) + count
+        self._wait(lambda: len(self.heard) >= target, f"{count} more streams to end")
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        started_s = reported_s = time.monotonic()
+        while not condition():
+            now_s = time.monotonic()
+            assert now_s - started_s < _LONG_S, f"{what}: {[each.error for each in self.heard]}"
+            if now_s - reported_s > 10:
+                seconds = sum(len(each.pcm) for each in [*self.heard, *self.under_way]) / BYTES_PER_S
+                print(f"waiting for {what} ({now_s - started_s:.0f} s): {seconds:.0f} s of audio", flush=True)
+                reported_s = now_s
             time.sleep(0.05)
 
     @property
@@ -137,7 +143,7 @@ def undisturbed(urls: Sequence[str], key: str, *, sentences: int = 3, seeds: int
     """PCM of every seed while nothing happens."""
     listeners = Listeners(urls, key, at_once=2, sentences=sentences, seeds=seeds)
     with listeners.listening():
-        listeners.wait_heard(seeds, _LONG_S)
+        listeners.wait_heard(seeds)
     assert [each.error for each in listeners.failed] == []
     return {each.seed: bytes(each.pcm) for each in listeners.heard}
 

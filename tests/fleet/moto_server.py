@@ -32,7 +32,9 @@ def watch(refuse_spot: Path, requests: Path) -> None:
             file.write(json.dumps(entry | {"refused": refused}) + "\n")
         if refused:
             raise NoCapacity
-        self.params["MinCount"] = self.params["MaxCount"]  # as EC2 does while it has enough; moto would start the fewest
+        self.params["MinCount"] = self.params[
+            "MaxCount"
+        ]  # as EC2 does while it has enough; moto would start the fewest
         return run(self)
 
     InstanceResponse.run_instances = run_instances

@@ -76,7 +76,7 @@ def test_floors_are_on_demand_and_the_rest_is_spot(scaled: Scaled) -> None:
     fleet, cloud = scaled.fleet, scaled.cloud
     floors = Counter({("talker", "on-demand"): 1, ("codec", "on-demand"): 2})
     fleet.wait(lambda: scaled.running() == floors, "the floors", REACTION_S)
-    fleet.ask("deploy", production(fleet))
+    fleet.wait(lambda: fleet.takes(production(fleet)), "Serve")
     wanted = floors + Counter({("talker-spot", "spot"): 1, ("codec-spot", "spot"): 1})
     took_s = fleet.wait(lambda: scaled.running() >= wanted, "nodes for what cannot be placed", REACTION_S)
     print(f"nodes for Talkray's demand after {took_s:.0f} s: {dict(scaled.running())}")
@@ -107,7 +107,7 @@ def test_where_spot_is_refused_nodes_are_on_demand(scaled: Scaled) -> None:
     fleet.wait(lambda: ("talker-spot", "spot") not in scaled.running(), "the end of all spot nodes", REACTION_S)
     cloud.refuse_spot.touch()
     before = len(cloud.launches())
-    fleet.ask("deploy", production(fleet))
+    fleet.wait(lambda: fleet.takes(production(fleet)), "Serve")
     wanted = Counter({("talker-spot", "on-demand"): 1, ("codec-spot", "on-demand"): 1})
     took_s = fleet.wait(lambda: scaled.running() >= wanted, "nodes on demand", REACTION_S)
     asked = cloud.launches()[before:]
