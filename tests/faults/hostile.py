@@ -6,11 +6,12 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
 
-BOUND_S = 30.0
+BOUND_S = 60.0
 SPEECH = "/v1/audio/speech"
 
 
@@ -19,11 +20,15 @@ def ask(
     fields: Mapping[str, object] | None = None,
     *,
     path: str = SPEECH,
+    host: str = "127.0.0.1",
     source: str = "127.0.0.1",
     headers: Mapping[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of one request on a connection of its own; a GET where there are no fields."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=BOUND_S, source_address=(source, 0))
+    own = {"timeout": BOUND_S, "source_address": (source, 0)}
+    plain = http.client.HTTPConnection(host, port, **own)  # type: ignore[arg-type]
+    connection = plain if tls is None else http.client.HTTPSConnection(host, port, context=tls, **own)  # type: ignore[arg-type]
     with contextlib.closing(connection):
         body = None if fields is None else json.dumps(fields)
         sent = {"Content-Type": "application/json", **(headers or {})}

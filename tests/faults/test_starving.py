@@ -1,0 +1,69 @@
+"""One client that asks for all it can get, on a machine that is busy with other work: the others are spoken."""
+
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import pytest
+
+from tests.e2e.black_box import ServerCommand, serving
+from tests.faults.hostile import ask
+
+# Processes that never wait, for each core two or three.
+BUSY = 6
+OTHERS, REQUESTS = 5, 20
+SPOKEN = 0.9
+SHORT = {"input": "Hello there.", "voice": "alloy", "response_format": "pcm", "max_new_tokens": 8}
+# One utterance after the other, of one client.
+GREEDY = {
+    "digits, which grow when they are spoken": "9" * 4096,
+    "the longest text, again and again": "On and on and on it goes. " * 157,
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerCommand]:
+    with serving(tmp_path_factory.mktemp("starving")) as server:
+        yield server
+
+
+@contextmanager
+def busy_machine() -> Iterator[None]:
+    """Other work on every core, at the server's own priority."""
+    with ExitStack() as working:
+        for _ in range(BUSY):
+            process = working.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            working.callback(process.kill)
+        yield
+
+
+@contextmanager
+def greedy_client(port: int, text: str, seen: list[int]) -> Iterator[None]:
+    """One request at a time; whatever comes of one, the next follows."""
+    enough = threading.Event()
+
+    def ask_on() -> None:
+        while not enough.is_set():
+            with suppress(OSError):
+                seen.append(ask(port, {**SHORT, "input": text, "max_new_tokens": 600}, source="127.0.0.66")[0])
+
+    thread = threading.Thread(target=ask_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", GREEDY)
+def test_the_others_are_spoken(server: ServerCommand, kind: str) -> None:
+    greedy, others = list[int](), list[int]()
+    with greedy_client(server.port, GREEDY[kind], greedy), busy_machine():
+        for number in range(REQUESTS):
+            others.append(ask(server.port, SHORT, source=f"127.0.0.{100 + number % OTHERS}")[0])
+    print(f"{kind}: others {Counter(others)}, the greedy client {Counter(greedy)}")
+    assert others.count(200) >= SPOKEN * REQUESTS
