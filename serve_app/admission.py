@@ -23,6 +23,7 @@ from serve_app.live_text import LiveText, LiveTexts
 from serve_app.long_text import LongText
 from serve_app.speech_request import draw_seed
 from serve_app.synthesizer import Synthesizer
+from serve_app.writer_pauses import without_clicks
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ class Admission:
             redraws = request.redraws and attempt < _ATTEMPTS - 1
             asked = replace(request, seed=request.seed if seed is None else seed, redraws=redraws)
             live = self._live_text(asked)
-            speech = self._long_text.synthesize(asked, info) if live is None else self._long_text.speak(asked, live)
+            speech = self._long_text.synthesize(asked, info) if live is None else self._spoken(asked, live, info)
             chunks = await opened.enter_async_context(aclosing(speech))
             read: deque[PcmChunk] = deque()
             while not (read and read[-1].pcm) and (chunk := await anext(chunks, None)) is not None:
@@ -194,6 +195,11 @@ class Admission:
                 "request %s was over before it was heard (%s): another seed", asked.request_id, read[-1].finish_reason
             )
         return chunks, read
+
+    def _spoken(self, request: SynthesisRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of a text while it is written, with its pauses."""
+        speech = self._long_text.speak(request, live)
+        return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
 
     def _live_text(self, request: SynthesisRequest) -> LiveText | None:
         """The text of a request that is still being written."""
