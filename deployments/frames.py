@@ -18,6 +18,7 @@ from deployments.protocol import (
     Marks,
     ModelInfo,
     PcmChunk,
+    Reading,
     SynthesisRequest,
     reached,
 )
@@ -60,6 +61,7 @@ class Frames:
         self._num_code_groups = 0
         self._pcm = bytearray()
         self._marks: Marks = ()
+        self._readings: tuple[Reading, ...] = ()
         self.num_text_tokens = 0
         self.finish_reason: FinishReason | None = None
 
@@ -69,6 +71,7 @@ class Frames:
         self._pcm += chunk.pcm
         if chunk.marks:
             self._marks = reached(chunk, "from-talker").marks
+        self._readings += chunk.readings
         self._num_code_groups = chunk.codes.shape[1]
         self.num_text_tokens = max(self.num_text_tokens, chunk.num_text_tokens)
         self.finish_reason = chunk.finish_reason
@@ -97,6 +100,11 @@ class Frames:
         """Those that have arrived since the last time."""
         marks, self._marks = self._marks, ()
         return marks
+
+    def take_readings(self) -> tuple[Reading, ...]:
+        """Those that have arrived since the last time."""
+        readings, self._readings = self._readings, ()
+        return readings
 
     def peek(self, count: int) -> list[Codes]:
         """The next `count` frames at most, each [num_code_groups]; they stay."""
@@ -127,7 +135,8 @@ class Audio:
         if len(pcm):
             self._delivered = self._position
         tokens, marks = self._frames.num_text_tokens, self._frames.take_marks()
-        return PcmChunk(pcm.tobytes(), codes, tokens, finish_reason, self._delivered, marks)
+        readings = self._frames.take_readings()
+        return PcmChunk(pcm.tobytes(), codes, tokens, finish_reason, self._delivered, marks, readings=readings)
 
 
 def forward(request: SynthesisRequest, generate: Generate, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:

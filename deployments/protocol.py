@@ -109,6 +109,7 @@ class SynthesisRequest:
     resume: Progress | None = None  # set where a stream goes on that another replica began
     marks: Marks = ()  # on its way so far; none where nobody wants to know
     client: str = ""  # who asks: the line in front of the pools tells clients apart
+    word_times: bool = False  # chunks say where in the text they are
     live: Mailbox | None = None  # the text comes from there, and `text` is empty; it streams, whatever the mode
 
     @property
@@ -132,6 +133,14 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """How far in their text consecutive frames are, as the talker's attention says."""
+
+    first: int  # number of the first of these frames
+    chars: tuple[float, ...]  # of the text, before what each frame begins with
+
+
+@dataclass(frozen=True, slots=True)
 class FrameChunk:
     """Consecutive frames of one stream. The last chunk of a stream has a `finish_reason` and may hold no frames.
 
@@ -145,6 +154,7 @@ class FrameChunk:
     finish_reason: FinishReason | None = None
     pcm: bytes = b""  # s16le, whole frames
     marks: Marks = ()  # of a marked request's first audio: all stages down to the engine and back up
+    readings: tuple[Reading, ...] = ()  # where `word_times` were asked for and the talker knows them
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +170,8 @@ class PcmChunk:
     finish_reason: FinishReason | None = None
     position: int = 0  # samples delivered with this chunk, as in `Progress`
     marks: Marks = ()  # as in FrameChunk
+    readings: tuple[Reading, ...] = ()  # as in FrameChunk, as soon as they come, also of later frames
+    heard: tuple[tuple[float, float], ...] = ()  # from the ingress on: seconds of audio, characters of the spoken text
     seed: int | None = None  # with which it is spoken, where that is another one than the request's
 
 

@@ -198,7 +198,7 @@ class Admission:
 
     def _spoken(self, request: SynthesisRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of a text while it is written, with its pauses."""
-        speech = self._long_text.speak(request, live)
+        speech = self._long_text.speak(request, live, info)
         return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
 
     def _live_text(self, request: SynthesisRequest) -> LiveText | None:

@@ -16,7 +16,8 @@ from deployments.errors import InvalidRequest
 from deployments.mailbox import MailboxServer, WrittenText
 from deployments.protocol import Mailbox, ModelInfo, SynthesisRequest
 from deployments.voice.live_english import LiveEnglish, Part
-from serve_app.long_text import LiveSplit, segment_request
+from serve_app.long_text import LiveSplit, segment_request, segment_start
+from serve_app.speakable import LiveSpeakable
 from serve_app.speech_request import clean, is_speakable
 
 _IDLE_S = 60.0
@@ -32,13 +33,22 @@ class LiveTexts:
         self._open: dict[str, LiveText] = {}
 
     async def open(
-        self, request: SynthesisRequest, info: ModelInfo, *, max_chars: int, idle_s: float = _IDLE_S
+        self,
+        request: SynthesisRequest,
+        info: ModelInfo,
+        *,
+        max_chars: int,
+        idle_s: float = _IDLE_S,
+        speakable: bool = False,
     ) -> "LiveText":
         """An utterance that begins without text. It takes at most `max_chars` characters, and is finished where none
-        has come for `idle_s`. Raises OSError where nothing can listen at the address.
+        has come for `idle_s`. Where it is made `speakable`, markup is left out, and its pauses are kept.
+
+        Raises OSError where nothing can listen at the address.
         """
         await self._server.start()
-        return LiveText(self, request, info, max_chars=max_chars, idle_s=idle_s)
+        markup = LiveSpeakable() if speakable else None
+        return LiveText(self, request, info, max_chars=max_chars, idle_s=idle_s, markup=markup)
 
     def find(self, mailbox: Mailbox) -> "LiveText | None":
         """The text whose first segment is in `mailbox`; None of one that is closed."""
@@ -64,19 +74,30 @@ class LiveText:
     """One utterance while it is written. `request` asks a synthesizer to speak it, beginning at once."""
 
     def __init__(
-        self, texts: LiveTexts, request: SynthesisRequest, info: ModelInfo, *, max_chars: int, idle_s: float
+        self,
+        texts: LiveTexts,
+        request: SynthesisRequest,
+        info: ModelInfo,
+        *,
+        max_chars: int,
+        idle_s: float,
+        markup: LiveSpeakable | None,
     ) -> None:
-        self._texts, self._max_chars, self._idle_s = texts, max_chars, idle_s
-        self._front = LiveEnglish() if info.spoken_form == "english" else LivePlain()
+        self._texts, self._max_chars, self._idle_s, self._markup = texts, max_chars, idle_s, markup
+        self._new_front = LiveEnglish if info.spoken_form == "english" else LivePlain
+        self._front = self._new_front()
+        self._pauses_s: dict[int, float] = {}  # in front of segments
         self._split = LiveSplit(info.max_segment_chars)
         self._half = ""  # of a surrogate pair
         self._num_chars = self._num_spoken = 0
         self._changed = asyncio.Event()
         self._segments: list[SynthesisRequest] = []
         self._writing: WrittenText | None = None  # the segment that takes the text
+        self._written: list[WrittenText] = []  # by segment
         self._asked = replace(request, text="", following=())
         self._idling: asyncio.TimerHandle | None = None
         self.parts: list[Part] = []  # as written and as spoken
+        self.text = ""  # all that was written so far, without markup where that is left out
         self.is_over = False  # finished or closed
         self._begin_segment()
         self._be_patient()
@@ -98,15 +119,14 @@ class LiveText:
             raise InvalidRequest(message, "text", "string_above_max_length")
         self._num_chars += len(text)
         self._be_patient()
-        self._say(self._front.feed(self._whole_characters(text), is_last=False))
+        self._write(self._whole_characters(text), is_last=False)
 
     def finish(self) -> None:
         """There is no more text. The speech ends when all of it has been spoken."""
         if self.is_over:
             return
-        half, self._half = self._half, ""
-        self._say(self._front.feed(_without_halves(half), is_last=True))
-        self._say_certain(self._split.finish())
+        self._write(_without_halves(self._half), is_last=True)
+        self._end_sentence()
         self._end()
 
     def close(self) -> None:
@@ -133,8 +153,17 @@ class LiveText:
         return self._segments[number] if number < len(self._segments) else None
 
     def is_last(self, number: int) -> bool:
-        """Whether no segment follows."""
-        return self.is_over and number == len(self._segments) - 1
+        """Whether no segment follows, and no pause."""
+        return self.is_over and number == len(self._segments) - 1 and number + 1 not in self._pauses_s
+
+    def pause_s(self, number: int) -> float:
+        """Silence in front of a segment, or behind the last one."""
+        return self._pauses_s.get(number, 0.0)
+
+    def start(self, number: int) -> int:
+        """Characters of the whole spoken text before a segment."""
+        spoken = "".join(part.spoken for part in self.parts)
+        return segment_start(spoken, [written.text for written in self._written[:number]])
 
     def leave(self, number: int) -> None:
         """The speech of a segment has ended: what is written from now on goes into another one."""
@@ -156,6 +185,36 @@ class LiveText:
             text, self._half = text[:-1], text[-1]
         return _without_halves(text)
 
+    def _write(self, text: str, *, is_last: bool) -> None:
+        if self._markup is None:
+            self._write_prose(text)
+            return
+        for said in self._markup.feed(text, is_last=is_last):
+            if isinstance(said.spoken, str):
+                self._write_prose(said.spoken)
+            else:
+                self._pause(said.spoken.seconds)
+
+    def _write_prose(self, text: str) -> None:
+        self.text += text
+        self._say(self._front.feed(text, is_last=False))
+
+    def _end_sentence(self) -> None:
+        """Nothing that comes belongs to what has come."""
+        self._say(self._front.feed("", is_last=True))
+        self._say_certain(self._split.finish())
+        self._front = self._new_front()
+
+    def _pause(self, seconds: float) -> None:
+        """The segment ends; one that has no text yet comes later."""
+        self._end_sentence()
+        if self._writing is not None and self._writing.text:
+            self._split.restart()
+            self._end_segment()
+        number = len(self._segments) - (self._writing is not None)
+        self._pauses_s[number] = self._pauses_s.get(number, 0.0) + seconds
+        self._tell()
+
     def _say(self, parts: list[Part]) -> None:
         self.parts += parts
         for part in parts:
@@ -175,6 +234,7 @@ class LiveText:
 
     def _begin_segment(self) -> None:
         self._writing = WrittenText()
+        self._written.append(self._writing)
         mailbox = self._texts.share(self, self._writing)
         self._segments.append(segment_request(replace(self._asked, live=mailbox), len(self._segments) + 1))
 

@@ -11,8 +11,10 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
+
 from deployments.errors import Overloaded
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
 from serve_app.synthesizer import Synthesizer
 
 _SEED_BYTES = 8
@@ -45,6 +47,14 @@ class Segments(Protocol):
         """Whether certainly no segment follows."""
         ...
 
+    def start(self, number: int) -> int:
+        """Characters of the whole spoken text before a segment."""
+        ...
+
+    def pause_s(self, number: int) -> float:
+        """Silence in front of a segment, or behind the last one."""
+        ...
+
     def leave(self, number: int) -> None:
         """The speech of a segment is over."""
         ...
@@ -61,11 +71,13 @@ class LongText:
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, whatever its length."""
         requests = segment_requests(request, info.max_segment_chars)
-        if len(requests) > 1:
-            return self.speak(requests[0], _Known(requests))
+        if len(requests) > 1 or request.word_times:
+            return self.speak(requests[0], _Known(request.text, requests), info)
         return self._insist(request) if request.continues else self._synthesizer.synthesize(request)
 
-    async def speak(self, first: SynthesisRequest, segments: Segments) -> AsyncGenerator[PcmChunk, None]:
+    async def speak(
+        self, first: SynthesisRequest, segments: Segments, info: ModelInfo
+    ) -> AsyncGenerator[PcmChunk, None]:
         """The audio of all segments in order, beginning with `first`. The next one is asked for as soon as there is
         one, and this one begins to sound.
 
@@ -76,8 +88,13 @@ class LongText:
         tokens_before, cut_short, heard, has_ended, number = 0, None, not first.redraws, False, 0
         async with AsyncExitStack() as opened:
             following: _Segment | None = self._begin(first, opened)
+            timeline = _Timeline(info)
+            if pause_s := segments.pause_s(0):
+                codes = np.zeros((0, info.num_code_groups), np.int16)
+                yield PcmChunk(timeline.silence(pause_s), codes, 0)
             while following is not None:
                 segment, following, tokens = following, None, 0
+                timeline.begin(segments.start(number))
                 while (chunk := await segment.next()) is not None:
                     if following is None and chunk.pcm:
                         following = self._begin(segments.known_segment(number + 1), opened)
@@ -89,11 +106,17 @@ class LongText:
                         cut_short = cut_short or chunk.finish_reason
                     has_ended = chunk.finish_reason is not None and segments.is_last(number)
                     reason = (cut_short or chunk.finish_reason) if has_ended else None
-                    yield replace(chunk, num_text_tokens=tokens_before + tokens, finish_reason=reason)
+                    heard_at = timeline.add(chunk)
+                    tokens = chunk.num_text_tokens
+                    yield replace(
+                        chunk, num_text_tokens=tokens_before + tokens, finish_reason=reason, heard=heard_at, readings=()
+                    )
                     nothing = replace(chunk, pcm=b"", codes=chunk.codes[:0], marks=())
                 segments.leave(number)
                 number, tokens_before = number + 1, tokens_before + tokens
                 following = following or self._begin(await segments.segment(number), opened)
+                if pause_s := segments.pause_s(number):
+                    yield replace(nothing, num_text_tokens=tokens_before, pcm=timeline.silence(pause_s))
             if not has_ended:  # nobody knew that nothing would follow
                 yield replace(nothing, num_text_tokens=tokens_before, finish_reason=cut_short or FinishReason.STOP)
 
@@ -129,8 +152,8 @@ class LongText:
 class _Known:
     """Segments of a text that is there."""
 
-    def __init__(self, requests: list[SynthesisRequest]) -> None:
-        self._requests = requests
+    def __init__(self, text: str, requests: list[SynthesisRequest]) -> None:
+        self._text, self._requests = text, requests
 
     def known_segment(self, number: int) -> SynthesisRequest | None:
         return self._requests[number] if number < len(self._requests) else None
@@ -141,8 +164,55 @@ class _Known:
     def is_last(self, number: int) -> bool:
         return number == len(self._requests) - 1
 
+    def start(self, number: int) -> int:
+        return segment_start(self._text, [request.text for request in self._requests[:number]])
+
+    def pause_s(self, number: int) -> float:
+        return 0.0
+
     def leave(self, number: int) -> None:
         pass
+
+
+class _Timeline:
+    """When in an utterance's audio, as it is delivered, its talkers have read which part of its text."""
+
+    def __init__(self, info: ModelInfo) -> None:
+        self._sample_rate, self._frame_samples = info.sample_rate, info.frame_samples
+        self._start = self._before = self._delivered = 0
+        self._dropped: int | None = None  # samples of the segment that were quiet at its start
+        self._readings: list[Reading] = []
+
+    def begin(self, start: int) -> None:
+        """A segment follows, before which the text has `start` characters."""
+        self._before += self._delivered
+        self._start, self._delivered, self._dropped = start, 0, None
+        self._readings = []
+
+    def silence(self, seconds: float) -> bytes:
+        """A pause between segments."""
+        samples = int(seconds * self._sample_rate)
+        self._before += samples
+        return bytes(2 * samples)
+
+    def add(self, chunk: PcmChunk) -> tuple[tuple[float, float], ...]:
+        """As `PcmChunk.heard`: the middle of each frame that was read. Nothing before the first sound."""
+        self._readings += chunk.readings
+        self._delivered += len(chunk.pcm) // 2
+        if chunk.pcm:
+            self._dropped = chunk.position - self._delivered
+        if self._dropped is None:
+            return ()
+        readings, self._readings = self._readings, []
+        return tuple(
+            (self._seconds(reading.first + number, self._dropped), self._start + chars)
+            for reading in readings
+            for number, chars in enumerate(reading.chars)
+        )
+
+    def _seconds(self, frame: int, dropped: int) -> float:
+        samples = self._before + (frame + 0.5) * self._frame_samples - dropped
+        return max(0.0, samples / self._sample_rate)
 
 
 class _Segment:
@@ -170,6 +240,14 @@ class _Segment:
 
     async def _advance(self) -> PcmChunk | None:
         return await anext(self._chunks, None)
+
+
+def segment_start(text: str, before: list[str]) -> int:
+    """Where in `text` a segment begins; those `before` it follow each other in `text`, with whitespace between."""
+    start = 0
+    for segment in (*before, ""):
+        start += len(text[start:]) - len(text[start:].lstrip()) + len(segment)
+    return start
 
 
 def segment_requests(request: SynthesisRequest, max_chars: int) -> list[SynthesisRequest]:

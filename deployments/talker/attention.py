@@ -38,8 +38,10 @@ def attend_rows(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
 class GatheredAttention:
     """The `Attend` of one pass: writes the rows' keys and values, then gathers each row's context."""
 
-    def __init__(self, cache: KVCache, rows: Context, length: int) -> None:
-        self.cache, self.slots = cache, rows.slots
+    def __init__(self, cache: KVCache, rows: Context, length: int, *, followed: tuple[int, int] | None = None) -> None:
+        """`followed`: the layer and the head whose weights are kept."""
+        self.cache, self.slots, self._followed = cache, rows.slots, followed
+        self.weights: Tensor | None = None  # [rows, length]
         offsets = torch.arange(length, device=rows.positions.device)
         blocks = rows.block_tables[:, offsets // cache.block_size].long()
         self.mask = (offsets < rows.lengths[:, None])[:, None, None]
@@ -51,7 +53,16 @@ class GatheredAttention:
         keys[self.slots] = key
         values[self.slots] = value
         context = self.context
-        return attend_rows(query, keys[context].transpose(1, 2), values[context].transpose(1, 2), self.mask)
+        seen = keys[context].transpose(1, 2)
+        if self._followed is not None and layer == self._followed[0]:
+            self.weights = self._weights(query, seen, self._followed[1])
+        return attend_rows(query, seen, values[context].transpose(1, 2), self.mask)
+
+    def _weights(self, query: Tensor, keys: Tensor, head: int) -> Tensor:
+        """[rows, heads, head_dim], [rows, kv_heads, length, head_dim] -> [rows, length]."""
+        own = keys[:, head * keys.shape[1] // query.shape[1]]
+        scores: Tensor = (own @ query[:, head, :, None])[..., 0] * query.shape[2] ** -0.5
+        return scores.masked_fill(~self.mask[:, 0, 0], -torch.inf).softmax(-1)
 
 
 class SharedAttention:

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from deployments.errors import EngineError, Overloaded, TalkerLost, TalkrayError
-from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, GenerateRequest, ModelInfo, Sampling
+from deployments.protocol import (
+    ALL_FRAMES,
+    Codes,
+    FinishReason,
+    FrameChunk,
+    GenerateRequest,
+    ModelInfo,
+    Reading,
+    Sampling,
+)
 from deployments.talker.audio import AudioStreams
 from deployments.talker.frame_step import MIN_NEW_TOKENS, NOT_FINITE
 from deployments.talker.length_limits import LengthLimits
@@ -121,7 +130,7 @@ class Engine:
             self._extend(live.sequence, more, is_last=is_last)
         elif is_last or len(live.body) >= self.prompts.least_tokens(live.request):
             prompt = self.prompts.begin(live.request, live.body, is_whole=is_last)
-            live.sequence = self._begin(sequence_id, live.request, prompt)
+            live.sequence = self._begin(sequence_id, live.request, prompt, live.tokens)
 
     def abort(self, sequence_id: int) -> None:
         """Stop a sequence and free what it holds. One that has ended meanwhile is no error."""
@@ -152,11 +161,19 @@ class Engine:
         self.scheduler.check_integrity()
         self.audio.check_integrity()
 
-    def _begin(self, sequence_id: int, request: GenerateRequest, prompt: Prompt) -> Sequence:
+    def _begin(
+        self, sequence_id: int, request: GenerateRequest, prompt: Prompt, tokens: LiveTokens | None = None
+    ) -> Sequence:
+        """Queue a sequence. `tokens` are those of a text that is still being written."""
+        starts: list[int] = []
+        if request.synthesis.word_times and self.model.text.alignment_head is not None:
+            text = request.synthesis.text.lstrip()
+            places = self.prompts.tokenizer.encode_places(text)[1]
+            starts = [*places, len(text)] if tokens is None else tokens.starts
         sampling = complete(request.synthesis.sampling, self.model.generation)
         limit = self.limits.frame_limit(request, sampling, prompt)
         prefix = [] if request.prefix is None else list(request.prefix)
-        sequence = Sequence(sequence_id, request, prompt, sampling, limit, prefix)
+        sequence = Sequence(sequence_id, request, prompt, sampling, limit, prefix, token_starts=starts)
         if sequence.num_frames >= limit.frames:
             self._open_audio(sequence)  # its last audio may be missing still
             self._ended.append((sequence_id, FrameChunk(self._no_codes, sequence.num_text_tokens, limit.reason)))
@@ -266,8 +283,8 @@ class Engine:
 
     def _append(self, sequences: list[Sequence], frames: Codes, output: StepOutput) -> None:
         """Give each sequence its frame, or the end of speech that stands in place of one."""
-        now_s = time.monotonic()
-        for sequence, frame in zip(sequences, frames, strict=True):
+        now_s, attended = time.monotonic(), self.runner.attended
+        for number, (sequence, frame) in enumerate(zip(sequences, frames, strict=True)):
             if self.scheduler.running.get(sequence.id) is not sequence:
                 continue  # aborted meanwhile
             if frame[0] == NOT_FINITE:
@@ -277,6 +294,8 @@ class Engine:
                 sequence.finish_reason = FinishReason.STOP
             else:
                 sequence.append(frame)
+            if attended is not None:
+                sequence.attend(attended[number])
             if sequence.finish_reason is not None:
                 self._written.pop(sequence.id, None)
             if not self._can_wait(sequence, now_s):
@@ -300,9 +319,11 @@ class Engine:
 
     def _unsent(self, sequence: Sequence, pcm: bytes = b"") -> FrameChunk:
         """All that a sequence's reader does not have yet."""
-        frames, sequence.num_sent = sequence.frames[sequence.num_sent :], sequence.num_frames
+        first, frames = sequence.num_sent, sequence.frames[sequence.num_sent :]
+        readings = (Reading(first, tuple(sequence.readings)),) if sequence.readings else ()
+        sequence.num_sent, sequence.readings = sequence.num_frames, []
         codes = np.stack(frames) if frames else self._no_codes
-        return FrameChunk(codes, sequence.num_text_tokens, sequence.finish_reason, pcm)
+        return FrameChunk(codes, sequence.num_text_tokens, sequence.finish_reason, pcm, readings=readings)
 
     def _with_audio(self, chunks: list[tuple[int, FrameChunk]]) -> list[tuple[int, FrameChunk]]:
         """`chunks` and the audio that is ready; a last chunk waits until its stream's audio is complete."""

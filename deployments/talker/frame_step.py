@@ -54,6 +54,7 @@ class FrameStep:
         self.given = torch.zeros_like(
             self.codes, dtype=torch.int32
         )  # frames that `recall` takes, by index in the batch
+        self.attended: Tensor | None = None  # [rows, length]: weights of the alignment head in the last pass, by rows
         self._embeds = torch.zeros((max_num_seqs, like.shape[1]), dtype=like.dtype, device=like.device)
 
     @property
@@ -118,7 +119,10 @@ class FrameStep:
 
     def _run_rows(self, inputs: Tensor, context: Context, length: int) -> Tensor:
         """Input rows [rows, hidden] -> hidden states [rows, hidden]; no row attends beyond `length` positions."""
-        hidden: Tensor = self.talker(inputs, context.positions, GatheredAttention(self.cache, context, length))
+        followed = self.config.text.alignment_head if self._by_rows else None
+        attention = GatheredAttention(self.cache, context, length, followed=followed)
+        hidden: Tensor = self.talker(inputs, context.positions, attention)
+        self.attended = attention.weights
         return hidden
 
     def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.cuda import Graphs, Staging, buckets
@@ -192,6 +193,11 @@ class ModelRunner:
             on_codes(frames)
         self._advance(batch, length=self._length(max(sequence.num_positions for sequence in sequences) + 1))
         return LaunchedStep(sequences, codes, made, self._record())
+
+    @property
+    def attended(self) -> NDArray[np.float32] | None:
+        """[sequences, positions]: what the last step's sequences attend to with the alignment head; not on a GPU."""
+        return None if self.step.attended is None else self.step.attended.float().numpy()
 
     @torch.inference_mode()
     def extend_text(self, sequence: Sequence, start: int) -> None:

@@ -34,6 +34,7 @@ class Prompt:
     num_text_tokens: int
     dense: Tensor | None = None  # [n, hidden]
     is_whole: bool = True  # no text is still being written
+    text_start: int = 0  # position of the first token of the request's text, behind which the others follow
 
     @property
     def num_rows(self) -> int:
@@ -68,10 +69,8 @@ class PromptBuilder:
 
     def least_tokens(self, request: GenerateRequest) -> int:
         """Tokens of a text that is still being written which its first new frame needs."""
-        reference, codes = request.synthesis.reference, request.reference_codes
-        beside_frames = 0
-        if reference is not None and reference.text is not None and codes is not None:
-            beside_frames = max(0, len(codes) - len(self.tokenizer.encode(reference.text)))
+        codes = request.reference_codes
+        beside_frames = 0 if codes is None else max(0, len(codes) - self._reference_tokens(request.synthesis))
         return beside_frames + (0 if request.prefix is None else len(request.prefix)) + 2
 
     def extend(self, prompt: Prompt, more: list[int], *, is_whole: bool) -> Prompt:
@@ -95,8 +94,10 @@ class PromptBuilder:
         text, codec, dense = self._head(synthesis)
         trailing = [tokens.tts_pad]
         ending = [tokens.tts_eos] if is_whole else []
+        text_start = len(text)
         if request.reference_codes is not None:
             frames = _Track(self._dense(len(request.reference_codes)), (self._frames(request.reference_codes),))
+            text_start += self._reference_tokens(synthesis)
             text_rows, codec_rows, trailing = self._clone_rows(request, [*body, *ending], frames)
             dense = (*dense, *frames.dense)
         elif full_text(self.config.kind, synthesis):
@@ -105,7 +106,7 @@ class PromptBuilder:
         else:
             text_rows, codec_rows, trailing = body[:1], [codes.bos], [*body[1:], *ending]
         prompt = self._prompt((text + text_rows, codec + codec_rows, trailing), dense, num_text_tokens=len(body))
-        return prompt if is_whole else replace(prompt, is_whole=False)
+        return replace(prompt, is_whole=is_whole, text_start=text_start)
 
     def _prompt(
         self, ids: tuple[list[int], list[int], list[int]], dense: tuple[Tensor, ...], *, num_text_tokens: int
@@ -175,6 +176,9 @@ class PromptBuilder:
         if len(text) > len(codec):
             return text[: len(codec)], codec, text[len(codec) :]
         return text + [pad] * (len(codec) - len(text)), codec, [pad]
+
+    def _reference_tokens(self, request: SynthesisRequest) -> int:
+        return len(self.tokenizer.encode((request.reference and request.reference.text) or ""))
 
     def _frames(self, codes: Codes) -> Tensor:
         return self.talker.embed_frames(torch.from_numpy(codes).long().to(self.tables.device))

@@ -3,10 +3,15 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deployments.playback import FRAME_S, PlaybackClock
 from deployments.protocol import Codes, FinishReason, GenerateRequest, Sampling
 from deployments.talker.prompt import Prompt
+
+# Attention reads so far ahead of what is said, and means nothing where so little of it is on the text.
+_AHEAD_TOKENS = 0.75
+_ATTENTIVE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,11 @@ class Sequence:
     row: int | None = None
     is_open: bool = False  # whether the decoder beside the talker knows it
     finish_reason: FinishReason | None = None
+    token_starts: list[int] = field(
+        default_factory=list
+    )  # where word times are wanted: characters before each token, and in all
+    next_reading: float = 0.0  # how far in the text its next frame is, in characters
+    readings: list[float] = field(default_factory=list)  # of the frames behind `num_sent`
     playback: PlaybackClock = field(default_factory=PlaybackClock)
     num_sent: int = field(init=False)  # frames that the stream's reader has
     _num_played: int = field(init=False)  # frames that `playback` knows of; those of a prefix were heard elsewhere
@@ -68,8 +78,21 @@ class Sequence:
     def append(self, frame: Codes) -> None:
         """Add a frame [groups], which may be the last that the sequence can have."""
         self.frames.append(frame)
+        if self.token_starts:
+            self.readings.append(self.next_reading)
         if self.num_frames >= self.limit.frames:
             self.finish_reason = self.limit.reason
+
+    def attend(self, weights: NDArray[np.float32]) -> None:
+        """Learn where in the text the next frame is, from what it attends to: weights [positions]."""
+        if not self.token_starts:
+            return
+        text = weights[self.prompt.text_start :][: len(self.token_starts)]
+        mass = float(text.sum())
+        if mass > _ATTENTIVE:
+            token = float(text @ np.arange(len(text))) / mass - _AHEAD_TOKENS
+            chars = np.interp(token, np.arange(len(self.token_starts)), self.token_starts)
+            self.next_reading = max(self.next_reading, float(chars))
 
     def play(self, now_s: float) -> None:
         """Its listener hears the frames that have come since the last time, one after the other."""

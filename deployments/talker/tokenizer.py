@@ -38,6 +38,11 @@ class TextTokenizer:
         """Token ids of a text body. A leading newline would merge into the role's: leading whitespace goes."""
         return self.encode_exact(text.lstrip())
 
+    def encode_places(self, text: str) -> tuple[list[int], list[int]]:
+        """Token ids of `text` as it is, and how many of its characters stand before each."""
+        encoded = self._bpe.encode(text)
+        return encoded.ids, [start for start, _ in encoded.offsets]
+
     def settled(self, text: str) -> int:
         """How many characters of `text`, in NFC, are in words that end as they do whatever follows `text`.
 
@@ -64,6 +69,9 @@ class LiveTokens:
         self._tokenizer = tokenizer
         self._rest = ""  # whose tokens depend on what comes
         self._begun = False
+        self._num_chars = 0
+        # For each id so far: characters before it, of the text without leading whitespace; at last for the text's end.
+        self.starts: list[int] = []
 
     def feed(self, text: str, *, is_last: bool) -> list[int]:
         """The ids that are certain with `text`, none twice; with the last part all that are left."""
@@ -73,7 +81,12 @@ class LiveTokens:
             self._begun = bool(self._rest)
         end = len(self._rest) if is_last else self._tokenizer.settled(self._rest)
         known, self._rest = self._rest[:end], self._rest[end:]
-        return self._tokenizer.encode_exact(known) if known else []
+        ids, starts = self._tokenizer.encode_places(known)
+        self.starts += [self._num_chars + start for start in starts]
+        self._num_chars += len(known)
+        if is_last:
+            self.starts.append(self._num_chars)
+        return ids
 
 
 def _plain_tokenizer(directory: Path) -> Tokenizer:

@@ -1,6 +1,6 @@
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import pytest
 
 from deployments.errors import InvalidRequest
 from deployments.mailbox import read
-from deployments.protocol import FinishReason, SynthesisRequest
+from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.voice.english import spoken_english
 from serve_app.live_text import LiveText, LiveTexts
 from serve_app.long_text import LongText
@@ -140,7 +140,7 @@ async def test_a_closed_text_is_found_no_more(texts: LiveTexts) -> None:
 
 
 async def speak(live: LiveText, synthesizer: FakeSynthesizer) -> AsyncIterator[object]:
-    async with aclosing(LongText(synthesizer).speak(live.request, live)) as chunks:
+    async with aclosing(LongText(synthesizer).speak(live.request, live, ENGLISH)) as chunks:
         async for item in chunks:
             yield item
 
@@ -157,17 +157,44 @@ async def test_segments_are_one_utterance(texts: LiveTexts) -> None:
     assert pcm_of(heard) == pcm_of(utterance(2)) * 2  # type: ignore[arg-type]
 
 
+class Hasty(FakeSynthesizer):
+    """Waits for no text."""
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        for step in self.script:
+            assert isinstance(step, PcmChunk)
+            yield step
+
+
 async def test_speech_that_ends_before_its_text_goes_on_in_another_segment(texts: LiveTexts) -> None:
-    synthesizer = FakeSynthesizer(script=[chunk(tone(1920), finish_reason=FinishReason.STOP)])
+    synthesizer = Hasty(script=[chunk(tone(1920), finish_reason=FinishReason.STOP)])
     with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
         live.append("Hello there all you ")
         heard = speak(live, synthesizer)
         first = await anext(heard)
         assert first.finish_reason is None  # type: ignore[attr-defined]
         going_on = asyncio.create_task(anext(heard))  # type: ignore[arg-type]
-        await asyncio.sleep(0)
+        for _ in range(50):
+            await asyncio.sleep(0)
         live.append("people of the world")
         live.finish()
         assert (await going_on).finish_reason is FinishReason.STOP  # type: ignore[attr-defined]
         assert [item async for item in heard] == []
         assert await spoken(live) == ["Hello there all", "you people of the world."]
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_markup_is_left_out_and_its_pauses_are_heard(texts: LiveTexts, seed: int) -> None:
+    text = '<speak><break time="1s"/>**Hello** there <break time="500ms"/>dear [you](http://x.y)!<break time="2s"/></p>'
+    synthesizer = FakeSynthesizer(script=utterance(2))
+    with await texts.open(REQUEST, ENGLISH, max_chars=LONG, speakable=True) as live:
+        for part in cuts(text, seed):
+            live.append(part)
+        live.finish()
+        heard = [item async for item in speak(live, synthesizer)]
+        assert live.text.strip() == "Hello there dear you!"
+        assert await spoken(live) == ["Hello there.", "dear you!"]
+    speech = pcm_of(utterance(2))
+    pauses = [bytes(2 * int(24000 * seconds)) for seconds in (1, 0.5, 2)]
+    assert pcm_of(heard) == pauses[0] + speech + pauses[1] + speech + pauses[2]  # type: ignore[arg-type]
+    assert [item.finish_reason for item in heard][-2:] == [None, FinishReason.STOP]  # type: ignore[attr-defined]

@@ -34,6 +34,7 @@ _SPEECH = 0.005  # of the peak
 # Speech begins three frames in: where text comes a token a frame, words have to be known before they are spoken.
 _LEAD_S, _TAIL_S, _PAUSE_S = 0.24, 0.14, 0.28
 _FADE_S = 0.01
+_GAP = 16  # its number for what stands between words; those below are punctuation
 _LOUDNESS, _PEAK = 0.08, 0.95
 
 
@@ -126,6 +127,13 @@ class Teacher:
         padding = -len(audio) % FRAME_SAMPLES
         phones = np.pad(phones, (0, padding))[PHONE_SAMPLES // 2 :: PHONE_SAMPLES]
         return Speech(np.pad(_normalise(audio), (0, padding)), phones.astype(np.uint8))
+
+    def words(self, text: str) -> list[list[int]]:
+        """The numbers of each word's phonemes, without punctuation."""
+        numbers = [number for sentence in self._voice.phonemize(text) for number in (*self._voice.ids(sentence), _GAP)]
+        places = [place for place, number in enumerate(numbers) if number == _GAP]
+        words = [numbers[start:end] for start, end in zip([0, *places], places, strict=False)]
+        return [spoken for word in words if (spoken := [number for number in word if number > _GAP])]
 
     def _sentence(self, phonemes: str, name: str, generator: np.random.Generator) -> tuple[Audio, Phones] | None:
         """Trimmed samples, and the phoneme at each of them; None where the teacher cut a sentence that is too long."""

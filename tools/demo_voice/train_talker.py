@@ -24,6 +24,7 @@ from talkray_tools.released import GENERATION, Json
 from tools.demo_voice.dataset import Corpus, RowLayout, Sample, Sampler, written_ways
 from tools.demo_voice.shape import PHONES_PER_FRAME, SHAPE
 from tools.demo_voice.talker_trainer import DeviceBatch, Losses, Settings, Trainer
+from tools.demo_voice.teacher_forcing import Guide
 from tools.demo_voice.tokenizer import train_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 # temperatures the most was understood.
 VOICE_GENERATION: Json = {**GENERATION, "repetition_penalty": 1.0, "temperature": 0.6, "subtalker_temperature": 0.4}
 # It learnt English in words, and utterances of about twenty seconds at most.
-TEXT_NEEDS: Json = {"spoken_form": "english", "max_segment_chars": 300}
+TEXT_NEEDS: Json = {"spoken_form": "english", "max_segment_chars": 300, "alignment_head": [Guide.LAYER, Guide.HEAD]}
 
 _SEED = 20
 _CHECK_BATCH = 100

@@ -69,6 +69,7 @@ class TextNeeds:
 
     spoken_form: Literal["english"] | None = None  # normalised to spoken words
     max_segment_chars: Annotated[int, Field(ge=1, strict=True)] = 1000
+    alignment_head: tuple[int, int] | None = None  # layer and head of the talker whose attention follows the text
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """Text that is written while it is spoken: what comes of it is what comes of the same text sent at once."""
 
+import json
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -180,3 +182,55 @@ def test_text_that_never_comes_is_told_like_none_at_all(engine: Engine) -> None:
     assert raised.value.code == "empty_input"
     engine.append(0, "too late", is_last=True)
     assert engine.is_idle
+
+
+def follow(engine: Engine, request: GenerateRequest, parts: Sequence[str] | None = None) -> list[tuple[int, float]]:
+    """Frames and how far in the text each is."""
+    wanted = replace(request, synthesis=replace(request.synthesis, word_times=True))
+    if parts is None:
+        engine.add(0, wanted)
+        chunks = run_dry(engine)
+    else:
+        engine.add(0, live(wanted))
+        chunks = []
+        for part in parts:
+            engine.append(0, part, is_last=False)
+            chunks += run_dry(engine)
+        engine.append(0, "", is_last=True)
+        chunks += run_dry(engine)
+    readings = [reading for _, chunk in chunks for reading in chunk.readings]
+    return [(each.first + number, chars) for each in readings for number, chars in enumerate(each.chars)]
+
+
+@pytest.fixture(scope="module")
+def following(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """A checkpoint that names a head; what it attends to is random, of course."""
+    directory = tmp_path_factory.mktemp("following") / "checkpoint"
+    shutil.copytree(tiny_checkpoint("CustomVoice"), directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "talkray": {"alignment_head": [1, 1]}}))
+    return build_engine(directory, CONFIG)
+
+
+def test_readings_go_with_the_frames_and_change_none(following: Engine, whole: Spoken) -> None:
+    readings = follow(following, at_once())
+    assert [number for number, _ in readings] == list(range(len(whole.codes)))
+    chars = [chars for _, chars in readings]
+    assert chars == sorted(chars)
+    assert 0 < chars[-1] <= len(TEXT)
+    assert same(speak(following, at_once()), whole)
+
+
+def test_readings_of_a_text_that_is_written_are_those_of_the_whole(following: Engine) -> None:
+    at_the_end = at_once(frames=len(TEXT) // 2)
+    assert np.allclose(follow(following, at_the_end, random_cuts(5)), follow(following, at_the_end))
+
+
+def test_readings_beside_a_prompt_with_all_text(following: Engine) -> None:
+    readings = follow(following, ask(TEXT, frames=10, ignore_eos=True))
+    assert len(readings) == 10
+    assert readings[-1][1] > 0
+
+
+def test_nobody_is_followed_without_a_head(engine: Engine) -> None:
+    assert follow(engine, at_once(frames=3)) == []

@@ -1,0 +1,139 @@
+"""How well word times of the embedded voice agree with the teacher's phonemes, which its first codebooks are.
+
+    python -m tools.demo_voice.word_times --sentences 25 --teacher-wheel DIR
+
+Held-out sentences are spoken by the engine in this process, with all text in the prompt and with streamed text. What is
+compared is where each word begins, but for the first one: it begins with the audio. DIR holds the hibari-tts wheel.
+"""
+
+import argparse
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.config import TalkerConfig
+from deployments.model_store import locate
+from deployments.protocol import GenerateRequest, PcmChunk, SynthesisRequest
+from deployments.talker.engine import Engine
+from deployments.talker.loading import build_engine
+from serve_app.word_times import WordTimes
+from tools.demo_voice.shape import PHONES_PER_FRAME
+from tools.demo_voice.teacher import VOICES, Teacher
+from tools.demo_voice.texts import lines
+
+logger = logging.getLogger(__name__)
+
+_SPACE = 16  # the teacher's number for what stands between words; those below are silence and punctuation
+_SKIPPED_PHONE, _LEFT_OUT, _LONGER = 0.5, 1.0, 0.01  # costs of a path through what was heard and what was expected
+_UNEXPECTED_SILENCE = 0.7
+_MOST_COST = 0.25  # for each phone: what was said is something else
+
+Phones = NDArray[np.int64]
+
+
+def main() -> None:
+    """Speak, compare, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sentences", type=int, default=25)
+    parser.add_argument("--teacher-wheel", type=Path)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    teacher = Teacher.load(options.teacher_wheel)
+    engine = build_engine(locate("embedded"), TalkerConfig(device="cpu", max_num_seqs=1))
+    for full_text in (False, True):
+        errors = np.array(list(_errors(engine, teacher, sentences=options.sentences, full_text=full_text)))
+        far_ms = 1000 * np.abs(errors)
+        logger.info(
+            "%s: beginnings of %d words: error median %.0f ms, 90th percentile %.0f ms, worst %.0f ms, bias %+.0f ms",
+            "all text in the prompt" if full_text else "streamed text",
+            len(errors),
+            np.median(far_ms),
+            np.quantile(far_ms, 0.9),
+            far_ms.max(),
+            1000 * np.median(errors),
+        )
+
+
+def _errors(engine: Engine, teacher: Teacher, *, sentences: int, full_text: bool) -> Iterator[float]:
+    """Seconds by which a word is told too late, of each word that the teacher and the text agree on."""
+    voices = tuple(VOICES)
+    for number, line in enumerate(lines(0, ("",))[:sentences]):
+        voice = voices[number % len(voices)]
+        request = SynthesisRequest(
+            "w", line.text, voice=voice, seed=number, non_streaming_mode=full_text, word_times=True
+        )
+        frames, told = _speak(engine, request)
+        truth = _beginnings(frames[:, :PHONES_PER_FRAME].reshape(-1).astype(np.int64), teacher.words(line.text))
+        logger.info("%d of %d: %d frames, %s", number + 1, sentences, len(frames), line.text)
+        if truth is None or len(truth) != len(told):
+            logger.info("left out: the voice said something else, or the teacher counts words in another way")
+            continue
+        phone_s = engine.info.frame_samples / engine.info.sample_rate / PHONES_PER_FRAME
+        for began, told_s in list(zip(truth, told, strict=True))[1:]:
+            if began is not None:
+                yield told_s - began * phone_s
+
+
+def _speak(engine: Engine, request: SynthesisRequest) -> tuple[NDArray[np.int16], list[float]]:
+    """Frames [frames, groups], and when each word of the text begins."""
+    engine.add(0, GenerateRequest(request))
+    times, frames, told = WordTimes(request.text, engine.info), [], []
+    frame_s = engine.info.frame_samples / engine.info.sample_rate
+    while not engine.is_idle:
+        for _, chunk in engine.step().chunks:
+            frames.append(chunk.codes)
+            heard = tuple(
+                ((reading.first + number + 0.5) * frame_s, chars)
+                for reading in chunk.readings
+                for number, chars in enumerate(reading.chars)
+            )
+            audio = bytes(2 * engine.info.frame_samples * len(chunk.codes))
+            told += times.feed(PcmChunk(audio, chunk.codes, 0, chunk.finish_reason, heard=heard))
+    return np.concatenate(frames), [word.start_s for word in told]
+
+
+def _beginnings(heard: Phones, words: list[list[int]]) -> list[int | None] | None:
+    """In which phone each word begins; None for one that was not heard. None at all where something else was said."""
+    expected = np.array([phone for word in words for phone in (*word, _SPACE)])
+    owners = np.array([number for number, word in enumerate(words) for _ in (*word, _SPACE)])
+    owners[expected == _SPACE] = -1
+    is_silent = heard <= _SPACE
+    costs = (heard[:, None] != expected).astype(float)
+    costs[is_silent] = np.where(expected == _SPACE, 0.0, _UNEXPECTED_SILENCE)
+    path, total = _best_path(costs, is_silent)
+    if total > _MOST_COST * len(heard):
+        return None
+    said = np.where(is_silent, -1, owners[path])
+    places = [np.flatnonzero(said == number) for number in range(len(words))]
+    return [int(place[0]) if len(place) else None for place in places]
+
+
+def _best_path(costs: NDArray[np.float64], is_silent: NDArray[np.bool_]) -> tuple[Phones, float]:
+    """For each phone that was heard the one expected, in order, and what that costs: costs [heard, expected]."""
+    num_heard, num_expected = costs.shape
+    best = np.full((num_heard, num_expected), np.inf)
+    steps = np.zeros((num_heard, num_expected), np.int64)  # how many were expected since the one heard before
+    best[0] = costs[0] * ~is_silent[0] + np.arange(num_expected) * _LEFT_OUT
+    for row in range(1, num_heard):
+        own = costs[row] * 1.0
+        if is_silent[row]:
+            own[0] = 0.0  # before the first word
+        stays, nexts, skips = (
+            np.concatenate((np.full(back, np.inf), best[row - 1][: num_expected - back])) for back in (0, 1, 2)
+        )
+        ways = np.stack((stays, nexts + _LONGER, skips + _SKIPPED_PHONE))
+        steps[row] = ways.argmin(0)
+        best[row] = ways.min(0) + own
+    at = num_expected - 1 if best[-1, -1] <= best[-1, -2] else num_expected - 2
+    total, path = float(best[-1, at]), np.zeros(num_heard, np.int64)
+    for row in range(num_heard - 1, -1, -1):
+        path[row] = at
+        at -= int(steps[row, at])
+    return path, total
+
+
+if __name__ == "__main__":
+    main()
