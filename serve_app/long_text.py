@@ -111,7 +111,7 @@ class LongText:
                     yield replace(
                         chunk, num_text_tokens=tokens_before + tokens, finish_reason=reason, heard=heard_at, readings=()
                     )
-                    nothing = replace(chunk, pcm=b"", codes=chunk.codes[:0], marks=())
+                    nothing = replace(chunk, pcm=b"", codes=chunk.codes[:0], finish_reason=None, marks=(), readings=())
                 segments.leave(number)
                 number, tokens_before = number + 1, tokens_before + tokens
                 following = following or self._begin(await segments.segment(number), opened)
