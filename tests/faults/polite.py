@@ -15,7 +15,7 @@ import numpy as np
 from tests.faults.hostile import SPEECH
 
 BOUND_S = 180.0  # for a whole stream: what takes longer hangs
-PAUSE_S = 3.0  # on average, after an utterance has been played
+PAUSE_S = 8.0  # on average, after an utterance has been played
 SAMPLE_BYTES, BYTES_PER_S = 2, 48_000
 VOICES = ("alloy", "felix", "nora")
 SENTENCES = (

@@ -111,15 +111,21 @@ def lies(records: Records) -> list[str]:
     return found
 
 
-def back_s(kill: Kill, probes: Sequence[Probe], started_s: Sequence[float]) -> float | None:
-    """From a death to the end of the first request that was made after it, and spoken.
+def spoken(records: Records) -> list[tuple[float, float]]:
+    """When each request was made that was spoken, and when its first audio came (of a short one: all of it)."""
+    probes = [(probe.asked_s, probe.answered_s) for probe in records.probes if probe.spoken]
+    return probes + [(each.began_s, each.first_s) for each in records.streams if each.first_s is not None]
+
+
+def back_s(kill: Kill, requests: Sequence[tuple[float, float]], started_s: Sequence[float]) -> float | None:
+    """From a death to the first audio of a request that was made after it.
 
     Where the server dies of it, only what its successor speaks counts.
     """
     from_s = kill.at_s
     if kill.kind in VITAL:
         from_s = min((each for each in started_s if each > kill.at_s), default=float("inf"))
-    return next((each.answered_s - kill.at_s for each in probes if each.asked_s > from_s and each.spoken), None)
+    return min((at_s - kill.at_s for asked_s, at_s in requests if asked_s > from_s), default=None)
 
 
 def median_of(surveys: Sequence[Survey], span: tuple[float, float], kind: str | None) -> tuple[float, float]:

@@ -94,7 +94,7 @@ class Supervisor:
         self._burials: list[threading.Thread] = []
         self.ended: list[Start] = []
         self.server = self._start()
-        self.started_s = time.monotonic()
+        self.started_s = [time.monotonic()]
         self._thread = threading.Thread(target=self._keep)
         self._thread.start()
 
@@ -130,11 +130,12 @@ class Supervisor:
     def _keep(self) -> None:
         while not self._stopping.wait(0.05):
             if self.server.status is not None:
-                burial = threading.Thread(target=self._bury, args=(self.server, self.started_s, time.monotonic()))
+                burial = threading.Thread(target=self._bury, args=(self.server, self.started_s[-1], time.monotonic()))
                 burial.start()
                 self._burials.append(burial)
                 self._stopping.wait(RESTART_S)
-                self.server, self.started_s = self._start(), time.monotonic()
+                self.server = self._start()
+                self.started_s.append(time.monotonic())
 
     def _bury(self, server: ServerCommand, started_s: float, ended_s: float) -> None:
         """Nobody ends what a server has left, for as long as it has to end it."""
