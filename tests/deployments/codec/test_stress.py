@@ -87,7 +87,12 @@ def test_the_probe_takes_the_next_exact_path_and_never_prevents_a_start(
 
 @pytest.mark.parametrize(
     ("trial", "precision"),
-    [(Trial(2.0, 1.0, 36.0), "bfloat16"), (Trial(2.0, 1.0, 27.0), "float32"), (Trial(1.0, 2.0, 36.0), "float32")],
+    [
+        (Trial(2.0, 1.0, 36.0), "bfloat16"),
+        (Trial(2.0, 1.0, 27.0), "float32"),
+        (Trial(1.0, 2.0, 36.0), "float32"),
+        (Trial(2.0, 1.9, 36.0), "float32"),
+    ],
 )
 def test_a_cpu_rounds_where_it_is_faster_and_not_heard(
     trial: Trial, precision: str, directory: object, monkeypatch: pytest.MonkeyPatch
