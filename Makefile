@@ -45,7 +45,7 @@ faults: $(VENV)/.installed-dev ## Kill replicas and hosts under load: no listene
 fleet: $(VENV)/.installed-dev ## Nodes in namespaces that join, leave and die, a head that dies, clouds that are not there (root; half an hour)
 	$(PIP) --editable '.[fleet]'
 	@command -v redis-server >/dev/null || apt-get install -y redis-server || { echo "redis-server is missing: Ray's store of the head"; exit 1; }
-	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m fleet tests/fleet
+	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m fleet tests/fleet
 
 cluster-check: $(VENV)/.installed-dev ## All of cluster/ by the schemas and rules of those who read it: offline, needs kubectl or kustomize
 	$(BIN)/python -m tools.cluster_check

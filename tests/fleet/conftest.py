@@ -1,6 +1,5 @@
 """Needs root and network namespaces."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,11 +20,3 @@ def possible() -> None:
     obstacle = namespaces.why_impossible()
     if obstacle is not None:
         pytest.skip(f"no namespaces ({obstacle}): `make faults` kills and drains hosts that share this machine's")
-
-
-@pytest.fixture(autouse=True)
-def spoken(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """These tests take minutes: what they wait for is seen at once."""
-    with capsys.disabled():
-        print()
-        yield
