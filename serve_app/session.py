@@ -298,8 +298,10 @@ class Session:
             await turn.changed.wait()
         text = turn.take()
         body = self._body.model_copy(update={"input": text})
-        if is_speakable(spoken_text(body, self._info)):
-            turn.request = await self._request(turn, body)
+        if self._live_texts is not None and not is_speakable(spoken_text(body, self._info)):
+            return  # in a conversation no text is an error
+        turn.request = await self._request(turn, body)
+        if is_speakable(turn.request.text):
             async with aclosing(self._synthesizer.synthesize(turn.request)) as chunks:
                 async for chunk in chunks:
                     yield chunk
