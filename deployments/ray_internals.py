@@ -44,9 +44,9 @@ class Pool:
 
     @classmethod
     def of(cls, replicas: Iterable[Mapping[str, Any]]) -> Self:
-        """From Serve's details."""
-        states = [(_name(replica["state"]), replica["actor_id"]) for replica in replicas]
-        running = tuple(actor for state, actor in states if state == "RUNNING")
+        """From Serve's details, which name no actor for a replica that has only just been asked for."""
+        states = [(_name(replica["state"]), replica.get("actor_id")) for replica in replicas]
+        running = tuple(actor for state, actor in states if state == "RUNNING" and actor)
         return cls(sum(state != "STOPPING" for state, _ in states), running)
 
 

@@ -56,6 +56,8 @@ class PoolWatch:
                 ConnectionError,
             ) as error:  # the controller or the control store is away
                 logger.info("the pools cannot be seen now: %s", error)
+            except Exception:  # whatever it is, what was seen last would stand for good without the next look
+                logger.exception("the pools cannot be seen now")
             pause.wait(_TURN_S)
 
     def _look(self) -> None:

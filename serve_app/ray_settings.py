@@ -38,6 +38,10 @@ LOCAL = {
     # Ray would start a process for each CPU before anybody wants one, and the start wait for their imports.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
+    # Ray would give way to whatever else runs here (15), and speech break off beside a compiler.
+    "RAY_worker_niceness": "0",
+    # Serve kills a proxy that is not ready in three times as many seconds: a busy machine would never start one.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
     # HAProxy is back within a second of its death.
     "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "serve_app.kept_proxy.install",
 }

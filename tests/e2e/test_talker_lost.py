@@ -1,5 +1,6 @@
 """Last of all, since it takes the talker down."""
 
+import asyncio
 import os
 import signal
 
@@ -16,7 +17,7 @@ UTTERANCE = body(ignore_eos=True, max_new_tokens=400, seed=7)
 
 
 async def test_a_stream_outlives_its_engine(http: aiohttp.ClientSession, run_id: str) -> None:
-    """The only talker dies: the stream waits for the next one and goes on there."""
+    """The only talker dies: the stream waits for the next one and goes on there, and then the server is ready again."""
     whole = await fetch(http, UTTERANCE)
     async with http.post(PATH, json=UTTERANCE) as answer:
         begun = await answer.content.readany()
@@ -25,3 +26,6 @@ async def test_a_stream_outlives_its_engine(http: aiohttp.ClientSession, run_id:
         assert within_one_lsb(begun + await answer.read(), whole)
     [successor] = [process for process, command in marked(run_id).items() if ENGINE in command]
     assert successor != engine
+    async with asyncio.timeout(60):
+        while (await http.get("/ready")).status != 200:  # noqa: ASYNC110, another process changes it
+            await asyncio.sleep(0.5)

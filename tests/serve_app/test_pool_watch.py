@@ -1,7 +1,10 @@
+import threading
+
 import pytest
 
 from deployments import ray_internals
 from deployments.ray_internals import Pool
+from serve_app import pool_watch
 from serve_app.pool_watch import PoolWatch
 
 
@@ -42,3 +45,23 @@ def test_speech_needs_a_live_replica_of_each_pool(
 ) -> None:
     watch = Controller(talkers, codecs, dead).watch(monkeypatch)
     assert (watch.is_running(), watch.is_ready()) == (running, ready)
+
+
+def test_an_error_that_nobody_expected_does_not_end_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was seen last would stand for good: a talker that was dead then, for one."""
+    answers = iter([KeyError("actor_id"), {"Talker": ONE}])
+    seen = threading.Event()
+
+    def pools(app_name: str) -> dict[str, Pool]:
+        answer = next(answers, {})
+        if isinstance(answer, Exception):
+            raise answer
+        seen.set()
+        return answer
+
+    monkeypatch.setattr(pool_watch, "_TURN_S", 0.01)
+    monkeypatch.setattr(ray_internals, "pools", pools)
+    monkeypatch.setattr(ray_internals, "is_alive", lambda actor: True)
+    monkeypatch.setattr(PoolWatch, "_count_deaths", lambda watch: None)
+    PoolWatch("talkray")
+    assert seen.wait(30.0)
