@@ -219,15 +219,18 @@ def test_a_server_that_misses_the_first_rate_gets_a_verdict_and_a_page(tmp_path:
             *("--arrivals", "constant", "--min-requests", "0", "--refine", "0", "--max-ttfb", "5000"),
         )
     swept = json.loads((out / "sweep.json").read_text(encoding="utf-8"))
-    assert [each["rate"] for each in swept["steps"]] == [1.0, 2.0, 4.0]
-    assert swept["capacity_per_s"] == 1.0
-    assert "Holds 1 requests/s, TTFB" in said
+    rates = [each["rate"] for each in swept["steps"]]
+    assert rates[-3:] == [1.0, 2.0, 4.0]
+    held = swept["capacity_per_s"]
+    assert held == rates[0]  # 1.0, and less on a busy machine: it is looked for downwards until one is held
+    assert f"Holds {held:g} requests/s, TTFB" in said
     assert "at least 95% of the requests good" in said
-    assert "Fewer than 20 answers in 02-rate-1 (3)" in said
+    assert re.search(r"Fewer than 20 answers in 02-rate-1 \(3\)", said)
     loadtest("report", str(out))
     page = Page((out / "report" / "report.html").read_text(encoding="utf-8"))
-    assert page.verdicts[0].startswith("Holds 1 requests/s")
-    assert points(page.charts["Goodput against offered rate"], "good")[0] == {"x": 1.0, "y": 1.0, "n": 3}
+    assert page.verdicts[0].startswith(f"Holds {held:g} requests/s")
+    lowest = points(page.charts["Goodput against offered rate"], "good")[0]
+    assert lowest["x"] == lowest["y"] == held
 
 
 def test_goodput_is_the_offered_rate_times_the_share_that_was_good(tmp_path: Path) -> None:
