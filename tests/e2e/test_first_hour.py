@@ -117,7 +117,7 @@ def test_a_wav_that_is_not_streamed_is_finite_and_a_streamed_one_is_read_to_its_
     assert '"stream": false' in (ROOT / "README.md").read_text()
 
 
-IGNORED = {"instructions": "Softly.", "response_fromat": "wav", "sample_rate": 16000, "a\r\nset-cookie: b": 1}
+IGNORED = {"instructions": "Softly.", "response_fromat": "wav", "a\r\nset-cookie: b": 1}
 
 
 def test_what_is_ignored_is_named_with_its_reason(client: httpx.Client) -> None:
@@ -125,7 +125,6 @@ def test_what_is_ignored_is_named_with_its_reason(client: httpx.Client) -> None:
     assert answer.status_code == 200
     assert answer.headers["x-ignored"].split("; ") == [
         "response_fromat (unknown field, did you mean response_format?)",
-        "sample_rate (the audio has 24000 Hz)",
         "a??set-cookie:?b (unknown field)",
         "instructions (the loaded voice follows none)",
     ]
@@ -139,6 +138,12 @@ def test_an_event_stream_names_it_too(client: httpx.Client) -> None:
     assert events[-1]["ignored"][0]["field"] == "response_fromat"
 
 
+def test_a_sample_rate_is_not_ignored(client: httpx.Client) -> None:
+    answer = client.post(SPEECH, json=HELLO | {"sample_rate": 16000, "response_format": "pcm"})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "audio/pcm;rate=16000;channels=1")
+    assert "x-ignored" not in answer.headers
+
+
 def test_a_websocket_names_it_too(url: str) -> None:
     async def started() -> dict[str, Any]:
         async with aiohttp.ClientSession(url) as session, session.ws_connect(f"{SPEECH}/ws") as socket:
@@ -147,7 +152,7 @@ def test_a_websocket_names_it_too(url: str) -> None:
             return answer
 
     reasons = {entry["field"]: entry["reason"] for entry in asyncio.run(started())["ignored"]}
-    assert set(reasons) == {"response_fromat", "sample_rate", "a??set-cookie:?b", "instructions", "stream"}
+    assert set(reasons) == {"response_fromat", "a??set-cookie:?b", "instructions", "stream"}
 
 
 def test_dropped_markup_is_named(client: httpx.Client) -> None:
