@@ -23,6 +23,8 @@ def test_a_thread_that_waits_is_not_runnable() -> None:
     assert is_runnable("self", threading.get_native_id())
     wait.set()
     thread.join()
+    while Path(f"/proc/self/task/{thread.native_id}").exists():  # the kernel ends it a little after Python has
+        ended.wait(0.01)
     assert not is_runnable("self", thread.native_id)
 
 
