@@ -10,7 +10,8 @@ from dataclasses import replace
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge
+from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
+from serve_app import ignored
 from serve_app.errors import (
     INTERNAL,
     POLICY_VIOLATION,
@@ -22,6 +23,7 @@ from serve_app.errors import (
 )
 from serve_app.request_log import RequestRecord
 from serve_app.session import Event, Failed, Session
+from serve_app.speaker import Speaker, Wish, refuse_handshake
 from serve_app.speech_request import MAX_BODY_BYTES, parse_object
 
 logger = logging.getLogger(__name__)
@@ -171,6 +173,23 @@ class Connection(ABC):
             connection: RequestRecord = self.socket.state.record
             replace(connection, error=error.code).publish()
             await self.refuse(error)
+
+
+async def serve_wish(
+    socket: WebSocket,
+    speaker: Speaker,
+    wishing: Awaitable[Wish],
+    make: Callable[[WebSocket, Speaker, Wish], Connection],
+    *,
+    reason_header: str | None = None,
+) -> None:
+    """A connection whose handshake says what is wished for; `reason_header` tells why it was refused."""
+    try:
+        wish = await wishing
+    except TalkrayError as error:
+        await refuse_handshake(socket, error, reason_header=reason_header)
+    else:
+        await make(socket, speaker, wish).serve(ignored.header(wish.ignored))
 
 
 class Contexts:

@@ -107,7 +107,6 @@ class LongText:
                     has_ended = chunk.finish_reason is not None and segments.is_last(number)
                     reason = (cut_short or chunk.finish_reason) if has_ended else None
                     heard_at = timeline.add(chunk)
-                    tokens = chunk.num_text_tokens
                     yield replace(
                         chunk, num_text_tokens=tokens_before + tokens, finish_reason=reason, heard=heard_at, readings=()
                     )

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from deployments.errors import InvalidRequest, PayloadTooLarge, TalkrayError
+from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app import ignored, voices
 from serve_app.audio import AudioFormat
@@ -158,7 +158,7 @@ async def _silent(info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
     yield silence(info)
 
 
-async def refuse_handshake(socket: WebSocket, error: TalkrayError, *, reason_header: str | None = None) -> None:
+async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:
     """Answers the handshake of a WebSocket with a status; `reason_header` says why where clients show a header."""
     reply = translate(error)
     socket.state.record.error = reply.code

@@ -17,7 +17,7 @@ from serve_app.connection import Connection
 from serve_app.errors import Unauthorized, translate
 from serve_app.request_log import SAMPLE_BYTES, RequestRecord, Usage
 from serve_app.session import Audio, Event, Failed, Mark, Session, Started
-from serve_app.speaker import Speaker, Wish
+from serve_app.speaker import Speaker, Wish, refuse_handshake
 from serve_app.speech_request import SpeechBody, invalid, parse_speech
 from serve_app.speech_response import Delivery
 
@@ -34,9 +34,7 @@ def websocket_routes(speaker: Speaker) -> APIRouter:
 
     @router.websocket("/{path:path}")
     async def unknown(socket: WebSocket) -> None:
-        reply = translate(HTTPException(404))
-        socket.state.record.error = reply.code
-        await socket.send_denial_response(reply.response())
+        await refuse_handshake(socket, HTTPException(404))
 
     return router
 

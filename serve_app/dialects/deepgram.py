@@ -1,6 +1,7 @@
 """Deepgram's `/v1/speak`: words over a WebSocket, spoken as they come until `Clear`, or one text over HTTP."""
 
 import re
+from abc import abstractmethod
 from collections.abc import Mapping
 
 from fastapi import APIRouter
@@ -8,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from deployments.errors import InvalidRequest, TalkrayError
+from deployments.errors import InvalidRequest
 from serve_app.audio import AudioFormat
-from serve_app.connection import Connection
+from serve_app.connection import Connection, serve_wish
 from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark
-from serve_app.speaker import Speaker, Wish, choice, number, read_object, refuse_handshake
+from serve_app.speaker import Speaker, Wish, choice, number, read_object
 from serve_app.speech_response import Delivery
 
 REASON_HEADER = "dg-error"
@@ -30,12 +31,7 @@ def routes(speaker: Speaker) -> APIRouter:
 
     @router.websocket("/v1/speak")
     async def speak(socket: WebSocket) -> None:
-        try:
-            wish = await wished(speaker, socket.query_params, default="linear16", choices=RAW)
-        except TalkrayError as error:
-            await refuse_handshake(socket, error, reason_header=REASON_HEADER)
-        else:
-            await _Socket(socket, speaker, wish).serve(handshake_headers(wish))
+        await serve_turns(socket, speaker, _Socket)
 
     @router.post("/v1/speak", response_class=Response)
     async def speak_text(request: Request) -> Response:
@@ -76,11 +72,6 @@ def voice_of(model: str | None) -> str | None:
     return named[1] if named else model
 
 
-def handshake_headers(wish: Wish) -> dict[str, str]:
-    """What had no effect, where a handshake can say so."""
-    return {"x-ignored": "; ".join(f"{name} ({why})" for name, why in wish.ignored.items())} if wish.ignored else {}
-
-
 def text_of(fields: Mapping[str, object]) -> str:
     """The text of a message. Raises InvalidRequest."""
     text = fields.get("text")
@@ -94,19 +85,41 @@ def plain(text: str) -> str:
     return _PRONUNCIATION.sub(r"\1", text)
 
 
-class _Socket(Connection):
+class TurnSocket(Connection):
+    """One session, whose settings came with the handshake."""
+
     def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
         super().__init__(socket)
-        self._speaker, self._wish = speaker, wish
-        self._num_flushed = self._num_cleared = 0
+        self._wish = wish
+        self._session = speaker.session(socket, wish, request_id=self.request_id)
 
     @property
     def is_busy(self) -> bool:
+        """Whether it is the server's turn."""
         return self._session.is_speaking
 
     async def opened(self) -> None:
-        self._session = self._speaker.session(self.socket, self._wish, request_id=self.request_id)
+        """Says the session's events from now on."""
         self.start(self.pass_on(self._session, self._say))
+
+    @abstractmethod
+    async def _say(self, event: Event) -> None:
+        """Tell the client."""
+
+
+async def serve_turns(socket: WebSocket, speaker: Speaker, kind: type[TurnSocket]) -> None:
+    """Serves a handshake whose query says what is wished for, or refuses it."""
+    wishing = wished(speaker, socket.query_params, default="linear16", choices=RAW)
+    await serve_wish(socket, speaker, wishing, kind, reason_header=REASON_HEADER)
+
+
+class _Socket(TurnSocket):
+    def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
+        super().__init__(socket, speaker, wish)
+        self._num_flushed = self._num_cleared = 0
+
+    async def opened(self) -> None:
+        await super().opened()
         name = self._wish.info.name
         await self.send(
             "Metadata", request_id=self.request_id, model_name=name, model_version="1", model_uuid=self.request_id

@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
-from deployments.errors import InvalidRequest, TalkrayError
-from serve_app.connection import Connection, Contexts
-from serve_app.dialects.deepgram import handshake_headers
+from deployments.errors import InvalidRequest
+from serve_app.connection import Connection, Contexts, serve_wish
 from serve_app.dialects.elevenlabs import dialogue, encoded, wished
 from serve_app.errors import translate
 from serve_app.session import Audio, Done, Event, Failed, Rest, Session
-from serve_app.speaker import Speaker, Wish, refuse_handshake
+from serve_app.speaker import Speaker, Wish
 
 _ONLY = ""  # the name of the one context of stream-input
 
@@ -21,13 +20,8 @@ def routes(speaker: Speaker) -> APIRouter:
     router = APIRouter()
 
     async def serve(socket: WebSocket, kind: type[_Contexts]) -> None:
-        try:
-            voice = socket.path_params.get("voice_id")
-            wish = await wished(speaker, {"text": ""}, socket.query_params, voice=voice)
-        except TalkrayError as error:
-            await refuse_handshake(socket, error)
-        else:
-            await kind(socket, speaker, wish).serve(handshake_headers(wish))
+        wishing = wished(speaker, {"text": ""}, socket.query_params, voice=socket.path_params.get("voice_id"))
+        await serve_wish(socket, speaker, wishing, kind)
 
     @router.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
     async def speak_contexts(socket: WebSocket) -> None:

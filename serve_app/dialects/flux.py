@@ -8,19 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from deployments.errors import InvalidRequest, TalkrayError
-from serve_app.connection import Connection
-from serve_app.dialects.deepgram import (
-    RAW,
-    REASON_HEADER,
-    handshake_headers,
-    plain,
-    speak_over_http,
-    text_of,
-    wished,
-)
+from deployments.errors import InvalidRequest
+from serve_app.dialects.deepgram import RAW, TurnSocket, plain, serve_turns, speak_over_http, text_of
 from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark, Started, Turn
-from serve_app.speaker import Speaker, Wish, refuse_handshake
+from serve_app.speaker import Speaker, Wish
 
 _SLOWEST, _FASTEST, _STEP = 0.5, 1.5, 0.05
 
@@ -31,12 +22,7 @@ def routes(speaker: Speaker) -> APIRouter:
 
     @router.websocket("/v2/speak")
     async def speak(socket: WebSocket) -> None:
-        try:
-            wish = await wished(speaker, socket.query_params, default="linear16", choices=RAW)
-        except TalkrayError as error:
-            await refuse_handshake(socket, error, reason_header=REASON_HEADER)
-        else:
-            await _Socket(socket, speaker, wish).serve(handshake_headers(wish))
+        await serve_turns(socket, speaker, _Socket)
 
     @router.post("/v2/speak", response_class=Response)
     async def speak_text(request: Request) -> Response:
@@ -46,10 +32,9 @@ def routes(speaker: Speaker) -> APIRouter:
     return router
 
 
-class _Socket(Connection):
+class _Socket(TurnSocket):
     def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
-        super().__init__(socket)
-        self._speaker, self._wish = speaker, wish
+        super().__init__(socket, speaker, wish)
         self._rate = wish.delivery.rate(wish.info)
         self._speech_ids: dict[int, str] = {}
         self._told_ms = self._interrupted_ms = 0  # of the session: audio of turns that are over, and the last offset
@@ -57,13 +42,8 @@ class _Socket(Connection):
         self._characters = 0
         self._offset_ms: int | None = None
 
-    @property
-    def is_busy(self) -> bool:
-        return self._session.is_speaking
-
     async def opened(self) -> None:
-        self._session = self._speaker.session(self.socket, self._wish, request_id=self.request_id)
-        self.start(self.pass_on(self._session, self._say))
+        await super().opened()
         name = self._wish.info.name
         await self.send("Connected", request_id=self.request_id, model_name=name, model_version="1", model_uuids=[])
 
