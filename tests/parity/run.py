@@ -11,8 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -143,18 +145,21 @@ def run_parity(python: Path, scratch: Path, seed: int) -> bool:
     else:
         tokenizers["qwen"] = scratch / "tokenizer"
         write_tokenizer(scratch / "tokenizer", ranks)
-    results = []
+    comparing: list[tuple[str, Path, str, Callable[[Path, Arrays], Iterator[Comparison]]]] = []
     for tokenizer, files in tokenizers.items():
         for kind in NAMES:
             checkpoint = write_tiny(scratch / f"{tokenizer}-{kind}", kind, seed=seed, tokenizer=files)
-            for result in compare(kind, checkpoint, run_official(python, checkpoint, "live")):
-                results.append(result.passed)
-                logger.info("%s %s %s %s | %s", result.verdict, tokenizer, kind, result.name, result.detail)
+            comparing.append((f"{tokenizer} {kind}", checkpoint, "live", partial(compare, kind)))
     for stress in Stress:
         checkpoint = write_stressed(scratch / f"stress-{stress}", STRESSED, stress, seed=seed)
-        for result in compare_stressed(checkpoint, run_official(python, checkpoint, "stress")):
-            results.append(result.passed)
-            logger.info("%s stress %s %s | %s", result.verdict, stress, result.name, result.detail)
+        comparing.append((f"stress {stress}", checkpoint, "stress", compare_stressed))
+    results = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a process of its own
+        official = [pool.submit(run_official, python, checkpoint, extent) for _, checkpoint, extent, _ in comparing]
+        for (name, checkpoint, _, comparisons), made in zip(comparing, official, strict=True):
+            for result in comparisons(checkpoint, made.result()):
+                results.append(result.passed)
+                logger.info("%s %s %s | %s", result.verdict, name, result.name, result.detail)
     logger.info("%d of %d comparisons passed, seed %d", sum(results), len(results), seed)
     return all(results)
 
