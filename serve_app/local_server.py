@@ -160,8 +160,9 @@ def _start_proxy(address: Address) -> None:
     try:
         serve.start(proxy_location="HeadOnly", http_options=_http_options(address))
     except (RayError, TimeoutError) as error:
-        last = str(error).strip().splitlines()[-1]
-        raise StartError(f"the HTTP proxy did not start: {last}") from error
+        lines = str(error).strip().splitlines()
+        reason = next((line for line in lines if "cannot bind" in line), lines[-1])  # which address it was
+        raise StartError(f"the HTTP proxy did not start: {reason}") from error
 
 
 def roll_out(config: AppConfig, report: Report) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import random
 import shlex
 import signal
 import socket
@@ -346,11 +347,12 @@ def create_key(file: Path, name: str, *limits: str) -> str:
 
 
 def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody has now, and that nobody is given who asks for any, as Ray's processes do while they start."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def listens(port: int) -> bool:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ import av
 import httpx
 import pytest
 
+from tests.e2e.black_box import free_port
+
 ROOT = Path(__file__).parents[2]
 TALKRAY = Path(sys.executable).parent / "talkray"
 BOUND_S = 120
@@ -31,8 +32,7 @@ HELLO = {"model": "tts-1", "input": "Hello.", "voice": "alloy", "response_format
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """Of a server as `talkray serve` starts it."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     with subprocess.Popen(
         [TALKRAY, "serve", "--model", "embedded", "--port", str(port)],

@@ -1,9 +1,11 @@
 import os
+import socket
+from pathlib import Path
 
 import pytest
 
 from serve_app import ray_settings
-from serve_app.ray_settings import LOCAL, TUNED, apply_local
+from serve_app.ray_settings import LOCAL, TUNED, apply_local, free_port
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +43,21 @@ def test_two_servers_get_different_ports(environment: dict[str, str]) -> None:
     ports = {value for name, value in environment.items() if name.endswith("_PORT")}
     assert len(ports) == 4
     assert ports.isdisjoint({"8404", "9101", "8500", "9500"})
+
+
+def test_a_free_port_is_none_that_others_are_given() -> None:
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    chosen = {free_port() for _ in range(100)}
+    assert len(chosen) > 50
+    assert max(chosen) < given
+
+
+def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        offered = iter([taken, taken, free := free_port()])
+        monkeypatch.setattr(ray_settings.random, "choice", lambda _: next(offered))
+        assert free_port() == free
 
 
 def test_the_proxy_takes_no_more_connections_than_files_can_be_open(
