@@ -51,7 +51,7 @@ cluster-check: $(VENV)/.installed-dev ## All of cluster/ by the schemas and rule
 	$(BIN)/python -m tools.cluster_check
 
 docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are printed, in a fresh clone (minutes; port 8000 must be free)
-	$(BIN)/python -m pytest -v -o faulthandler_timeout=0 -m docs tests/test_docs_commands.py
+	$(BIN)/python -m pytest -v -o faulthandler_timeout=0 tests/test_docs_commands.py
 
 clients: $(VENV)/.installed-dev ## The newest clients, unmodified, against a server (their packages go into .clients; node for two rows; 20 minutes)
 	$(BIN)/python -m pytest -q -s -m clients tests/clients

@@ -18,6 +18,8 @@ TUNED = {
     # A reload of the proxy cuts streams that are older than this.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
     "RAY_SERVE_HAPROXY_MAXCONN": "20000",  # needs a limit of 50,036 open files
+    # Serve kills a proxy that is not ready in three times as many seconds: a busy machine would never start one.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
     # Reference recordings travel with the request.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 << 20),
     "RAY_SERVE_REQUEST_LATENCY_BUCKET_MS": "5,10,20,30,50,75,100,150,200,300,500,1000,2000,5000,15000,60000",
@@ -42,8 +44,6 @@ LOCAL = {
     "RAY_enable_worker_prestart": "0",
     # Ray would give way to whatever else runs here (15), and speech break off beside a compiler.
     "RAY_worker_niceness": "0",
-    # Serve kills a proxy that is not ready in three times as many seconds: a busy machine would never start one.
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
     # HAProxy is back within a second of its death.
     "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "serve_app.kept_proxy.install",
 }

@@ -2,11 +2,20 @@
 
 What stands behind `sh` in the first line of a block says how:
 
-- nothing: it ends at once, and `make test` runs it. All others are for `make docs`, or for other machines:
+- nothing: it ends at once, and `make test` runs it. `make docs` runs it too, and
 - `slow`: it ends by itself, in minutes;
+- `fails`: the same, with the failure that the text speaks of;
 - `serves`: it serves on port 8000 until Ctrl-C;
 - `served`: it needs the server of README's first block (a block of `python` as well);
-- `elsewhere`: it needs GPUs, a cluster, the network or hours, or is a test that runs by itself.
+- `measures`: as `served`, and its status is 1 where this machine was too busy to speak everything;
+- `deploys`: it leaves a node of Ray behind, which speaks on port 8000.
+
+These need what a machine with two cores and a checkout has not, so that nothing here runs them:
+
+- `gpu`: an NVIDIA GPU, or released weights, which are gigabytes on a model hub;
+- `cluster`: other machines, an account at a cloud, or root and the programs that keep one (docker, systemd, kubectl);
+- `suite`: ten minutes to hours, and some of it packages and models from the network. It is a suite or an experiment of
+  this project, which runs its own commands and is judged by its own result.
 """
 
 import importlib.metadata
@@ -19,12 +28,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.processes import MARK, end_marked
 
 ROOT = Path(__file__).parents[1]
 HISTORY = ROOT / "docs" / "performance-history.md"  # commands as they were
@@ -32,7 +44,8 @@ DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "cluster/README.md", "tools/demo_voice/README.md")),
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if path != HISTORY),
 ]
-KINDS = ("", "slow", "serves", "served", "elsewhere")
+RUN = ("", "slow", "fails", "serves", "served", "measures", "deploys")
+NOT_RUN = ("gpu", "cluster", "suite")
 URL = "http://127.0.0.1:8000"
 BOUND_S = 900
 READY_S = 600  # a machine may be busy; what ends on its own is noticed at once
@@ -64,7 +77,8 @@ def blocks(document: Path) -> list[Block]:
 
 
 BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
-FIRST = next(block for block in BLOCKS if block.language == "sh")  # how a newcomer starts a server
+# How a newcomer starts a server, and what is asked of it first.
+FIRST, HELLO = [block for block in BLOCKS if block.language == "sh"][:2]
 
 
 def of_kind(kind: str, language: str = "sh") -> list[Block]:
@@ -123,30 +137,35 @@ def start(block: Block, folder: Path, environment: dict[str, str]) -> "subproces
     )
 
 
-def run(block: Block, folder: Path, environment: dict[str, str]) -> None:
+def run(block: Block, folder: Path, environment: dict[str, str], *, within: Container[int] = (0,)) -> None:
     with start(block, folder, environment) as process:
         try:
             output = process.communicate(timeout=BOUND_S)[0]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    assert process.returncode == 0, output
+    assert process.returncode in within, output
+    assert "Traceback" not in output, output
 
 
 def serve(block: Block, folder: Path, environment: dict[str, str]) -> Iterator[None]:
     """Runs it while this is iterated; Ctrl-C ends it."""
     assert not is_ready(), f"something else serves on {URL}"
     with start(block, folder, environment) as process:
-        until_s = time.monotonic() + READY_S
-        while process.poll() is None and time.monotonic() < until_s and not is_ready():
-            time.sleep(0.2)
-        served = is_ready()
+        served = becomes_ready(lambda: process.poll() is None)
         if served:
             yield
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
         output = process.communicate(timeout=READY_S)[0]
     assert served, output
+
+
+def becomes_ready(lives: Callable[[], bool]) -> bool:
+    until_s = time.monotonic() + READY_S
+    while lives() and time.monotonic() < until_s and not is_ready():
+        time.sleep(0.2)
+    return is_ready()
 
 
 def is_ready() -> bool:
@@ -165,7 +184,7 @@ def server(clone: Path, fresh: dict[str, str]) -> Iterator[None]:
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_every_command_says_how_it_runs(block: Block) -> None:
     if block.language == "sh":
-        assert block.kind in KINDS
+        assert block.kind in RUN + NOT_RUN
     elif not block.language:
         assert not _COMMAND.search(block.text)
 
@@ -178,9 +197,9 @@ def test_commands_run(document: Path, clone: Path, fresh: dict[str, str]) -> Non
 
 
 @pytest.mark.docs
-@pytest.mark.parametrize("block", of_kind("slow"), ids=str)
+@pytest.mark.parametrize("block", [*of_kind("slow"), *of_kind("fails")], ids=str)
 def test_commands_that_take_minutes_run(block: Block, clone: Path, fresh: dict[str, str]) -> None:
-    run(block, clone, fresh)
+    run(block, clone, fresh, within=(1,) if block.kind == "fails" else (0,))
 
 
 @pytest.mark.docs
@@ -194,7 +213,20 @@ def test_commands_serve_until_ctrl_c(block: Block, clone: Path, fresh: dict[str,
 
 
 @pytest.mark.docs
-@pytest.mark.parametrize("block", [*of_kind("served"), *of_kind("served", "python")], ids=str)
+@pytest.mark.parametrize("block", of_kind("deploys"), ids=str)
+def test_what_commands_deploy_speaks(block: Block, clone: Path, fresh: dict[str, str]) -> None:
+    assert not is_ready(), f"something else serves on {URL}"
+    mark = uuid.uuid4().hex
+    try:
+        run(block, clone, fresh | {MARK: mark})
+        assert becomes_ready(lambda: True)
+        run(HELLO, clone, fresh)
+    finally:
+        end_marked(mark)
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("block", [*of_kind("served"), *of_kind("served", "python"), *of_kind("measures")], ids=str)
 @pytest.mark.usefixtures("server")
 def test_commands_that_ask_a_server_run(block: Block, clone: Path, fresh: dict[str, str]) -> None:
-    run(block, clone, fresh)
+    run(block, clone, fresh, within=(0, 1) if block.kind == "measures" else (0,))

@@ -20,6 +20,14 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
+def end_marked(mark: str) -> None:
+    """Nothing that was started under `MARK=mark` outlives this."""
+    while running := marked(mark):
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
 def read_logs(processes: Mapping[int, str]) -> dict[Path, bytes]:
     """Every file that Ray has for what these processes print and log, one of which is its control store."""
     [gcs] = [command for command in processes.values() if "gcs_server" in command]

@@ -1,8 +1,6 @@
 """A node that is started by hand, as README has it, but for the ports: others may use the well-known ones."""
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +14,7 @@ import pytest
 import yaml
 
 from serve_app.ray_settings import free_port
-from tests.e2e.processes import MARK, marked
+from tests.e2e.processes import MARK, end_marked
 
 ROOT = Path(__file__).parents[2]
 BOUND_S = 120
@@ -38,10 +36,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     own |= {f"RAY_SERVE_{name}_PORT": str(free_port()) for name in PORTS}
     yield own | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", MARK: mark}
-    while running := marked(mark):
-        for process in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+    end_marked(mark)
 
 
 def spoken(url: str) -> bytes:
