@@ -22,6 +22,7 @@ from serve_app.speech_request import clean, is_speakable
 
 _IDLE_S = 60.0
 _TOKEN_BYTES = 16
+_LONGEST_CLUSTER = 64  # places to look at: no language stacks more marks (Unicode's stream-safe format allows 30)
 
 
 class LiveTexts:
@@ -292,8 +293,8 @@ def _words(text: str) -> list[str]:
 
 
 def _last_boundary(text: str) -> int:
-    """The last place in `text` that no character to come can join with what stands before it."""
-    for place in range(len(text) - 1, 0, -1):
+    """The last place in `text` that no character to come can join with what stands before it; 0 if it is far back."""
+    for place in range(len(text) - 1, max(0, len(text) - _LONGEST_CLUSTER), -1):
         char = text[place]
         if char.isspace() or unicodedata.category(char)[0] not in "MC":
             before, behind = _normal(text[:place]), _normal(text[place:])

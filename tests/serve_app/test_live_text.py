@@ -1,5 +1,6 @@
 import asyncio
 import random
+import unicodedata
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -10,7 +11,7 @@ from deployments.errors import InvalidRequest
 from deployments.mailbox import read
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.voice.english import spoken_english
-from serve_app.live_text import LiveText, LiveTexts
+from serve_app.live_text import LivePlain, LiveText, LiveTexts
 from serve_app.long_text import LongText
 from serve_app.speech_request import clean
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
@@ -71,6 +72,16 @@ async def test_other_text_is_clean_as_if_it_had_come_at_once(texts: LiveTexts, s
     text = f" \u200b{TEXT} 한국어 \u1112\u1161\u11ab a\u200d\u0301 漢字。 👩\u200d👧 \n"
     [got] = await write(texts, cuts(text, seed), replace(CUSTOM_VOICE, max_segment_chars=LONG))
     assert got == clean(text)
+
+
+def test_marks_without_an_end_are_not_looked_at_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    category = unicodedata.category
+    monkeypatch.setattr("unicodedata.category", lambda char: looks.append(char) or category(char))
+    plain = LivePlain()
+    for _ in range(1000):
+        assert plain.feed("\u0301", is_last=False) == []
+    assert len(looks) <= 64 * 1000
 
 
 @pytest.mark.parametrize("seed", range(10))
