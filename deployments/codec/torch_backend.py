@@ -34,26 +34,26 @@ _ROWS_OF_A_PIECE = 16  # pieces are multiples of it: with torch 2.11 others, suc
 class _Product:
     """A convolution [B, context + time, in] -> [B, time, out] with its weight in oneDNN's own order.
 
-    Layers of many channels have few rows: they are multiplied as matrices, over rows that were copied tap by tap. The
-    others are convolutions to oneDNN, which needs no copies but is hundreds of times slower for few rows.
+    Few rows are multiplied as a matrix, after they were copied tap by tap. Many are a convolution to oneDNN, which
+    needs no copies but takes milliseconds for a handful of rows, however few the channels are.
     """
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, dilation: int, dtype: torch.dtype, *, may_be_long: bool = False
     ) -> None:
-        """`weight` is [taps, in, out]. `may_be_long` keeps it in both orders, so that calls of many rows are faster."""
+        """`weight` is [taps, in, out]. A layer of many channels has few rows, unless it `may_be_long`."""
         self._taps, channels, _ = weight.shape
         self._dilation, self._context, self.dtype = dilation, (self._taps - 1) * dilation, dtype
         self._bias = None if bias is None else bias.to(dtype)
         self._packs = weight.is_cpu and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         weight, is_wide = weight.to(dtype), channels >= _MANY_CHANNELS
-        self._matrix = self._packed_matrix(weight) if is_wide else None
+        self._matrix = self._packed_matrix(weight)
         self._kernel = self._packed_kernel(weight) if may_be_long or not is_wide else None
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`rows` must be contiguous."""
         rows = rows.to(self.dtype)
-        if self._matrix is None or (self._kernel is not None and rows.shape[1] - self._context >= _ENOUGH_ROWS):
+        if self._kernel is not None and rows.shape[1] - self._context >= _ENOUGH_ROWS:
             return self._convolve(rows)
         return self._multiply(rows)
 
@@ -73,7 +73,6 @@ class _Product:
         return packed
 
     def _multiply(self, rows: Tensor) -> Tensor:
-        assert self._matrix is not None
         rows = self._unfolded(rows) if self._taps > 1 else rows
         if not self._packs:
             return F.linear(rows, self._matrix, self._bias)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deployments.codec import torch_backend
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
@@ -139,3 +140,19 @@ def test_pieces_have_lengths_that_are_fast_with_every_torch() -> None:
         rows = piece_rows(time, 384)
         assert rows % 16 == 0
         assert rows * 384 < 1.1 * 250_000
+
+
+def test_a_handful_of_rows_is_never_a_convolution(
+    decoder: CodecDecoder, codes: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convolve, lengths = torch_backend._Product._convolve, []
+
+    def counted(self: torch_backend._Product, rows: Tensor) -> Tensor:
+        lengths.append(rows.shape[1] - self._context)
+        return convolve(self, rows)
+
+    monkeypatch.setattr(torch_backend._Product, "_convolve", counted)
+    for frames in (1, 4, 40):
+        decoder.decode(codes[:, :frames], [decoder.initial_state()] * len(codes))
+    assert lengths, "40 frames are many rows"
+    assert min(lengths) >= torch_backend._ENOUGH_ROWS
