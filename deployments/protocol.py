@@ -192,6 +192,7 @@ class ModelInfo:
     codec_precision: str = "float32"  # in which the talker's device decodes
     spoken_form: str | None = None  # language whose normalisation the voice needs: it has learnt only spoken words
     max_segment_chars: int = 1000  # longer texts are synthesised in segments
+    word_times: bool = False  # whether its talkers say where in the text they are
 
 
 Marked = TypeVar("Marked", SynthesisRequest, FrameChunk, PcmChunk)

@@ -177,6 +177,8 @@ def speech_routes(speaker: Speaker) -> APIRouter:
         info = await speaker.describe()
         voices.check_model(body.model, info, speaker.settings)
         delivery = negotiate(body, ", ".join(request.headers.getlist("accept")))
-        return await speaker.respond(request, Wish(info, body, delivery, ignored.ignored(fields, body, info)))
+        other = {} if delivery.events else {"word_timestamps": "only events carry words: stream_format"}
+        without_effect = ignored.ignored(fields, body, info, other=other if body.word_timestamps else None)
+        return await speaker.respond(request, Wish(info, body, delivery, without_effect))
 
     return router

@@ -12,6 +12,8 @@ from serve_app.speech_request import SpeechBody
 
 HEADER = "x-ignored"
 
+NO_WORD_TIMES = "of the loaded model they are not known"
+
 Ignored = dict[str, str]  # reason by field, both fit for a header
 
 _MOST_NAMED = 8
@@ -81,6 +83,8 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
         yield from ((name, "the loaded model does not clone voices") for name in _FOR_CLONING if name in sent)
     elif body.x_vector_only_mode and body.ref_text is not None:
         yield "ref_text", "x_vector_only_mode is true"
+    if body.word_timestamps and not info.word_times:
+        yield "word_timestamps", NO_WORD_TIMES
     for switch, prefix in (("do_sample", ""), ("subtalker_dosample", "subtalker_")):
         if getattr(body, switch) is False:
             options = (f"{prefix}{option}" for option in ("temperature", "top_k", "top_p"))

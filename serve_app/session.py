@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -22,6 +22,7 @@ from serve_app.request_log import SAMPLE_BYTES, RequestRecord, Usage
 from serve_app.speech_request import SpeechBody, build_request, is_speakable, spoken_text
 from serve_app.speech_response import Delivery
 from serve_app.synthesizer import Synthesizer
+from serve_app.word_times import Spoken, Word, WordTimes
 
 SILENCE_S = 0.1  # what text sounds like that nobody can speak: clients take no audio at all for a failure
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
@@ -44,6 +45,8 @@ class Turn:
     request: SynthesisRequest | None = None  # None while nothing was asked for
     live: LiveText | None = None  # where it is spoken while it is written
     taken: int = 0  # characters that are being spoken, or have been
+    times: WordTimes | None = None  # where they were asked for
+    start_s: float | None = None  # of its audio in the session's, which a `clear` begins anew; None of none
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -62,6 +65,16 @@ class Turn:
         before = self.text[max(0, self.taken - 1) : self.taken]
         text, self.taken = self.text[self.taken : end], max(end, self.taken)
         return _CJK_SPACE.sub("", before + text)[len(before) :]
+
+    def spoken(self, played_s: float) -> Spoken | None:
+        """What of its text was heard when so much of the session's audio had been; None where nobody knows."""
+        if self.start_s is None or played_s <= self.start_s:
+            return Spoken("", self.text, None)
+        if self.times is None or not self.times.are_known:
+            return None
+        heard = self.times.spoken(played_s - self.start_s)
+        end = _end_of(self.text, len("".join(heard.text_spoken.split())))
+        return Spoken(self.text[:end], self.text[end:], heard.last_word)
 
     def write(self) -> None:
         """Pass the text on to where it is spoken. Raises InvalidRequest where it has become too long."""
@@ -88,6 +101,19 @@ class Audio:
 
 
 @dataclass(frozen=True, slots=True)
+class Words:
+    """When the next words of a turn are heard, in seconds of the turn's audio, which may follow them or be sent."""
+
+    turn: Turn
+    words: tuple[Word, ...]
+
+    def in_session(self) -> list[Word]:
+        """In seconds of the session's audio."""
+        before_s = self.turn.start_s or 0.0
+        return [replace(word, start_s=word.start_s + before_s, end_s=word.end_s + before_s) for word in self.words]
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """All that was written before a `flush` has been spoken."""
 
@@ -96,9 +122,15 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What came before is void: nothing of these turns follows."""
+    """What came before is void: nothing of these turns follows.
+
+    `heard` is the turn that was being spoken, or, where the listener told how much was played, the one that was being
+    heard, of which `spoken` had been.
+    """
 
     turns: tuple[Turn, ...]
+    heard: Turn | None = None
+    spoken: Spoken | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +152,7 @@ class Failed:
     error: Exception
 
 
-Event = Started | Audio | Mark | Cleared | Rest | Done | Failed
+Event = Started | Audio | Words | Mark | Cleared | Rest | Done | Failed
 
 
 class Session:
@@ -150,6 +182,7 @@ class Session:
         self._body, self._delivery, self._caller = body, delivery, caller
         self._request_id, self._client, self._live_texts = request_id, client, live_texts
         self._turns: deque[Turn] = deque()  # the one that is spoken first
+        self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
         self._num_turns = 0
         self._is_closed = False
         self._changed = asyncio.Event()
@@ -168,7 +201,7 @@ class Session:
     @property
     def is_speaking(self) -> bool:
         """Whether it is the server's turn."""
-        return any(turn.is_complete for turn in self._turns)
+        return any(turn.is_complete for turn in self._turns) or not self._events.empty()
 
     @property
     def is_writing(self) -> bool:
@@ -197,16 +230,21 @@ class Session:
         """For the turns that have not begun."""
         self._body = self._body.model_copy(update={"speed": speed})
 
-    async def clear(self) -> Cleared:
-        """Stops speaking, and forgets what was to be: nothing of that follows the event, which is returned as well."""
-        self._forget_events()
+    async def clear(self, played_s: float | None = None) -> Cleared:
+        """Stops speaking, and forgets what was to be: nothing of that follows the event, which is returned as well.
+
+        `played_s` is how much of the session's audio the listener has heard, since its beginning or the last `clear`.
+        """
+        before = self._forget_events()
         await self._stop()
-        self._forget_events()
-        cleared = Cleared(tuple(self._turns))
+        before += self._forget_events()
+        cleared = Cleared(tuple(self._turns), *self._heard(played_s))
         for turn in cleared.turns:
             self._end(turn, "cancelled")
         self._turns.clear()
-        self._events.put_nowait(cleared)
+        self._over.clear()
+        for event in (*before, cleared):
+            await self._events.put(event)
         self._rendering = self._delivery.rendering(self._info)
         self._speaking = asyncio.create_task(self._run())
         return cleared
@@ -246,7 +284,7 @@ class Session:
         try:
             while (turn := await self._next_turn()) is not None:
                 await self._speak(turn)
-                self._turns.popleft()
+                self._over.append(self._turns.popleft())
                 turn.record.publish()
                 await self._events.put(Mark(turn))
             if rest := await self._rendering.close():
@@ -267,6 +305,7 @@ class Session:
     async def _speak(self, turn: Turn) -> None:
         has_begun = False
         self._rendering.play(speed=self._body.speed)
+        turn.start_s = self._rendering.samples / self._delivery.rate(self._info)
         async with aclosing(self._chunks(turn)) as chunks:
             async for chunk in chunks:
                 turn.usage.add(chunk)
@@ -274,6 +313,7 @@ class Session:
                 if not has_begun and chunk.pcm:
                     has_begun = True
                     await self._events.put(Started(turn))
+                await self._tell_words(turn, chunk)
                 await self._send(turn, audio)
         if not has_begun:
             await self._events.put(Started(turn))
@@ -301,6 +341,7 @@ class Session:
         if self._live_texts is not None and not is_speakable(spoken_text(body, self._info)):
             return  # in a conversation no text is an error
         turn.request = await self._request(turn, body)
+        self._follow(turn, text)
         if is_speakable(turn.request.text):
             async with aclosing(self._synthesizer.synthesize(turn.request)) as chunks:
                 async for chunk in chunks:
@@ -311,6 +352,7 @@ class Session:
         request = await self._request(turn, self._body, live=True)
         with await texts.open(request, self._info, max_chars=MAX_UNSPOKEN_CHARS) as live:
             turn.live = live
+            self._follow(turn, live)
             turn.write()
             if await live.begun():
                 turn.request = live.request
@@ -332,6 +374,17 @@ class Session:
         turn.record.samples_per_s = self._info.sample_rate * body.speed
         return request
 
+    def _follow(self, turn: Turn, text: LiveText | str) -> None:
+        if self._body.word_timestamps:
+            turn.times = WordTimes(text, self._info, speed=self._body.speed)
+
+    async def _tell_words(self, turn: Turn, chunk: PcmChunk) -> None:
+        if turn.times is None:
+            return
+        turn.times.feed(chunk)
+        if words := turn.times.take():
+            await self._events.put(Words(turn, tuple(words)))
+
     async def _send(self, turn: Turn, audio: bytes) -> None:
         for start in range(0, len(audio), MAX_AUDIO_BYTES):
             await self._events.put(Audio(turn, audio[start : start + MAX_AUDIO_BYTES]))
@@ -341,9 +394,19 @@ class Session:
             self._speaking.cancel()
             await asyncio.wait((self._speaking,))
 
-    def _forget_events(self) -> None:
-        while not self._events.empty():
-            self._events.get_nowait()
+    def _heard(self, played_s: float | None) -> tuple[Turn | None, Spoken | None]:
+        """The turn at this place of the session's audio, or the first one, and what of it had been spoken."""
+        turns = [*self._over, *self._turns]
+        if played_s is None or not turns:
+            return next(iter(self._turns), turns[-1] if turns else None), None
+        begun = [turn for turn in turns if turn.start_s is not None and turn.start_s <= played_s]
+        heard = begun[-1] if begun else turns[0]
+        return heard, heard.spoken(played_s)
+
+    def _forget_events(self) -> list[Cleared]:
+        """All but earlier answers to `clear`, which are returned."""
+        events = [self._events.get_nowait() for _ in range(self._events.qsize())]
+        return [event for event in events if isinstance(event, Cleared)]
 
     def _end(self, turn: Turn, outcome: str) -> None:
         turn.record.error = outcome
@@ -357,7 +420,18 @@ def silence(info: ModelInfo) -> PcmChunk:
     return PcmChunk(bytes(samples * SAMPLE_BYTES), codes, 0, FinishReason.STOP)
 
 
+def _end_of(text: str, num_visible: int) -> int:
+    """Where `text` has so many characters, not counting spaces."""
+    ends = [place for place, char in enumerate(text, start=1) if not char.isspace()]
+    return ends[min(num_visible, len(ends)) - 1] if num_visible and ends else 0
+
+
+def is_ideograph(char: str) -> bool:
+    """Whether it is of a script that has no spaces between words."""
+    return _IDEOGRAPH.match(char) is not None
+
+
 def _end_of_certain(text: str) -> int:
     """The end of `text`, but for spaces behind an ideograph: another one may follow."""
     stripped = text.rstrip()
-    return len(stripped) if _IDEOGRAPH.search(stripped[-1:]) else len(text)
+    return len(stripped) if is_ideograph(stripped[-1:]) else len(text)

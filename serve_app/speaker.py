@@ -20,8 +20,9 @@ from serve_app.session import Session, silence
 from serve_app.speech_request import MAX_BODY_BYTES, SpeechBody, build_request, is_speakable, parse_object, parse_speech
 from serve_app.speech_response import Delivery, SpeechResponse, audio_body, event_body, marked, speech_headers
 from serve_app.synthesizer import Synthesizer
+from serve_app.word_times import WordTimes
 
-Wrap = Callable[[AsyncGenerator[bytes, None]], AsyncGenerator[bytes, None]]
+Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
 
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 
@@ -80,6 +81,8 @@ class Speaker:
             without_effect["model"] = f"the loaded model is {info.name}"
         given = {name: value for name, value in fields.items() if value is not None}
         body = parse_speech({"input": "", "any_language": True, **given, "voice": voice})
+        if body.word_timestamps and not info.word_times:
+            without_effect["word_timestamps"] = ignored.NO_WORD_TIMES
         delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate)
         return Wish(info, body, delivery, ignored.plain(without_effect))
 
@@ -105,14 +108,15 @@ class Speaker:
     async def respond(
         self, request: Request, wish: Wish, *, as_body: Wrap | None = None, content_type: str | None = None
     ) -> Response:
-        """`wish.body.input` over HTTP; `as_body` makes another body of its audio, of that type."""
+        """`wish.body.input` over HTTP; `as_body` makes another body of its audio and its words, of that type."""
         utterance = await self.utterance(request, wish)
         usage = request.state.record.usage
         usage.ignored = ignored.entries(wish.ignored)
         make = event_body if wish.delivery.events else audio_body
-        stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage)
+        times = WordTimes(wish.body.input, wish.info, speed=wish.body.speed) if wish.body.word_timestamps else None
+        stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage, times)
         if as_body is not None:
-            stream = as_body(stream)
+            stream = as_body(stream, times)
         headers = {**speech_headers(wish.delivery, wish.info), **ignored.header(wish.ignored)}
         if content_type is not None:
             headers["content-type"] = content_type

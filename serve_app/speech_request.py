@@ -66,6 +66,7 @@ class SpeechBody(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     ignore_eos: bool = False
     leading_silence: bool = False
+    word_timestamps: bool = False  # events say when which word is heard
 
     do_sample: bool | None = None
     temperature: Scale | None = None
@@ -128,6 +129,7 @@ async def build_request(
         non_streaming_mode=body.non_streaming_mode,
         ignore_eos=body.ignore_eos,
         leading_silence=body.leading_silence,
+        word_times=body.word_timestamps and info.word_times,
     )
 
 

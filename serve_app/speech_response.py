@@ -8,7 +8,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -23,6 +23,7 @@ from serve_app.audio import AudioFormat, Rendering
 from serve_app.errors import ErrorReply, translate
 from serve_app.request_log import Usage
 from serve_app.speech_request import SpeechBody
+from serve_app.word_times import Word, WordTimes
 
 EVENT_STREAM = "text/event-stream"
 L16 = "audio/l16"
@@ -123,12 +124,14 @@ def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
 
 
 async def audio_body(
-    chunks: AsyncGenerator[PcmChunk, None], rendering: Rendering, usage: Usage
+    chunks: AsyncGenerator[PcmChunk, None], rendering: Rendering, usage: Usage, times: WordTimes | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """Bare audio; `usage` is kept up to date."""
+    """Bare audio; `usage` and `times` are kept up to date."""
     async with aclosing(chunks):
         async for chunk in chunks:
             usage.add(chunk)
+            if times is not None:
+                times.feed(chunk)
             if audio := await rendering.feed(chunk.pcm):
                 yield audio
     if audio := await rendering.close():
@@ -136,25 +139,41 @@ async def audio_body(
 
 
 async def event_body(
-    chunks: AsyncGenerator[PcmChunk, None], rendering: Rendering, usage: Usage
+    chunks: AsyncGenerator[PcmChunk, None], rendering: Rendering, usage: Usage, times: WordTimes | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """Audio as server-sent events. An error after the first one is an event too, and raised again."""
+    """Audio as server-sent events, with words where `times` are given. An error after the first one is an event too,
+    and raised again.
+    """
     begun = False
     try:
-        async with aclosing(audio_body(chunks, rendering, usage)) as body:
+        async with aclosing(audio_body(chunks, rendering, usage, times)) as body:
             async for audio in body:
                 begun = True
                 yield _delta(audio)
+                if times is not None and (words := times.take()):
+                    yield _words(words)
     except Exception as error:
         if begun:
             yield _failed(translate(error))
         raise
+    if times is not None and (words := times.take()):
+        yield _words(words)
     yield _done(usage)
 
 
 def _delta(audio: bytes) -> bytes:
     """The next bytes of the audio."""
     return b'data: {"type":"speech.audio.delta","audio":"' + base64.b64encode(audio) + b'"}\n\n'
+
+
+def _words(words: list[Word]) -> bytes:
+    """When the next words are heard."""
+    return _event({"type": "speech.audio.words", "words": word_entries(words)})
+
+
+def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:
+    """As JSON has them: seconds of the audio."""
+    return [{"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)} for word in words]
 
 
 def _done(usage: Usage) -> bytes:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter
@@ -16,10 +17,10 @@ from serve_app.audio import AudioFormat
 from serve_app.connection import Connection
 from serve_app.errors import Unauthorized, translate
 from serve_app.request_log import SAMPLE_BYTES, RequestRecord, Usage
-from serve_app.session import Audio, Event, Failed, Mark, Session, Started
+from serve_app.session import Audio, Event, Failed, Mark, Session, Started, Turn, Words
 from serve_app.speaker import Speaker, Wish, refuse_handshake
 from serve_app.speech_request import SpeechBody, invalid, parse_speech
-from serve_app.speech_response import Delivery
+from serve_app.speech_response import Delivery, word_entries
 
 _ALWAYS_STREAMED = "a WebSocket sends pcm as it comes"
 
@@ -53,6 +54,22 @@ class Resumption(BaseModel):
     seed: int | None = None
 
 
+class Cancellation(BaseModel):
+    """The fields of a `cancel` message."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    played_ms: Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False)] = None
+
+
+def parse_cancellation(fields: Mapping[str, object]) -> Cancellation:
+    """Raises InvalidRequest that names the field."""
+    try:
+        return Cancellation.model_validate(fields)
+    except ValidationError as error:
+        raise invalid(error) from error
+
+
 def parse_resumption(fields: Mapping[str, object]) -> Resumption:
     """Raises InvalidRequest that names the field; going on without the seed would be another utterance."""
     try:
@@ -71,6 +88,7 @@ class Utterance:
         self.request_id = request_id
         self.usage = Usage()
         self.samples = 0
+        self.turn: Turn | None = None
         self._connection = connection
         self._had = 0  # bytes of audio that the client has already
 
@@ -97,7 +115,8 @@ class Utterance:
             self._connection.socket, Wish(info, body, delivery, {}), request_id=self.request_id, live=False
         )
         session.append(body.input)
-        self.usage = session.flush().usage
+        self.turn = session.flush()
+        self.usage = self.turn.usage
         session.close()
         return session
 
@@ -109,6 +128,8 @@ class Utterance:
                 await self._send("started", **self._format, seed=seed, **self._without_effect)
             case Audio(_, pcm):
                 await self._send_pcm(pcm)
+            case Words(_, words):
+                await self._send("words", words=word_entries(words))
             case Mark(turn):
                 await self._send(
                     "done",
@@ -151,7 +172,7 @@ class SpeechSocket(Connection):
             case "speak":
                 self._start(fields)
             case "cancel":
-                await self._cancel()
+                await self._cancel(parse_cancellation(fields).played_ms)
             case _:
                 raise InvalidRequest("type must be 'speak' or 'cancel'.", "type")
 
@@ -167,14 +188,20 @@ class SpeechSocket(Connection):
         self._utterance = Utterance(parse_resumption(fields).request_id or own_id, self)
         self._task = self.start(self._utterance.run(fields, self._speaker))
 
-    async def _cancel(self) -> None:
-        """Always answered: with null for the request if nothing was being spoken, or its end was already on its way."""
+    async def _cancel(self, played_ms: float | None) -> None:
+        """Always answered: with null for the request if nothing was being spoken, or its end was already on its way.
+
+        `played_ms` is how much of the utterance's audio was heard; the answer says what of its text that was.
+        """
         task, self._task = self._task, None
         await self.stop()
         stopped = self._utterance if task is not None and task.cancelled() else None
         request_id = stopped.request_id if stopped else None
         frames, samples = (stopped.usage.frames, stopped.samples) if stopped else (0, 0)
-        await self.send("cancelled", request_id=request_id, frames=frames, samples=samples)
+        turn = self._utterance.turn if self._utterance is not None else None
+        spoken = turn.spoken(played_ms / 1000) if turn is not None and played_ms is not None else None
+        texts = {} if spoken is None else asdict(spoken)
+        await self.send("cancelled", request_id=request_id, frames=frames, samples=samples, **texts)
 
 
 def _beside_a_body(body: SpeechBody) -> dict[str, str | None]:

@@ -20,7 +20,7 @@ _USUAL_S = 0.3  # of a word whose end nobody knows yet
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word as it was written, and when it is heard: seconds of the utterance's audio as it was synthesised."""
+    """A word as it was written, and when it is heard: seconds of the utterance's audio as it is played."""
 
     text: str
     start: int  # of its characters in the text that was written
@@ -50,8 +50,8 @@ class _Place:
 class WordTimes:
     """Words of one utterance: of a text that is there, or that is still being written."""
 
-    def __init__(self, source: LiveText | str, info: ModelInfo) -> None:
-        """`source` may be written further while this follows it."""
+    def __init__(self, source: LiveText | str, info: ModelInfo, *, speed: float = 1.0) -> None:
+        """`source` may be written further while this follows it. The audio is played `speed` times as fast."""
         self._live = None if isinstance(source, str) else source
         self._text = "" if self._live else str(source)
         self._parts = self._live.parts if self._live else _parts_of(self._text, info)
@@ -60,6 +60,8 @@ class WordTimes:
         self._heard: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
         self._starts_s: list[float] = []  # of the words that have begun
         self._num_told = 0
+        self._told: list[Word] = []  # that nobody has taken
+        self._speed = speed
         self._sample_rate, self._num_samples, self._is_over = info.sample_rate, 0, False
 
     @property
@@ -67,8 +69,13 @@ class WordTimes:
         """What was written so far."""
         return self._live.text if self._live else self._text
 
-    def feed(self, chunk: PcmChunk) -> list[Word]:
-        """The words whose end is known with the utterance's next chunk. Where no times are known, none are told."""
+    @property
+    def are_known(self) -> bool:
+        """Whether any word has been found so far: not every model says where it is."""
+        return bool(self._starts_s)
+
+    def feed(self, chunk: PcmChunk) -> None:
+        """The utterance's next chunk, with which the ends of some words may be known."""
         self._take_parts()
         self._num_samples += len(chunk.pcm) // 2
         for seconds, chars in chunk.heard:
@@ -77,12 +84,22 @@ class WordTimes:
             self._is_over = True
         over = len(self._starts_s) if self._is_over else max(0, len(self._starts_s) - 1)
         told, self._num_told = self._num_told, max(self._num_told, over)
-        return [self._word(number) for number in range(told, self._num_told)]
+        self._told += [self._word(number) for number in range(told, self._num_told)]
+
+    @property
+    def has_told(self) -> bool:
+        """Whether there are words to take."""
+        return bool(self._told)
+
+    def take(self) -> list[Word]:
+        """The words whose end is known, once each, in order. Where no times are known, none are told."""
+        told, self._told = self._told, []
+        return told
 
     def spoken(self, played_s: float) -> Spoken:
         """What had been heard once `played_s` of the audio had been played: words that were said for the most part."""
         self._take_parts()
-        known = [self._word(number) for number in range(bisect_right(self._starts_s, played_s))]
+        known = [self._word(number) for number in range(bisect_right(self._starts_s, played_s * self._speed))]
         if known and (known[-1].start_s + known[-1].end_s) / 2 > played_s:
             known.pop()
         end = known[-1].end if known else 0
@@ -104,7 +121,8 @@ class WordTimes:
             end_s = self._starts_s[number + 1]
         else:
             end_s = max(start_s, self._num_samples / self._sample_rate) if self._is_over else start_s + _USUAL_S
-        return Word(self.text[place.start : place.end], place.start, place.end, start_s, end_s)
+        text = self.text[place.start : place.end]
+        return Word(text, place.start, place.end, start_s / self._speed, end_s / self._speed)
 
     def _take_parts(self) -> None:
         for part in self._parts[self._num_parts :]:

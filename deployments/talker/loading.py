@@ -137,7 +137,9 @@ def build_engine(
         max_lead_s=_MAX_LEAD_S if device.type == "cuda" else math.inf,  # a CPU pads every step
     )
     limits = LengthLimits(prompts.tokenizer, max_positions=min(config.max_model_len, blocks.capacity))
-    info = replace(_describe(directory.name, config, model, codec, device), codec_precision=audio.precision)
+    follows = shape.by_rows and model.text.alignment_head is not None  # other kernels return no attention
+    info = _describe(directory.name, config, model, codec, device)
+    info = replace(info, codec_precision=audio.precision, word_times=follows)
     return Engine(info, prompts, limits, runner, scheduler, audio)
 
 

@@ -3,7 +3,7 @@
 import base64
 import json
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from fastapi import APIRouter
@@ -16,9 +16,10 @@ from serve_app import voices
 from serve_app.audio import AudioFormat
 from serve_app.connection import Connection, Contexts
 from serve_app.errors import ErrorReply, translate
-from serve_app.session import Audio, Done, Event, Failed, Mark, Session
+from serve_app.session import Audio, Done, Event, Failed, Mark, Session, Words
 from serve_app.speaker import Speaker, Wish, choice, read_object
 from serve_app.speech_response import Delivery
+from serve_app.word_times import Word, WordTimes
 
 RAW = {
     "pcm_s16le": AudioFormat.PCM,
@@ -109,6 +110,7 @@ async def _wished(speaker: Speaker, fields: Mapping[str, object], *, text: str =
         "sample_rate": output.get("sample_rate"),
         "speed": controls.get("speed"),
         "instructions": controls.get("emotion"),
+        "word_timestamps": fields.get("add_timestamps") is True,
     }
     return await speaker.wish(
         asked,
@@ -140,17 +142,31 @@ def _error(context_id: str | None, reply: ErrorReply) -> dict[str, object]:
     return {"type": "error", "context_id": context_id, "status_code": reply.status, "done": True, **said}
 
 
-async def _events(audio: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+def _timestamps(context_id: str, words: Sequence[Word]) -> dict[str, object]:
+    entries = {
+        "words": [word.text for word in words],
+        "start": [round(word.start_s, 3) for word in words],
+        "end": [round(word.end_s, 3) for word in words],
+    }
+    step = {"status_code": 206, "done": False}
+    return {"type": "timestamps", "context_id": context_id, "word_timestamps": entries, **step}
+
+
+async def _events(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
     context_id, begun = secrets.token_hex(8), False
     try:
         async with aclosing(audio):
             async for data in audio:
                 begun = True
                 yield _event(_chunk(context_id, data))
+                if times is not None and (words := times.take()):
+                    yield _event(_timestamps(context_id, words))
     except Exception as error:
         if begun:
             yield _event(_error(context_id, translate(error)))
         raise
+    if times is not None and (words := times.take()):
+        yield _event(_timestamps(context_id, words))
     yield _event(_done(context_id))
 
 
@@ -208,6 +224,8 @@ class _Socket(Connection):
         match event:
             case Audio(_, data):
                 await self.socket.send_json(_chunk(name, data))
+            case Words():
+                await self.socket.send_json(_timestamps(name, event.in_session()))
             case Mark(turn) if turn.number in self._flushes.get(name, ()):
                 flushed = {"type": "flush_done", "flush_done": True, "flush_id": turn.number}
                 await self.socket.send_json({**flushed, "context_id": name, "status_code": 206, "done": False})

@@ -42,9 +42,15 @@ def routes(speaker: Speaker) -> APIRouter:
 
 
 async def wished(
-    speaker: Speaker, query: Mapping[str, str], *, default: str, choices: Mapping[str, AudioFormat], text: str = ""
+    speaker: Speaker,
+    query: Mapping[str, str],
+    *,
+    default: str,
+    choices: Mapping[str, AudioFormat],
+    text: str = "",
+    words: bool = False,
 ) -> Wish:
-    """What the query asks for. Raises InvalidRequest."""
+    """What the query asks for; with `words` it is known when each is heard. Raises InvalidRequest."""
     audio_format = choice("encoding", query.get("encoding", default), choices)
     if audio_format is AudioFormat.PCM and choices is not RAW and query.get("container", "wav") == "wav":
         audio_format = AudioFormat.WAV
@@ -55,6 +61,7 @@ async def wished(
         "voice": voice_of(query.get("model")),
         "sample_rate": number("sample_rate", query.get("sample_rate")),
         "speed": number("speed", query.get("speed")),
+        "word_timestamps": words,
     }
     return await speaker.wish(fields, delivery=delivery, other=(name for name in query if name not in _KNOWN))
 
@@ -107,9 +114,9 @@ class TurnSocket(Connection):
         """Tell the client."""
 
 
-async def serve_turns(socket: WebSocket, speaker: Speaker, kind: type[TurnSocket]) -> None:
+async def serve_turns(socket: WebSocket, speaker: Speaker, kind: type[TurnSocket], *, words: bool = False) -> None:
     """Serves a handshake whose query says what is wished for, or refuses it."""
-    wishing = wished(speaker, socket.query_params, default="linear16", choices=RAW)
+    wishing = wished(speaker, socket.query_params, default="linear16", choices=RAW, words=words)
     await serve_wish(socket, speaker, wishing, kind, reason_header=REASON_HEADER)
 
 

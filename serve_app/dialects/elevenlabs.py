@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from fastapi import APIRouter
@@ -12,8 +12,10 @@ from starlette.responses import Response
 from deployments.errors import InvalidRequest
 from serve_app import voices
 from serve_app.audio import AudioFormat
+from serve_app.session import is_ideograph
 from serve_app.speaker import Speaker, Wish, choice, read_object
 from serve_app.speech_response import Delivery
+from serve_app.word_times import Word, WordTimes
 
 FORMATS = {
     "mp3": AudioFormat.MP3,
@@ -36,7 +38,8 @@ def routes(speaker: Speaker) -> APIRouter:
         async def speak(request: Request) -> Response:
             """Speaks `text`, or the `inputs` of a dialogue, MP3 unless `output_format` says otherwise."""
             fields = await read_object(request, speaker)
-            wish = await wished(speaker, fields, request.query_params, voice=request.path_params.get("voice_id"))
+            voice = request.path_params.get("voice_id")
+            wish = await wished(speaker, fields, request.query_params, voice=voice, words=timestamps)
             if not timestamps:
                 return await speaker.respond(request, wish)
             as_body, content_type = (_lines, _LINES) if stream else (_whole, _JSON)
@@ -93,9 +96,11 @@ def _voice(voice: voices.Voice) -> dict[str, object]:
 
 
 async def wished(
-    speaker: Speaker, fields: Mapping[str, object], query: Mapping[str, str], *, voice: str | None
+    speaker: Speaker, fields: Mapping[str, object], query: Mapping[str, str], *, voice: str | None, words: bool
 ) -> Wish:
-    """What a body and a query ask for; a dialogue is spoken by the voice of its first input. Raises InvalidRequest."""
+    """What a body and a query ask for, and when its `words` are heard; a dialogue is spoken by the voice of its first
+    input. Raises InvalidRequest.
+    """
     audio_format, sample_rate, bit_rate = output(query.get("output_format", DEFAULT_FORMAT))
     settings = fields.get("voice_settings")
     text = fields.get("text")
@@ -110,6 +115,7 @@ async def wished(
         "sample_rate": sample_rate,
         "speed": settings.get("speed") if isinstance(settings, Mapping) else None,
         "seed": fields.get("seed"),
+        "word_timestamps": words,
     }
     others = [name for name in (*fields, *query) if name not in _KNOWN]
     model = fields.get("model_id") or query.get("model_id")
@@ -139,17 +145,46 @@ def encoded(audio: bytes) -> str:
     return base64.b64encode(audio).decode()
 
 
-def _timed(audio: bytes) -> bytes:
-    return json.dumps({"audio_base64": encoded(audio), "alignment": None, "normalized_alignment": None}).encode()
+def characters(words: Sequence[Word]) -> tuple[list[str], list[float], list[float]]:
+    """All of them, with the seconds at which each begins and ends. Words share their time among their characters; a
+    space, by which clients know the end of a word, follows each but ideographs.
+    """
+    chars: list[str] = []
+    starts_s: list[float] = []
+    ends_s: list[float] = []
+    for word in words:
+        step_s = (word.end_s - word.start_s) / len(word.text)
+        chars += word.text
+        starts_s += [word.start_s + number * step_s for number in range(len(word.text))]
+        ends_s += [word.start_s + (number + 1) * step_s for number in range(len(word.text))]
+        if not is_ideograph(word.text[-1]):
+            chars, starts_s, ends_s = [*chars, " "], [*starts_s, word.end_s], [*ends_s, word.end_s]
+    return chars, starts_s, ends_s
 
 
-async def _whole(audio: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+def _timed(audio: bytes, times: WordTimes | None) -> bytes:
+    """Audio and the words that have become known."""
+    alignment = None
+    if times is not None and (words := times.take()):
+        chars, starts_s, ends_s = characters(words)
+        alignment = {
+            "characters": chars,
+            "character_start_times_seconds": [round(start_s, 3) for start_s in starts_s],
+            "character_end_times_seconds": [round(end_s, 3) for end_s in ends_s],
+        }
+    fields = {"audio_base64": encoded(audio), "alignment": alignment, "normalized_alignment": alignment}
+    return json.dumps(fields).encode()
+
+
+async def _whole(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
     async with aclosing(audio):
-        yield _timed(b"".join([part async for part in audio]))
+        yield _timed(b"".join([part async for part in audio]), times)
 
 
-async def _lines(audio: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
     """A line for each part: they have a second of audio or less, so that clients with short lines can read them."""
     async with aclosing(audio):
         async for part in audio:
-            yield _timed(part) + b"\n"
+            yield _timed(part, times) + b"\n"
+    if times is not None and times.has_told:
+        yield _timed(b"", times) + b"\n"

@@ -6,11 +6,13 @@ from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
+from serve_app.audio import AudioFormat
 from serve_app.connection import Connection, Contexts, serve_wish
-from serve_app.dialects.elevenlabs import dialogue, encoded, wished
+from serve_app.dialects.elevenlabs import characters, dialogue, encoded, wished
 from serve_app.errors import translate
-from serve_app.session import Audio, Done, Event, Failed, Rest, Session
+from serve_app.session import Audio, Done, Event, Failed, Mark, Rest, Session, Words
 from serve_app.speaker import Speaker, Wish
+from serve_app.word_times import Word
 
 _ONLY = ""  # the name of the one context of stream-input
 
@@ -20,7 +22,8 @@ def routes(speaker: Speaker) -> APIRouter:
     router = APIRouter()
 
     async def serve(socket: WebSocket, kind: type[_Contexts]) -> None:
-        wishing = wished(speaker, {"text": ""}, socket.query_params, voice=socket.path_params.get("voice_id"))
+        voice = socket.path_params.get("voice_id")
+        wishing = wished(speaker, {"text": ""}, socket.query_params, voice=voice, words=True)
         await serve_wish(socket, speaker, wishing, kind)
 
     @router.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
@@ -47,6 +50,9 @@ class _Contexts(Connection):
         self._contexts = Contexts(self)
         self._ending: set[str] = set()  # contexts whose last message was an empty flush
         self._draining: set[str] = set()
+        self._words: dict[str, list[Word]] = {}  # that go out with the next audio, by context
+        self._clocks_ms: dict[str, float] = {}  # from which each context's times count
+        self._is_cumulative = socket.query_params.get("sync_alignment") == "true"
 
     @property
     def is_busy(self) -> bool:
@@ -118,8 +124,12 @@ class _Contexts(Connection):
 
     async def _say(self, name: str, event: Event) -> None:
         match event:
+            case Words():
+                self._words.setdefault(name, []).extend(event.in_session())
             case Audio(_, data) | Rest(data):
-                await self._send_audio(name, encoded(data))
+                await self._send_audio(name, data)
+            case Mark() if name in self._words:
+                await self._send_audio(name, b"")
             case Failed(error):
                 self.failure(error, self.request_id)
                 await self._tell(name, error)
@@ -130,10 +140,27 @@ class _Contexts(Connection):
     async def _finish(self, name: str) -> None:
         self._ending.discard(name)
         self._draining.discard(name)
+        self._words.pop(name, None)
+        self._clocks_ms.pop(name, None)
         await self._send_final(name)
 
-    async def _send_audio(self, name: str, audio: str) -> None:
-        await self.socket.send_json({"audio": audio, "contextId": name, "isFinal": None})
+    async def _send_audio(self, name: str, audio: bytes) -> None:
+        await self.socket.send_json({**self._timed(name, audio), "contextId": name, "isFinal": None})
+
+    def _timed(self, name: str, audio: bytes) -> dict[str, object]:
+        """Audio and the words that have become known; clients that want no common clock add up what messages span."""
+        chars, starts_ms, durations_ms = self._taken(name)
+        timed = {"chars": chars, "charStartTimesMs": starts_ms, "charDurationsMs": durations_ms} if chars else None
+        if chars and not self._is_cumulative:
+            self._clocks_ms[name] = self._clocks_ms.get(name, 0) + starts_ms[-1] + durations_ms[-1]
+        return {"audio": encoded(audio), "alignment": timed, "normalizedAlignment": timed}
+
+    def _taken(self, name: str) -> tuple[list[str], list[int], list[int]]:
+        """Characters of the words that are to be told, and their times in milliseconds of the context's clock."""
+        chars, starts_s, ends_s = characters(self._words.pop(name, []))
+        clock_ms = round(self._clocks_ms.get(name, 0))
+        starts_ms, ends_ms = ([round(1000 * each) - clock_ms for each in times_s] for times_s in (starts_s, ends_s))
+        return chars, starts_ms, [end - start for start, end in zip(starts_ms, ends_ms, strict=True)]
 
     async def _send_final(self, name: str) -> None:
         await self.socket.send_json({"contextId": name, "isFinal": True})
@@ -157,8 +184,8 @@ class _OneText(_Contexts):
         self._draining.add(_ONLY)
         session.close()
 
-    async def _send_audio(self, name: str, audio: str) -> None:
-        await self.socket.send_json({"audio": audio, "isFinal": None})
+    async def _send_audio(self, name: str, audio: bytes) -> None:
+        await self.socket.send_json({**self._timed(name, audio), "isFinal": None})
 
     async def _send_final(self, name: str) -> None:
         await self.socket.send_json({"isFinal": True})
@@ -168,6 +195,11 @@ class _OneText(_Contexts):
 class _Dialogues(_Contexts):
     """Texts come as inputs with a voice; the first one speaks the whole context. Names are in snake case."""
 
+    def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
+        super().__init__(socket, speaker, wish)
+        sample_bits = 8 if wish.delivery.audio_format in (AudioFormat.MULAW, AudioFormat.ALAW) else 16
+        self._bit_rate = wish.delivery.bit_rate or sample_bits * wish.delivery.rate(wish.info)
+
     def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
         _, voice = dialogue(fields.get("inputs"))
         return self._speaker.voiced(self._wish, voice) if voice else self._wish
@@ -176,8 +208,13 @@ class _Dialogues(_Contexts):
         inputs = fields.get("inputs")
         return "".join(dialogue([part])[0] for part in inputs) if isinstance(inputs, list) else ""
 
-    async def _send_audio(self, name: str, audio: str) -> None:
-        await self.socket.send_json({"context_id": name, "audio": audio})
+    async def _send_audio(self, name: str, audio: bytes) -> None:
+        """Times count from the beginning of the message's audio."""
+        chars, starts_ms, durations_ms = self._taken(name)
+        timed = {"chars": chars, "char_start_times_ms": starts_ms, "char_durations_ms": durations_ms}
+        self._clocks_ms[name] = self._clocks_ms.get(name, 0) + 8000 * len(audio) / self._bit_rate
+        alignment = {"alignment": timed} if chars else {}
+        await self.socket.send_json({"context_id": name, "audio": encoded(audio), **alignment})
 
     async def _send_final(self, name: str) -> None:
         await self.socket.send_json({"context_id": name, "is_final": True})

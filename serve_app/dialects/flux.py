@@ -2,6 +2,8 @@
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import asdict
+from hashlib import blake2b
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -22,7 +24,7 @@ def routes(speaker: Speaker) -> APIRouter:
 
     @router.websocket("/v2/speak")
     async def speak(socket: WebSocket) -> None:
-        await serve_turns(socket, speaker, _Socket)
+        await serve_turns(socket, speaker, _Socket, words=True)
 
     @router.post("/v2/speak", response_class=Response)
     async def speak_text(request: Request) -> Response:
@@ -36,11 +38,12 @@ class _Socket(TurnSocket):
     def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
         super().__init__(socket, speaker, wish)
         self._rate = wish.delivery.rate(wish.info)
-        self._speech_ids: dict[int, str] = {}
         self._told_ms = self._interrupted_ms = 0  # of the session: audio of turns that are over, and the last offset
         self._turn_samples = self._session_samples = 0
         self._characters = 0
+        self._num_ended = 0  # the last turn whose end was told
         self._offset_ms: int | None = None
+        self._is_interrupting = False
 
     async def opened(self) -> None:
         await super().opened()
@@ -74,19 +77,25 @@ class _Socket(TurnSocket):
             return
         await self._warn("NO_ACTIVE_SPEECH", "There is no text to flush.")
         if not self._session.is_speaking:  # LiveKit waits for the end of a segment even if it had no word
-            await self.send("SpeechMetadata", **self._metadata(_new_id(), samples=0, characters=0))
+            await self.send(
+                "SpeechMetadata", **self._metadata(_speech_id(secrets.token_hex()), samples=0, characters=0)
+            )
 
     async def _interrupt(self, playback_offset: object) -> None:
         offset_ms = playback_offset.get("value") if isinstance(playback_offset, Mapping) else None
         if offset_ms is not None and not isinstance(offset_ms, int | float):
             raise InvalidRequest("playback_offset.value must be milliseconds.", "playback_offset")
-        if not self._session.is_speaking and not self._session.is_writing:
+        is_active = self._session.is_speaking or self._session.is_writing
+        is_heard = offset_ms is not None and offset_ms < self._told_ms  # though all has been made and sent
+        if self._is_interrupting:
+            await self._warn("INTERRUPT_IN_PROGRESS", "The last interrupt has not been answered yet.")
+        elif not is_active and not is_heard:
             await self._warn("NO_ACTIVE_SPEECH", "Nothing is being spoken.")
         elif offset_ms is not None and offset_ms <= self._interrupted_ms:
             await self._warn("INVALID_INTERRUPT_OFFSET", "The offset is not behind that of the last interrupt.")
         else:
-            self._offset_ms = None if offset_ms is None else int(offset_ms)
-            await self._session.clear()
+            self._offset_ms, self._is_interrupting = None if offset_ms is None else int(offset_ms), True
+            await self._session.clear(None if offset_ms is None else (offset_ms - self._interrupted_ms) / 1000)
 
     async def _configure(self, speed: object) -> None:
         if not isinstance(speed, int | float) or not _SLOWEST <= speed <= _FASTEST:
@@ -109,8 +118,8 @@ class _Socket(TurnSocket):
                 await self.socket.send_bytes(data)
             case Mark(turn):
                 await self._end_turn(turn)
-            case Cleared(turns):
-                await self._tell_interrupted(turns)
+            case Cleared():
+                await self._tell_interrupted(event)
             case Failed(error):
                 reply = self.failure(error, self.request_id)
                 await self.send("Error", code=reply.code, description=reply.message)
@@ -132,24 +141,25 @@ class _Socket(TurnSocket):
         if turn.request is None:
             await self._warn("NO_SYNTHESIZABLE_TEXT", "Nothing of the text can be spoken.")
         samples, self._turn_samples = self._turn_samples, 0
-        self._characters += len(turn.text)
+        self._characters, self._num_ended = self._characters + len(turn.text), turn.number
         self._told_ms += self._ms(samples)
         metadata = self._metadata(self._speech_id(turn), samples=samples, characters=len(turn.text))
-        self._speech_ids.pop(turn.number, None)
         await self.send("SpeechMetadata", **metadata)
 
-    async def _tell_interrupted(self, turns: tuple[Turn, ...]) -> None:
+    async def _tell_interrupted(self, cleared: Cleared) -> None:
         """What was played is told by the client, who alone knows; from there on the session counts."""
+        turn, spoken = cleared.heard, cleared.spoken
+        assert turn is not None, "there is something to interrupt"
         samples, self._turn_samples = self._turn_samples, 0
-        characters = len(turns[0].text) if turns else 0
-        speech_id = self._speech_id(turns[0]) if turns else _new_id()
         generated_ms = self._told_ms + self._ms(samples)
         played_ms = generated_ms if self._offset_ms is None else self._offset_ms
-        self._characters += characters
+        if turn.number > self._num_ended:
+            self._characters += len(turn.text)
         self._told_ms = self._interrupted_ms = played_ms
-        self._speech_ids.clear()
-        metadata = self._metadata(speech_id, samples=samples, characters=characters)
-        await self.send("SpeechInterrupted", audio_played_ms=played_ms, metadata=metadata)
+        self._is_interrupting = False
+        metadata = self._metadata(self._speech_id(turn), samples=samples, characters=len(turn.text))
+        texts = {} if spoken is None else asdict(spoken)
+        await self.send("SpeechInterrupted", audio_played_ms=played_ms, **texts, metadata=metadata)
 
     def _metadata(self, speech_id: str, *, samples: int, characters: int) -> dict[str, object]:
         controls = {"pronunciations_applied": 0, "breaks_applied": 0, "pronunciation_warnings": 0}
@@ -165,8 +175,8 @@ class _Socket(TurnSocket):
         return round(samples * 1000 / self._rate)
 
     def _speech_id(self, turn: Turn) -> str:
-        return self._speech_ids.setdefault(turn.number, _new_id())
+        return _speech_id(f"{self.request_id}-{turn.number}")
 
 
-def _new_id() -> str:
-    return f"dg_sp_{secrets.token_hex(6)}"
+def _speech_id(name: str) -> str:
+    return f"dg_sp_{blake2b(name.encode(), digest_size=6).hexdigest()}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from deployments.errors import NotReady
 from deployments.mailbox import read
-from deployments.protocol import FinishReason, ModelInfo, ModelKind, PcmChunk, SynthesisRequest
+from deployments.protocol import FinishReason, ModelInfo, ModelKind, PcmChunk, Reading, SynthesisRequest
 
 CUSTOM_VOICE = ModelInfo(
     name="Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
@@ -23,6 +23,7 @@ CUSTOM_VOICE = ModelInfo(
     max_text_tokens=1000,
 )
 VOICE_DESIGN = replace(CUSTOM_VOICE, name="design", kind=ModelKind.VOICE_DESIGN, voices=())
+FOLLOWED = replace(CUSTOM_VOICE, word_times=True)
 BASE = replace(CUSTOM_VOICE, name="base", kind=ModelKind.BASE, voices=(), supports_instructions=False)
 
 NUM_TEXT_TOKENS = 7
@@ -89,6 +90,24 @@ def utterance(num_frames: int = 4) -> list[PcmChunk]:
     size = CUSTOM_VOICE.frame_samples
     spoken = [chunk(tone(size, start=index * size)) for index in range(num_frames)]
     return [*spoken, chunk(b"", frames=0, finish_reason=FinishReason.STOP)]
+
+
+# What the readings of `followed` make of this text: when each word begins, in milliseconds; the last one ends at 880.
+FOLLOWED_TEXT = "Hello there all of you"
+FOLLOWED_MS = (0, 280, 520, 680, 800)
+
+
+def followed(num_frames: int = 11) -> list[PcmChunk]:
+    """As `utterance`, whose frames have come two characters further each: `num_frames` of the eleven, and no end
+    unless all are there.
+    """
+    *frames, end = utterance(11)
+    size = CUSTOM_VOICE.frame_samples
+    read = [
+        replace(frame, readings=(Reading(number, (2.0 * number,)),), position=(number + 1) * size)
+        for number, frame in enumerate(frames)
+    ]
+    return [*read, replace(end, position=11 * size)] if num_frames == 11 else read[:num_frames]
 
 
 def pcm_of(chunks: Sequence[PcmChunk]) -> bytes:

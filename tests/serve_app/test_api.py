@@ -24,11 +24,15 @@ from tests.serve_app import asgi
 from tests.serve_app.fake import (
     BASE,
     CUSTOM_VOICE,
+    FOLLOWED,
+    FOLLOWED_MS,
+    FOLLOWED_TEXT,
     NUM_TEXT_TOKENS,
     VOICE_DESIGN,
     FakeSynthesizer,
     Step,
     chunk,
+    followed,
     pcm_of,
     utterance,
 )
@@ -101,6 +105,21 @@ async def test_events_carry_every_format_as_one_stream(audio_format: AudioFormat
     assert audio == bare.content or audio_format is AudioFormat.OPUS  # whose streams have a random serial number
     usage = {"input_tokens": NUM_TEXT_TOKENS, "output_tokens": 4, "total_tokens": NUM_TEXT_TOKENS + 4}
     assert last == {"type": "speech.audio.done", "usage": usage}
+
+
+async def test_events_carry_words_on_request() -> None:
+    asked = PCM | {"input": FOLLOWED_TEXT, "word_timestamps": True}
+    events = events_of(await post(FakeSynthesizer(FOLLOWED, followed()), asked | {"stream_format": "sse"}))
+    told = [word for event in events if event["type"] == "speech.audio.words" for word in event["words"]]  # type: ignore[attr-defined]
+    assert [(word["word"], round(1000 * word["start"])) for word in told] == list(
+        zip(FOLLOWED_TEXT.split(), FOLLOWED_MS, strict=True)
+    )
+    assert told[-1]["end"] == 0.88
+    audio = b"".join(base64.b64decode(str(event["audio"])) for event in events if "audio" in event)
+    assert audio == pcm_of(followed())
+    bare = await post(FakeSynthesizer(FOLLOWED, followed()), asked)
+    assert bare.headers["x-ignored"].startswith("word_timestamps (only events carry words")
+    assert bare.content == audio
 
 
 async def test_a_whole_body_has_a_length_and_an_exact_wav_header() -> None:

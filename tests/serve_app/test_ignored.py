@@ -5,7 +5,7 @@ import pytest
 from deployments.protocol import ModelInfo
 from serve_app.ignored import Ignored, header, ignored
 from serve_app.speech_request import parse_speech
-from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN
+from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN
 
 EMBEDDED = replace(CUSTOM_VOICE, languages=("english",), supports_instructions=False, spoken_form="english")
 
@@ -29,6 +29,8 @@ def of(info: ModelInfo, **fields: object) -> Ignored:
         (BASE, {"ref_text": "Hi.", "x_vector_only_mode": True}, {"ref_text"}),
         (BASE, {"ref_text": "Hi."}, set()),
         (EMBEDDED, {"instructions": ""}, set()),
+        (EMBEDDED, {"word_timestamps": True}, {"word_timestamps"}),
+        (FOLLOWED, {"word_timestamps": True}, set()),
         (EMBEDDED, {"input": "Hello 今天."}, {"input"}),
         (EMBEDDED, {"language": "fr", "any_language": True}, {"language"}),
     ],

@@ -1,6 +1,6 @@
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -11,10 +11,24 @@ from serve_app.audio import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.door import Caller
 from serve_app.live_text import LiveTexts
-from serve_app.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Done, Event, Failed, Mark, Session, Started
+from serve_app.long_text import LongText
+from serve_app.session import MAX_UNSPOKEN_CHARS, Audio, Done, Event, Failed, Mark, Session, Started, Words
 from serve_app.speech_request import SpeechBody
 from serve_app.speech_response import Delivery
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+from serve_app.word_times import Spoken
+from tests.serve_app.fake import (
+    CUSTOM_VOICE,
+    FOLLOWED,
+    FOLLOWED_MS,
+    FOLLOWED_TEXT,
+    FakeSynthesizer,
+    Step,
+    chunk,
+    followed,
+    pcm_of,
+    tone,
+    utterance,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -28,13 +42,14 @@ async def open_session(
     delivery: Delivery | None = None,
     *,
     info: ModelInfo = CUSTOM_VOICE,
+    body: SpeechBody = BODY,
 ) -> AsyncIterator[Session]:
     texts = LiveTexts()
     session = Session(
         synthesizer,
         ApiSettings(),
         info,
-        body=BODY,
+        body=body,
         delivery=delivery or Delivery(AudioFormat.PCM),
         caller=Caller("test"),
         request_id="talk",
@@ -187,7 +202,7 @@ async def test_clear_while_nobody_reads() -> None:
         for _ in range(100):
             await asyncio.sleep(0)
         cleared = await session.clear()
-        assert await anext(aiter(session)) == Cleared(cleared.turns)
+        assert await anext(aiter(session)) == cleared
 
 
 async def test_audio_is_of_whole_samples() -> None:
@@ -243,3 +258,151 @@ async def test_an_empty_stream_is_a_moment_of_silence() -> None:
         session.append("Hm")
         session.close()
         assert audio_of(await events_of(session)) == bytes(2 * 2400)
+
+
+class Following(FakeSynthesizer):
+    """Says where its words are, as what stands in front of the pools does."""
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        async with aclosing(LongText(super()).synthesize(replace(request, live=None), FOLLOWED)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+@asynccontextmanager
+async def followed_session(script: list[Step], *, speed: float = 1.0) -> AsyncIterator[Session]:
+    body = BODY.model_copy(update={"word_timestamps": True, "speed": speed})
+    delivery = Delivery(AudioFormat.PCM, speed=speed)
+    async with open_session(Following(FOLLOWED, script), delivery, info=FOLLOWED, body=body) as session:
+        yield session
+
+
+def words_of(events: list[Event]) -> list[tuple[str, int, int]]:
+    """Each with its beginning and its end in milliseconds."""
+    words = [word for event in events if isinstance(event, Words) for word in event.words]
+    return [(word.text, round(1000 * word.start_s), round(1000 * word.end_s)) for word in words]
+
+
+@pytest.mark.parametrize("speed", [1, 1.25])
+async def test_words_are_told_beside_the_audio_which_is_the_same(speed: float) -> None:
+    async with open_session(FakeSynthesizer(script=utterance(11)), Delivery(AudioFormat.PCM, speed=speed)) as session:
+        session.configure(speed=speed)
+        session.append(FOLLOWED_TEXT)
+        session.close()
+        plain = await events_of(session)
+    async with followed_session([*followed()], speed=speed) as session:
+        session.append(FOLLOWED_TEXT)
+        session.close()
+        events = await events_of(session)
+    begins = [round(begin / speed) for begin in (*FOLLOWED_MS, 880)]
+    assert words_of(events) == list(zip(FOLLOWED_TEXT.split(), begins[:-1], begins[1:], strict=True))
+    assert audio_of(events) == audio_of(plain)
+    assert [event for event in plain if isinstance(event, Words)] == []
+
+
+async def test_a_word_is_told_no_later_than_the_next_one_sounds() -> None:
+    async with followed_session([*followed()]) as session:
+        session.append(FOLLOWED_TEXT)
+        session.close()
+        events = await events_of(session)
+    before_ms = 0.0
+    for event in events:
+        if isinstance(event, Audio):
+            before_ms += len(event.data) / 48
+        if isinstance(event, Words):
+            assert before_ms <= max(1000 * word.end_s for word in event.words)
+
+
+async def test_words_of_later_turns_count_from_their_own_beginning() -> None:
+    async with followed_session([*followed()]) as session:
+        for _ in range(2):
+            session.append(FOLLOWED_TEXT)
+            session.flush()
+        session.close()
+        events = await events_of(session)
+    told = [event for event in events if isinstance(event, Words)]
+    assert words_of(events)[:5] == words_of(events)[5:]
+    begins = [round(1000 * word.start_s) for event in told for word in event.in_session()]
+    assert begins == [*FOLLOWED_MS, *(880 + begin for begin in FOLLOWED_MS)]
+
+
+@pytest.mark.parametrize(
+    ("played_ms", "text_spoken", "last_word"),
+    [(0, "", None), (100, "", None), (200, "Hello", "Hello"), (700, "Hello there all", "all")],
+)
+async def test_an_interruption_knows_what_had_been_spoken(
+    played_ms: int, text_spoken: str, last_word: str | None
+) -> None:
+    async with followed_session([*followed(10), asyncio.Event()]) as session:
+        events = aiter(session)
+        session.append(FOLLOWED_TEXT)
+        session.flush()
+        while not isinstance(event := await anext(events), Words) or event.words[-1].text != "all":
+            pass
+        cleared = await session.clear(played_ms / 1000)
+        assert cleared.heard is not None
+        assert cleared.heard.number == 1
+        assert cleared.spoken == Spoken(text_spoken, FOLLOWED_TEXT[len(text_spoken) :], last_word)
+        assert await anext(events) == cleared
+
+
+async def test_an_interruption_of_a_text_that_is_being_written() -> None:
+    async with followed_session([*followed(10), asyncio.Event()]) as session:
+        events = aiter(session)
+        session.append("Hello there all of ")
+        while not isinstance(event := await anext(events), Words) or event.words[-1].text != "there":
+            pass
+        session.append("you and")
+        cleared = await session.clear(0.5)
+        assert cleared.spoken == Spoken("Hello there", " all of you and", "there")
+
+
+async def test_a_turn_is_heard_behind_its_end_and_a_clear_begins_a_new_count() -> None:
+    async with followed_session([*followed()]) as session:
+        events = aiter(session)
+        for round_ in (1, 2):
+            for _ in range(2):
+                session.append(FOLLOWED_TEXT)
+                marked = session.flush()
+                while await anext(events) != Mark(marked):
+                    pass
+            cleared = await session.clear(0.88 + 0.6)
+            assert await anext(events) == cleared
+            assert (cleared.turns, cleared.heard) == ((), marked)
+            assert marked.number == 2 * round_
+            assert cleared.spoken == Spoken("Hello there", " all of you", "there")
+        session.append("More")
+        session.append(" of it")
+        assert (await session.clear(0.0)).spoken == Spoken("", "More of it", None)
+
+
+async def test_nothing_is_claimed_where_no_word_is_known() -> None:
+    async with open_session(FakeSynthesizer(script=[*utterance(3)[:3], asyncio.Event()])) as session:
+        session.append(FOLLOWED_TEXT)
+        session.flush()
+        events = aiter(session)
+        while not isinstance(await anext(events), Audio):
+            pass
+        assert (await session.clear(0.1)).spoken is None
+
+
+async def test_what_was_spoken_of_spaced_ideographs() -> None:
+    async with followed_session([*followed(8), asyncio.Event()]) as session:
+        session.append("你好， 世 界 and more of it")
+        session.flush()
+        events = aiter(session)
+        while not isinstance(event := await anext(events), Words) or event.words[-1].text != "and":
+            pass
+        spoken = (await session.clear(0.4)).spoken
+        assert spoken == Spoken("你好， 世 界 and", " more of it", "and")
+
+
+async def test_every_clear_is_answered() -> None:
+    async with open_session(FakeSynthesizer(script=utterance(200))) as session:
+        session.append("Nobody listens")
+        session.flush()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        cleared = [await session.clear() for _ in range(3)]
+        events = aiter(session)
+        assert [await anext(events) for _ in range(3)] == cleared

@@ -14,10 +14,14 @@ from tests.serve_app import asgi
 from tests.serve_app.fake import (
     BASE,
     CUSTOM_VOICE,
+    FOLLOWED,
+    FOLLOWED_MS,
+    FOLLOWED_TEXT,
     NUM_TEXT_TOKENS,
     FakeSynthesizer,
     Step,
     chunk,
+    followed,
     pcm_of,
     tone,
     utterance,
@@ -423,3 +427,45 @@ async def test_another_path_is_a_404() -> None:
         start = await connection.next()
         assert (start["type"], start["status"]) == ("websocket.http.response.start", 404)
         assert json.loads((await connection.next())["body"])["error"]["code"] == "not_found"
+
+
+async def followed_socket(script: list[Step], **fields: object) -> tuple[list[dict[str, object]], bytes]:
+    """Messages up to the answer to a `cancel` with these fields, and all audio; behind the end if there are none."""
+    texts: list[dict[str, object]] = []
+    audio = bytearray()
+    async with speech_socket(FakeSynthesizer(FOLLOWED, script)) as connection:
+        socket = await accepted(connection)
+        socket.send({**SPEAK, "input": FOLLOWED_TEXT, "word_timestamps": True})
+        while not texts or texts[-1]["type"] not in ("done", "cancelled"):
+            message = await socket.next()
+            if isinstance(message, bytes):
+                audio += message
+                continue
+            texts.append(message)
+            told = [str(word["word"]) for text in texts if text["type"] == "words" for word in text["words"]]  # type: ignore[attr-defined]
+            if fields and message["type"] == "words" and told[-1] == "all":
+                socket.send({**CANCEL, **fields})
+    return texts, bytes(audio)
+
+
+async def test_words_are_told_on_request() -> None:
+    texts, audio = await followed_socket([*followed()])
+    told = [word for text in texts if text["type"] == "words" for word in text["words"]]  # type: ignore[attr-defined]
+    assert [word["word"] for word in told] == FOLLOWED_TEXT.split()
+    assert [round(1000 * word["start"]) for word in told] == list(FOLLOWED_MS)
+    assert audio == pcm_of(followed())
+    assert "ignored" not in texts[0]
+
+
+async def test_a_cancellation_says_what_was_heard() -> None:
+    texts, _ = await followed_socket([*followed(10), asyncio.Event()], played_ms=600)
+    last = texts[-1]
+    assert (last["text_spoken"], last["text_remaining"], last["last_word"]) == ("Hello there", " all of you", "there")
+
+
+async def test_words_that_no_talker_tells_are_named_as_ignored() -> None:
+    async with speech_socket(speaking()) as connection:
+        socket = await accepted(connection)
+        socket.send({**SPEAK, "word_timestamps": True})
+        started = await socket.event()
+        assert started["ignored"] == [{"field": "word_timestamps", "reason": "of the loaded model they are not known"}]

@@ -28,7 +28,12 @@ def heard(at: list[tuple[float, float]], pcm: bytes = b"", reason: FinishReason 
 
 
 def words(times: WordTimes, chunks: list[PcmChunk]) -> list[Word]:
-    return [word for chunk in chunks for word in times.feed(chunk)]
+    return [word for chunk in chunks for word in told(times, chunk)]
+
+
+def told(times: WordTimes, chunk: PcmChunk) -> list[Word]:
+    times.feed(chunk)
+    return times.take()
 
 
 def test_a_word_begins_where_it_is_reached_and_ends_where_the_next_one_does() -> None:
@@ -44,9 +49,9 @@ def test_a_word_begins_where_it_is_reached_and_ends_where_the_next_one_does() ->
 def test_words_are_told_once_each_and_as_soon_as_the_next_one_begins() -> None:
     times = WordTimes(TEXT, CUSTOM_VOICE)
     steps = [heard([(0.1, 2.0)]), heard([(0.2, 7.0), (0.3, 14.0)]), heard([(0.4, 14.0)]), heard([(0.5, 21.0)])]
-    told = [[word.text for word in times.feed(step)] for step in steps]
-    assert told == [[], ["Hello", "there,"], [], ["all", "of"]]
-    assert [word.text for word in times.feed(heard([], tone(100), FinishReason.STOP))] == ["you!"]
+    known = [[word.text for word in told(times, step)] for step in steps]
+    assert known == [[], ["Hello", "there,"], [], ["all", "of"]]
+    assert [word.text for word in told(times, heard([], tone(100), FinishReason.STOP))] == ["you!"]
 
 
 def test_frames_that_come_again_change_nothing() -> None:
@@ -110,7 +115,7 @@ async def test_words_of_a_text_that_is_being_written() -> None:
         times = WordTimes(live, ENGLISH)
         for part in ("Hel", "lo the", "re a", "ll of y"):
             live.append(part)
-        assert [word.text for word in times.feed(heard([(0.5, 8.0)]))] == ["Hello"]
+        assert [word.text for word in told(times, heard([(0.5, 8.0)]))] == ["Hello"]
         live.append("ou!")
         live.finish()
         await asyncio.sleep(0)

@@ -7,9 +7,22 @@ import numpy as np
 import pytest
 
 from deployments.errors import Overloaded
+from serve_app.api import create_api
+from serve_app.config import ApiSettings
 from serve_app.connection import MAX_CONTEXTS
 from tests.serve_app.dialects.client import Client, Json, connect
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+from tests.serve_app.fake import (
+    CUSTOM_VOICE,
+    FOLLOWED,
+    FOLLOWED_MS,
+    FOLLOWED_TEXT,
+    FakeSynthesizer,
+    chunk,
+    followed,
+    pcm_of,
+    tone,
+    utterance,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -41,6 +54,40 @@ async def test_a_context_is_written_in_pieces_and_done_once() -> None:
             assert {message["type"] for message in messages} == {"chunk", "done"}
             assert synthesizer.texts[-1] == "Hello there. And bye."
             assert {request.voice for request in synthesizer.requests} == {"ryan"}
+
+
+def times_of(messages: list[Json]) -> Json:
+    """All words, and the milliseconds at which they begin and end."""
+    told = [message["word_timestamps"] for message in messages if message["type"] == "timestamps"]
+    words = [word for each in told for word in each["words"]]
+    return {"words": words, **{key: [round(1000 * s) for each in told for s in each[key]] for key in ("start", "end")}}
+
+
+EXPECTED = {"words": FOLLOWED_TEXT.split(), "start": list(FOLLOWED_MS), "end": [*FOLLOWED_MS[1:], 880]}
+
+
+async def test_timestamps_count_from_the_beginning_of_the_context() -> None:
+    async with connect(FakeSynthesizer(FOLLOWED, followed()), PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(write(FOLLOWED_TEXT, flush=True), write(FOLLOWED_TEXT, more=False))
+        messages, _ = await client.until(type="done")
+    times = times_of(messages)
+    assert times["words"] == 2 * FOLLOWED_TEXT.split()
+    assert times["start"] == [*FOLLOWED_MS, *(880 + begin for begin in FOLLOWED_MS)]
+    assert all(
+        message["context_id"] == "one" and message["done"] is (message["type"] == "done") for message in messages
+    )
+    assert audio_of(messages) == 2 * pcm_of(utterance(11))
+
+
+async def test_timestamps_are_told_where_they_are_asked_for() -> None:
+    synthesizer = FakeSynthesizer(FOLLOWED, followed())
+    async with connect(synthesizer, PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(write(FOLLOWED_TEXT, more=False, add_timestamps=False))
+        messages, _ = await client.until(type="done")
+    assert times_of(messages)["words"] == []
+    assert not synthesizer.requests[0].word_times
 
 
 async def test_nothing_to_say_is_done_without_audio() -> None:
@@ -125,6 +172,14 @@ async def test_events(client: httpx.AsyncClient) -> None:
     messages = [json.loads(line) for line in lines]
     assert audio_of(messages, messages[0]["context_id"]) == pcm_of(utterance())
     assert messages[-1]["type"] == "done"
+
+
+async def test_events_have_timestamps() -> None:
+    transport = httpx.ASGITransport(create_api(FakeSynthesizer(FOLLOWED, followed()), ApiSettings()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        response = await client.post("/tts/sse", json=write(FOLLOWED_TEXT))
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    assert times_of([json.loads(line) for line in lines]) == EXPECTED
 
 
 async def test_voices_are_one_page(client: httpx.AsyncClient) -> None:

@@ -6,8 +6,21 @@ import httpx
 import pytest
 
 from deployments.errors import Overloaded
+from serve_app.api import create_api
+from serve_app.config import ApiSettings
 from tests.serve_app.dialects.client import Client, Json, connect
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+from tests.serve_app.fake import (
+    CUSTOM_VOICE,
+    FOLLOWED,
+    FOLLOWED_MS,
+    FOLLOWED_TEXT,
+    FakeSynthesizer,
+    chunk,
+    followed,
+    pcm_of,
+    tone,
+    utterance,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -49,6 +62,92 @@ async def test_a_context_drains_when_it_ends() -> None:
     assert synthesizer.texts == ["Hello there.", "Bye."] * 2
     assert "model_id" not in client.headers["x-ignored"]
     assert "model (the loaded model is" in client.headers["x-ignored"]
+
+
+def words_ms(chars: list[str], starts_ms: list[int]) -> list[tuple[str, int]]:
+    """Words, which end at a space, and when each begins."""
+    begins = [place for place in range(len(chars)) if place == 0 or chars[place - 1] == " "]
+    words = "".join(chars).split(" ")
+    assert words.pop() == "", "a space follows the last word"
+    return [(word, starts_ms[begin]) for word, begin in zip(words, begins, strict=True)]
+
+
+TOLD = list(zip(FOLLOWED_TEXT.split(), FOLLOWED_MS, strict=True))
+TWICE = [*TOLD, *((word, 880 + begin) for word, begin in TOLD)]
+
+
+async def timed(path: str, messages: list[Json], **last: object) -> list[Json]:
+    async with connect(FakeSynthesizer(FOLLOWED, followed()), path) as connection:
+        client = await Client(connection).accepted()
+        client.send(*messages)
+        got, _ = await client.until(**last)
+    return got
+
+
+async def test_alignments_count_from_the_beginning_of_the_context() -> None:
+    """As LiveKit's plugin, which asks for `sync_alignment`, takes them."""
+    messages = [begin(), sentence(f"{FOLLOWED_TEXT} "), sentence(f"{FOLLOWED_TEXT} "), *end()]
+    got = await timed(CONTEXTS, messages, isFinal=True)
+    chars: list[str] = []
+    starts_ms: list[int] = []
+    for message in got:
+        if alignment := message.get("alignment"):
+            assert message["normalizedAlignment"] == alignment
+            lengths = {len(values) for values in alignment.values()}
+            assert len(lengths) == 1
+            assert all(len(char) == 1 for char in alignment["chars"])
+            assert all(duration_ms >= 0 for duration_ms in alignment["charDurationsMs"])
+            chars += alignment["chars"]
+            starts_ms += alignment["charStartTimesMs"]
+    assert words_ms(chars, starts_ms) == TWICE
+    assert audio_of(got) == 2 * pcm_of(utterance(11))
+
+
+async def test_alignments_restart_with_every_message_where_nobody_asks_for_one_clock() -> None:
+    """As Pipecat's service, which does not, adds them up."""
+    messages = [begin(), sentence(f"{FOLLOWED_TEXT} "), sentence(f"{FOLLOWED_TEXT} "), *end()]
+    got = await timed(CONTEXTS.replace("&sync_alignment=true", ""), messages, isFinal=True)
+    chars: list[str] = []
+    starts_ms: list[int] = []
+    clock_ms = 0
+    for message in got:
+        if alignment := message.get("alignment"):
+            chars += alignment["chars"]
+            starts_ms += [clock_ms + start_ms for start_ms in alignment["charStartTimesMs"]]
+            clock_ms += alignment["charStartTimesMs"][-1] + alignment["charDurationsMs"][-1]
+    assert words_ms(chars, starts_ms) == TWICE
+
+
+async def test_alignments_of_a_dialogue_count_from_each_messages_audio() -> None:
+    """As LiveKit's plugin has it, which counts the bytes of audio before a message."""
+    inputs = [{"text": f"{FOLLOWED_TEXT} ", "voice_id": "aiden"}]
+    messages = [{"context_id": "one", "inputs": inputs}, {"context_id": "one", "inputs": inputs, "flush": True}]
+    messages += [{"context_id": "one", "inputs": [], "flush": True}, {"context_id": "one", "close_context": True}]
+    got = await timed(DIALOGUES, messages, is_final=True)
+    chars: list[str] = []
+    starts_ms: list[int] = []
+    before_ms = 0.0
+    for message in got:
+        if alignment := message.get("alignment"):
+            chars += alignment["chars"]
+            starts_ms += [round(before_ms + start_ms) for start_ms in alignment["char_start_times_ms"]]
+        before_ms += len(base64.b64decode(message.get("audio", ""))) / 48
+    assert len(words_ms(chars, starts_ms)) in (5, 10)
+    assert words_ms(chars, starts_ms)[:5] == TOLD
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_timestamps_over_http(stream: bool) -> None:
+    transport = httpx.ASGITransport(create_api(FakeSynthesizer(FOLLOWED, followed()), ApiSettings()))
+    path = f"/v1/text-to-speech/ryan{'/stream' if stream else ''}/with-timestamps?output_format=pcm_24000"
+    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        lines = (await client.post(path, json={"text": FOLLOWED_TEXT})).text.splitlines()
+    told = [alignment for line in lines if (alignment := json.loads(line)["alignment"])]
+    chars = [char for alignment in told for char in alignment["characters"]]
+    starts_s = [start_s for alignment in told for start_s in alignment["character_start_times_seconds"]]
+    ends_s = [end_s for alignment in told for end_s in alignment["character_end_times_seconds"]]
+    assert words_ms(chars, [round(1000 * start_s) for start_s in starts_s]) == TOLD
+    assert (len(ends_s), ends_s[-1]) == (len(chars), 0.88)
 
 
 @pytest.mark.parametrize(

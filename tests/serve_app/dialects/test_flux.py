@@ -3,7 +3,17 @@ import asyncio
 import pytest
 
 from tests.serve_app.dialects.client import Client, Json, connect
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+from tests.serve_app.fake import (
+    CUSTOM_VOICE,
+    FOLLOWED,
+    FOLLOWED_TEXT,
+    FakeSynthesizer,
+    chunk,
+    followed,
+    pcm_of,
+    tone,
+    utterance,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -117,6 +127,43 @@ async def test_offsets_are_of_the_session_and_must_advance() -> None:
         client.send(at(90))
         await client.until(type="Warning", code="INVALID_INTERRUPT_OFFSET")
         assert not synthesizer.closed.is_set()
+
+
+async def test_an_interrupt_with_an_offset_splits_the_text() -> None:
+    """The offset is of the session; after an interrupt it goes on from there."""
+    synthesizer = FakeSynthesizer(FOLLOWED, followed())
+    async with connect(synthesizer, PATH) as connection:
+        client = await connected(connection)
+        client.send(speak(FOLLOWED_TEXT), FLUSH)
+        await client.until(type="SpeechMetadata")
+        synthesizer.script = [*followed(10), asyncio.Event()]
+        for before_ms in (880, 880 + 700):
+            synthesizer.waiting.clear()
+            client.send(speak(f"{FOLLOWED_TEXT} and more"), FLUSH)
+            await synthesizer.waiting.wait()
+            client.send(at(before_ms + 700))
+            (*_, told), _ = await client.until(type="SpeechInterrupted")
+            assert told["audio_played_ms"] == before_ms + 700
+            assert told["text_spoken"] == "Hello there all"
+            assert told["text_remaining"] == " of you and more"
+            assert told["last_word"] == "all"
+            assert synthesizer.closed.is_set()
+
+
+async def test_a_turn_that_is_still_heard_can_be_interrupted_though_all_of_it_was_sent() -> None:
+    async with connect(FakeSynthesizer(FOLLOWED, followed()), PATH) as connection:
+        client = await connected(connection)
+        client.send(speak(FOLLOWED_TEXT), FLUSH)
+        (*_, end), _ = await client.until(type="SpeechMetadata")
+        client.send(at(600))
+        (*_, told), _ = await client.until(type="SpeechInterrupted")
+        assert (told["text_spoken"], told["text_remaining"]) == ("Hello there", " all of you")
+        assert told["metadata"]["speech_id"] == end["speech_id"]
+        client.send(at(700), CLOSE)
+        messages, _ = await client.until(type="SessionMetadata")
+        assert messages[0]["code"] == "NO_ACTIVE_SPEECH"
+        assert messages[-1]["total_audio_duration_ms"] == 600
+        assert messages[-1]["total_input_character_count"] == len(FOLLOWED_TEXT)
 
 
 async def test_a_speed_holds_for_the_turns_that_follow() -> None:
