@@ -128,4 +128,5 @@ def write_page(out: Path, title: str, **content: Any) -> Path:
 
 def marked_options(text: str) -> Markup:
     """`text` as HTML whose --options are code, which no line ends within."""
-    return Markup(_OPTION.sub(r'<code class="option">\g<0></code>', escape(text)))
+    escaped = str(escape(text))  # Markup would escape the code as well
+    return Markup(_OPTION.sub(r'<code class="option">\g<0></code>', escaped))

@@ -14,7 +14,7 @@ from loadtest.charts import MAX_POINTS
 from loadtest.measure import Result
 from loadtest.metrics import Limits
 from loadtest.replicas import ReplicaCount, Sample
-from loadtest.report import Report, distinct, write_report
+from loadtest.report import Report, distinct, marked_options, write_report
 from loadtest.sweep import Sweep
 from loadtest.traces import Failure, Trace
 from tests.loadtest.servers import paced_server
@@ -136,6 +136,11 @@ def test_one_verdict_stands_on_top_for_each_result(pages: dict[str, Page]) -> No
     assert len(pages["runs"].verdicts) == 2
     assert pages["run"].verdicts[0].startswith("33.3% of 3 requests were good")
     assert "Not itself again by the end of “storm”." in pages["run"].verdicts[0]
+
+
+def test_options_are_marked_and_all_else_is_text() -> None:
+    shown = marked_options("p95 < 1 s & --max-ttfb, --out")
+    assert shown == 'p95 &lt; 1 s &amp; <code class="option">--max-ttfb</code>, <code class="option">--out</code>'
 
 
 def test_a_verdict_that_a_higher_rate_contradicts_says_so(tmp_path: Path) -> None:
