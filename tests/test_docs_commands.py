@@ -4,7 +4,6 @@ What stands behind `sh` in the first line of a block says how:
 
 - nothing: it ends at once, and `make test` runs it. `make docs` runs it too, and
 - `slow`: it ends by itself, in minutes;
-- `fails`: the same, with the failure that the text speaks of;
 - `serves`: it serves on port 8000 until Ctrl-C;
 - `served`: it needs the server of README's first block (a block of `python` as well);
 - `measures`: as `served`, and its status is 1 where this machine was too busy to speak everything;
@@ -15,7 +14,7 @@ These need what a machine with two cores and a checkout has not, so that nothing
 - `gpu`: an NVIDIA GPU, or released weights, which are gigabytes on a model hub;
 - `cluster`: other machines, an account at a cloud, or root and the programs that keep one (docker, systemd, kubectl);
 - `suite`: ten minutes to hours, and some of it packages and models from the network. It is a suite or an experiment of
-  this project, which runs its own commands and is judged by its own result.
+  this project, `talkray verify` among them, which runs its own commands and is judged by its own result.
 """
 
 import importlib.metadata
@@ -44,7 +43,7 @@ DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "cluster/README.md", "tools/demo_voice/README.md")),
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if path != HISTORY),
 ]
-RUN = ("", "slow", "fails", "serves", "served", "measures", "deploys")
+RUN = ("", "slow", "serves", "served", "measures", "deploys")
 NOT_RUN = ("gpu", "cluster", "suite")
 URL = "http://127.0.0.1:8000"
 BOUND_S = 900
@@ -197,9 +196,9 @@ def test_commands_run(document: Path, clone: Path, fresh: dict[str, str]) -> Non
 
 
 @pytest.mark.docs
-@pytest.mark.parametrize("block", [*of_kind("slow"), *of_kind("fails")], ids=str)
+@pytest.mark.parametrize("block", of_kind("slow"), ids=str)
 def test_commands_that_take_minutes_run(block: Block, clone: Path, fresh: dict[str, str]) -> None:
-    run(block, clone, fresh, within=(1,) if block.kind == "fails" else (0,))
+    run(block, clone, fresh)
 
 
 @pytest.mark.docs
