@@ -12,17 +12,28 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from deployments.errors import NotReady, TalkrayError
-from serve_app import ignored, voices
+from serve_app import ignored
 from serve_app.admission import Admission, always
 from serve_app.config import ApiSettings
-from serve_app.dialects import cartesia, deepgram, elevenlabs, elevenlabs_sockets, flux
+from serve_app.dialects import (
+    cartesia,
+    dashscope,
+    deepgram,
+    elevenlabs,
+    elevenlabs_sockets,
+    flux,
+    kokoro,
+    nari,
+    openai_speech,
+    realtime,
+    vllm_omni,
+    voxserve,
+)
 from serve_app.door import Door
 from serve_app.errors import INTERNAL, translate
 from serve_app.live_text import LiveTexts
 from serve_app.request_context import RequestContext
-from serve_app.speaker import Speaker, Wish, read_object
-from serve_app.speech_request import SpeechBody, parse_speech
-from serve_app.speech_response import CONTENT_TYPES, EVENT_STREAM, negotiate
+from serve_app.speaker import Speaker
 from serve_app.synthesizer import Synthesizer
 from serve_app.voices import catalogue_routes
 from serve_app.web_pages import page_routes
@@ -31,30 +42,18 @@ from serve_app.websocket import websocket_routes
 logger = logging.getLogger(__name__)
 
 # A dialect more is one file and one name here.
-DIALECTS = (deepgram, flux, elevenlabs, elevenlabs_sockets, cartesia)
-
-# Its example is what the page at `/docs` sends when nobody changes it: all fields at once would be refused.
-_EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
-_ERROR = {"message": "what was wrong", "type": "invalid_request_error", "param": "input", "code": "invalid_value"}
-SPEECH_DOCS = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": SpeechBody.model_json_schema(), "example": _EXAMPLE}},
-    },
-    "responses": {
-        "200": {
-            "description": "Audio in the format that was asked for, or events that carry it.",
-            "content": {
-                **{kind: {"schema": {"type": "string", "format": "binary"}} for kind in CONTENT_TYPES.values()},
-                EVENT_STREAM: {"schema": {"type": "string"}},
-            },
-        },
-        "default": {
-            "description": "OpenAI's envelope; 429 and 503 say when to come again.",
-            "content": {"application/json": {"example": {"error": _ERROR}}},
-        },
-    },
-}
+DIALECTS = (
+    deepgram,
+    flux,
+    elevenlabs,
+    elevenlabs_sockets,
+    cartesia,
+    realtime,
+    dashscope,
+    vllm_omni,
+    voxserve,
+    kokoro,
+)
 
 _OWN_METRIC = re.compile(rb"(# (HELP|TYPE) )?ray_talkray_")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -102,14 +101,14 @@ def create_api(
     # The door has asked for the key: this tells readers of the documentation where to put it.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     speaker = Speaker(admission, settings, check_room=admission.check_room, live_texts=live_texts)
-    api.include_router(speech_routes(speaker), dependencies=keyed, tags=["Speech"])
+    api.include_router(openai_speech.routes(speaker), dependencies=keyed, tags=["Speech"])
     for dialect in DIALECTS:
         api.include_router(dialect.routes(speaker), tags=["Dialects"])
     api.include_router(catalogue_routes(admission, settings), tags=["Models and voices"])
     api.include_router(status_routes(admission, is_ready), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
-    api.include_router(websocket_routes(speaker))
+    api.include_router(websocket_routes(speaker, {nari.PROTOCOL: nari.serve}))
     return api
 
 
@@ -163,22 +162,3 @@ def metrics_routes(node: Node) -> APIRouter:
 def own_metrics(exported: bytes) -> bytes:
     """The lines of Prometheus' text format, values and comments, that are about Talkray."""
     return b"".join(line for line in exported.splitlines(keepends=True) if _OWN_METRIC.match(line))
-
-
-def speech_routes(speaker: Speaker) -> APIRouter:
-    """`POST /v1/audio/speech`."""
-    router = APIRouter()
-
-    @router.post("/v1/audio/speech", response_class=Response, openapi_extra=SPEECH_DOCS)
-    async def speech(request: Request) -> Response:
-        """Speaks `input`, streaming unless `stream` is false."""
-        fields = await read_object(request, speaker)
-        body = parse_speech(fields)
-        info = await speaker.describe()
-        voices.check_model(body.model, info, speaker.settings)
-        delivery = negotiate(body, ", ".join(request.headers.getlist("accept")))
-        other = {} if delivery.events else {"word_timestamps": "only events carry words: stream_format"}
-        without_effect = ignored.ignored(fields, body, info, other=other if body.word_timestamps else None)
-        return await speaker.respond(request, Wish(info, body, delivery, without_effect))
-
-    return router

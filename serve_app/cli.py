@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -144,13 +144,11 @@ def check_client(
 
     TALKRAY_API_KEY is sent where it is set.
     """
-    found = url or find_server()
-    if found is None:
-        raise TalkrayError("no server runs here: start one with `talkray serve`, or name its URL")
+    found = _server(url)
 
     async def ask() -> bool:
         all_ok = True
-        async for tried in check(found.rstrip("/"), key=os.environ.get("TALKRAY_API_KEY")):
+        async for tried in check(found, key=os.environ.get("TALKRAY_API_KEY")):
             print(tried.line(), flush=True)
             if tried.problem is None:
                 print("\n".join(f"    {line}" for line in tried.dialect.lines))
@@ -158,6 +156,34 @@ def check_client(
         return all_ok
 
     raise typer.Exit(code=not asyncio.run(ask()))
+
+
+@cli.command()
+def wyoming(
+    url: Annotated[str | None, typer.Argument(help="A server. Without: the one that runs here.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 10200,
+) -> None:
+    """Speak Home Assistant's Wyoming protocol in front of a running server, until Ctrl-C.
+
+    TALKRAY_API_KEY is sent to the server where it is set. Wyoming knows no keys: whoever reaches the port may speak.
+    """
+    try:
+        from serve_app.wyoming_sidecar import serve as serve_wyoming
+    except ModuleNotFoundError as error:
+        raise StartError("the wyoming package is missing: pip install 'talkray[wyoming]'") from error
+    found = _server(url)
+    print(f"wyoming://{host}:{port} speaks through {found}; Ctrl-C stops.", flush=True)
+    with suppress(KeyboardInterrupt):
+        asyncio.run(serve_wyoming(found, host=host, port=port, key=os.environ.get("TALKRAY_API_KEY")))
+
+
+def _server(url: str | None) -> str:
+    """The one that is named, else the one that runs here. Raises TalkrayError."""
+    found = url or find_server()
+    if found is None:
+        raise TalkrayError("no server runs here: start one with `talkray serve`, or name its URL")
+    return found.rstrip("/")
 
 
 @cli.command()

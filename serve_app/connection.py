@@ -37,6 +37,8 @@ _ENGINE_FAILED = 1011
 class Connection(ABC):
     """Reads messages and lets sessions speak until the client leaves, or `end` is called."""
 
+    subprotocol: str | None = None  # that the handshake names
+
     def __init__(self, socket: WebSocket) -> None:
         self.socket = socket
         self.request_id: str = socket.state.request_id
@@ -74,7 +76,7 @@ class Connection(ABC):
         Stops what is spoken then. `headers` go into the handshake.
         """
         given = [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
-        await self.socket.accept(headers=given)
+        await self.socket.accept(self.subprotocol, given)
         try:
             await self.opened()
             while (message := await self._receive())["type"] != "websocket.disconnect":

@@ -41,6 +41,11 @@ def language_name(given: str) -> str:
     return _CODES.get(re.split("[-_]", given.lower(), maxsplit=1)[0], given.lower())
 
 
+def language_code(name: str) -> str | None:
+    """The code of two letters for a name that checkpoints use."""
+    return next((code for code, known in _CODES.items() if known == name), None)
+
+
 def foreign_letters(text: str, languages: tuple[str, ...]) -> Counter[str]:
     """How many letters of `text` are in which script, of scripts that none of `languages` is written in."""
     if text.isascii() or not languages:

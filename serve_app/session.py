@@ -173,14 +173,15 @@ class Session:
         request_id: str,
         client: str = "unknown",
         live_texts: LiveTexts | None = None,
+        files: bool = False,
     ) -> None:
         """`body` is everything but its `input`. With `live_texts` a turn is spoken while it is written, else when it is
         complete. Turns have `request_id` with their number behind it, that of a session without `live_texts` the bare
-        one.
+        one. With `files` the audio of each turn is a file of its own, else all of them are one stream.
         """
         self._synthesizer, self._settings, self._info = synthesizer, settings, info
         self._body, self._delivery, self._caller = body, delivery, caller
-        self._request_id, self._client, self._live_texts = request_id, client, live_texts
+        self._request_id, self._client, self._live_texts, self._files = request_id, client, live_texts, files
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
         self._num_turns = 0
@@ -287,7 +288,7 @@ class Session:
                 self._over.append(self._turns.popleft())
                 turn.record.publish()
                 await self._events.put(Mark(turn))
-            if rest := await self._rendering.close():
+            if not self._files and (rest := await self._rendering.close()):
                 await self._events.put(Rest(rest))
             await self._events.put(Done())
         except Exception as error:
@@ -317,7 +318,11 @@ class Session:
                 await self._send(turn, audio)
         if not has_begun:
             await self._events.put(Started(turn))
-        await self._send(turn, await self._rendering.drain())
+        if self._files:
+            rest, self._rendering = await self._rendering.close(), self._delivery.rendering(self._info)
+        else:
+            rest = await self._rendering.drain()
+        await self._send(turn, rest)
 
     async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
         """The turn's audio; a moment of silence where there is text and none of it can be spoken."""

@@ -91,7 +91,9 @@ class Speaker:
         speaker, _ = voices.nearest(voice, wish.info, self.settings)
         return replace(wish, body=wish.body.model_copy(update={"voice": speaker}))
 
-    def session(self, socket: WebSocket, wish: Wish, *, request_id: str, live: bool = True) -> Session:
+    def session(
+        self, socket: WebSocket, wish: Wish, *, request_id: str, live: bool = True, files: bool = False
+    ) -> Session:
         """Speech of one conversation on a socket, while it is written if `live`; see `Session`."""
         return Session(
             self._synthesizer,
@@ -103,6 +105,7 @@ class Speaker:
             request_id=request_id,
             client=socket.state.record.client,
             live_texts=self.live_texts if live else None,
+            files=files,
         )
 
     async def respond(

@@ -256,6 +256,9 @@ class SpeechResponse(Response):
         async with aclosing(self._body) as body:
             content = b"".join([part async for part in body])
         self.headers["content-length"] = str(len(content))
+        inputs, outputs = self._usage.input_tokens, self._usage.frames
+        for name, tokens in (("input", inputs), ("output", outputs), ("total", inputs + outputs)):
+            self.headers[f"x-vllm-omni-{name}-tokens"] = str(tokens)
         await _deliver(send, self._start())
         await _deliver(send, _part(content, more=False))
 

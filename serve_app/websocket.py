@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Annotated
 
@@ -25,13 +25,23 @@ from serve_app.speech_response import Delivery, word_entries
 _ALWAYS_STREAMED = "a WebSocket sends pcm as it comes"
 
 
-def websocket_routes(speaker: Speaker) -> APIRouter:
-    """`WS /v1/audio/speech/ws`, and a 404 for a handshake anywhere else, where Starlette's own answer is a 403."""
+Serve = Callable[[WebSocket, Speaker], Awaitable[None]]
+
+
+def websocket_routes(speaker: Speaker, protocols: Mapping[str, Serve]) -> APIRouter:
+    """`WS /v1/audio/speech/ws`, and a 404 for a handshake anywhere else, where Starlette's own answer is a 403.
+
+    Clients that offer one of the subprotocols in `protocols` are served so.
+    """
     router = APIRouter()
 
     @router.websocket("/v1/audio/speech/ws")
     async def speak(socket: WebSocket) -> None:
-        await SpeechSocket(socket, speaker).serve()
+        other = next((protocols[name] for name in socket.scope["subprotocols"] if name in protocols), None)
+        if other is not None:
+            await other(socket, speaker)
+        else:
+            await SpeechSocket(socket, speaker).serve()
 
     @router.websocket("/{path:path}")
     async def unknown(socket: WebSocket) -> None:

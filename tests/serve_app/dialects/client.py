@@ -1,7 +1,7 @@
 """The client's side of one WebSocket of a dialect, driven by hand."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,12 +21,14 @@ async def connect(
     *,
     headers: Mapping[str, str] | None = None,
     settings: ApiSettings | None = None,
+    subprotocols: Sequence[str] = (),
 ) -> AsyncIterator[asgi.Connection]:
     path, _, query = path.partition("?")
     texts = LiveTexts()
     api = create_api(synthesizer, settings or ApiSettings(), live_texts=texts)
     connection = asgi.websocket(api, path, headers={"x-request-id": "conn", **(headers or {})})
     connection._scope["query_string"] = query.encode()
+    connection._scope["subprotocols"] = list(subprotocols)
     connection._scope["extensions"] = {"websocket.http.response": {}}
     async with connection:
         yield connection

@@ -1,0 +1,226 @@
+"""DashScope, Qwen's own cloud: `qwen3-tts-flash-realtime` over a WebSocket, and one text over HTTP."""
+
+import base64
+import json
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest
+from serve_app.audio import AudioFormat
+from serve_app.dialects.realtime import ResponseSocket, response
+from serve_app.errors import translate
+from serve_app.request_log import Usage
+from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark, Session, Started
+from serve_app.speaker import Speaker, Wish, choice, read_object
+from serve_app.speech_response import EVENT_STREAM, Delivery
+
+Json = dict[str, object]
+
+_FORMATS = {name: AudioFormat(name) for name in ("pcm", "wav", "mp3", "opus")}
+_SETTINGS = ("voice", "mode", "response_format", "sample_rate", "speech_rate", "bit_rate", "language_type")
+_KNOWN = (*_SETTINGS, "instructions", "optimize_instructions", "enable_tn", "text")
+_MODES = ("server_commit", "commit")
+
+
+def routes(speaker: Speaker) -> APIRouter:
+    """`WS /api-ws/v1/realtime` and `POST /api/v1/services/aigc/multimodal-generation/generation`."""
+    router = APIRouter()
+
+    @router.websocket("/api-ws/v1/realtime")
+    async def speak(socket: WebSocket) -> None:
+        await _Socket(socket, speaker).serve()
+
+    @router.post("/api/v1/services/aigc/multimodal-generation/generation", response_class=Response)
+    async def speak_text(request: Request) -> Response:
+        """Speaks `input.text`: as WAV in JSON, or as PCM in events with `X-DashScope-SSE: enable`."""
+        fields = await read_object(request, speaker)
+        given = fields.get("input")
+        asked = dict(given) if isinstance(given, Mapping) else {}
+        parameters = fields.get("parameters")
+        asked |= parameters if isinstance(parameters, Mapping) else {}
+        if not isinstance(asked.get("text"), str):
+            raise InvalidRequest("input.text is required, as a string.", "input", "missing_required_parameter")
+        streams = request.headers.get("x-dashscope-sse") == "enable"
+        wish = await _wished(speaker, asked, fields.get("model"), default="pcm" if streams else "wav")
+        usage: Usage = request.state.record.usage
+        request_id: str = request.state.record.request_id
+        if streams:
+            return await speaker.respond(
+                request,
+                wish,
+                as_body=lambda audio, _: _events(audio, usage, request_id, len(wish.body.input)),
+                content_type=EVENT_STREAM,
+            )
+        return await speaker.respond(
+            request,
+            wish,
+            as_body=lambda audio, _: _object(audio, usage, request_id, len(wish.body.input)),
+            content_type="application/json",
+        )
+
+    return router
+
+
+async def _wished(speaker: Speaker, asked: Mapping[str, object], model: object, *, default: str = "pcm") -> Wish:
+    """What a session, or the input of a request, asks for. Raises InvalidRequest."""
+    bit_rate = asked.get("bit_rate")  # kbit/s
+    audio_format = choice("response_format", str(asked.get("response_format", default)), _FORMATS)
+    return await speaker.wish(
+        {
+            "input": asked.get("text"),
+            "voice": asked.get("voice"),
+            "language": asked.get("language_type"),
+            "instructions": asked.get("instructions"),
+            "sample_rate": asked.get("sample_rate"),
+            "speed": asked.get("speech_rate"),
+        },
+        delivery=Delivery(audio_format, bit_rate=bit_rate * 1000 if isinstance(bit_rate, int) else None),
+        other=(name for name in asked if name not in _KNOWN),
+        model=model,
+    )
+
+
+class _Socket(ResponseSocket):
+    """`server_commit`: words are spoken as they come. `commit`: a response is what was appended before each commit."""
+
+    audio_kind = "response.audio"
+
+    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
+        super().__init__(socket)
+        self._speaker, self._model = speaker, socket.query_params.get("model")
+        self._settings: Json = {"mode": _MODES[0]}
+        self._session: Session | None = None
+        self._buffer: list[str] = []  # what waits for a commit
+        self._begun: set[int] = set()  # turns that are responses to the client
+
+    @property
+    def is_busy(self) -> bool:
+        return self._session is not None and self._session.is_speaking
+
+    async def opened(self) -> None:
+        await self.tell("session.created", session=self._shown())
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        match fields.get("type"):
+            case "session.update":
+                await self._update(fields.get("session"))
+            case "input_text_buffer.append":
+                await self._append(fields.get("text"))
+            case "input_text_buffer.commit":
+                await self._commit()
+            case "input_text_buffer.clear":
+                self._buffer.clear()
+                await self.tell("input_text_buffer.cleared")
+            case "response.cancel":
+                if self._session is not None:
+                    await self._session.clear()
+            case "session.finish":
+                if self._settings["mode"] == "commit" and self._buffer:
+                    await self._commit()
+                (await self._opened_session()).close()
+            case _:
+                raise InvalidRequest(f"type: {str(fields.get('type'))[:40]!r} is no message of this protocol.", "type")
+
+    async def refuse(self, error: InvalidRequest) -> None:
+        await self.tell_error(translate(error))
+
+    def _shown(self) -> Json:
+        return {"object": "realtime.session", "id": f"sess_{self.request_id}", "model": self._model, **self._settings}
+
+    async def _update(self, settings: object) -> None:
+        """Takes effect for text that is appended from now on."""
+        if not isinstance(settings, Mapping) or settings.get("mode", _MODES[0]) not in _MODES:
+            raise InvalidRequest(f"session must be an object, and its mode one of {', '.join(_MODES)}.", "session")
+        if self._session is not None:
+            raise InvalidRequest("The session speaks already; update it before the first text.", "session")
+        updated = {**self._settings, **settings}
+        await _wished(self._speaker, updated, self._model)
+        self._settings = updated
+        await self.tell("session.updated", session=self._shown())
+
+    async def _opened_session(self) -> Session:
+        if self._session is None:
+            wish = await _wished(self._speaker, self._settings, self._model)
+            self._session = self._speaker.session(self.socket, wish, request_id=self.request_id, files=True)
+            self.start(self.pass_on(self._session, self._say))
+        return self._session
+
+    async def _append(self, text: object) -> None:
+        if not isinstance(text, str):
+            raise InvalidRequest("text is required, as a string.", "text", "missing_required_parameter")
+        if self._settings["mode"] == "commit":
+            self._buffer.append(text)
+        else:
+            (await self._opened_session()).append(text)
+
+    async def _commit(self) -> None:
+        session = await self._opened_session()
+        session.append("".join(self._buffer))
+        self._buffer.clear()
+        await self.tell("input_text_buffer.committed", item_id=f"item_{secrets.token_hex(8)}")
+        if session.is_writing:
+            session.flush()
+
+    async def _say(self, event: Event) -> None:
+        match event:
+            case Started(turn):
+                self._begun.add(turn.number)
+                await self.tell("response.created", response=response(turn, "in_progress"))
+                await self.tell_begun(turn)
+            case Audio(turn, data):
+                await self.tell_audio(turn, data)
+            case Mark(turn):
+                self._begun.discard(turn.number)
+                await self.tell_spoken(turn)
+            case Cleared(turns):
+                for turn in turns:
+                    if turn.number in self._begun:
+                        await self.tell("response.done", response=response(turn, "cancelled"))
+                self._begun.clear()
+            case Failed(error):
+                await self.tell_error(self.failure(error, self.request_id))
+                await self.end_for(error)
+            case Done():
+                await self.tell("session.finished")
+                await self.end()
+
+
+def _usage(usage: Usage, characters: int) -> Json:
+    """An output token is one codec frame."""
+    inputs, outputs = usage.input_tokens, usage.frames
+    tokens = {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
+    return {"characters": characters, **tokens}
+
+
+def _output(audio: bytes, usage: Usage, request_id: str, characters: int, *, over: bool) -> bytes:
+    told = {"data": base64.b64encode(audio).decode(), "url": "", "id": f"audio_{request_id}", "expires_at": 0}
+    reason = "stop" if over else "null"
+    shown: Json = {"output": {"audio": told, "finish_reason": reason}, "request_id": request_id}
+    return json.dumps(shown | {"usage": _usage(usage, characters)}).encode()
+
+
+async def _object(
+    audio: AsyncGenerator[bytes, None], usage: Usage, request_id: str, characters: int
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(audio):
+        whole = b"".join([part async for part in audio])
+    yield _output(whole, usage, request_id, characters, over=True)
+
+
+async def _events(
+    audio: AsyncGenerator[bytes, None], usage: Usage, request_id: str, characters: int
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(audio):
+        async for part in audio:
+            yield _event(_output(part, usage, request_id, characters, over=False))
+    yield _event(_output(b"", usage, request_id, characters, over=True))
+
+
+def _event(data: bytes) -> bytes:
+    return b"event:result\n:HTTP_STATUS/200\ndata:" + data + b"\n\n"

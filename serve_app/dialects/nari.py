@@ -1,0 +1,115 @@
+"""nari's `nari.speech.v1` on the native WebSocket's path: one utterance a socket, its text in numbered pieces."""
+
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest
+from serve_app import ignored
+from serve_app.audio import AudioFormat
+from serve_app.connection import Connection, serve_wish
+from serve_app.dialects.openai_speech import wished
+from serve_app.errors import translate
+from serve_app.session import Audio, Done, Event, Failed, Mark, Session, Started
+from serve_app.speaker import Speaker, Wish
+from serve_app.speech_response import Delivery
+
+PROTOCOL = "nari.speech.v1"
+# Its other fields mean how its engine works, not what is heard.
+_OWN = (
+    *("type", "request_id", "response_format", "stream", "skip_fixed_bootstrap_audio", "stream_chunk_schedule"),
+    *("stream_first_chunk_frames", "stream_steady_chunk_frames", "stream_chunk_frames"),
+)
+
+
+async def serve(socket: WebSocket, speaker: Speaker) -> None:
+    """A socket of the native path whose client offers `PROTOCOL`."""
+    await serve_wish(socket, speaker, speaker.wish({}, delivery=Delivery(AudioFormat.PCM)), _Socket)
+
+
+class _Socket(Connection):
+    subprotocol = PROTOCOL
+
+    def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
+        super().__init__(socket)
+        self._speaker = speaker
+        self._audio: dict[str, object] = {"encoding": "pcm_s16le", "sample_rate": wish.info.sample_rate, "channels": 1}
+        self._session: Session | None = None
+        self._sequence = -1  # of the last message that brought text
+        self._num_chunks, self._stop_reason = 0, "stop"
+
+    @property
+    def is_busy(self) -> bool:
+        return self._session is not None and self._session.is_speaking
+
+    async def opened(self) -> None:
+        await self.send("session.created", protocol=PROTOCOL, audio=self._audio)
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        match fields.get("type"):
+            case "request.start":
+                await self._start(fields)
+            case "input_text.append":
+                self._begun().append(self._text(fields))
+                await self._acknowledge(fields)
+            case "input_text.end":
+                self._begun().close()
+                await self._acknowledge(fields)
+            case "response.cancel":
+                await self.stop()
+                await self._finish("cancelled")
+            case _:
+                valid = "request.start, input_text.append, input_text.end or response.cancel"
+                raise InvalidRequest(f"type must be {valid}.", "type")
+
+    async def refuse(self, error: InvalidRequest) -> None:
+        await self.send("error", request_id=self.request_id, **translate(error).envelope())
+
+    async def _start(self, fields: dict[str, object]) -> None:
+        if self._session is not None:
+            raise InvalidRequest("The request has started already: one for each socket.", "type", "busy")
+        asked = {name: value for name, value in fields.items() if name not in _OWN}
+        wish = await wished(self._speaker, {"input": "", **asked}, default=AudioFormat.PCM)
+        self._audio["sample_rate"] = wish.delivery.rate(wish.info)
+        entries = ignored.entries(wish.ignored)
+        self._session = self._speaker.session(self.socket, wish, request_id=self.request_id)
+        self.start(self.pass_on(self._session, self._say))
+        told = {"ignored": entries} if entries else {}
+        await self.send("request.configured", request_id=self.request_id, **told)
+
+    def _begun(self) -> Session:
+        if self._session is None:
+            raise InvalidRequest("request.start comes first.", "type")
+        return self._session
+
+    def _text(self, fields: dict[str, object]) -> str:
+        text, sequence = fields.get("text"), fields.get("sequence", self._sequence + 1)
+        if not isinstance(text, str):
+            raise InvalidRequest("text is required, as a string.", "text", "missing_required_parameter")
+        if not isinstance(sequence, int) or sequence <= self._sequence:
+            raise InvalidRequest(f"sequence must be an integer above {self._sequence}.", "sequence")
+        self._sequence = sequence
+        return text
+
+    async def _acknowledge(self, fields: dict[str, object]) -> None:
+        told = {"event": fields["type"], "sequence": fields.get("sequence", self._sequence)}
+        await self.send("input_text.ack", request_id=self.request_id, **told)
+
+    async def _say(self, event: Event) -> None:
+        match event:
+            case Started():
+                await self.send("response.started", request_id=self.request_id, audio=self._audio)
+            case Audio(_, data):
+                self._num_chunks += 1
+                await self.socket.send_bytes(data)
+            case Mark(turn):
+                self._stop_reason = turn.usage.finish_reason or "stop"
+            case Failed(error):
+                reply = self.failure(error, self.request_id)
+                await self.send("error", request_id=self.request_id, **reply.envelope())
+                await self.end_for(error)
+            case Done():
+                await self._finish(self._stop_reason)
+
+    async def _finish(self, reason: str) -> None:
+        done = {"stop_reason": reason, "audio_chunks": self._num_chunks}
+        await self.send("response.done", request_id=self.request_id, **done)
+        await self.end()

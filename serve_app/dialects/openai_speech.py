@@ -1,0 +1,155 @@
+"""OpenAI's `POST /v1/audio/speech`, as Azure and Mistral have it too, and with the fields of servers that follow it."""
+
+import base64
+import json
+import re
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app import ignored, voices
+from serve_app.audio import AudioFormat
+from serve_app.languages import language_name
+from serve_app.request_log import Usage
+from serve_app.speaker import Speaker, Wish, choice, read_object
+from serve_app.speech_request import SpeechBody, parse_speech
+from serve_app.speech_response import CONTENT_TYPES, EVENT_STREAM, Delivery, negotiate
+from serve_app.word_times import WordTimes
+
+# Its example is what the page at `/docs` sends when nobody changes it: all fields at once would be refused.
+_EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
+_ERROR = {"message": "what was wrong", "type": "invalid_request_error", "param": "input", "code": "invalid_value"}
+SPEECH_DOCS = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": SpeechBody.model_json_schema(), "example": _EXAMPLE}},
+    },
+    "responses": {
+        "200": {
+            "description": "Audio in the format that was asked for, or events that carry it.",
+            "content": {
+                **{kind: {"schema": {"type": "string", "format": "binary"}} for kind in CONTENT_TYPES.values()},
+                EVENT_STREAM: {"schema": {"type": "string"}},
+            },
+        },
+        "default": {
+            "description": "OpenAI's envelope; 429 and 503 say when to come again.",
+            "content": {"application/json": {"example": {"error": _ERROR}}},
+        },
+    },
+}
+# tts-1-hd-zh: servers of Qwen3-TTS name the language with the model.
+_WITH_LANGUAGE = re.compile(r"(tts-1(?:-hd)?)-([a-z]{2})")
+_KOKORO_LANGUAGES = {"a": "en", "b": "en", "e": "es", "f": "fr", "i": "it", "j": "ja", "p": "pt", "z": "zh"}
+_MISTRAL = ("input", "voice_id", "response_format", "stream", "ref_audio", "model", "prompt_cache_key", "metadata")
+
+
+def routes(speaker: Speaker) -> APIRouter:
+    """`POST /v1/audio/speech`, and the same under Azure's paths."""
+    router = APIRouter()
+
+    @router.post("/v1/audio/speech", response_class=Response, openapi_extra=SPEECH_DOCS)
+    @router.post("/openai/v1/audio/speech", response_class=Response, include_in_schema=False)
+    async def speech(request: Request) -> Response:
+        """Speaks `input`, streaming unless `stream` is false."""
+        fields = spelled(await read_object(request, speaker))
+        if "voice_id" in fields:
+            return await _speak_as_mistral(request, speaker, fields)
+        return await speaker.respond(request, await wished(speaker, fields, accept=_accept(request)))
+
+    @router.post("/openai/deployments/{deployment}/audio/speech", response_class=Response)
+    async def speak_deployment(request: Request, deployment: str) -> Response:
+        """The same for Azure's clients, whose deployments have names of their own."""
+        fields = spelled(await read_object(request, speaker))
+        fields.pop("model", None)
+        return await speaker.respond(request, await wished(speaker, fields, accept=_accept(request)))
+
+    return router
+
+
+def spelled(fields: Mapping[str, object]) -> dict[str, object]:
+    """`fields` with our names for what other servers of this API call otherwise."""
+    ours = dict(fields)
+    if "instruction" in ours and "instructions" not in ours:  # Dify
+        ours["instructions"] = ours.pop("instruction")
+    code = ours.get("lang_code")
+    if isinstance(code, str) and "language" not in ours:  # Kokoro-FastAPI
+        ours["language"] = _KOKORO_LANGUAGES.get(code, code)
+        del ours["lang_code"]
+    model = ours.get("model")
+    named = _WITH_LANGUAGE.fullmatch(model) if isinstance(model, str) else None
+    if named and language_name(named[2]) != named[2]:
+        ours["model"] = named[1]
+        ours.setdefault("language", named[2])
+    return ours
+
+
+async def wished(
+    speaker: Speaker,
+    fields: Mapping[str, object],
+    *,
+    accept: str = "",
+    default: AudioFormat | None = None,
+    words: bool = False,
+) -> Wish:
+    """What a body asks for; where it names no format, an Accept header or the `default` does. With `words` any form of
+    answer carries their times. Raises InvalidRequest.
+    """
+    body = parse_speech(fields)
+    info = await speaker.describe()
+    voices.check_model(body.model, info, speaker.settings)
+    if body.voice is not None and info.voices:
+        voices.resolve(body.voice, info.voices)
+    delivery = negotiate(body, accept)
+    if body.response_format is None and default is not None:
+        delivery = replace(delivery, audio_format=default)
+    other = {} if words or delivery.events else {"word_timestamps": "only events carry words: stream_format"}
+    without_effect = ignored.ignored(fields, body, info, other=other if body.word_timestamps else None)
+    return Wish(info, body, delivery, without_effect)
+
+
+def _accept(request: Request) -> str:
+    return ", ".join(request.headers.getlist("accept"))
+
+
+async def _speak_as_mistral(request: Request, speaker: Speaker, fields: Mapping[str, object]) -> Response:
+    """JSON with the audio in it, or events with `stream`. Voices of theirs are spoken by the default one."""
+    audio_format = choice("response_format", str(fields.get("response_format", "mp3")), _MISTRAL_FORMATS)
+    wish = await speaker.wish(
+        {"input": fields.get("input"), "voice": fields["voice_id"], "ref_audio": fields.get("ref_audio")},
+        delivery=Delivery(audio_format),
+        other=(name for name in fields if name not in _MISTRAL),
+        model=fields.get("model"),
+    )
+    usage: Usage = request.state.record.usage
+    if fields.get("stream"):
+        return await speaker.respond(
+            request, wish, as_body=lambda audio, _: _mistral_events(audio, usage), content_type=EVENT_STREAM
+        )
+    return await speaker.respond(request, wish, as_body=_mistral_object, content_type="application/json")
+
+
+_MISTRAL_FORMATS = {name: AudioFormat(name) for name in ("mp3", "wav", "pcm", "flac", "opus")}
+
+
+async def _mistral_object(audio: AsyncGenerator[bytes, None], _: WordTimes | None) -> AsyncGenerator[bytes, None]:
+    async with aclosing(audio):
+        whole = b"".join([part async for part in audio])
+    yield b'{"audio_data":"' + base64.b64encode(whole) + b'"}'
+
+
+async def _mistral_events(audio: AsyncGenerator[bytes, None], usage: Usage) -> AsyncGenerator[bytes, None]:
+    async with aclosing(audio):
+        async for part in audio:
+            yield _event("speech.audio.delta", audio_data=base64.b64encode(part).decode())
+    inputs, outputs = usage.input_tokens, usage.frames
+    tokens = {"prompt_tokens": inputs, "completion_tokens": outputs, "total_tokens": inputs + outputs}
+    yield _event("speech.audio.done", usage=tokens)
+
+
+def _event(kind: str, **fields: object) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()

@@ -1,0 +1,234 @@
+"""OpenAI's Realtime API as far as it speaks: a text in, `response.output_audio.delta` out."""
+
+import base64
+import secrets
+from collections.abc import Iterator, Mapping
+
+from fastapi import APIRouter
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest
+from serve_app.audio import AudioFormat
+from serve_app.connection import Connection
+from serve_app.errors import ErrorReply, translate
+from serve_app.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Mark, Started, Turn
+from serve_app.speaker import Speaker, choice
+from serve_app.speech_response import Delivery
+
+Json = dict[str, object]
+
+_FORMATS = {"audio/pcm": AudioFormat.PCM, "audio/pcmu": AudioFormat.MULAW, "audio/pcma": AudioFormat.ALAW}
+_FORMATS |= {"pcm16": AudioFormat.PCM, "g711_ulaw": AudioFormat.MULAW, "g711_alaw": AudioFormat.ALAW}
+_TELEPHONE_HZ = 8000
+_PLACE: Json = {"output_index": 0, "content_index": 0}
+
+
+def routes(speaker: Speaker) -> APIRouter:
+    """`WS /v1/realtime`, also where Azure has it."""
+    router = APIRouter()
+
+    @router.websocket("/v1/realtime")
+    @router.websocket("/openai/v1/realtime")
+    @router.websocket("/openai/realtime")
+    async def speak(socket: WebSocket) -> None:
+        await _Socket(socket, speaker).serve()
+
+    return router
+
+
+class ResponseSocket(Connection):
+    """Turns told as responses: what this API has in common with those that follow it."""
+
+    audio_kind = "response.output_audio"
+
+    async def tell(self, kind: str, **fields: object) -> None:
+        """An event with an id."""
+        await self.send(kind, event_id=f"event_{secrets.token_hex(8)}", **fields)
+
+    async def tell_error(self, reply: ErrorReply, event_id: object = None) -> None:
+        """`event_id` is that of the message which was refused."""
+        await self.tell("error", error={**reply.envelope()["error"], "event_id": event_id})
+
+    async def tell_begun(self, turn: Turn) -> None:
+        """Audio follows."""
+        place, item = _place(turn), {**_item(turn, "in_progress"), "content": []}
+        await self.tell("response.output_item.added", response_id=place["response_id"], output_index=0, item=item)
+        await self.tell("response.content_part.added", **place, part={"type": "audio", "transcript": ""})
+
+    async def tell_audio(self, turn: Turn, data: bytes) -> None:
+        """The next bytes."""
+        await self.tell(f"{self.audio_kind}.delta", **_place(turn), delta=base64.b64encode(data).decode())
+
+    async def tell_spoken(self, turn: Turn) -> None:
+        """All of it was said."""
+        place, said = _place(turn), turn.text.strip()
+        await self.tell(f"{self.audio_kind}.done", **place)
+        await self.tell(f"{self.audio_kind}_transcript.done", **place, transcript=said)
+        await self.tell("response.content_part.done", **place, part={"type": "audio", "transcript": said})
+        item = _item(turn, "completed")
+        await self.tell("response.output_item.done", response_id=place["response_id"], output_index=0, item=item)
+        await self.tell("response.done", response=response(turn, "completed"))
+
+
+def response(turn: Turn, status: str, details: Mapping[str, object] | None = None) -> Json:
+    """As `response.created` and `response.done` have it; an output token is one codec frame."""
+    shown = {"id": _place(turn)["response_id"], "object": "realtime.response", "status": status}
+    if status == "in_progress":
+        return {**shown, "status_details": None, "output": [], "usage": None}
+    inputs, outputs = turn.usage.input_tokens, turn.usage.frames
+    tokens = {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
+    output = [_item(turn, "completed" if status == "completed" else "incomplete")]
+    return {**shown, "status_details": details, "output": output, "usage": {**tokens, "characters": len(turn.text)}}
+
+
+def _item(turn: Turn, status: str) -> Json:
+    content = [{"type": "output_audio", "transcript": turn.text.strip()}]
+    named = {"id": _place(turn)["item_id"], "object": "realtime.item", "type": "message", "role": "assistant"}
+    return {**named, "status": status, "content": content}
+
+
+def _place(turn: Turn) -> Json:
+    own_id = turn.record.request_id
+    return {"response_id": f"resp_{own_id}", "item_id": f"item_{own_id}", "output_index": 0, "content_index": 0}
+
+
+class _Socket(ResponseSocket):
+    """One response at a time. Instructions are for a model that thinks: they are no style of speaking."""
+
+    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
+        super().__init__(socket)
+        self._speaker = speaker
+        self._model = socket.query_params.get("model") or socket.query_params.get("deployment")
+        self._settings: Json = {}  # voice, format, speed
+        self._waiting: list[str] = []  # texts of items that nobody has asked a response to
+        self._turn: Turn | None = None  # that is being spoken
+        self._num_turns = 0
+        self._event_id: object = None  # of the message that is being obeyed
+
+    async def opened(self) -> None:
+        await self.tell("session.created", session=self._session())
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        self._event_id = fields.get("event_id")
+        match fields.get("type"):
+            case "session.update":
+                self._settings |= _settings(_object(fields, "session"))
+                await self.tell("session.updated", session=self._session())
+            case "conversation.item.create":
+                await self._keep(_object(fields, "item"))
+            case "response.create":
+                given = fields.get("response")
+                await self._respond(given if isinstance(given, Mapping) else {})
+            case "response.cancel":
+                await self._cancel()
+            case _:
+                valid = "session.update, conversation.item.create, response.create or response.cancel"
+                raise InvalidRequest(f"type must be {valid}: this server speaks, and does not listen.", "type")
+
+    async def refuse(self, error: InvalidRequest) -> None:
+        event_id, self._event_id = self._event_id, None
+        await self.tell_error(translate(error), event_id)
+
+    def _session(self) -> Json:
+        shown = {"format": {"type": self._settings.get("format", "audio/pcm"), "rate": _rate(self._settings)}}
+        output = {**shown, "voice": self._settings.get("voice"), "speed": self._settings.get("speed", 1.0)}
+        named = {"id": f"sess_{self.request_id}", "object": "realtime.session", "type": "realtime"}
+        return {**named, "model": self._model, "output_modalities": ["audio"], "audio": {"output": output}}
+
+    async def _keep(self, item: Mapping[str, object]) -> None:
+        self._waiting += _texts([item])
+        if sum(map(len, self._waiting)) > MAX_UNSPOKEN_CHARS:
+            self._waiting.clear()
+            raise InvalidRequest("Too much text waits for a response.", "item", "string_above_max_length")
+        kept = {**item, "id": item.get("id") or f"item_{secrets.token_hex(8)}", "status": "completed"}
+        for kind in ("conversation.item.added", "conversation.item.done"):
+            await self.tell(kind, previous_item_id=None, item=kept)
+
+    async def _respond(self, asked: Mapping[str, object]) -> None:
+        if self._turn is not None:
+            code = "conversation_already_has_active_response"
+            raise InvalidRequest("A response is being spoken; cancel it or wait for its end.", "response", code)
+        given = asked.get("input")
+        text = " ".join(self._waiting if given is None else _texts(given))
+        if not text:
+            raise InvalidRequest("There is no input_text to speak.", "response.input", "missing_required_parameter")
+        settings = {**self._settings, **_settings(asked)}
+        wish = await self._speaker.wish(
+            {"voice": settings.get("voice"), "speed": settings.get("speed"), "sample_rate": _rate(settings)},
+            delivery=Delivery(_FORMATS[str(settings.get("format", "audio/pcm"))]),
+            model=self._model,
+        )
+        self._num_turns += 1
+        own_id = f"{self.request_id}-{self._num_turns}"
+        session = self._speaker.session(self.socket, wish, request_id=own_id, live=False)
+        session.append(text)
+        self._turn = session.flush()
+        session.close()
+        self._waiting = self._waiting if given is not None else []
+        await self.tell("response.created", response=response(self._turn, "in_progress"))
+        self.start(self.pass_on(session, self._say))
+
+    async def _cancel(self) -> None:
+        await self.stop()
+        if self._turn is None:
+            raise InvalidRequest("No response is being spoken.", "type", "response_cancel_not_active")
+        turn, self._turn = self._turn, None
+        details = {"type": "cancelled", "reason": "client_cancelled"}
+        await self.tell("response.done", response=response(turn, "cancelled", details))
+
+    async def _say(self, event: Event) -> None:
+        match event:
+            case Started(turn):
+                await self.tell_begun(turn)
+            case Audio(turn, data):
+                await self.tell_audio(turn, data)
+            case Mark(turn):
+                self._turn = None
+                await self.tell_spoken(turn)
+            case Failed(error) if self._turn is not None:
+                turn, self._turn = self._turn, None
+                reply = self.failure(error, turn.record.request_id)
+                await self.tell_error(reply)
+                details = {"type": "failed", "error": {"type": reply.type, "code": reply.code}}
+                await self.tell("response.done", response=response(turn, "failed", details))
+
+
+def _object(fields: Mapping[str, object], name: str) -> Mapping[str, object]:
+    value = fields.get(name)
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{name} is required, as an object.", name, "missing_required_parameter")
+    return value
+
+
+def _settings(fields: Mapping[str, object]) -> Json:
+    """Voice, format and speed, of the present shape or of the one before it. Raises InvalidRequest."""
+    audio = fields.get("audio")
+    output = audio.get("output") if isinstance(audio, Mapping) else None
+    given = {**fields, **output} if isinstance(output, Mapping) else dict(fields)
+    named, voice = given.get("format", fields.get("output_audio_format")), given.get("voice")
+    asked: Json = {
+        "format": named.get("type") if isinstance(named, Mapping) else named,
+        "voice": voice.get("id") if isinstance(voice, Mapping) else voice,
+        "speed": given.get("speed"),
+    }
+    if asked["format"] is not None:
+        choice("format", str(asked["format"]), _FORMATS)
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _rate(settings: Mapping[str, object]) -> int:
+    return 24000 if _FORMATS[str(settings.get("format", "audio/pcm"))] is AudioFormat.PCM else _TELEPHONE_HZ
+
+
+def _texts(items: object) -> list[str]:
+    """What messages of the user say. Raises InvalidRequest."""
+    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
+        raise InvalidRequest("input must be a list of items.", "response.input")
+    return [text for item in items for text in _parts(item)]
+
+
+def _parts(item: Mapping[str, object]) -> Iterator[str]:
+    content = item.get("content")
+    for part in content if isinstance(content, list) else []:
+        if isinstance(part, Mapping) and part.get("type") == "input_text" and isinstance(part.get("text"), str):
+            yield part["text"]

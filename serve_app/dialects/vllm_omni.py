@@ -1,0 +1,174 @@
+"""vLLM-Omni besides `/v1/audio/speech`: utterances over a WebSocket, and several texts in one request."""
+
+import base64
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayError
+from serve_app import ignored
+from serve_app.audio import AudioFormat
+from serve_app.connection import Connection
+from serve_app.dialects.openai_speech import spelled, wished
+from serve_app.errors import translate
+from serve_app.request_log import Usage
+from serve_app.session import Audio, Done, Event, Failed, Mark, Session, Started
+from serve_app.speaker import Speaker, read_object
+from serve_app.speech_response import CONTENT_TYPES, SpeechResponse, audio_body
+
+Json = dict[str, object]
+
+MAX_ITEMS = 64
+# How the text is cut and how chunks grow is decided here.
+_OWN = ("type", "stream_audio", "split_granularity", "initial_codec_chunk_frames", "task_type", "word_timestamps")
+
+
+def routes(speaker: Speaker) -> APIRouter:
+    """`WS /v1/audio/speech/stream` and `POST /v1/audio/speech/batch`."""
+    router = APIRouter()
+
+    @router.websocket("/v1/audio/speech/stream")
+    async def speak(socket: WebSocket) -> None:
+        await _Socket(socket, speaker).serve()
+
+    @router.post("/v1/audio/speech/batch", response_class=Response)
+    async def speak_all(request: Request) -> Response:
+        """Speaks `items`, each with the fields around them unless it has its own: one after the other."""
+        fields = await read_object(request, speaker)
+        items = fields.pop("items", None)
+        if not isinstance(items, list) or not 0 < len(items) <= MAX_ITEMS:
+            raise InvalidRequest(f"items must be a list of 1 to {MAX_ITEMS} objects.", "items")
+        usage: Usage = request.state.record.usage
+        headers = {"content-type": "application/json"}
+        return SpeechResponse(_spoken(request, speaker, fields, items), headers, whole=True, usage=usage)
+
+    return router
+
+
+async def _spoken(
+    request: Request, speaker: Speaker, fields: Json, items: Sequence[object]
+) -> AsyncGenerator[bytes, None]:
+    """What is wrong with one item is told in its result; a server that is full refuses the whole, while it can."""
+    results: list[Json] = []
+    for index, item in enumerate(items):
+        try:
+            if index:
+                request.state.caller.request()
+            spoken = await _speak_item(request, speaker, {**fields, **_fields(item)}, number=index + 1)
+            results.append({"index": index, "status": "success", **spoken})
+        except TalkrayError as error:
+            if not index and isinstance(error, Overloaded | NotReady):
+                raise
+            results.append({"index": index, "status": "error", "error": translate(error).message})
+    failed = sum(result["status"] == "error" for result in results)
+    counts = {"total": len(results), "succeeded": len(results) - failed, "failed": failed}
+    yield json.dumps({"id": request.state.record.request_id, "results": results, **counts}).encode()
+
+
+def _fields(item: object) -> Json:
+    if not isinstance(item, Mapping):
+        raise InvalidRequest("Each of items must be an object.", "items")
+    overrides = item.get("overrides")
+    own = {**item, **(overrides if isinstance(overrides, Mapping) else {})}
+    return {name: value for name, value in own.items() if value is not None and name != "overrides"}
+
+
+async def _speak_item(request: Request, speaker: Speaker, fields: Json, *, number: int) -> Json:
+    wish = await wished(speaker, spelled(fields), default=AudioFormat.WAV)
+    utterance = await speaker.utterance(request, wish)
+    utterance = replace(utterance, request_id=f"{utterance.request_id}-{number}")
+    usage, rendering = Usage(), replace(wish.delivery, whole=True).rendering(wish.info)
+    async with aclosing(audio_body(speaker.chunks(utterance, wish.info), rendering, usage)) as audio:
+        content = b"".join([part async for part in audio])
+    total: Usage = request.state.record.usage
+    total.first_audio_ns, total.finish_reason = total.first_audio_ns or usage.first_audio_ns, usage.finish_reason
+    total.input_tokens += usage.input_tokens
+    total.frames += usage.frames
+    total.samples += usage.samples
+    tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.frames}
+    told = {"audio_data": base64.b64encode(content).decode(), "media_type": CONTENT_TYPES[wish.delivery.audio_format]}
+    return {**told, "usage": {**tokens, "total_tokens": usage.input_tokens + usage.frames}}
+
+
+class _Socket(Connection):
+    """An utterance is what was written between two `input.done`; it is one sentence to the client."""
+
+    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
+        super().__init__(socket)
+        self._speaker = speaker
+        self._session: Session | None = None
+        self._format: Json = {}
+        self._num_bytes = self._num_done = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self._session is not None and self._session.is_speaking
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        match fields.get("type"):
+            case "session.config":
+                await self._configure(fields)
+            case "input.text":
+                if not isinstance(text := fields.get("text"), str):
+                    raise InvalidRequest("text is required, as a string.", "text", "missing_required_parameter")
+                self._configured().append(text)
+            case "input.done":
+                self._configured().flush()
+            case "session.close":
+                if self._session is None:
+                    await self.end()
+                else:
+                    self._session.close()
+            case _:
+                valid = "session.config, input.text, input.done or session.close"
+                raise InvalidRequest(f"type must be {valid}.", "type")
+
+    async def refuse(self, error: InvalidRequest) -> None:
+        await self._tell_error(error)
+
+    async def _tell_error(self, error: Exception) -> None:
+        reply = self.failure(error, self.request_id)
+        told = {"message": reply.message, "code": reply.code, "partial_audio": self._num_bytes > 0}
+        await self.send("error", **told, action="discard")
+
+    async def _configure(self, fields: Json) -> None:
+        if self._session is not None:
+            raise InvalidRequest("session.config comes once, before the text.", "type")
+        asked = {name: value for name, value in fields.items() if name not in _OWN}
+        wish = await wished(self._speaker, {"input": "", **spelled(asked)}, default=AudioFormat.WAV)
+        self._format = {"format": wish.delivery.audio_format, "sample_rate": wish.delivery.rate(wish.info)}
+        self._format |= {"ignored": entries} if (entries := ignored.entries(wish.ignored)) else {}
+        self._session = self._speaker.session(self.socket, wish, request_id=self.request_id, files=True)
+        self.start(self.pass_on(self._session, self._say))
+
+    def _configured(self) -> Session:
+        if self._session is None:
+            raise InvalidRequest("session.config comes first.", "type")
+        return self._session
+
+    async def _say(self, event: Event) -> None:
+        number = {"utterance_index": self._num_done}
+        match event:
+            case Started(turn):
+                text = turn.text.strip() if turn.is_complete else ""
+                await self.send("audio.start", **number, sentence_index=0, sentence_text=text, **self._format)
+            case Audio(_, data):
+                self._num_bytes += len(data)
+                await self.socket.send_bytes(data)
+            case Mark(turn):
+                num_bytes, self._num_bytes = self._num_bytes, 0
+                self._num_done += 1
+                await self.send("audio.done", **number, sentence_index=0, total_bytes=num_bytes, error=False)
+                tokens = {"input_tokens": turn.usage.input_tokens, "output_tokens": turn.usage.frames}
+                await self.send("session.done", **number, total_sentences=1, usage=tokens)
+            case Failed(error):
+                await self._tell_error(error)
+                await self.end_for(error)
+            case Done():
+                await self.end()

@@ -1,0 +1,86 @@
+"""VoxServe: `POST /generate`, a form whose text is answered with WAV as it comes."""
+
+import base64
+from collections.abc import AsyncGenerator
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from starlette.responses import Response
+
+from deployments.errors import InvalidRequest
+from serve_app.audio import AudioFormat
+from serve_app.speaker import Speaker, read_body
+from serve_app.speech_request import MAX_BODY_BYTES, parse_object
+from serve_app.speech_response import Delivery
+
+_KNOWN = ("text", "audio", "streaming", "language", "speaker", "ref_text", "instruct", "x_vector_only_mode")
+_MOST_FIELDS = 32
+
+
+def routes(speaker: Speaker) -> APIRouter:
+    """`POST /generate`."""
+    router = APIRouter()
+
+    @router.post("/generate", response_class=Response)
+    async def generate(request: Request) -> Response:
+        """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
+        content = await read_body(request)
+        speaker.check_room(request.state.caller.name)
+        fields = await _fields(content, request.headers)
+        if not isinstance(fields.get("text"), str):
+            raise InvalidRequest("text is required, as a string.", "text", "missing_required_parameter")
+        wish = await speaker.wish(
+            {
+                "input": fields["text"],
+                "voice": fields.get("speaker"),
+                "language": fields.get("language"),
+                "instructions": fields.get("instruct"),
+                "ref_audio": fields.get("audio"),
+                "ref_text": fields.get("ref_text"),
+                "x_vector_only_mode": _switch(fields.get("x_vector_only_mode")),
+            },
+            delivery=Delivery(AudioFormat.WAV, whole=_switch(fields.get("streaming")) is False),
+            other=(name for name in fields if name not in _KNOWN),
+        )
+        return await speaker.respond(request, wish)
+
+    return router
+
+
+async def _fields(content: bytes, headers: Headers) -> dict[str, object]:
+    """Of a body in any of the three forms that clients send; a file becomes base64. Raises InvalidRequest."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/x-www-form-urlencoded":
+        return dict(parse_qsl(content.decode("utf-8", "replace"), max_num_fields=_MOST_FIELDS))
+    if kind != "multipart/form-data":
+        return parse_object(content)
+    return await _form(content, headers)
+
+
+async def _form(content: bytes, headers: Headers) -> dict[str, object]:
+    async def parts() -> AsyncGenerator[bytes, None]:
+        yield content
+
+    parser = MultiPartParser(headers, parts(), max_files=1, max_fields=_MOST_FIELDS, max_part_size=MAX_BODY_BYTES)
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError) as error:
+        raise InvalidRequest(f"Not a valid form: {error}.", None, "invalid_form") from error
+    try:
+        return {name: await _value(value) for name, value in form.items()}
+    finally:
+        await form.close()
+
+
+async def _value(value: UploadFile | str) -> str:
+    return value if isinstance(value, str) else base64.b64encode(await value.read()).decode()
+
+
+def _switch(value: object) -> object:
+    """A boolean, which forms have as text. What is none stays, and is refused where it matters."""
+    if not isinstance(value, str):
+        return value
+    return {"true": True, "1": True, "false": False, "0": False}.get(value.lower(), value)

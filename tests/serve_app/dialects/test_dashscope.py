@@ -1,0 +1,140 @@
+import asyncio
+import base64
+import json
+
+import httpx
+import pytest
+
+from deployments.errors import Overloaded
+from tests.serve_app.dialects.client import Client, Json, connect
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+from tests.serve_app.test_audio import decode
+
+pytestmark = pytest.mark.anyio
+
+PATH = "/api-ws/v1/realtime?model=qwen3-tts-flash-realtime"
+REST = "/api/v1/services/aigc/multimodal-generation/generation"
+FRAME = tone(CUSTOM_VOICE.frame_samples)
+COMMIT, FINISH = {"type": "input_text_buffer.commit"}, {"type": "session.finish"}
+
+
+def update(**session: object) -> Json:
+    """As the SDK sends it."""
+    usual = {"voice": "Cherry", "mode": "server_commit", "response_format": "pcm", "sample_rate": 24000}
+    return {"event_id": "event_1", "type": "session.update", "session": {**usual, **session}}
+
+
+def append(text: str) -> Json:
+    return {"type": "input_text_buffer.append", "text": text}
+
+
+def audio_of(messages: list[Json]) -> bytes:
+    return b"".join(base64.b64decode(each["delta"]) for each in messages if each.get("type") == "response.audio.delta")
+
+
+async def created(connection: object, *messages: Json) -> Client:
+    client = await Client(connection).accepted()  # type: ignore[arg-type]
+    (session,), _ = await client.until(type="session.created")
+    assert session["session"]["id"]
+    client.send(*messages)
+    return client
+
+
+async def test_words_are_spoken_as_they_come() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connect(synthesizer, PATH) as connection:
+        client = await created(connection, update(), append("Hello "), append("there."), FINISH)
+        messages, _ = await client.until(closed=1000)
+        await connection.task
+    kinds = list(dict.fromkeys(message.get("type") for message in messages))
+    assert kinds[:4] == [
+        "session.updated",
+        "response.created",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-3:] == ["response.done", "session.finished", None]
+    assert audio_of(messages) == pcm_of(utterance())
+    assert messages[-3]["response"]["usage"]["characters"] == len("Hello there.")
+    assert synthesizer.texts == ["Hello there."]
+    assert synthesizer.requests[0].voice == "serena"  # for a voice of theirs
+
+
+async def test_a_response_for_each_commit() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connect(synthesizer, PATH) as connection:
+        client = await created(connection, update(mode="commit", response_format="wav", speech_rate=1.0))
+        client.send(append("Void."), {"type": "input_text_buffer.clear"})
+        await client.until(type="input_text_buffer.cleared")
+        for text in ("One.", "Two."):
+            client.send(append(text), COMMIT)
+            messages, _ = await client.until(type="response.done")
+            assert messages[0]["type"] == "input_text_buffer.committed"
+            assert audio_of(messages)[:4] == b"RIFF"  # each response is a file
+            assert audio_of(messages)[44:] == pcm_of(utterance())
+        client.send(append("Three."), FINISH)
+        messages, _ = await client.until(type="session.finished")
+        assert audio_of(messages)[44:] == pcm_of(utterance())
+    assert synthesizer.texts == ["One.", "Two.", "Three."]
+
+
+async def test_a_cancelled_response_ends_and_the_session_goes_on() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with connect(synthesizer, PATH) as connection:
+        client = await created(connection, update(mode="commit"), append("A long story."), COMMIT)
+        await client.until(type="response.audio.delta")
+        client.send({"type": "response.cancel"})
+        (*_, done), _ = await client.until(type="response.done")
+        assert done["response"]["status"] == "cancelled"
+        assert synthesizer.closed.is_set()
+        synthesizer.script = utterance()
+        client.send(append("New."), COMMIT)
+        messages, _ = await client.until(
+            type="response.done",
+        )
+        assert audio_of(messages) == pcm_of(utterance())
+
+
+async def test_errors_have_a_code() -> None:
+    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as connection:
+        client = await created(connection)
+        for message, param in (
+            ({"type": "nonsense"}, "type"),
+            ({"type": "session.update"}, "session"),
+            (update(mode="eager"), "session"),
+            (update(response_format="flac"), "response_format"),
+            (update(sample_rate=5), "sample_rate"),
+            (append(5), "text"),  # type: ignore[arg-type]
+        ):
+            client.send(message)
+            (error,), _ = await client.until(type="error")
+            assert error["error"]["param"] == param
+        client.send(append("Hello"), FINISH)
+        (*_, error, _end), _ = await client.until(closed=1013)
+        assert error["error"]["code"] == "rate_limit_exceeded"
+
+
+async def test_one_text_over_http(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
+    body = {"model": "qwen3-tts-flash", "input": {"text": "Hello.", "voice": "ryan", "language_type": "German"}}
+    answer = (await client.post(REST, json=body)).json()
+    audio = answer["output"]["audio"]
+    assert (audio["url"], answer["output"]["finish_reason"]) == ("", "stop")
+    assert decode(base64.b64decode(audio["data"]))[0].size == len(pcm_of(utterance())) // 2
+    assert answer["usage"] == {"characters": 6, "input_tokens": 7, "output_tokens": 4, "total_tokens": 11}
+    [request] = synthesizer.requests
+    assert (request.language, request.voice, request.request_id) == ("german", "ryan", answer["request_id"])
+
+
+async def test_one_text_as_events(client: httpx.AsyncClient) -> None:
+    body = {"model": "qwen3-tts-flash", "input": {"text": "Hello.", "voice": "Cherry"}, "parameters": {}}
+    answer = await client.post(REST, json=body, headers={"X-DashScope-SSE": "enable"})
+    assert answer.headers["content-type"] == "text/event-stream"
+    told = [json.loads(line[5:]) for line in answer.text.splitlines() if line.startswith("data:")]
+    audio = b"".join(base64.b64decode(each["output"]["audio"]["data"]) for each in told)
+    assert audio == pcm_of(utterance())
+    assert told[-1]["output"]["finish_reason"] == "stop"
+
+
+async def test_a_body_without_text_is_refused(client: httpx.AsyncClient) -> None:
+    for body in ({}, {"input": "Hello"}, {"input": {"text": None}}):
+        assert (await client.post(REST, json=body)).status_code == 400

@@ -1,0 +1,132 @@
+import asyncio
+import base64
+
+import httpx
+import pytest
+
+from deployments.errors import Overloaded
+from serve_app.api import create_api
+from serve_app.config import AdmissionSettings, ApiSettings
+from tests.serve_app import asgi
+from tests.serve_app.dialects.client import Client, Json, connect
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+
+pytestmark = pytest.mark.anyio
+
+PATH = "/v1/audio/speech/stream"
+BATCH = "/v1/audio/speech/batch"
+FRAME = tone(CUSTOM_VOICE.frame_samples)
+CONFIG = {"type": "session.config", "model": "tts-1", "voice": "ryan", "task_type": "CustomVoice", "stream_audio": True}
+DONE, CLOSE = {"type": "input.done"}, {"type": "session.close"}
+
+
+def write(text: str) -> Json:
+    return {"type": "input.text", "text": text}
+
+
+async def test_utterances_follow_each_other_as_files() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connect(synthesizer, PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send({**CONFIG, "split_granularity": "clause", "instructions": "Softly."})
+        for index in range(2):
+            client.send(write("Hello "), write("there."), DONE)
+            messages, audio = await client.until(type="session.done")
+            assert messages[0]["type"] == "audio.start"
+            assert (messages[0]["format"], messages[0]["sample_rate"]) == ("wav", 24000)
+            assert "ignored" not in messages[0]
+            assert messages[1] == {
+                "type": "audio.done",
+                "utterance_index": index,
+                "sentence_index": 0,
+                "total_bytes": len(audio),
+                "error": False,
+            }
+            assert messages[2]["usage"] == {"input_tokens": 7, "output_tokens": 4}
+            assert (audio[:4], audio[44:]) == (b"RIFF", pcm_of(utterance()))
+        client.send(write("Last."), CLOSE)
+        await client.until(type="session.done")
+        await client.until(closed=1000)
+        await connection.task
+    assert synthesizer.texts == ["Hello there.", "Hello there.", "Last."]
+    assert synthesizer.requests[0].instructions == "Softly."
+
+
+@pytest.mark.parametrize(
+    "message", [write("x"), DONE, {"type": "input.text"}, {**CONFIG, "voice": "nobody"}, {"type": "x"}, {"speed": 1}]
+)
+async def test_what_is_refused(message: Json) -> None:
+    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(message)
+        (error,), _ = await client.until(type="error")
+        assert (error["action"], error["partial_audio"]) == ("discard", False)
+        client.send(CONFIG, CONFIG)
+        await client.until(type="error")
+        client.send(write("Hello"), DONE)
+        await client.until(type="session.done")
+
+
+async def test_a_failure_is_told() -> None:
+    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(CONFIG, write("Hello"), DONE)
+        messages, _ = await client.until(closed=1013)
+        assert messages[-2]["code"] == "rate_limit_exceeded"
+
+
+async def test_a_batch(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
+    items: list[object] = [
+        {"input": "One."},
+        {"input": "Two.", "overrides": {"voice": "ryan", "response_format": "pcm", "language": None}},
+        {"input": "Three.", "voice": "nobody"},
+        "Four.",
+    ]
+    answer = (await client.post(BATCH, json={"model": "tts-1", "voice": "aiden", "items": items})).json()
+    assert (answer["total"], answer["succeeded"], answer["failed"]) == (4, 2, 2)
+    one, two, three, four = answer["results"]
+    wav = base64.b64decode(one["audio_data"])
+    assert (wav[:4], wav[44:], one["media_type"]) == (b"RIFF", pcm_of(utterance()), "audio/wav")
+    assert base64.b64decode(two["audio_data"]) == pcm_of(utterance())
+    assert one["usage"] == {"input_tokens": 7, "output_tokens": 4, "total_tokens": 11}
+    assert "nobody" in three["error"]
+    assert four["status"] == "error"
+    assert [request.voice for request in synthesizer.requests] == ["aiden", "ryan"]
+    assert len({request.request_id for request in synthesizer.requests}) == 2
+
+
+async def test_each_item_counts_as_a_request(synthesizer: FakeSynthesizer) -> None:
+    settings = ApiSettings(admission=AdmissionSettings(client_requests_per_minute=2))
+    transport = httpx.ASGITransport(create_api(synthesizer, settings))
+    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        answer = (await client.post(BATCH, json={"voice": "alloy", "items": [{"input": "Hi."}] * 3})).json()
+    assert [result["status"] for result in answer["results"]] == ["success", "success", "error"]
+
+
+async def test_who_leaves_a_batch_ends_it() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    api = create_api(synthesizer, ApiSettings())
+    async with asgi.http(api, "POST", BATCH, body={"voice": "alloy", "items": [{"input": "Hi."}] * 3}) as connection:
+        await synthesizer.waiting.wait()
+        connection.receive({"type": "http.disconnect"})
+        await synthesizer.closed.wait()
+        await asyncio.wait((connection.task,))
+    assert len(synthesizer.requests) == 1
+
+
+@pytest.mark.parametrize("items", [None, [], "x", [{"input": "x"}] * 65])
+async def test_no_batch(client: httpx.AsyncClient, items: object) -> None:
+    answer = await client.post(BATCH, json={"voice": "alloy", "items": items})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "items")
+
+
+async def test_a_full_server_refuses_the_whole() -> None:
+    transport = httpx.ASGITransport(create_api(FakeSynthesizer(script=[Overloaded("full", 2.0)]), ApiSettings()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        assert (await client.post(BATCH, json={"voice": "alloy", "items": [{"input": "Hi."}]})).status_code == 429
+
+
+async def test_usage_stands_in_the_headers_of_a_whole_answer(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/v1/audio/speech", json={"input": "Hi.", "voice": "alloy", "stream": False})
+    tokens = [int(answer.headers[f"x-vllm-omni-{name}-tokens"]) for name in ("input", "output", "total")]
+    assert tokens == [7, 4, 11]

@@ -1,0 +1,73 @@
+import io
+import wave
+
+import httpx
+import numpy as np
+import pytest
+
+from serve_app.api import create_api
+from serve_app.config import ApiSettings
+from tests.serve_app.fake import BASE, FakeSynthesizer, pcm_of, tone, utterance
+
+pytestmark = pytest.mark.anyio
+
+PATH = "/generate"
+
+
+def recording() -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(24000)
+        out.writeframes(tone(24000))
+    return file.getvalue()
+
+
+async def test_a_form_is_answered_with_wav(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
+    form = {"text": "Hello.", "speaker": "Ryan", "language": "German", "instruct": "Softly.", "streaming": "true"}
+    for answer in (
+        await client.post(PATH, data=form),
+        await client.post(PATH, files={name: (None, value) for name, value in form.items()}),
+        await client.post(PATH, json=form),
+    ):
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "audio/wav")
+        assert answer.content[44:] == pcm_of(utterance())
+        assert int.from_bytes(answer.content[40:44], "little") == 0xFFFFFFFF
+        assert "x-ignored" not in answer.headers
+    for request in synthesizer.requests:
+        assert (request.voice, request.language, request.instructions) == ("ryan", "german", "Softly.")
+
+
+async def test_a_whole_file(client: httpx.AsyncClient) -> None:
+    answer = await client.post(PATH, files={"text": (None, "Hello."), "streaming": (None, "false")})
+    assert int.from_bytes(answer.content[40:44], "little") == len(pcm_of(utterance()))
+
+
+async def test_a_recording_is_cloned() -> None:
+    synthesizer = FakeSynthesizer(BASE, utterance())
+    transport = httpx.ASGITransport(create_api(synthesizer, ApiSettings()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        audio = ("reference.wav", recording(), "audio/wav")
+        answer = await client.post(PATH, data={"text": "Hello.", "ref_text": "La."}, files={"audio": audio})
+    assert answer.status_code == 200
+    reference = synthesizer.requests[0].reference
+    assert reference is not None
+    assert reference.text == "La."
+    expected = np.frombuffer(tone(24000), "<i2").astype(np.float32) / 32768
+    np.testing.assert_allclose(reference.audio, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "param"),
+    [
+        (b"{}", "application/json", "text"),
+        (b"text=Hello&x_vector_only_mode=perhaps", "application/x-www-form-urlencoded", "x_vector_only_mode"),
+        (b"--x\r\nnonsense", "multipart/form-data; boundary=x", "text"),
+        (b"--x\r\n", "multipart/form-data", None),
+        (b"\xff", "text/plain", None),
+    ],
+)
+async def test_what_is_refused(client: httpx.AsyncClient, content: bytes, kind: str, param: str | None) -> None:
+    answer = await client.post(PATH, content=content, headers={"content-type": kind})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
