@@ -173,6 +173,7 @@ class PcmChunk:
     readings: tuple[Reading, ...] = ()  # as in FrameChunk, as soon as they come, also of later frames
     heard: tuple[tuple[float, float], ...] = ()  # from the ingress on: seconds of audio, characters of the spoken text
     seed: int | None = None  # with which it is spoken, where that is another one than the request's
+    segment: int = 0  # of a long text, from the ingress on: the codec begins anew with each
 
 
 @dataclass(frozen=True, slots=True)

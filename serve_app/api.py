@@ -17,6 +17,7 @@ from serve_app.admission import Admission, always
 from serve_app.config import ApiSettings
 from serve_app.dialects import (
     cartesia,
+    codec_frames,
     dashscope,
     deepgram,
     elevenlabs,
@@ -53,6 +54,7 @@ DIALECTS = (
     vllm_omni,
     voxserve,
     kokoro,
+    codec_frames,
 )
 
 _OWN_METRIC = re.compile(rb"(# (HELP|TYPE) )?ray_talkray_")

@@ -22,6 +22,7 @@ class Dialect:
     path: str  # of the WebSocket, or of the POST where there are no messages
     messages: tuple[Mapping[str, object], ...] = ()
     body: Mapping[str, object] | None = None
+    protocols: tuple[str, ...] = ()  # that a WebSocket's handshake offers
     lines: tuple[str, ...] = ()
 
 
@@ -56,6 +57,27 @@ def dialects(url: str, voice: str) -> tuple[Dialect, ...]:
                 f'Vercel AI SDK:    createOpenAI({{ baseURL: "{url}/v1", apiKey: KEY }}).speech("tts-1")',
                 f'LiveKit:          openai.TTS(base_url="{url}/v1", api_key=KEY, voice="{voice}")',
                 f'Pipecat:          OpenAITTSService(base_url="{url}/v1", api_key=KEY)',
+                f'openai (Azure):   AzureOpenAI(azure_endpoint="{url}", api_version="2025-04-01-preview", api_key=KEY)',
+                f'Mistral (JS):     new Mistral({{ serverURL: "{url}", apiKey: KEY }}).audio.speech',
+                (
+                    f"Open WebUI:       AUDIO_TTS_ENGINE=openai AUDIO_TTS_OPENAI_API_BASE_URL={url}/v1 "
+                    f"AUDIO_TTS_OPENAI_API_KEY=KEY AUDIO_TTS_MODEL=tts-1 AUDIO_TTS_VOICE={voice}"
+                ),
+                f"SillyTavern:      TTS, OpenAI Compatible: Provider Endpoint {url}/v1/audio/speech, voice {voice}",
+                (
+                    f"LibreChat:        librechat.yaml, speech: {{ tts: {{ openai: {{ url: '{url}/v1/audio/speech', "
+                    f"apiKey: 'KEY', model: 'tts-1', voices: ['{voice}'] }} }} }}"
+                ),
+                f"Home Assistant:   OpenAI TTS (HACS): URL {url}/v1/audio/speech, model tts-1, voice {voice}",
+                f"Home Assistant:   talkray wyoming {url}, then Wyoming Protocol with its host and port 10200",
+            ),
+        ),
+        Dialect(
+            "OpenAI Realtime",
+            "/v1/realtime?model=gpt-realtime",
+            messages=({"type": "response.create", "response": {"input": [_message()]}},),
+            lines=(
+                f'openai (Python):  AsyncOpenAI(websocket_base_url="{sockets}/v1", api_key=KEY).realtime.connect(...)',
             ),
         ),
         Dialect(
@@ -117,7 +139,57 @@ def dialects(url: str, voice: str) -> tuple[Dialect, ...]:
                 f'cartesia:         Cartesia(base_url="{url}", websocket_base_url="{sockets}", api_key=KEY)',
             ),
         ),
+        Dialect(
+            "DashScope",
+            "/api-ws/v1/realtime?model=qwen3-tts-flash-realtime",
+            messages=(
+                {"type": "session.update", "session": {"voice": voice, "mode": "server_commit"}},
+                {"type": "input_text_buffer.append", "text": _TEXT},
+                {"type": "session.finish"},
+            ),
+            lines=(
+                f'dashscope:        QwenTtsRealtime(model=..., callback=..., url="{sockets}/api-ws/v1/realtime")',
+                f'dashscope (HTTP): dashscope.base_http_api_url = "{url}/api/v1"',
+            ),
+        ),
+        Dialect(
+            "vLLM-Omni",
+            "/v1/audio/speech/stream",
+            messages=(
+                {"type": "session.config", "voice": voice, "response_format": "pcm"},
+                {"type": "input.text", "text": _TEXT},
+                {"type": "input.done"},
+            ),
+            lines=(f"vLLM-Omni:        {sockets}/v1/audio/speech/stream, {url}/v1/audio/speech/batch",),
+        ),
+        Dialect(
+            "nari",
+            "/v1/audio/speech/ws",
+            protocols=("nari.speech.v1",),
+            messages=(
+                {"type": "request.start", "voice": voice},
+                {"type": "input_text.append", "sequence": 0, "text": _TEXT},
+                {"type": "input_text.end", "sequence": 1},
+            ),
+            lines=(f"nari:             {sockets}/v1/audio/speech/ws with the subprotocol nari.speech.v1",),
+        ),
+        Dialect(
+            "VoxServe",
+            "/generate",
+            body={"text": _TEXT, "speaker": voice},
+            lines=(f"VoxServe:         {url}/generate",),
+        ),
+        Dialect(
+            "Kokoro-FastAPI",
+            "/dev/captioned_speech",
+            body={"input": _TEXT, "voice": voice},
+            lines=(f"Kokoro-FastAPI:   {url}/dev/captioned_speech, {url}/v1",),
+        ),
     )
+
+
+def _message() -> Mapping[str, object]:
+    return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": _TEXT}]}
 
 
 async def check(url: str, *, key: str | None) -> AsyncIterator[Tried]:
@@ -153,14 +225,14 @@ async def _post(http: aiohttp.ClientSession, dialect: Dialect) -> str | None:
 
 
 async def _converse(http: aiohttp.ClientSession, dialect: Dialect) -> str | None:
-    async with http.ws_connect(dialect.path) as socket:
+    async with http.ws_connect(dialect.path, protocols=dialect.protocols) as socket:
         for message in dialect.messages:
             await socket.send_json(message)
         async for received in socket:
             if received.type is aiohttp.WSMsgType.BINARY:
                 return None
             fields: dict[str, Any] = received.json()
-            if fields.get("audio") or fields.get("type") == "chunk":
+            if fields.get("audio") or fields.get("delta") or fields.get("type") == "chunk":
                 return None
             if fields.get("error") or fields.get("type") in ("error", "Error"):
                 return str(received.data)

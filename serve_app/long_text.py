@@ -107,9 +107,8 @@ class LongText:
                     has_ended = chunk.finish_reason is not None and segments.is_last(number)
                     reason = (cut_short or chunk.finish_reason) if has_ended else None
                     heard_at = timeline.add(chunk)
-                    yield replace(
-                        chunk, num_text_tokens=tokens_before + tokens, finish_reason=reason, heard=heard_at, readings=()
-                    )
+                    told = replace(chunk, finish_reason=reason, heard=heard_at, readings=(), segment=number)
+                    yield replace(told, num_text_tokens=tokens_before + tokens)
                     nothing = replace(chunk, pcm=b"", codes=chunk.codes[:0], finish_reason=None, marks=(), readings=())
                 segments.leave(number)
                 number, tokens_before = number + 1, tokens_before + tokens

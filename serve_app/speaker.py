@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
@@ -125,8 +125,8 @@ class Speaker:
             headers["content-type"] = content_type
         return SpeechResponse(stream, headers, whole=wish.delivery.whole, usage=usage)
 
-    async def utterance(self, request: Request, wish: Wish) -> SynthesisRequest:
-        """What an HTTP request asks for. Raises InvalidRequest."""
+    async def utterance(self, request: HTTPConnection, wish: Wish) -> SynthesisRequest:
+        """What a request, or a message on a socket, asks for. Raises InvalidRequest."""
         record: RequestRecord = request.state.record
         caller = request.state.caller.name
         asked = await build_request(wish.body, wish.info, self.settings, request_id=record.request_id, client=caller)

@@ -14,12 +14,15 @@ PYTHON = {
         "livekit-plugins-cartesia",
     ),
     "pipecat": ("pipecat-ai[openai,deepgram,elevenlabs,cartesia]",),
-    "openai": ("openai",),
+    "openai": ("openai[realtime]",),
     "deepgram": ("deepgram-sdk",),
     "elevenlabs": ("elevenlabs",),
     "cartesia": ("cartesia[websockets]",),
+    "dashscope": ("dashscope",),
+    "wyoming": ("wyoming",),
+    "sequences": ("aiohttp",),
 }
-JAVASCRIPT = {"npm": ("openai", "ai", "@ai-sdk/openai", "zod")}
+JAVASCRIPT = {"npm": ("openai", "ai", "@ai-sdk/openai", "zod", "@mistralai/mistralai")}
 
 
 def command(name: str, script: Path) -> list[str]:

@@ -4,6 +4,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import time
 import wave
 from collections.abc import Sequence
@@ -24,11 +25,19 @@ TURNS = int(os.environ.get("TALKRAY_CLIENTS_TURNS", "20"))
 INTERRUPTIONS = min(5, TURNS)
 AS_WELL = 0.9  # of the words that are recognised in plain PCM
 FRAMEWORK = ("openai", "deepgram", "deepgram-flux", "elevenlabs", "cartesia")
+# What products and servers' own clients send, where there is no package to run.
+SEQUENCES = (
+    *("open-webui", "open-webui-realtime", "librechat", "sillytavern", "dify", "home-assistant", "simplismart"),
+    *("vllm-omni", "vllm-omni-batch", "nari", "voxserve", "kokoro", "dashscope-rest"),
+)
 ROWS = [
     *(("openai", "sdk_openai.py", "openai"), ("npm", "sdk.mjs", "openai-js"), ("npm", "sdk.mjs", "ai-sdk")),
     *(("livekit", "livekit_tts.py", service) for service in FRAMEWORK),
     *(("pipecat", "pipecat_tts.py", service) for service in FRAMEWORK),
-    *((name, f"sdk_{name}.py", name) for name in ("deepgram", "elevenlabs", "cartesia")),
+    *((name, f"sdk_{name}.py", name) for name in ("deepgram", "elevenlabs", "cartesia", "dashscope", "wyoming")),
+    *(("openai", "sdk_openai.py", service) for service in ("azure", "realtime")),
+    ("npm", "sdk.mjs", "mistral"),
+    *(("sequences", "sequences.py", service) for service in SEQUENCES),
 ]
 
 
@@ -94,6 +103,7 @@ def test_a_client_is_understood(
 ) -> None:
     texts = TEXTS[:TURNS]
     order = {"url": server, "service": service, "voice": VOICE, "texts": texts, "interruptions": INTERRUPTIONS}
+    order["python"] = sys.executable  # of Talkray, for what runs beside a server
     (tmp_path / "order.json").write_text(json.dumps({**order, "folder": str(tmp_path)}))
     arguments = [str(tmp_path / "order.json"), str(FOLDER / environment)]
     subprocess.run([*command(environment, SCRIPTS / script), *arguments], check=True, timeout=60 * TURNS + 60)

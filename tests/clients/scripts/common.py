@@ -21,6 +21,7 @@ class Order:
         self.voice: str = fields["voice"]
         self.texts: list[str] = fields["texts"]
         self.interruptions: int = fields["interruptions"]
+        self.python: str = fields["python"]
         self.folder = Path(fields["folder"])
 
 

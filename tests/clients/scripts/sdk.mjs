@@ -17,6 +17,14 @@ async function speakers() {
       for await (const part of response.body) yield part;
     };
   }
+  if (order.service === "mistral") {
+    const { Mistral } = await load("@mistralai/mistralai");
+    const client = new Mistral({ serverURL: order.url, apiKey: "none" });
+    return async function* (text) {
+      const answer = await client.audio.speech.complete({ model: "voxtral-mini-tts", input: text, voiceId: order.voice, responseFormat: "wav" });
+      yield Buffer.from(answer.audioData, "base64");
+    };
+  }
   const { createOpenAI } = await load("@ai-sdk/openai");
   const { experimental_generateSpeech: generateSpeech } = await load("ai");
   const model = createOpenAI({ baseURL: `${order.url}/v1`, apiKey: "none" }).speech("tts-1");
@@ -41,6 +49,6 @@ for (const [index, text] of order.texts.entries()) {
   turns.push({ text, file, first_audio_s: first, words: null });
   console.log(`turn ${index + 1}: first audio after ${first} s`);
 }
-const names = order.service === "openai-js" ? ["openai"] : ["ai", "@ai-sdk/openai"];
+const names = { "openai-js": ["openai"], mistral: ["@mistralai/mistralai"] }[order.service] ?? ["ai", "@ai-sdk/openai"];
 const versions = Object.fromEntries(names.map((name) => [`${name} (npm)`, version(name)]));
 writeFileSync(join(order.folder, "report.json"), JSON.stringify({ versions, turns, interruptions: [] }));

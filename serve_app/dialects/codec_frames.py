@@ -1,0 +1,151 @@
+"""Codec frames instead of audio, for clients that decode them: docs/codec-frames.md has every bit.
+
+The server decodes as well: what it drops of the audio, and where it ends a runaway, it must have heard.
+"""
+
+import struct
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest, TalkrayError
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk
+from serve_app.audio import AudioFormat
+from serve_app.connection import Connection
+from serve_app.dialects.openai_speech import spelled, wished
+from serve_app.request_log import RequestRecord, Usage
+from serve_app.speaker import Speaker, Wish, read_object
+from serve_app.speech_response import SpeechResponse
+
+CONTENT_TYPE = "application/x-talkray-frames"
+MAGIC, VERSION = b"TRCF", 1
+HEADER = struct.Struct("<4sBBHII")  # magic, version, codebooks, 0, samples a second, samples of a frame
+RECORD = struct.Struct("<BxxxI")  # kind, number
+FRAMES, PLAY, DROP, SILENCE, RESTART, END = b"fpdsre"
+END_REASONS = tuple(FinishReason)
+# They would make other audio of the frames.
+_OF_AUDIO = ("response_format", "stream_format", "sample_rate", "speed", "word_timestamps")
+
+
+def routes(speaker: Speaker) -> APIRouter:
+    """`POST /v1/audio/frames` and `WS /v1/audio/frames/ws`."""
+    router = APIRouter()
+
+    @router.post("/v1/audio/frames", response_class=Response)
+    async def speak(request: Request) -> Response:
+        """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
+        wish = await _wished(speaker, await read_object(request, speaker))
+        utterance = await speaker.utterance(request, wish)
+        usage: Usage = request.state.record.usage
+        body = _records(speaker.chunks(utterance, wish.info), wish.info, usage)
+        headers = {"content-type": CONTENT_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
+        return SpeechResponse(body, headers, whole=wish.delivery.whole, usage=usage)
+
+    @router.websocket("/v1/audio/frames/ws")
+    async def speak_all(socket: WebSocket) -> None:
+        await _Socket(socket, speaker).serve()
+
+    return router
+
+
+async def _wished(speaker: Speaker, fields: dict[str, object]) -> Wish:
+    """Raises InvalidRequest."""
+    if named := next((name for name in _OF_AUDIO if name in fields), None):
+        raise InvalidRequest(f"{named}: frames are the model's own, before any audio is made of them.", named)
+    wish = await wished(speaker, spelled(fields), default=AudioFormat.PCM)
+    if wish.body.ref_audio is not None and not wish.body.x_vector_only_mode:
+        reason = "speech goes on from the recording's own frames, which are not sent; x_vector_only_mode needs none"
+        raise InvalidRequest(f"ref_audio: {reason}.", "ref_audio")
+    return wish
+
+
+class Records:
+    """Chunks of one utterance as bytes."""
+
+    def __init__(self, info: ModelInfo) -> None:
+        self._header = HEADER.pack(MAGIC, VERSION, info.num_code_groups, 0, info.sample_rate, info.frame_samples)
+        self._segment = self._position = 0
+
+    def add(self, chunk: PcmChunk) -> bytes:
+        """What a chunk brings: its frames, what of their audio is dropped, and what is heard."""
+        records = bytearray()
+        if chunk.segment != self._segment:
+            self._segment, self._position = chunk.segment, 0
+            records += RECORD.pack(RESTART, 0)
+        if len(chunk.codes):
+            records += RECORD.pack(FRAMES, len(chunk.codes)) + chunk.codes.astype("<u2").tobytes()
+        if chunk.pcm:
+            heard = len(chunk.pcm) // 2
+            dropped = chunk.position - self._position - heard
+            if dropped < 0:  # audio of no frames
+                records += RECORD.pack(SILENCE, heard)
+            else:
+                records += (RECORD.pack(DROP, dropped) if dropped else b"") + RECORD.pack(PLAY, heard)
+                self._position = chunk.position
+        if chunk.finish_reason is not None:
+            records += RECORD.pack(END, END_REASONS.index(chunk.finish_reason))
+        header, self._header = self._header if records else b"", b"" if records else self._header
+        return header + bytes(records)
+
+
+async def _records(
+    chunks: AsyncGenerator[PcmChunk, None], info: ModelInfo, usage: Usage
+) -> AsyncGenerator[bytes, None]:
+    records = Records(info)
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            usage.add(chunk)
+            if data := records.add(chunk):
+                yield data
+
+
+class _Socket(Connection):
+    """`speak` and `cancel`, as on the native WebSocket; a stream of records for each utterance."""
+
+    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
+        super().__init__(socket)
+        self._speaker, self._num_utterances = speaker, 0
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        match fields.pop("type", None):
+            case "speak" if self.is_busy:
+                raise InvalidRequest("An utterance is being spoken; cancel it or wait for its end.", "type", "busy")
+            case "speak":
+                wish = await _wished(self._speaker, fields)
+                self._num_utterances += 1
+                self.start(self._speak(wish, f"{self.request_id}-{self._num_utterances}"))
+            case "cancel":
+                await self.stop()
+                await self.send("cancelled")
+            case _:
+                raise InvalidRequest("type must be 'speak' or 'cancel'.", "type")
+
+    async def refuse(self, error: InvalidRequest) -> None:
+        await self.send("error", request_id=None, **self.failure(error, self.request_id).envelope())
+
+    async def _speak(self, wish: Wish, request_id: str) -> None:
+        state = self.socket.state
+        record = RequestRecord(request_id, time.time_ns(), state.record.client)
+        try:
+            state.caller.request()
+            utterance = replace(await self._speaker.utterance(self.socket, wish), request_id=request_id)
+            record.voice, record.samples_per_s = utterance.voice, float(wish.info.sample_rate)
+            chunks = self._speaker.chunks(utterance, wish.info)
+            async with aclosing(_records(chunks, wish.info, record.usage)) as records:
+                async for data in records:
+                    await self.socket.send_bytes(data)
+            frames, reason = record.usage.frames, record.usage.finish_reason
+            await self.send("done", request_id=request_id, finish_reason=reason, frames=frames)
+        except TalkrayError as error:
+            reply = self.failure(error, request_id)
+            record.error = reply.code
+            await self.send("error", request_id=request_id, **reply.envelope())
+        finally:
+            record.error = record.error or (None if record.usage.finish_reason else "cancelled")
+            record.publish()

@@ -1,0 +1,106 @@
+import asyncio
+from dataclasses import replace
+
+import httpx
+import numpy as np
+import pytest
+
+from deployments.errors import Overloaded
+from serve_app.api import create_api
+from serve_app.config import ApiSettings
+from serve_app.dialects.codec_frames import HEADER, RECORD
+from tests.serve_app.dialects.client import Client, connect
+from tests.serve_app.fake import BASE, CUSTOM_VOICE, FakeSynthesizer, chunk, followed, tone, utterance
+
+pytestmark = pytest.mark.anyio
+
+PATH, SOCKET = "/v1/audio/frames", "/v1/audio/frames/ws"
+SIZE = CUSTOM_VOICE.frame_samples
+SPEAK = {"type": "speak", "input": "Hello", "voice": "alloy"}
+
+
+def records(stream: bytes) -> list[tuple[str, int]]:
+    assert HEADER.unpack(stream[:16]) == (b"TRCF", 1, 16, 0, 24000, SIZE)
+    at, found = 16, []
+    while at < len(stream):
+        kind, number = RECORD.unpack(stream[at : at + 8])
+        found.append((chr(kind), number))
+        at += 8 + (32 * number if chr(kind) == "f" else 0)
+    return found
+
+
+async def ask(synthesizer: FakeSynthesizer, **fields: object) -> httpx.Response:
+    transport = httpx.ASGITransport(create_api(synthesizer, ApiSettings()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        return await client.post(PATH, json={"input": "Hello", "voice": "alloy", **fields})
+
+
+async def test_frames_and_what_is_heard_of_them() -> None:
+    codes = np.arange(16, dtype=np.int16)[None] + 2000
+    quiet = replace(chunk(b"", frames=2), position=0)
+    loud = replace(chunk(tone(SIZE)), codes=codes, position=3 * SIZE)
+    end = utterance(0)[0]
+    answer = await ask(FakeSynthesizer(script=[quiet, loud, end]))
+    assert answer.headers["content-type"] == "application/x-talkray-frames"
+    assert records(answer.content) == [("f", 2), ("f", 1), ("d", 2 * SIZE), ("p", SIZE), ("e", 0)]
+    assert np.frombuffer(answer.content[16 + 8 + 64 + 8 :][:32], "<u2").tolist() == list(range(2000, 2016))
+
+
+async def test_a_long_text_begins_anew_with_each_segment() -> None:
+    synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, max_segment_chars=10), followed())
+    answer = await ask(synthesizer, input="One two. Three.")
+    kinds = "".join(kind for kind, _ in records(answer.content))
+    assert kinds == "fp" * 11 + "r" + "fp" * 11 + "e"
+
+
+async def test_text_without_anything_to_speak_is_silence() -> None:
+    answer = await ask(FakeSynthesizer(script=utterance()), input="...")
+    assert records(answer.content) == [("s", 2400), ("e", 0)]
+
+
+@pytest.mark.parametrize("field", ["response_format", "sample_rate", "speed", "stream_format", "word_timestamps"])
+async def test_fields_of_audio_are_refused(field: str) -> None:
+    answer = await ask(FakeSynthesizer(), **{field: 1})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+async def test_speech_behind_a_recording_is_refused() -> None:
+    answer = await ask(FakeSynthesizer(BASE), ref_audio="AAAA", ref_text="x")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "ref_audio")
+
+
+async def test_utterances_on_a_socket() -> None:
+    synthesizer = FakeSynthesizer(script=followed())
+    async with connect(synthesizer, SOCKET) as connection:
+        client = await Client(connection).accepted()
+        for number in (1, 2):
+            client.send(SPEAK)
+            (done,), stream = await client.until(type="done")
+            assert done == {"type": "done", "request_id": f"conn-{number}", "finish_reason": "stop", "frames": 11}
+            assert records(stream)[-1] == ("e", 0)
+    assert [request.request_id for request in synthesizer.requests] == ["conn-1", "conn-2"]
+
+
+async def test_an_utterance_is_cancelled() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(tone(SIZE)), asyncio.Event()])
+    async with connect(synthesizer, SOCKET) as connection:
+        client = await Client(connection).accepted()
+        client.send(SPEAK)
+        await synthesizer.waiting.wait()
+        client.send(SPEAK)
+        (busy,), _ = await client.until(type="error")
+        assert busy["error"]["code"] == "busy"
+        client.send({"type": "cancel"})
+        await client.until(type="cancelled")
+        assert synthesizer.closed.is_set()
+        for wrong in ({"type": "x"}, {**SPEAK, "speed": 2}, {**SPEAK, "voice": "nobody"}):
+            client.send(wrong)
+            await client.until(type="error")
+
+
+async def test_a_failure_is_told() -> None:
+    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), SOCKET) as connection:
+        client = await Client(connection).accepted()
+        client.send(SPEAK)
+        (error,), _ = await client.until(type="error")
+        assert (error["request_id"], error["error"]["code"]) == ("conn-1", "rate_limit_exceeded")

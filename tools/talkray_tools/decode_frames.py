@@ -1,0 +1,100 @@
+"""Reference decoder of codec frames, as `/v1/audio/frames` sends them: records in, the server's samples out.
+
+    python -m talkray_tools.decode_frames hello.frames hello.wav --model embedded
+
+docs/codec-frames.md has every bit of the format.
+"""
+
+import argparse
+import struct
+import sys
+import wave
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.errors import TalkrayError
+from deployments.model_store import locate
+
+HEADER = struct.Struct("<4sBBHII")
+RECORD = struct.Struct("<BxxxI")
+FRAMES, PLAY, DROP, SILENCE, RESTART, END = b"fpdsre"
+_AT_ONCE = 12  # frames of a call
+
+
+class BadFrames(TalkrayError):
+    """The stream is no stream of frames, or it was cut off; the message says where."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Decode a file into WAV."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("frames", type=Path, help="what the server sent")
+    parser.add_argument("wav", type=Path)
+    parser.add_argument("--model", default="embedded", help="as of `talkray serve`: its codec decodes")
+    options = parser.parse_args(arguments)
+    decoder = CodecDecoder.load(locate(options.model) / "speech_tokenizer")
+    with options.frames.open("rb") as stream, wave.open(str(options.wav), "wb") as out:
+        rate = read_header(stream, decoder)
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(rate)
+        for pcm in decode(stream, decoder):
+            out.writeframesraw(pcm.astype("<i2").tobytes())
+
+
+def read_header(stream: BinaryIO, decoder: CodecDecoder) -> int:
+    """Samples a second. Raises BadFrames where the stream is not for this decoder."""
+    magic, version, codebooks, _, rate, frame_samples = HEADER.unpack(_take(stream, HEADER.size))
+    if (magic, version) != (b"TRCF", 1):
+        raise BadFrames(f"this is no stream of codec frames of version 1: it begins with {magic!r}")
+    if (codebooks, frame_samples) != (decoder.config.num_quantizers, decoder.frame_samples):
+        raise BadFrames(f"frames of {codebooks} codebooks and {frame_samples} samples are of another codec")
+    return int(rate)
+
+
+def decode(stream: BinaryIO, decoder: CodecDecoder) -> Iterator[NDArray[np.int16]]:
+    """What is heard, in order. Raises BadFrames where the stream breaks off."""
+    state, codebooks = decoder.initial_state(), decoder.config.num_quantizers
+    audio = np.zeros(0, np.int16)  # decoded, and neither heard nor dropped yet
+    while True:
+        kind, number = RECORD.unpack(_take(stream, RECORD.size))
+        if kind == FRAMES:
+            codes = np.frombuffer(_take(stream, 2 * codebooks * number), "<u2").reshape(number, codebooks)
+            for start in range(0, number, _AT_ONCE):
+                rows = torch.from_numpy(codes[start : start + _AT_ONCE].astype(np.int64))
+                samples, (state,) = decoder.decode(rows[None], [state])
+                audio = np.concatenate((audio, to_pcm16(samples[0])))
+        elif kind in (PLAY, DROP):
+            if number > len(audio):
+                raise BadFrames(f"{number} samples are asked for, and frames for {len(audio)} have come")
+            heard, audio = audio[:number], audio[number:]
+            if kind == PLAY:
+                yield heard
+        elif kind == SILENCE:
+            yield np.zeros(number, np.int16)
+        elif kind == RESTART:
+            state, audio = decoder.initial_state(), audio[:0]
+        elif kind == END:
+            return
+        else:
+            raise BadFrames(f"there is no record of kind {kind}")
+
+
+def _take(stream: BinaryIO, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise BadFrames("the stream breaks off before its end")
+    return data
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except TalkrayError as error:
+        sys.exit(str(error))
