@@ -13,12 +13,14 @@ import ray
 import uvicorn
 from ray import serve
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
+from ray.experimental import internal_kv
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
 CHECKED_WITH = "2.60.0"
 
 PROXY = "proxy"  # among the dead
+_NOTES = b"talkray"  # namespace of the control store's keys
 _PROXY_ACTOR, _REPLICA_ACTOR = "SERVE_PROXY_ACTOR", "SERVE_REPLICA"
 # Whatever Serve stops it kills itself, which is another reason.
 _UNINTENDED = (ActorDiedErrorContext.WORKER_DIED, ActorDiedErrorContext.NODE_DIED)
@@ -67,6 +69,17 @@ def pools(app_name: str) -> dict[str, Pool]:
 def is_alive(actor_id: str) -> bool:
     """Whether the control store, which hears of a death at once, has heard nothing."""
     return bool(ray._private.state.actors(actor_id).get("State") == "ALIVE")
+
+
+def leave(key: str, note: bytes) -> None:
+    """Leave a note for all processes of the cluster in its control store, in the place of the last one."""
+    internal_kv._internal_kv_put(key, note, overwrite=True, namespace=_NOTES)
+
+
+def left(key: str) -> bytes | None:
+    """The note that was left, None without one."""
+    note: bytes | None = internal_kv._internal_kv_get(key, namespace=_NOTES)
+    return note
 
 
 def ended_part(names: Iterable[str]) -> str | None:

@@ -1,11 +1,17 @@
 """The sizes of the pools, as Serve's controller knows them: for metrics, and for who waits for the first replica."""
 
 import itertools
+import json
 import logging
 import threading
+import time
 import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
 
 import ray
+from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
@@ -17,16 +23,50 @@ logger = logging.getLogger(__name__)
 POOLS = {"Talker": "talker", "CodecDecoder": "codec", "Ingress": "ingress"}
 _TURN_S = 0.2  # shorter than api.admission.max_line_s, after which a line that does not move is a 429
 _TURNS_PER_LOOK = 10
-_TURNS_PER_COUNT = 50  # the control store's list of the dead may be long
+_LOOKS_PER_COUNT = 5  # the control store's list of the dead may be long
+_SILENT_LOOKS = 3  # of the replica that asks for all; then each asks for itself
+# All of a larger pool do not die between two looks, and hundreds of ingresses would ask the control store thousands of
+# times a second.
+_LARGEST_ASKED = 16
 _SCRAPE_TIMEOUT_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one replica has asked and all go by."""
+
+    pools: Mapping[str, Pool]  # talker, codec, ingress
+    deaths: Mapping[str, int]  # as `ray_internals.count_deaths` has them, by POOLS and PROXY
+
+    def note(self) -> bytes:
+        """For the control store. No two are equal: who reads one sees that it is new."""
+        pools = {name: (pool.wanted, pool.running) for name, pool in self.pools.items()}
+        return json.dumps({"at_ns": time.time_ns(), "pools": pools, "deaths": self.deaths}).encode()
+
+    @classmethod
+    def read(cls, note: bytes) -> Self:
+        """What `note` says."""
+        said = json.loads(note)
+        pools = {name: Pool(wanted, tuple(running)) for name, (wanted, running) in said["pools"].items()}
+        return cls(pools, said["deaths"])
+
+
 class PoolWatch:
-    """Asks the controller every two seconds, and the control store five times a second, on a thread of its own."""
+    """Knows the pools, on a thread of its own: the controller is asked every two seconds, by one replica for all.
+
+    That is the ingress of rank 0, which leaves what it has seen in the cluster's control store for the others. Once it
+    has been silent for three looks they ask for themselves, until somebody of rank 0 speaks. Whether the few replicas
+    of a small pool live each asks the control store five times a second.
+    """
 
     def __init__(self, app_name: str) -> None:
         self._app_name = app_name
-        self._pools: dict[str, Pool] = {}
+        self._note_key = f"pools of {app_name}"
+        self._note: bytes | None = None
+        self._silence = _SILENT_LOOKS  # looks without a new note: at first nobody is waited for
+        self._asked = 0  # looks of its own
+        self._pools: Mapping[str, Pool] = {}
+        self._deaths: Mapping[str, int] = {}
         self._lives: dict[str, bool] = {}
         threading.Thread(target=self._watch, name="pool-watch", daemon=True).start()
 
@@ -46,8 +86,6 @@ class PoolWatch:
             try:
                 if number % _TURNS_PER_LOOK == 0:
                     self._look()
-                if number % _TURNS_PER_COUNT == 0:
-                    self._count_deaths()
                 self._ask_who_lives()
             except (
                 RayError,
@@ -61,20 +99,51 @@ class PoolWatch:
             pause.wait(_TURN_S)
 
     def _look(self) -> None:
-        for name, pool in ray_internals.pools(self._app_name).items():
-            self._pools[POOLS[name]] = pool
-            metrics.replicas(POOLS[name], wanted=pool.wanted, running=len(pool.running))
+        """Ask where this replica asks for all; else take what that one has left, or ask where it is silent."""
+        if _asks_for_all():
+            self._take(seen := self._ask())
+            ray_internals.leave(self._note_key, seen.note())
+            return
+        note = ray_internals.left(self._note_key)
+        is_news = note is not None and self._note is not None and note != self._note
+        self._silence = 0 if is_news else self._silence + 1
+        self._note = note
+        if is_news:
+            assert note is not None
+            self._take(Seen.read(note))
+        elif self._silence >= _SILENT_LOOKS:
+            self._take(self._ask())
+
+    def _ask(self) -> Seen:
+        pools = {POOLS[name]: pool for name, pool in ray_internals.pools(self._app_name).items()}
+        deaths = self._count_deaths() if self._asked % _LOOKS_PER_COUNT == 0 else self._deaths
+        self._asked += 1
+        return Seen(pools, deaths)
+
+    def _take(self, seen: Seen) -> None:
+        self._pools, self._deaths = seen.pools, seen.deaths
+        for name, pool in seen.pools.items():
+            metrics.replicas(name, wanted=pool.wanted, running=len(pool.running))
+        for name, count in seen.deaths.items():
+            metrics.died(name, count)
 
     def _ask_who_lives(self) -> None:
-        for name, pool in self._pools.items():
-            self._lives[name] = any(map(ray_internals.is_alive, pool.running))
+        for name in ("talker", "codec"):
+            if name in self._pools:
+                running = self._pools[name].running
+                self._lives[name] = len(running) > _LARGEST_ASKED or any(map(ray_internals.is_alive, running))
 
-    def _count_deaths(self) -> None:
+    def _count_deaths(self) -> dict[str, int]:
         """Counted from outside: who dies says nothing, least of all an ingress, whose streams nobody else has."""
         counts = ray_internals.count_deaths(self._app_name)
-        for deployment, pool in POOLS.items():
-            metrics.died(pool, counts[deployment])
-        metrics.died(ray_internals.PROXY, counts[ray_internals.PROXY])
+        named = {pool: counts[deployment] for deployment, pool in POOLS.items()}
+        return named | {ray_internals.PROXY: counts[ray_internals.PROXY]}
+
+
+def _asks_for_all() -> bool:
+    """Whether this is the ingress of rank 0. Serve gives the rank of one that died to its successor."""
+    rank = serve.get_replica_context().rank
+    return rank is not None and rank.rank == 0
 
 
 def scrape() -> bytes:

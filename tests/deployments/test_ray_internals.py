@@ -16,7 +16,7 @@ from deployments.ray_internals import CHECKED_WITH, PROXY, Pool, deaths, ended_p
 
 ROOT = Path(__file__).parents[2]
 PRIVATE = re.compile(
-    r"\bray\b[\w.]*\._\w+|_get_global_client|ray\.core\.generated|\b_replica_impl\b|\b_shutting_down\b"
+    r"\bray\b[\w.]*\._\w+|_internal_kv|_get_global_client|ray\.core\.generated|\b_replica_impl\b|\b_shutting_down\b"
 )
 
 
