@@ -22,7 +22,7 @@ from serve_app.config import (
     PoolConfig,
     TalkerScalingConfig,
 )
-from serve_app.local_server import Address, running
+from serve_app.local_server import APP_NAME, Address, running
 from serve_app.ray_settings import free_port
 
 POOL = PoolConfig(num_cpus=0.2)
@@ -44,14 +44,11 @@ PHASES = ("--before", "20", "--during", "60", "--relief", "10", "--after", "20")
 
 
 class Status(BaseHTTPRequestHandler):
-    """Answers every GET with the replica counts of all applications."""
+    """Answers every GET with the replica counts of the application."""
 
     def do_GET(self) -> None:
         """The part of Serve's status that the load test reads."""
-        from ray import serve  # behind the settings of `running`, which Ray reads at import
-
-        applications = {name: {"deployments": deployments(app)} for name, app in serve.status().applications.items()}
-        body = json.dumps({"applications": applications}).encode()
+        body = json.dumps({"applications": {APP_NAME: {"deployments": deployments()}}}).encode()
         with contextlib.suppress(BrokenPipeError):  # the load test is over
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -62,15 +59,14 @@ class Status(BaseHTTPRequestHandler):
         """Nothing: the load test is on the screen."""
 
 
-def deployments(application: object) -> dict[str, object]:
+def deployments() -> dict[str, object]:
     """Wanted and running replicas of each deployment, as the dashboard tells them."""
-    from tests.scale.pools import sizes  # imports Ray
+    from deployments import ray_internals  # behind the settings of `running`, which Ray reads at import
 
-    found = {}
-    for name, deployment in application.deployments.items():  # type: ignore[attr-defined]
-        wanted, up = sizes(deployment.replica_states)
-        found[name] = {"target_num_replicas": wanted, "replicas": [{"state": "RUNNING"}] * up}
-    return found
+    return {
+        name: {"target_num_replicas": pool.wanted, "replicas": [{"state": "RUNNING"}] * len(pool.running)}
+        for name, pool in ray_internals.pools(APP_NAME).items()
+    }
 
 
 @contextlib.contextmanager
