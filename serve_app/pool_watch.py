@@ -64,7 +64,7 @@ class PoolWatch:
         self._note_key = f"pools of {app_name}"
         self._note: bytes | None = None
         self._silence = _SILENT_LOOKS  # looks without a new note: at first nobody is waited for
-        self._asked = 0  # looks of its own
+        self._asked = 0  # looks of its own in a row
         self._pools: Mapping[str, Pool] = {}
         self._deaths: Mapping[str, int] = {}
         self._lives: dict[str, bool] = {}
@@ -110,6 +110,7 @@ class PoolWatch:
         self._note = note
         if is_news:
             assert note is not None
+            self._asked = 0
             self._take(Seen.read(note))
         elif self._silence >= _SILENT_LOOKS:
             self._take(self._ask())

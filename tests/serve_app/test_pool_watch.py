@@ -64,11 +64,11 @@ class Cluster:
     """A controller that is asked, and the control store in which one replica leaves the answer for the others."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.talkers, self.rank, self.asked_by = ONE, 0, Counter[int]()
+        self.talkers, self.rank, self.asked_by, self.deaths_asked = ONE, 0, Counter[int](), Counter[int]()
         notes: dict[str, bytes] = {}
         monkeypatch.setattr(PoolWatch, "_watch", lambda watch: None)
         monkeypatch.setattr(ray_internals, "pools", self.ask)
-        monkeypatch.setattr(ray_internals, "count_deaths", lambda app_name: Counter({"Talker": 2, PROXY: 1}))
+        monkeypatch.setattr(ray_internals, "count_deaths", self.count)
         monkeypatch.setattr(ray_internals, "leave", notes.__setitem__)
         monkeypatch.setattr(ray_internals, "left", notes.get)
         context = SimpleNamespace()
@@ -79,6 +79,10 @@ class Cluster:
     def ask(self, app_name: str) -> dict[str, Pool]:
         self.asked_by[self.rank] += 1
         return {"Talker": self.talkers}
+
+    def count(self, app_name: str) -> Counter[str]:
+        self.deaths_asked[self.rank] += 1
+        return Counter({"Talker": 2, PROXY: 1})
 
     def look(self, *ranks: int) -> None:
         """One look of each of these replicas."""
@@ -119,6 +123,7 @@ def test_the_others_ask_themselves_while_the_first_is_silent(cluster: Cluster) -
     assert cluster.seen(1) == cluster.seen(2) == NONE
     cluster.look(1, 2)
     assert cluster.asked_by == {1: 2, 2: 2}
+    assert cluster.deaths_asked == {0: 1, 1: 2, 2: 2}  # who begins to ask counts the dead as well
     cluster.look(0, 1, 2)  # its successor
     cluster.look(0, 1, 2)
     assert cluster.asked_by == {0: 2, 1: 2, 2: 2}
