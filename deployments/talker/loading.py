@@ -17,6 +17,7 @@ from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.slots import load_slots
 from deployments.config import TalkerConfig
+from deployments.cuda import use_cpus_near
 from deployments.errors import EngineError
 from deployments.protocol import GenerateRequest, ModelInfo, Reference, Sampling, SynthesisRequest
 from deployments.talker.audio import AudioStreams
@@ -94,8 +95,11 @@ def load_engine(directory: Path, config: TalkerConfig, clock: StartClock) -> Eng
     """An engine that is ready: loaded, compiled, recorded, warmed up."""
     with clock.phase("starting the device"):
         device = _device(config)
+        where = use_cpus_near(device) if device.type == "cuda" else None
         torch.zeros(1, device=device)
         fused = _networks(config, device, dtype_of(config, device)) == "fused"
+    if where is not None:
+        clock.report(f"on {where}")
     compiling = _compiling_ahead(clock, _facts(directory, config)) if fused else nullcontext(prepare_nothing)
     with compiling as prepare:
         engine = build_engine(directory, config, clock=clock, prepare=prepare)
