@@ -22,25 +22,37 @@ _DRAIN_S = 120.0
 LONGEST_STREAM_S = 600.0
 # How often it looks whether it has finished; pools stop one after the other.
 _DRAIN_POLL_S = 0.5
-# Three failures replace a replica: one whose engine has died refuses requests for about six seconds.
+# Three failures replace a replica: one whose engine has died refuses requests for about six seconds. In a large pool,
+# where one replica is little, the controller asks less often.
 _HEALTH_CHECK_S = 2.0
+_HEALTH_CHECKS_PER_S = 200.0  # of one pool
 # One that answers no health check hangs; its streams have left it long before.
 _HEALTH_CHECK_TIMEOUT_S = 5.0
 
-
-# How often replicas and handles report: the controller looks at the reports every 0.1 s.
+# How often replicas and handles report: the controller looks at the reports every 0.1 s. It has one thread: in a large
+# pool each reports less often (docs/scaling.md).
 _REPORT_S = 0.5
-# Serve averages queues over this time, and wants it to be more than the interval.
-_LOOK_BACK_S = 1.0
+_REPORTS_PER_S = 500.0  # of one pool
 
 
 def build_app(config: AppConfig) -> Application:
     """Ingress -> CodecDecoder -> Talker. `serve run` and `serve deploy` pass the `args` of their config file."""
     model = choose(config.model, models_dir=config.models_dir, gpu=config.talker_pool.num_gpus > 0).model
+    ingresses = config.ingress_pool.replicas
     talker_options = options(
-        config.talker_pool, config.talker_requests, policy=TalkerPolicy, scaling=talker_scaling(config)
+        config.talker_pool,
+        config.talker_requests,
+        policy=TalkerPolicy,
+        scaling=talker_scaling(config),
+        callers=ingresses + (config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas),
     )
-    codec_options = options(config.codec_pool, config.codec_requests, policy=CodecPolicy, scaling=codec_scaling(config))
+    codec_options = options(
+        config.codec_pool,
+        config.codec_requests,
+        policy=CodecPolicy,
+        scaling=codec_scaling(config),
+        callers=ingresses,
+    )
     talker = serve.deployment(name="Talker", **talker_options)(TalkerReplica).bind(model, config.talker)
     codec = serve.deployment(name="CodecDecoder", **codec_options)(CodecReplica)
     decoder = codec.bind(model, config.codec, talker)
@@ -68,25 +80,36 @@ def codec_scaling(config: AppConfig) -> CodecScaling | None:
     return CodecScaling(**config.codec_scaling.model_dump(), max_talker_streams=most)
 
 
+def report_s(replicas: int, *, callers: int) -> float:
+    """How often a pool's replicas, and those who call it, report: seconds that grow with the number of both."""
+    return max(_REPORT_S, (replicas + callers) / _REPORTS_PER_S)
+
+
+def health_check_s(replicas: int) -> float:
+    """How often each replica of a pool is asked whether it is well: seconds that grow with their number."""
+    return max(_HEALTH_CHECK_S, replicas / _HEALTH_CHECKS_PER_S)
+
+
 def options(
     pool: PoolConfig,
     max_ongoing_requests: int,
     *,
     policy: type[TalkerPolicy] | type[CodecPolicy] | None = None,
     scaling: Bounds | None = None,
+    callers: int = 0,
 ) -> dict[str, Any]:
-    """A pool's settings under the names that Serve gives them."""
+    """A pool's settings under the names that Serve gives them; `callers` are replicas of others that call it."""
     return {
         **(
             {"num_replicas": pool.replicas}
             if scaling is None
-            else {"autoscaling_config": _scaled(pool, policy, scaling)}
+            else {"autoscaling_config": _scaled(pool, policy, scaling, callers)}
         ),
         "max_ongoing_requests": max_ongoing_requests,
         "max_queued_requests": pool.max_queued_requests,
         "graceful_shutdown_timeout_s": _DRAIN_S,
         "graceful_shutdown_wait_loop_s": _DRAIN_POLL_S,
-        "health_check_period_s": _HEALTH_CHECK_S,
+        "health_check_period_s": health_check_s(pool.replicas if scaling is None else scaling.max_replicas),
         "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_S,
         "ray_actor_options": {
             "num_cpus": pool.num_cpus,
@@ -96,14 +119,15 @@ def options(
     }
 
 
-def _scaled(pool: PoolConfig, policy: type[Any] | None, scaling: Bounds) -> AutoscalingConfig:
+def _scaled(pool: PoolConfig, policy: type[Any] | None, scaling: Bounds, callers: int) -> AutoscalingConfig:
     """Serve adds no delay and no factor of its own: the policy is the one that waits."""
+    interval_s = report_s(scaling.max_replicas, callers=callers)
     return AutoscalingConfig(
         min_replicas=scaling.min_replicas,
         initial_replicas=min(max(pool.replicas, scaling.min_replicas), scaling.max_replicas),
         max_replicas=scaling.max_replicas,
-        metrics_interval_s=_REPORT_S,
-        look_back_period_s=_LOOK_BACK_S,
+        metrics_interval_s=interval_s,
+        look_back_period_s=2 * interval_s,  # Serve averages queues over it, and wants it to be more than the interval
         upscale_delay_s=0,
         downscale_delay_s=0,
         policy=AutoscalingPolicy(policy_function=policy, policy_kwargs=asdict(scaling)),

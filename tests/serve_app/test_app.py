@@ -9,7 +9,7 @@ from ray.serve._private.build_app import build_app as build
 from ray.serve.config import AutoscalingConfig
 
 from deployments.config import TalkerConfig
-from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, options, talker_scaling
+from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, health_check_s, options, report_s, talker_scaling
 from serve_app.autoscaling import CodecPolicy, TalkerPolicy
 from serve_app.config import AppConfig, CodecScalingConfig, PoolConfig, TalkerScalingConfig
 from serve_app.ray_settings import CLUSTER, TUNED
@@ -86,6 +86,26 @@ def policy_of(scaling: AutoscalingConfig) -> object:
     """The policy as the controller makes it, from what is sent there."""
     policy = pickle.loads(pickle.dumps(scaling)).policy
     return policy.get_policy()(**policy.policy_kwargs)
+
+
+def test_the_controller_hears_no_more_of_a_larger_pool() -> None:
+    small, large, larger = (report_s(size, callers=size) for size in (20, 1000, 2000))
+    assert small == 0.5
+    assert 1000 / large == pytest.approx(2000 / larger)
+    assert health_check_s(20) == 2.0
+    assert 1000 / health_check_s(1000) == pytest.approx(2000 / health_check_s(2000))
+
+
+def test_callers_count_for_how_often_a_pool_reports() -> None:
+    pools = {"codec_scaling": CodecScalingConfig(max_replicas=2000), "talker_scaling": TalkerScalingConfig()}
+    found = {item.name: item for item in built(AppConfig(model="embedded", **pools)).deployments}
+    for name, replicas in (("Talker", 4), ("CodecDecoder", 2000)):
+        config = found[name]._deployment_config
+        callers = 2001 if name == "Talker" else 1
+        assert config.autoscaling_config is not None
+        assert config.autoscaling_config.metrics_interval_s == pytest.approx(report_s(replicas, callers=callers))
+        assert config.autoscaling_config.look_back_period_s > config.autoscaling_config.metrics_interval_s
+        assert config.health_check_period_s == pytest.approx(health_check_s(replicas))
 
 
 def test_the_codec_pool_knows_how_many_streams_the_talkers_can_run() -> None:
