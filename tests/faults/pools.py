@@ -21,7 +21,7 @@ from serve_app.config import (
     AppConfig,
     PoolConfig,
 )
-from serve_app.local_server import APP_NAME, Address, running
+from serve_app.local_server import APP_NAME, Address, Report, running
 from serve_app.ray_settings import free_port
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
@@ -110,12 +110,12 @@ def redeploy(app: AppConfig, replicas: dict[str, int]) -> None:
 
 
 @contextlib.contextmanager
-def serving(app: AppConfig) -> Iterator[Service]:
-    """The application on a free port; no process of it is left behind."""
+def serving(app: AppConfig, report: Report = lambda line: None) -> Iterator[Service]:
+    """The application on a free port; no process of it is left behind. `report` hears how the start goes."""
     mark = uuid.uuid4().hex
     os.environ[MARK] = mark
     try:
-        with running(app, Address("127.0.0.1", free_port()), lambda line: None) as url:
+        with running(app, Address("127.0.0.1", free_port()), report) as url:
             yield Service(url, mark, app)
     finally:
         del os.environ[MARK]
