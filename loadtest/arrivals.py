@@ -12,6 +12,7 @@ import numpy as np
 # Three words to a short paragraph, as telephone systems, voice agents and narrators say them.
 SENTENCES = tuple(Path(__file__).with_name("texts.txt").read_text(encoding="utf-8").splitlines())
 ONE_SENTENCE = tuple(text for text in SENTENCES if not re.search(r"[.?!] ", text))
+INTERRUPT_S = (0.2, 4.0)  # of audio, after which a turn is interrupted
 FRAMES_PER_S = 12.5  # of Qwen3-TTS's codec: 80 ms each
 MIN_S, MAX_S = 0.8, 30.0  # of an answer whose length is drawn
 
@@ -31,6 +32,7 @@ class ScheduledRequest:
     planned_s: float  # since the start of the run
     text: str
     frames: int | None = None  # length that the answer is to have; None: the model decides
+    interrupt_s: float | None = None  # of its audio, after which somebody interrupts; None: nobody does
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +123,12 @@ def plan_requests(
     said = choose_texts(count, seed=seed, texts=texts)
     frames = lengths.draw(count, seed=seed) if lengths else [None] * count
     return [ScheduledRequest(index, *request) for index, request in enumerate(zip(times_s, said, frames, strict=True))]
+
+
+def interrupt(requests: Sequence[ScheduledRequest], share: float, *, seed: int) -> list[ScheduledRequest]:
+    """The same requests, of which about this share is interrupted at a random place; `seed` settles which and where."""
+    generator = np.random.default_rng((seed, 2))
+    places_s = generator.uniform(*INTERRUPT_S, size=len(requests)).tolist()
+    chosen = (generator.random(len(requests)) < share).tolist()
+    each = zip(requests, places_s, chosen, strict=True)
+    return [replace(request, interrupt_s=place_s) if is_chosen else request for request, place_s, is_chosen in each]

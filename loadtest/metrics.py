@@ -1,6 +1,7 @@
 """Statistics of a run: pure functions of its traces.
 
-Latencies, RTF and playback are of answers that succeeded. Latencies count from the planned arrival: what callers met.
+Latencies, RTF and playback are of answers that succeeded. Latencies count from the planned arrival: what callers met;
+those of live text count from its first word.
 """
 
 import itertools
@@ -71,11 +72,12 @@ class Summary:
     silent_answers: int  # without any audible sample
     underruns: int  # of a zero-buffer player, in all answers together
     with_underrun: int  # answers with at least one
-    ttfb_s: Distribution | None  # from the planned arrival, as the next three
+    ttfb_s: Distribution | None  # from the planned arrival (of live text from its first word), as the next three
     ttfp_s: Distribution | None
     ttfa_s: Distribution | None
     end_to_end_s: Distribution | None  # to the last byte
     rtf: Distribution | None  # time from send to end over audio time
+    silence_s: Distribution | None  # from an interruption to the last audio that came
     stall_s: Distribution | None  # of each answer, 0 where nothing stalled
     chunk_viability: float | None  # share of chunks that arrived before they were due
     scheduling_lag_s: Distribution | None
@@ -158,6 +160,7 @@ def summarize(
         ttfa_s=_from_plan(succeeded, [trace.first_audible_s for trace in succeeded]),
         end_to_end_s=_from_plan(succeeded, [trace.finished_s for trace in succeeded]),
         rtf=distribution([(trace.finished_s - trace.sent_s) / trace.audio_s for trace in succeeded]),
+        silence_s=distribution([trace.silence_s for trace in succeeded if trace.silence_s is not None]),
         stall_s=distribution([playback.stall_s for _, playback in played]),
         chunk_viability=1 - underruns / chunks if chunks else None,
         scheduling_lag_s=distribution([trace.sent_s - trace.planned_s for trace in traces]),
@@ -165,9 +168,9 @@ def summarize(
 
 
 def _from_plan(traces: Sequence[Trace], ends_s: Sequence[float | None]) -> Distribution | None:
-    """Durations from the planned arrivals; those without an end are left out."""
+    """Durations from when callers asked; those without an end are left out."""
     pairs = zip(traces, ends_s, strict=True)
-    return distribution([end_s - trace.planned_s for trace, end_s in pairs if end_s is not None])
+    return distribution([end_s - trace.asked_s for trace, end_s in pairs if end_s is not None])
 
 
 def _planned_audio_s(trace: Trace) -> float:

@@ -70,7 +70,14 @@ def settings_from_options(
     arrivals: Annotated[Arrivals, typer.Option(help="Exponential or equal gaps.")] = Arrivals.POISSON,
     voice: Annotated[str, typer.Option(help="Field of every request.")] = "alloy",
     model: Annotated[str, typer.Option(help="Field of every request.")] = "tts-1",
-    transport: Annotated[Transport, typer.Option(help="websocket: Talkray's /v1/audio/speech/ws.")] = Transport.HTTP,
+    transport: Annotated[
+        Transport,
+        typer.Option(help="websocket: Talkray's /v1/audio/speech/ws; live: a text while it is written (Flux)."),
+    ] = Transport.HTTP,
+    words: Annotated[float, typer.Option(callback=positive, help="Live text: words a second.")] = 30.0,
+    interrupted: Annotated[
+        float, typer.Option(min=0, max=1, help="Live text: share of turns that somebody interrupts, at random.")
+    ] = 0.0,
     speech_s: Annotated[
         float | None,
         typer.Option(
@@ -99,6 +106,10 @@ def settings_from_options(
     ] = None,
 ) -> Settings:
     """What the options say of a run, whose phases the command adds."""
+    if transport is Transport.LIVE and (speech_s or extra_fields(extra)):
+        raise typer.BadParameter("--speech-s and --extra: a live turn has a voice and a text, and no other field")
+    if interrupted and transport is not Transport.LIVE:
+        raise typer.BadParameter("--interrupted: only --transport live interrupts")
     return Settings(
         url=url,
         arrivals=arrivals,
@@ -108,6 +119,8 @@ def settings_from_options(
         headers=dict(header(value) for value in headers or ()),
         lengths=SpeechLengths(speech_s, speech_sigma) if speech_s else None,
         warmup=warmup,
+        words_per_s=words,
+        interrupted=interrupted,
         timeout_s=timeout,
         limits=Limits(max_ttfb / 1000, max_stall / 1000),
         processes=processes,

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import aiohttp
 
 from loadtest.arrivals import ScheduledRequest
-from loadtest.clients import Recording, open_session, speak
+from loadtest.clients import open_session, speak
+from loadtest.recording import Recording
 from loadtest.replicas import watch
 from loadtest.settings import Settings
 from loadtest.traces import Clock, Failure, LoadTestError, RunFolder, Trace

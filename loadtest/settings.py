@@ -12,6 +12,7 @@ from loadtest.arrivals import (
     ScheduledRequest,
     SpeechLengths,
     arrival_times,
+    interrupt,
     plan_requests,
 )
 from loadtest.metrics import Limits
@@ -22,6 +23,7 @@ class Transport(StrEnum):
 
     HTTP = "http"
     WEBSOCKET = "websocket"  # Talkray's own protocol: one `speak` message a connection
+    LIVE = "live"  # Deepgram's Flux: the text is written while it is spoken
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Settings:
     lengths: SpeechLengths | None = None
     one_sentence: bool = False  # texts of one sentence only
     warmup: int = 0  # requests before the run
+    words_per_s: float = 30.0  # of live text
+    interrupted: float = 0.0  # share of live turns that are interrupted
     timeout_s: float = 120.0  # for a whole answer
     limits: Limits = field(default_factory=Limits)
     replicas_url: str | None = None  # where Serve or Talkray tells replica counts
@@ -47,6 +51,12 @@ class Settings:
     def speech_url(self) -> str:
         """The speech endpoint; `url` may end in /v1, as OpenAI's clients have it."""
         return self.url.rstrip("/").removesuffix("/v1") + "/v1/audio/speech"
+
+    @property
+    def live_url(self) -> str:
+        """The WebSocket of live text."""
+        base = self.url.rstrip("/").removesuffix("/v1").replace("http", "ws", 1)
+        return f"{base}/v2/speak?model=flux-{self.options.get('voice', 'alloy')}-en&encoding=linear16&sample_rate=24000"
 
     @property
     def duration_s(self) -> float:
@@ -72,4 +82,5 @@ class Settings:
 
     def _plan(self, times_s: list[float], *, seed: int) -> list[ScheduledRequest]:
         texts = ONE_SENTENCE if self.one_sentence else SENTENCES
-        return plan_requests(times_s, seed=seed, lengths=self.lengths, texts=texts)
+        plan = plan_requests(times_s, seed=seed, lengths=self.lengths, texts=texts)
+        return interrupt(plan, self.interrupted, seed=seed) if self.transport is Transport.LIVE else plan

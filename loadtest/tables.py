@@ -97,6 +97,7 @@ def percentile_table(run: Result) -> Table:
         "TTFP, ms": summary.ttfp_s,
         "TTFA, ms": summary.ttfa_s,
         "stall, ms": summary.stall_s,
+        **({"silence after an interruption, ms": summary.silence_s} if summary.silence_s else {}),
         "RTF": summary.rtf,
         "client lag, ms": summary.scheduling_lag_s,
     } | {f"stage before the first byte: {name}, ms": distribution(times_s) for name, times_s in stages.items()}
@@ -188,6 +189,9 @@ def run_facts(run: Result) -> dict[str, str]:
     facts["Requests/s"] = ", ".join(f"{name} {number(value, 2)}" for name, value in rates.items())
     facts["Audio"] = f"{summary.audio_s:.1f} s, {number(summary.audio_s_per_s, 2)} audio seconds per second"
     facts["Underruns"] = f"{summary.underruns} in {summary.with_underrun} of the answers"
+    if summary.silence_s is not None:
+        silent = percentiles(summary.silence_s, "p50", "p95", "max")
+        facts["Interruptions"] = f"{summary.silence_s.count}, silent after p50/p95/max {silent} ms"
     facts["In time"] = (
         f"{percent(summary.chunk_viability, 2)} of chunks, {percent(summary.request_viability)} of answers"
     )

@@ -95,6 +95,8 @@ class Trace:
     chunks: Sequence[tuple[float, int]] = ()  # (arrival, audio bytes so far) for each read that brought audio
     server_timing_s: Mapping[str, float] | None = None  # stage by stage up to the first audio, if the server says so
     frames: int | None = None  # planned; None: the model decided, or an old result
+    first_word_s: float | None = None  # when it was sent, of a text that was written while it was spoken
+    interrupted_s: float | None = None  # when we interrupted it
 
     @property
     def cause(self) -> str | None:
@@ -104,9 +106,21 @@ class Trace:
         return self.failure and self.failure.value
 
     @property
+    def asked_s(self) -> float:
+        """From when on the caller waits: the planned arrival, or the first word of a text that was still written."""
+        return self.planned_s if self.first_word_s is None else self.first_word_s
+
+    @property
     def ttfb_s(self) -> float | None:
-        """From the planned arrival to the first byte; None unless the request was spoken."""
-        return None if self.failure or self.first_byte_s is None else self.first_byte_s - self.planned_s
+        """From when the caller asked to the first byte; None unless the request was spoken."""
+        return None if self.failure or self.first_byte_s is None else self.first_byte_s - self.asked_s
+
+    @property
+    def silence_s(self) -> float | None:
+        """From an interruption to the last audio that came, 0 if none did; None without one."""
+        if self.interrupted_s is None or not self.chunks:
+            return None
+        return max(0.0, self.chunks[-1][0] - self.interrupted_s)
 
     @property
     def playable(self) -> tuple[list[float], list[int]]:

@@ -85,6 +85,10 @@ class Connection(ABC):
             await self.socket.close(reason="idle")
         except WebSocketDisconnect:
             logger.info("connection %s: the client left", self.request_id)
+        except RuntimeError:
+            if not self._ended.is_set():
+                raise
+            logger.info("connection %s: closed before its last message was answered", self.request_id)
         finally:
             await self.stop()
 
@@ -212,8 +216,9 @@ class Contexts:
         return list(self._open)
 
     def find(self, name: str) -> Session | None:
-        """An open one."""
-        return self._open[name][0] if name in self._open else None
+        """An open one, that still speaks what is written."""
+        session = self._open[name][0] if name in self._open else None
+        return None if session is None or session.has_ended else session
 
     def add(self, name: str, session: Session, say: Callable[[Event], Awaitable[None]]) -> Session:
         """Lets it speak until its end. Raises InvalidRequest where there are too many."""

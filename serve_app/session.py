@@ -186,6 +186,7 @@ class Session:
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
         self._num_turns = 0
         self._is_closed = False
+        self.has_ended = False  # nothing that is written now will be spoken
         self._changed = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue(_MOST_UNSENT)
         self._rendering = delivery.rendering(info)
@@ -288,10 +289,12 @@ class Session:
                 self._over.append(self._turns.popleft())
                 turn.record.publish()
                 await self._events.put(Mark(turn))
+            self.has_ended = True
             if not self._files and (rest := await self._rendering.close()):
                 await self._events.put(Rest(rest))
             await self._events.put(Done())
         except Exception as error:
+            self.has_ended = True
             if self._turns:
                 self._end(self._turns.popleft(), translate(error).code)
             await self._events.put(Failed(error))

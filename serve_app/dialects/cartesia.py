@@ -205,7 +205,7 @@ class _Socket(Connection):
         session = self._contexts.find(name) or await self._open(name, fields)
         session.append(text)
         if fields.get("flush"):
-            self._flushes[name].add(session.flush().number)
+            self._flushes.setdefault(name, set()).add(session.flush().number)
         if not fields.get("continue"):
             session.close()
 

@@ -3,12 +3,16 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from serve_app.local_server import Address, running
 from serve_app.ray_settings import free_port
+
+if TYPE_CHECKING:
+    from tools.demo_voice.transcriber import Transcriber
 
 PATIENT = AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)
 
@@ -29,3 +33,11 @@ def server() -> Iterator[str]:
     config = AppConfig(model="embedded", api=ApiSettings(admission=PATIENT))
     with running(config, Address("127.0.0.1", free_port()), print) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def transcriber() -> "Transcriber":
+    """Imported here: the recogniser is not installed for other tests."""
+    from tools.demo_voice.transcriber import Transcriber
+
+    return Transcriber()

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from loadtest.arrivals import FRAMES_PER_S, Phase, ScheduledRequest, SpeechLengths
-from loadtest.clients import Recording, open_session, speak
+from loadtest.clients import open_session, speak
+from loadtest.recording import Recording
 from loadtest.runner import Runner
 from loadtest.settings import Settings
 from loadtest.traces import Clock, RunFolder, Trace

@@ -1,17 +1,19 @@
 """Somebody who listens: the ingress's own synthesizer in an actor, which keeps codes, samples and times."""
 
 import asyncio
+import re
 import time
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import ray
 from ray import serve
 
-from deployments.protocol import Codes, FinishReason, SynthesisRequest
+from deployments.protocol import Codes, FinishReason, PcmChunk, SynthesisRequest
 from serve_app.ingress import HandleSynthesizer
+from serve_app.live_text import LiveText, LiveTexts
 from serve_app.local_server import APP_NAME
 from serve_app.long_text import LongText
 
@@ -36,7 +38,7 @@ class Listener:
         codec = serve.get_deployment_handle("CodecDecoder", APP_NAME)
         talker = serve.get_deployment_handle("Talker", APP_NAME) if inline else None
         self._synthesizer = HandleSynthesizer(codec, talker=talker)
-        self._long_text = LongText(self._synthesizer)
+        self._long_text, self._live_texts = LongText(self._synthesizer), LiveTexts()
         self._num_sounding = 0  # streams that have brought audio
         self._more_sound = asyncio.Condition()
 
@@ -45,11 +47,12 @@ class Listener:
         async with self._more_sound:
             await self._more_sound.wait_for(lambda: self._num_sounding >= count)
 
-    async def listen(self, request: SynthesisRequest) -> Heard:
+    async def listen(self, request: SynthesisRequest, word_s: float = 0.0) -> Heard:
+        """Where a word takes time, the text is written while it is spoken."""
         codes, pcm, arrivals_s, reason = [np.zeros((0, 16), np.int16)], [], [], None
         error = None
         try:
-            async with aclosing(self._long_text.synthesize(request, await self._synthesizer.describe())) as chunks:
+            async with self._speech(request, word_s) as speech, aclosing(speech) as chunks:
                 async for chunk in chunks:
                     codes.append(chunk.codes.reshape(-1, 16))
                     pcm.append(chunk.pcm)
@@ -64,10 +67,29 @@ class Listener:
             await self._count()  # it never will
         return Heard(request.request_id, np.concatenate(codes), b"".join(pcm), tuple(arrivals_s), reason, error)
 
+    @asynccontextmanager
+    async def _speech(self, request: SynthesisRequest, word_s: float) -> AsyncIterator[AsyncGenerator[PcmChunk, None]]:
+        info = await self._synthesizer.describe()
+        if not word_s:
+            yield self._long_text.synthesize(request, info)
+            return
+        with await self._live_texts.open(request, info, max_chars=len(request.text)) as live:
+            writing = asyncio.create_task(_write(live, request.text, word_s))
+            await live.begun()
+            yield self._long_text.speak(live.request, live, info)
+            await writing
+
     async def _count(self) -> None:
         async with self._more_sound:
             self._num_sounding += 1
             self._more_sound.notify_all()
+
+
+async def _write(live: LiveText, text: str, word_s: float) -> None:
+    for word in re.findall(r"\S+\s*", text):
+        live.append(word)
+        await asyncio.sleep(word_s)
+    live.finish()
 
 
 def difference(one: Heard, other: Heard) -> str | None:

@@ -33,7 +33,9 @@ def long_requests(count: int, *, frames: int) -> list[SynthesisRequest]:
 class Speaking:
     """Streams, a fixed number at once."""
 
-    def __init__(self, streams: list[SynthesisRequest], *, at_once: int) -> None:
+    def __init__(self, streams: list[SynthesisRequest], *, at_once: int, word_s: float = 0.0) -> None:
+        """Where a word takes time, texts are written while they are spoken."""
+        self._word_s = word_s
         self._listener = Listener.options(scheduling_strategy=_here()).remote()
         self._at_once = at_once
         self._left = deque(streams)
@@ -48,7 +50,7 @@ class Speaking:
     def go_on(self, *, may_begin: bool) -> None:
         """Begin what may begin, and wait a moment for streams that end."""
         while may_begin and self._left and len(self._going) < self._at_once:
-            self._going.append(self._listener.listen.remote(self._left.popleft()))
+            self._going.append(self._listener.listen.remote(self._left.popleft(), self._word_s))
         ended, self._going = ray.wait(self._going, timeout=0.05) if self._going else ([], [])
         self.heard += ray.get(ended)
 

@@ -3,6 +3,7 @@
 import resource
 import signal
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.faults.pools import CODEC, ENGINE, TALKER, Service, redeploy
 from tests.faults.speaking import Speaking, requests, wrong
 
 CONTROLLER = "ServeController"
+_WORD_S = 0.3
 
 
 def disturb(fault: Callable[[], None]) -> list[Heard]:
@@ -37,6 +39,31 @@ def test_a_process_that_stands_still(service: Service, undisturbed: list[Heard],
     heard = disturb(lambda: service.kill(victim, signal.SIGSTOP))
     service.replaces(replicas, pool, victim)
     assert wrong(heard, undisturbed) == []
+
+
+@pytest.mark.parametrize("what", [ENGINE, TALKER, CODEC])
+def test_a_death_while_the_text_is_being_written(service: Service, what: str) -> None:
+    """The next replica reads the text again, and goes on with the words that come."""
+    streams = requests(6, frames=50)
+    expected = Speaking(streams, at_once=6, word_s=_WORD_S).finish()
+    assert [each.error for each in expected] == [None] * len(streams)
+    assert [len(each.codes) for each in expected] == [50] * len(streams)
+    pool = CODEC if what is CODEC else TALKER
+    replicas = service.processes(pool)
+    speaking = Speaking(streams, at_once=6, word_s=_WORD_S)
+    speaking.go_on(may_begin=True)
+    speaking.begun()
+    victim = service.processes(what)[0]
+    service.kill(victim)
+    heard = speaking.finish()
+    service.replaces(replicas, pool, victim)
+    gap_s, usual_s = (max(map(_longest_gap, streams)) for streams in (heard, expected))
+    print(f"longest gap in any stream: {gap_s:.2f} s with the death of {what}, {usual_s:.2f} s without")
+    assert wrong(heard, expected) == []
+
+
+def _longest_gap(heard: Heard) -> float:
+    return max(later - before for before, later in pairwise(heard.arrivals_s))
 
 
 def test_a_codec_replica_out_of_memory(service: Service, undisturbed: list[Heard]) -> None:

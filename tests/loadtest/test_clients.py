@@ -1,7 +1,8 @@
 import pytest
 
 from loadtest.arrivals import ScheduledRequest
-from loadtest.clients import NotAudioError, error_message, read_layout, retry_after
+from loadtest.clients import error_message, retry_after
+from loadtest.recording import NotAudioError, read_layout
 from loadtest.settings import Settings
 from loadtest.traces import PcmLayout
 

@@ -11,7 +11,8 @@ from aiohttp.test_utils import TestServer
 from rich.console import Console
 
 from loadtest.arrivals import ScheduledRequest
-from loadtest.clients import Recording, open_session, speak
+from loadtest.clients import open_session, speak
+from loadtest.recording import Recording
 from loadtest.runner import Runner, WarmupFailedError
 from loadtest.settings import Settings
 from loadtest.terminal import Screen, progress_line

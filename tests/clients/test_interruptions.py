@@ -1,0 +1,133 @@
+"""Twenty interruptions at random places: how soon there is silence, and whether what had been spoken is right."""
+
+import asyncio
+import json
+import random
+import statistics
+import time
+from dataclasses import dataclass
+
+import aiohttp
+import numpy as np
+
+from tests.clients.test_clients import VOICE, in_order
+from tests.clients.texts import TEXTS
+from tools.demo_voice.transcriber import Transcriber, plain_words
+
+INTERRUPTIONS = 20
+SEED = 17
+WORDS_PER_S = 30
+PLACES_S = (0.4, 5.0)  # of the audio of a turn, after which it is interrupted
+RATE = 24000
+QUIET_S = 0.5  # of listening behind the answer to an interrupt
+NO_FIGURES = [text for text in TEXTS if not any(map(str.isdigit, text))]
+
+
+@dataclass
+class Interrupted:
+    """What came of one: `pcm` ends where the listener had come."""
+
+    text: str
+    played_s: float
+    pcm: bytes
+    silence_s: float  # from the interrupt to the last audio that came
+    text_spoken: str
+    text_remaining: str
+
+
+class Listener:
+    """Plays audio from its first byte on, and notes when each part came."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self.pcm = bytearray()
+        self.began_s = self.last_s = 0.0  # of the first and of the last audio
+
+    async def listen(self) -> dict[str, str] | None:
+        """What comes within a few milliseconds: a message is returned."""
+        try:
+            message = await self._socket.receive(timeout=0.005)
+        except TimeoutError:
+            return None
+        if message.type is not aiohttp.WSMsgType.BINARY:
+            fields: dict[str, str] = json.loads(message.data)
+            assert fields["type"] not in ("Error", "Warning", "SpeechMetadata"), fields
+            return fields
+        self.last_s = time.perf_counter()
+        self.began_s = self.began_s or self.last_s
+        self.pcm += message.data
+        return None
+
+    def has_played(self, played_s: float) -> bool:
+        is_there = len(self.pcm) / 2 / RATE >= played_s
+        return is_there and time.perf_counter() >= self.began_s + played_s
+
+
+async def interrupt(
+    socket: aiohttp.ClientWebSocketResponse, text: str, *, played_s: float, before_s: float
+) -> Interrupted:
+    """Writes a text as a language model does, and interrupts it when so much of its audio has been played."""
+    writing, listener = asyncio.create_task(_write(socket, text)), Listener(socket)
+    async with asyncio.timeout(120):
+        while not listener.has_played(played_s):
+            await listener.listen()
+        offset = {"type": "time_ms", "value": round(1000 * (before_s + played_s))}
+        sent_s = time.perf_counter()
+        await socket.send_json({"type": "Interrupt", "playback_offset": offset})
+        told = None
+        while told is None or told["type"] != "SpeechInterrupted":
+            told = await listener.listen() or told
+        until_s = time.perf_counter() + QUIET_S
+        while time.perf_counter() < until_s:
+            await listener.listen()
+        await writing
+    heard = bytes(listener.pcm[: 2 * int(played_s * RATE)])
+    silence_s = max(0.0, listener.last_s - sent_s)
+    return Interrupted(text, played_s, heard, silence_s, told["text_spoken"], told["text_remaining"])
+
+
+async def _write(socket: aiohttp.ClientWebSocketResponse, text: str) -> None:
+    for number, word in enumerate(text.split(" ")):
+        await asyncio.sleep(1 / WORDS_PER_S)
+        await socket.send_json({"type": "Speak", "text": f" {word}" if number else word})
+    await socket.send_json({"type": "Flush"})
+
+
+def words_said(text: str, heard: list[str]) -> int:
+    """How many words of the text had been said by the last one that was heard."""
+    wanted = plain_words(text)
+    most = in_order(wanted, heard)
+    return next(count for count in range(len(wanted) + 1) if in_order(wanted[:count], heard) == most)
+
+
+async def all_interruptions(url: str) -> list[Interrupted]:
+    generator = random.Random(SEED)
+    path = f"{url.replace('http', 'ws', 1)}/v2/speak?model=flux-{VOICE}-en&encoding=linear16&sample_rate={RATE}"
+    came: list[Interrupted] = []
+    async with aiohttp.ClientSession() as session, session.ws_connect(path) as socket:
+        assert json.loads(await socket.receive_str(timeout=60))["type"] == "Connected"
+        for number in range(INTERRUPTIONS):
+            text = " ".join(generator.sample(NO_FIGURES, 4))
+            before_s = sum(one.played_s for one in came)
+            played_s = round(generator.uniform(*PLACES_S), 3)
+            came.append(await interrupt(socket, text, played_s=played_s, before_s=before_s))
+            print(f"interruption {number + 1} of {INTERRUPTIONS} after {played_s:.1f} s", flush=True)
+    return came
+
+
+def test_an_interruption_is_silence_at_once_and_what_was_spoken_is_right(server: str, transcriber: Transcriber) -> None:
+    came = asyncio.run(all_interruptions(server))
+    off_by = []
+    for one in came:
+        assert one.text_spoken + one.text_remaining == one.text
+        heard = plain_words(transcriber.transcribe(np.frombuffer(one.pcm, "<i2").astype(np.float32) / 32768, RATE))
+        off_by.append(len(plain_words(one.text_spoken)) - words_said(one.text, heard))
+        print(f"after {one.played_s:.2f} s: told {one.text_spoken!r}, recognised {' '.join(heard)!r}: {off_by[-1]:+d}")
+    silences_ms = [1000 * one.silence_s for one in came]
+    print(
+        f"\n| {INTERRUPTIONS} | {statistics.median(silences_ms):.0f} / {max(silences_ms):.0f} ms "
+        f"| {off_by.count(0)} the same, {sum(abs(words) == 1 for words in off_by)} off by one word, "
+        f"{sum(abs(words) > 1 for words in off_by)} by more |"
+    )
+    assert max(silences_ms) < 1000
+    assert all(abs(words) <= 1 for words in off_by), off_by
