@@ -245,6 +245,7 @@ class Session:
             self._end(turn, "cancelled")
         self._turns.clear()
         self._over.clear()
+        self.has_ended = False
         for event in (*before, cleared):
             await self._events.put(event)
         self._rendering = self._delivery.rendering(self._info)
