@@ -50,7 +50,7 @@ fleet: $(VENV)/.installed-dev ## Nodes in namespaces that join, leave and die, a
 cluster-check: $(VENV)/.installed-dev ## All of cluster/ by the schemas and rules of those who read it: offline, needs kubectl or kustomize
 	$(BIN)/python -m tools.cluster_check
 
-docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are printed, in a fresh clone (minutes; port 8000 must be free)
+docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are printed, in a fresh clone (a quarter of an hour; ports 6379, 8000 and 8265 must be free)
 	$(BIN)/python -m pytest -v -o faulthandler_timeout=0 tests/test_docs_commands.py
 
 clients: $(VENV)/.installed-dev ## The newest clients, unmodified, against a server (their packages go into .clients; node for two rows; 20 minutes)
