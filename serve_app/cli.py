@@ -254,6 +254,12 @@ def bench_codec(context: typer.Context) -> None:
     _run_module("talkray_tools.bench_codec", context)
 
 
+@bench.command("encoders", context_settings=_PASS_ON, help="Cost of each audio format, and its first bytes.")
+def bench_encoders(context: typer.Context) -> None:
+    """`python -m talkray_tools.bench_encoders`."""
+    _run_module("talkray_tools.bench_encoders", context)
+
+
 def main() -> None:
     """Run the command line; what goes wrong on purpose is a message, not a traceback."""
     try:

@@ -24,6 +24,7 @@ from serve_app.word_times import WordTimes
 
 Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
 
+_LEAST_BITS, _MOST_BITS = 6_000, 512_000  # a second, that an encoder may be asked for
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 
 
@@ -72,6 +73,9 @@ class Speaker:
         Raises InvalidRequest that names the field.
         """
         info = await self.describe()
+        if delivery.bit_rate is not None and not _LEAST_BITS <= delivery.bit_rate <= _MOST_BITS:
+            message = f"bit_rate: {delivery.bit_rate} bits a second are not from {_LEAST_BITS} to {_MOST_BITS}."
+            raise InvalidRequest(message[:200], "bit_rate")
         without_effect = dict.fromkeys(other, "not of this server")
         named = fields.get("voice")
         voice, reason = voices.nearest(named if isinstance(named, str) else None, info, self.settings)

@@ -1,0 +1,119 @@
+"""What encoders cost, and how soon their first bytes leave.
+
+    talkray bench encoders
+
+Audio is a chord whose loudness changes as speech's does, in frames of 80 ms as the codec makes them. Times are those of
+this thread's CPU, but for the first bytes, which somebody waits for.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serve_app.audio import AudioFormat, Encoder, open_encoder
+
+Row = dict[str, Any]
+_RATE, _FRAME_SAMPLES = 24000, 1920
+_STEP_MS = 5  # of audio, in which the first bytes are looked for
+FORMATS: tuple[tuple[AudioFormat, int | None], ...] = (
+    (AudioFormat.PCM, None),
+    (AudioFormat.WAV, None),
+    (AudioFormat.MULAW, None),
+    (AudioFormat.FLOAT, None),
+    (AudioFormat.OPUS, None),
+    (AudioFormat.MP3, None),
+    (AudioFormat.MP3, 32_000),
+    (AudioFormat.AAC, None),
+    (AudioFormat.FLAC, None),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print a table; `--out` keeps the rows as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of audio for each encoder and run")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(arguments)
+    pcm = speech_like(options.seconds)
+    print("| format | opening, ms | first bytes, ms | audio they need, ms | CPU, ms a second of audio | kbit/s |")
+    print("|---|---|---|---|---|---|")
+    rows = []
+    for audio_format, bit_rate in FORMATS:
+        row = measure(audio_format, bit_rate, pcm, runs=options.runs)
+        rows.append(row)
+        name = f"{audio_format}{f', {bit_rate // 1000} kbit/s' if bit_rate else ''}"
+        until = "none" if row["until_first_ms"] is None else f"{row['until_first_ms']:.0f}"
+        print(
+            f"| {name} | {row['open_ms']:.2f} | {row['first_ms']:.2f} | {until} "
+            f"| {row['cpu_ms_per_s']:.2f} | {row['kbit_per_s']:.0f} |"
+        )
+    if options.out is not None:
+        report = {"cpu": platform.processor() or platform.machine(), "rows": rows}
+        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def speech_like(seconds: float) -> bytes:
+    """s16le: harmonics of 120 Hz, four syllables a second."""
+    times = np.arange(int(seconds * _RATE)) / _RATE
+    voice = np.sum([np.sin(2 * np.pi * 120 * harmonic * times) / harmonic for harmonic in range(1, 25)], axis=0)
+    loudness = 0.15 + 0.85 * np.abs(np.sin(2 * np.pi * 2 * times))
+    noise = np.random.default_rng(0).normal(0, 0.05, len(times))
+    samples = ((voice * loudness + noise) * 6000).clip(-32768, 32767).astype("<i2")
+    return bytes(samples.tobytes())
+
+
+def measure(audio_format: AudioFormat, bit_rate: int | None, pcm: bytes, *, runs: int) -> Row:
+    """Medians of all runs; `until_first_ms` is None where 80 ms of audio bring no byte of it."""
+    opened, first, cpu, size = [], [], [], 0
+    frames = [pcm[start : start + 2 * _FRAME_SAMPLES] for start in range(0, len(pcm), 2 * _FRAME_SAMPLES)]
+    for _ in range(runs):
+        began_ns = time.perf_counter_ns()
+        encoder = _open(audio_format, bit_rate)
+        opened.append((time.perf_counter_ns() - began_ns) / 1e6)
+        began_ns, cpu_began_ns = time.perf_counter_ns(), time.thread_time_ns()
+        size = len(encoder.encode(frames[0]))
+        first.append((time.perf_counter_ns() - began_ns) / 1e6)
+        size += sum(len(encoder.encode(frame)) for frame in frames[1:]) + len(encoder.close())
+        cpu.append((time.thread_time_ns() - cpu_began_ns) / 1e6)
+    seconds = len(pcm) / 2 / _RATE
+    return {
+        "format": audio_format,
+        "bit_rate": bit_rate,
+        "open_ms": statistics.median(opened),
+        "first_ms": statistics.median(first),
+        "until_first_ms": until_first_ms(audio_format, bit_rate, pcm),
+        "cpu_ms_per_s": statistics.median(cpu) / seconds,
+        "kbit_per_s": size * 8 / 1000 / seconds,
+    }
+
+
+def until_first_ms(audio_format: AudioFormat, bit_rate: int | None, pcm: bytes) -> float | None:
+    """Audio that must have come before bytes leave which are more than a header."""
+    encoder, header = _open(audio_format, bit_rate), _header_bytes(audio_format)
+    step, num_bytes = 2 * _RATE * _STEP_MS // 1000, 0
+    for number in range(1, 400 // _STEP_MS + 1):
+        num_bytes += len(encoder.encode(pcm[(number - 1) * step : number * step]))
+        if num_bytes > header:
+            return float(number * _STEP_MS)
+    return None
+
+
+def _header_bytes(audio_format: AudioFormat) -> int:
+    """Of the containers that begin with something besides audio."""
+    return {AudioFormat.WAV: 44, AudioFormat.OPUS: 200, AudioFormat.FLAC: 100}.get(audio_format, 0)
+
+
+def _open(audio_format: AudioFormat, bit_rate: int | None) -> Encoder:
+    return open_encoder(audio_format, _RATE, frame_samples=_FRAME_SAMPLES, bit_rate=bit_rate)
+
+
+if __name__ == "__main__":
+    main()
