@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 POOLS = {"Talker": "talker", "CodecDecoder": "codec", "Ingress": "ingress"}
 _TURN_S = 0.2  # shorter than api.admission.max_line_s, after which a line that does not move is a 429
-_TURNS_PER_LOOK = 10
+_TURNS_PER_LOOK = 10  # at least
+_REPLICAS_PER_TURN = 40  # the controller's one thread takes about 0.2 ms for each replica that it tells of
 _LOOKS_PER_COUNT = 5  # the control store's list of the dead may be long
 _SILENT_LOOKS = 3  # of the replica that asks for all; then each asks for itself
 # All of a larger pool do not die between two looks, and hundreds of ingresses would ask the control store thousands of
@@ -52,11 +53,12 @@ class Seen:
 
 
 class PoolWatch:
-    """Knows the pools, on a thread of its own: the controller is asked every two seconds, by one replica for all.
+    """Knows the pools, on a thread of its own: one replica asks the controller for all, every two seconds.
 
     That is the ingress of rank 0, which leaves what it has seen in the cluster's control store for the others. Once it
-    has been silent for three looks they ask for themselves, until somebody of rank 0 speaks. Whether the few replicas
-    of a small pool live each asks the control store five times a second.
+    has been silent for three looks they ask for themselves, until somebody of rank 0 speaks. With more than 400
+    replicas looks are less frequent. Whether the few replicas of a small pool live each ingress asks the control store
+    five times a second.
     """
 
     def __init__(self, app_name: str) -> None:
@@ -81,10 +83,11 @@ class PoolWatch:
         return self.is_running() or (talkers is not None and not talkers.wanted)
 
     def _watch(self) -> None:
-        pause = threading.Event()
+        pause, next_look = threading.Event(), 0
         for number in itertools.count():
             try:
-                if number % _TURNS_PER_LOOK == 0:
+                if number >= next_look:
+                    next_look = number + turns_per_look(sum(pool.wanted for pool in self._pools.values()))
                     self._look()
                 self._ask_who_lives()
             except (
@@ -139,6 +142,11 @@ class PoolWatch:
         counts = ray_internals.count_deaths(self._app_name)
         named = {pool: counts[deployment] for deployment, pool in POOLS.items()}
         return named | {ray_internals.PROXY: counts[ray_internals.PROXY]}
+
+
+def turns_per_look(replicas: int) -> int:
+    """Of 0.2 s: how seldom the controller is asked where there are so many replicas."""
+    return max(_TURNS_PER_LOOK, replicas // _REPLICAS_PER_TURN)
 
 
 def _asks_for_all() -> bool:

@@ -31,8 +31,8 @@ from loadtest.runner import Runner
 from loadtest.settings import Settings
 from loadtest.tables import COLUMNS
 from loadtest.terminal import Screen
-from loadtest.traces import RunFolder
-from serve_app.config import AppConfig, read_config
+from loadtest.traces import LoadTestError, RunFolder
+from serve_app.config import AdmissionSettings, AppConfig, read_config
 from tests.faults.gpu import say_gaps, say_problems, ttfa_p95_s
 from tests.faults.interruption import interruption
 from tests.faults.pools import CODEC, TALKER, Service, redeploy, serving
@@ -42,6 +42,7 @@ TTFA_FACTOR = 1.3  # of one talker's p95
 CARRIES = 0.98  # of the audio in time: one talker carries the rate
 LAG_S = 0.005  # p99 of the client's own lateness, above which a row says nothing of the server
 WHOLE = {"leading_silence": True}  # audio whose length says whether all of it came
+PATIENT = AdmissionSettings(max_line_s=60, max_wait_s=60, max_late_s=100)  # CPUs are slow: let all wait
 TITLES = ("TTFA p50/p95/p99, ms", "whole p50/p95, s", "audio s/s", "audio in time", "underruns", "refused", "failed")
 
 
@@ -110,8 +111,9 @@ def application(options: argparse.Namespace, *, talkers: int, placement: str) ->
     talker_pool = app.talker_pool.model_copy(update={"replicas": talkers})
     codec_pool = app.codec_pool.model_copy(update={"replicas": codecs})
     ingress_pool = app.ingress_pool.model_copy(update={"replicas": options.ingresses * talkers})
-    talker = app.talker
+    talker, api = app.talker, app.api
     if options.cpu:
+        api = api.model_copy(update={"admission": PATIENT})
         small = {"num_cpus": 0.1, "num_gpus": 0.0}
         talker_pool, codec_pool, ingress_pool = (
             pool.model_copy(update=small) for pool in (talker_pool, codec_pool, ingress_pool)
@@ -120,6 +122,7 @@ def application(options: argparse.Namespace, *, talkers: int, placement: str) ->
     return app.model_copy(
         update={
             "model": options.model,
+            "api": api,
             "talker": talker,
             "codec": app.codec.model_copy(update={"placement": placement}),
             "talker_pool": talker_pool,
@@ -153,7 +156,10 @@ class Bench:
             warmup=8,
             processes=self.options.processes or max(2, math.ceil(rate / self.options.rate_per_process)),
         )
-        result, acted_s = asyncio.run(loaded(settings, folder, act, at_s=self.options.settle + duration_s / 3))
+        try:
+            result, acted_s = asyncio.run(loaded(settings, folder, act, at_s=self.options.settle + duration_s / 3))
+        except* LoadTestError as problems:
+            sys.exit("\n".join(map(str, problems.exceptions)))
         lost = say_problems(result.traces, settings.schedule()) if act is not None else 0
         refused = result.summary.refused
         row = Row(self.placement, self.talkers, rate, result, what, lost - refused if act is not None else 0)

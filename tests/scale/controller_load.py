@@ -7,7 +7,6 @@ reports of N callers that are not there, each as wide as `--width` replicas.
 """
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -49,7 +48,7 @@ APP = "load"
 POOL = PoolConfig(num_cpus=0.001)
 REQUESTS = 64
 _TICKS_PER_S = 100
-_LOOK_S, _LIVES_PER_S = 2.0, 5.0
+_OLD_LOOK_S, _LIVES_PER_S = 2.0, 5.0
 _OLD_REPORT_S, _OLD_HEALTH_CHECK_S = 0.5, 2.0
 
 
@@ -95,7 +94,7 @@ def before(cluster: Cluster) -> Messages:
         health_checks=cluster.replicas / _OLD_HEALTH_CHECK_S,
         replica_reports=(cluster.talkers + cluster.codecs) / _OLD_REPORT_S,
         handle_reports=(cluster.codecs + cluster.ingresses) / _OLD_REPORT_S,
-        details=cluster.ingresses / _LOOK_S,
+        details=cluster.ingresses / _OLD_LOOK_S,
         lives=cluster.ingresses * 3 * _LIVES_PER_S,
         notes=0.0,
     )
@@ -106,14 +105,15 @@ def now(cluster: Cluster) -> Messages:
     talker_s = report_s(cluster.talkers, callers=cluster.codecs + cluster.ingresses)
     codec_s = report_s(cluster.codecs, callers=cluster.ingresses)
     pools = (cluster.talkers, cluster.codecs, cluster.ingresses)
+    look_s = pool_watch._TURN_S * pool_watch.turns_per_look(cluster.replicas)
     small = sum(size <= pool_watch._LARGEST_ASKED for size in (cluster.talkers, cluster.codecs))
     return Messages(
         health_checks=sum(size / health_check_s(size) for size in pools),
         replica_reports=cluster.talkers / talker_s + cluster.codecs / codec_s,
         handle_reports=cluster.codecs / talker_s + cluster.ingresses / codec_s,
-        details=1 / _LOOK_S,
+        details=1 / look_s,
         lives=cluster.ingresses * small * _LIVES_PER_S,
-        notes=cluster.ingresses / _LOOK_S,
+        notes=cluster.ingresses / look_s,
     )
 
 
@@ -290,26 +290,32 @@ def received(controller: Any) -> int:
     return int(health["handle_reports_received"]) + int(health["replica_reports_received"])
 
 
-async def call_all(times: int) -> None:
-    """Calls from the ingresses down, so many that nearly every handle has made one."""
-    handle = serve.get_app_handle(APP)
-    for _ in range(times):
-        await handle.call.remote()
+@ray.remote(num_cpus=0)
+class Client:
+    """Calls the application: a handle belongs to one event loop, and an actor has one for its life."""
 
+    def __init__(self) -> None:
+        self._handle = serve.get_deployment_handle("Ingress", APP)
 
-async def known(ingresses: int) -> dict[int, Watching]:
-    """What each ingress replica knows, by its rank, once so many have answered."""
-    handle, found = serve.get_app_handle(APP), dict[int, Watching]()
-    while len(found) < ingresses:
-        with contextlib.suppress(RayError):  # one has died
-            watching: Watching = await handle.knows.remote()
-            found[watching.rank] = watching
-    return found
+    async def call(self, times: int) -> None:
+        """From the ingresses down: so often that nearly every handle has made a call."""
+        for _ in range(times):
+            await self._handle.call.remote()
+
+    async def known(self, ingresses: int) -> dict[int, Watching]:
+        """What each ingress replica knows, by its rank, once so many have answered."""
+        found: dict[int, Watching] = {}
+        while len(found) < ingresses:
+            with contextlib.suppress(RayError):  # one has died
+                watching: Watching = await self._handle.knows.remote()
+                found[watching.rank] = watching
+        return found
 
 
 def measure(mark: str, cluster: Cluster, options: argparse.Namespace) -> dict[str, Any]:
     """Processor time over `--seconds`, once every replica runs and has called."""
-    asyncio.run(call_all(4 * cluster.replicas))
+    client = Client.remote()
+    ray.get(client.call.remote(4 * cluster.replicas))
     parts = {"controller": "ServeController", "store": "gcs_server", "raylet": "raylet/raylet"}
     processes = {name: process_of(mark, title) for name, title in parts.items()}
     ingresses = [pid for pid, command in marked(mark).items() if f"ServeReplica:{APP}:Ingress" in command]
@@ -341,7 +347,7 @@ def measure(mark: str, cluster: Cluster, options: argparse.Namespace) -> dict[st
         "reports_taken_per_s": round(took / elapsed_s, 1),
         "details_ms": round(1000 * (time.monotonic() - asked_s), 1),
         "details_kb": round(len(details) / 1000, 1),
-        "asked": {rank: each.asked for rank, each in sorted(asyncio.run(known(cluster.ingresses)).items())},
+        "asked": {rank: each.asked for rank, each in sorted(ray.get(client.known.remote(cluster.ingresses)).items())},
     }
 
 

@@ -6,8 +6,9 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from ray.actor import ActorHandle
 
-from tests.scale.controller_load import Cluster, Watching, deploy, known, started
+from tests.scale.controller_load import Client, Cluster, Watching, deploy, started
 from tests.scale.pools import BOUND_S
 
 pytestmark = pytest.mark.anyio
@@ -16,9 +17,9 @@ CLUSTER = Cluster(talkers=1, codecs=1, ingresses=3)
 Known = dict[int, Watching]
 
 
-async def until(is_so: Callable[[Known], bool]) -> Known:
+async def until(client: ActorHandle, is_so: Callable[[Known], bool]) -> Known:
     async with asyncio.timeout(BOUND_S):
-        while not is_so(found := await known(CLUSTER.ingresses)):  # noqa: ASYNC110, other processes change it
+        while not is_so(found := await client.known.remote(CLUSTER.ingresses)):  # noqa: ASYNC110, other processes change it
             await asyncio.sleep(0.5)
     return found
 
@@ -31,9 +32,10 @@ def one_asks(found: Known) -> bool:
 async def test_one_ingress_asks_for_all_and_its_successor_after_it() -> None:
     with started():
         await asyncio.to_thread(deploy, CLUSTER)
-        found = await until(one_asks)
+        client = Client.remote()
+        found = await until(client, one_asks)
         assert all(watching.running == {"talker": 1, "codec": 1, "ingress": 3} for watching in found.values())
         os.kill(found[0].process, signal.SIGKILL)
-        after = await until(lambda now: one_asks(now) and now[0].process != found[0].process)
+        after = await until(client, lambda now: one_asks(now) and now[0].process != found[0].process)
         assert {after[1].process, after[2].process} == {found[1].process, found[2].process}
         assert all(watching.running["ingress"] == 3 for watching in after.values())

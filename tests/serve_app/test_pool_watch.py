@@ -8,7 +8,7 @@ from ray import serve
 from deployments import ray_internals
 from deployments.ray_internals import PROXY, Pool
 from serve_app import pool_watch
-from serve_app.pool_watch import PoolWatch, Seen
+from serve_app.pool_watch import PoolWatch, Seen, turns_per_look
 
 
 class Controller:
@@ -144,6 +144,11 @@ def test_a_note_of_a_former_application_is_not_believed(cluster: Cluster) -> Non
     for _ in range(2):
         cluster.look(1)
         assert cluster.seen(1) == ONE
+
+
+@pytest.mark.parametrize(("replicas", "turns"), [(0, 10), (400, 10), (1900, 47)])
+def test_a_large_cluster_is_looked_at_less_often(replicas: int, turns: int) -> None:
+    assert turns_per_look(replicas) == turns
 
 
 def test_a_note_says_what_was_seen() -> None:
