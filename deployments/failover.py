@@ -9,14 +9,14 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from deployments import metrics
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
-from deployments.protocol import Codes, FinishReason, Progress
+from deployments.protocol import Codes, FinishReason, Progress, SynthesisRequest
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class Received:
 
     def __init__(self, begun: Progress | None = None) -> None:
         """`begun`: what was received elsewhere."""
+        self._was_asked_for = False
         self._codes = [] if begun is None else [begun.codes]
         self.samples = 0 if begun is None else begun.samples
 
@@ -51,6 +52,11 @@ class Received:
         if len(codes):
             self._codes.append(codes)
         self.samples = samples
+
+    def rest(self, request: SynthesisRequest) -> SynthesisRequest:
+        """What the next replica is asked for: `request` from here on."""
+        again, self._was_asked_for = self._was_asked_for, True
+        return replace(request, resume=self.progress, again=again)
 
     @property
     def progress(self) -> Progress | None:

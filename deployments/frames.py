@@ -41,8 +41,7 @@ def all_frames(
         gpu_frames = request.gpu_frames
         if gpu_frames < ALL_FRAMES:
             gpu_frames = max(0, gpu_frames - (received.samples - begun) // frame_samples)
-        synthesis = replace(request.synthesis, resume=received.progress)
-        return generate(replace(request, synthesis=synthesis, gpu_frames=gpu_frames))
+        return generate(replace(request, synthesis=received.rest(request.synthesis), gpu_frames=gpu_frames))
 
     def take(chunk: FrameChunk) -> D | None:
         received.add(chunk.codes, received.samples + len(chunk.pcm) // 2)

@@ -111,6 +111,7 @@ class SynthesisRequest:
     client: str = ""  # who asks: the line in front of the pools tells clients apart
     word_times: bool = False  # chunks say where in the text they are
     live: Mailbox | None = None  # the text comes from there, and `text` is empty; it streams, whatever the mode
+    again: bool = False  # another replica was asked before, whether or not it began
 
     @property
     def is_heard(self) -> bool:

@@ -5,10 +5,11 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 
 from deployments.codec.deployment import CodecReplica
 from deployments.model_store import choose
+from deployments.routing import OwnNodeFirst
 from deployments.talker.deployment import TalkerReplica
 from serve_app.autoscaling import Bounds, CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.config import AppConfig, PoolConfig
@@ -53,8 +54,9 @@ def build_app(config: AppConfig) -> Application:
         scaling=codec_scaling(config),
         callers=ingresses,
     )
-    talker = serve.deployment(name="Talker", **talker_options)(TalkerReplica).bind(model, config.talker)
-    codec = serve.deployment(name="CodecDecoder", **codec_options)(CodecReplica)
+    routing = {"request_router_config": RequestRouterConfig(request_router_class=OwnNodeFirst)}
+    talker = serve.deployment(name="Talker", **talker_options, **routing)(TalkerReplica).bind(model, config.talker)
+    codec = serve.deployment(name="CodecDecoder", **codec_options, **routing)(CodecReplica)
     decoder = codec.bind(model, config.codec, talker)
     refusal = {"backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1)}
     drain = {"graceful_shutdown_timeout_s": LONGEST_STREAM_S}

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 
 from fastapi import FastAPI
 from ray import serve
@@ -60,8 +59,7 @@ class HandleSynthesizer:
         received = Received()
 
         def ask() -> AsyncGenerator[PcmChunk, None]:
-            resumed = replace(request, resume=received.progress)
-            return stream(self._codec, "synthesize", resumed, lost=CodecLost)
+            return stream(self._codec, "synthesize", received.rest(request), lost=CodecLost)
 
         def take(chunk: PcmChunk) -> PcmChunk | None:
             if not len(chunk.codes) and not chunk.pcm and chunk.finish_reason is None:

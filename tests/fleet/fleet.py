@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tests.fleet.namespaces import Machine, Network, network
 ROOT = Path(__file__).parents[2]
 TALKER, CODEC, INGRESS = "Talker", "CodecDecoder", "Ingress"
 TALKERS, CODECS = "talker", "codec"  # values of the label `pool`
-HTTP_PORT, GCS_PORT = 8000, 6379
+HTTP_PORT, GCS_PORT, METRICS_PORT = 8000, 6379, 8080
 START_S = 1200.0
 KEYS = "keys.json"
 SLOT_CPUS, PER_NODE = 0.25, 2  # of a replica; two talkers to a node, or two codec and two ingress replicas
@@ -31,7 +32,7 @@ _OBJECT_STORE = 80_000_000
 _ATTEMPTS = 5
 # A raylet waits 15 s until each agent has written down its port, whichever it was told to take.
 _AGENTS = {
-    "metrics-export": 8080,
+    "metrics-export": METRICS_PORT,
     "dashboard-agent-listen": 52365,
     "dashboard-agent-grpc": 52366,
     "runtime-env-agent": 52367,
@@ -236,6 +237,13 @@ class Fleet:
         """The door on a node."""
         return f"http://{machine.address}:{HTTP_PORT}"
 
+    def open_doors(self, machines: Iterable[Machine]) -> list[str]:
+        """Doors of nodes, once each takes requests: a load balancer asks before it sends somebody."""
+        urls = [self.url(machine) for machine in machines]
+        for url in urls:
+            self.wait(lambda: _is_open(url), f"the door {url}")  # noqa: B023
+        return urls
+
     def deploy(self, config: dict[str, Any]) -> None:
         """Deploy, and return once everything runs."""
         self.wait(lambda: self.takes(config), "Serve")
@@ -283,6 +291,12 @@ class Fleet:
             failed.append(f"--- autoscaler\n{monitor.read_text(errors='replace')[-6000:]}")
         outputs = [f"--- {name}\n{machine.tail()}" for name, machine in self.net.machines.items()]
         return "\n".join([*failed, *outputs])
+
+
+def _is_open(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/-/healthz", timeout=10) as answer:
+        return bool(answer.status == 200)
+    return False
 
 
 def scaled_down(

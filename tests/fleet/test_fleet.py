@@ -3,15 +3,29 @@
 One fleet for all tests, in this order: a head whose store is in Redis, and a node of each kind to begin with.
 """
 
+import os
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
-from tests.fleet.fleet import CODEC, CODECS, INGRESS, PER_NODE, ROOT, TALKER, TALKERS, Fleet, fleet, scaled_down
+from tests.fleet.fleet import (
+    CODEC,
+    CODECS,
+    INGRESS,
+    METRICS_PORT,
+    PER_NODE,
+    ROOT,
+    TALKER,
+    TALKERS,
+    Fleet,
+    fleet,
+    scaled_down,
+)
 from tests.fleet.listeners import BYTES_PER_S, Listeners, different, summary, undisturbed
 from tests.fleet.namespaces import Machine
 from tests.serve_app.metadata import ACTION, interruption, serving
@@ -20,6 +34,9 @@ AT_ONCE = 4
 GONE_S = 900.0
 NOTICE_S = 60.0
 LONG_SENTENCES, LONG_S = 44, 180.0  # of text, and at least so long spoken
+ONE_BY_ONE = 6  # streams
+MOSTLY = 0.7  # of the work; without preference a third to two thirds
+SETTLED_S = 15.0
 AWAY_S = 90.0  # Ray's nodes by themselves would give up after 60: `ray_settings.CLUSTER`
 
 
@@ -31,7 +48,7 @@ class Running:
     expected: dict[int, bytes]
 
     def listeners(self, *doors: Machine) -> Listeners:
-        return Listeners([self.fleet.url(door) for door in doors], self.fleet.key, at_once=AT_ONCE)
+        return Listeners(self.fleet.open_doors(doors), self.fleet.key, at_once=AT_ONCE)
 
     def nodes(self, pool: str = "") -> list[Machine]:
         """Workers that run, the oldest first."""
@@ -56,7 +73,7 @@ def running(possible: None) -> Iterator[Running]:
         for pool in (TALKERS, CODECS):
             made.add(f"{pool}1", pool)
         made.deploy(scaled_down(made))
-        yield Running(made, undisturbed([made.url(each) for each in made.workers], made.key))
+        yield Running(made, undisturbed(made.open_doors(made.workers), made.key))
 
 
 def test_each_pool_runs_where_its_label_is_and_every_node_has_a_door(running: Running) -> None:
@@ -66,7 +83,7 @@ def test_each_pool_runs_where_its_label_is_and_every_node_has_a_door(running: Ru
     assert [pools[each.node] for each in fleet.replicas(CODEC)] == [CODECS] * 2
     assert [pools[each.node] for each in fleet.replicas(INGRESS)] == [CODECS] * 2
     for door in (fleet.head, *running.nodes()):
-        listeners = Listeners([fleet.url(door)], fleet.key, at_once=1)
+        listeners = Listeners(fleet.open_doors([door]), fleet.key, at_once=1)
         with listeners.listening():
             listeners.wait_heard(1)
         assert different(listeners.heard, running.expected) == [], door.name
@@ -117,6 +134,54 @@ def test_a_node_that_joins_under_load_takes_work(running: Running, pool: str) ->
     assert different(listeners.heard, running.expected) == []
 
 
+def test_what_comes_in_at_a_node_s_door_is_made_there(running: Running) -> None:
+    """One stream at a time, so that all are idle; ingress and codec replicas are on two nodes."""
+    fleet, doors = running.fleet, running.nodes(CODECS)
+    fleet.deploy(scaled_down(fleet, talkers=PER_NODE + 1, codecs=PER_NODE + 1, ingresses=PER_NODE + 1))
+    assert all(running.on(door, deployment) for door in doors for deployment in (INGRESS, CODEC))
+    for door in doors:
+        before = _done(fleet, doors)
+        listeners = Listeners(fleet.open_doors([door]), fleet.key, at_once=1, sentences=1)
+        with listeners.listening():
+            listeners.wait_heard(ONE_BY_ONE)
+        assert [each.error for each in listeners.failed] == []
+        seconds = sum(len(each.pcm) for each in listeners.heard) / BYTES_PER_S
+        after = _done(fleet, doors, at_least=sum(before[INGRESS].values()) + 0.99 * seconds)
+        for deployment in (INGRESS, CODEC):
+            done = {node: after[deployment][node] - before[deployment][node] for node in after[deployment]}
+            share = done[door.name] / sum(done.values())
+            print(f"{door.name}: {share:.0%} of what its door asked of {deployment} was made there")
+            assert share >= MOSTLY
+    fleet.deploy(scaled_down(fleet))
+
+
+def _done(fleet: Fleet, nodes: list[Machine], at_least: float = 0.0) -> dict[str, dict[str, float]]:
+    """Seconds of audio that each node's ingress replicas have sent, and chunks that its codec replicas have decoded.
+
+    `at_least`: seconds of all nodes. Replicas tell of them every ten seconds: what is returned has stayed for longer.
+    """
+    done: dict[str, dict[str, float]] = {}
+    since_s = time.monotonic()
+
+    def settled() -> bool:
+        nonlocal done, since_s
+        now = {name: {node.name: _counted(node, name) for node in nodes} for name in (INGRESS, CODEC)}
+        if now != done:
+            done, since_s = now, time.monotonic()
+        return sum(done[INGRESS].values()) >= at_least and time.monotonic() - since_s > SETTLED_S
+
+    fleet.wait(settled, "metrics", 300)
+    return done
+
+
+def _counted(node: Machine, deployment: str) -> float:
+    with urllib.request.urlopen(f"http://{node.address}:{METRICS_PORT}/metrics", timeout=60) as answer:
+        words = [line.decode().split() for line in answer]
+    wanted = {INGRESS: ("ray_talkray_audio_seconds_total{", ""), CODEC: ("ray_talkray_batch_size_sum{", 'pool="codec"')}
+    name, label = wanted[deployment]
+    return sum(float(each[1]) for each in words if len(each) == 2 and each[0].startswith(name) and label in each[0])
+
+
 def test_a_node_whose_end_its_cloud_announces_hands_its_streams_over(running: Running) -> None:
     """By what `cluster/aws.yaml` starts beside Ray. Streams outlast the notice: they go on by their codes."""
     fleet, leaving = running.fleet, running.nodes(TALKERS)[0]
@@ -124,7 +189,8 @@ def test_a_node_whose_end_its_cloud_announces_hands_its_streams_over(running: Ru
     with serving(fleet.net.gateway) as metadata, listeners.listening():
         address = f"AWS_EC2_METADATA_SERVICE_ENDPOINT=http://{metadata.host}"
         watcher = leaving.inside("env", address, f"PYTHONPATH={ROOT}", sys.executable, "-m", "serve_app.notices", "aws")
-        with leaving.log.open("ab") as log, subprocess.Popen(watcher, stdout=log, stderr=log):
+        environment = os.environ | fleet.environment
+        with leaving.log.open("ab") as log, subprocess.Popen(watcher, stdout=log, stderr=log, env=environment):
             listeners.wait_under_way(AT_ONCE)
             metadata.answers[ACTION] = interruption(NOTICE_S)
             took_s = fleet.wait(lambda: not running.on(leaving, TALKER), f"no replica on {leaving.name}", GONE_S)
@@ -167,7 +233,7 @@ def test_a_node_that_dies_takes_no_stream_with_it(running: Running) -> None:
 def test_a_stream_of_three_minutes_survives_scale_events_and_a_rolling_update(running: Running) -> None:
     """Ingress replicas too: each change of theirs starts another HAProxy."""
     fleet = running.fleet
-    doors = [fleet.url(each) for each in running.nodes()]
+    doors = fleet.open_doors(running.nodes())
     expected = undisturbed(doors, fleet.key, sentences=LONG_SENTENCES, seeds=1)
     assert len(expected[0]) >= LONG_S * BYTES_PER_S
     listeners = Listeners(doors, fleet.key, at_once=len(doors), sentences=LONG_SENTENCES, seeds=1, plays=True)

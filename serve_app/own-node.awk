@@ -1,0 +1,19 @@
+# Replicas of this node come first where there are others too: of a backend's servers those on the loopback address, each
+# up to a hundred connections and with the same chance. What is left to all has the fewest connections.
+$1 == "server" && / check/ && !/ backup/ {
+    if ($3 ~ /^(127\.0\.0\.1|\[::1\]):/)
+        own[NR] = ++left
+    else
+        others = 1
+}
+{ line[NR] = $0 }
+END {
+    for (n = 1; n <= NR; n++) {
+        print line[n]
+        if (others && n in own) {
+            split(line[n], word)
+            printf "    use-server %s if { srv_is_up(%s) } { srv_conn(%s) lt 100 } { rand(%d) lt 1 }\n",
+                word[2], word[2], word[2], left--
+        }
+    }
+}
