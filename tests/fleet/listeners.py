@@ -141,7 +141,7 @@ class Listeners:
 
 def undisturbed(urls: Sequence[str], key: str, *, sentences: int = 3, seeds: int = SEEDS) -> dict[int, bytes]:
     """PCM of every seed while nothing happens."""
-    listeners = Listeners(urls, key, at_once=2, sentences=sentences, seeds=seeds)
+    listeners = Listeners(urls, key, at_once=min(2, seeds), sentences=sentences, seeds=seeds)
     with listeners.listening():
         listeners.wait_heard(seeds)
     assert [each.error for each in listeners.failed] == []

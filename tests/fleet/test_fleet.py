@@ -137,7 +137,8 @@ def test_a_node_that_joins_under_load_takes_work(running: Running, pool: str) ->
 def test_what_comes_in_at_a_node_s_door_is_made_there(running: Running) -> None:
     """One stream at a time, so that all are idle; ingress and codec replicas are on two nodes."""
     fleet, doors = running.fleet, running.nodes(CODECS)
-    fleet.deploy(scaled_down(fleet, talkers=PER_NODE + 1, codecs=PER_NODE + 1, ingresses=PER_NODE + 1))
+    more = {"talkers": PER_NODE + 1, "codecs": PER_NODE + 1}  # as before
+    fleet.deploy(scaled_down(fleet, **more, ingresses=PER_NODE + 1))
     assert all(running.on(door, deployment) for door in doors for deployment in (INGRESS, CODEC))
     for door in doors:
         before = _done(fleet, doors)
@@ -152,7 +153,7 @@ def test_what_comes_in_at_a_node_s_door_is_made_there(running: Running) -> None:
             share = done[door.name] / sum(done.values())
             print(f"{door.name}: {share:.0%} of what its door asked of {deployment} was made there")
             assert share >= MOSTLY
-    fleet.deploy(scaled_down(fleet))
+    fleet.deploy(scaled_down(fleet, **more))
 
 
 def _done(fleet: Fleet, nodes: list[Machine], at_least: float = 0.0) -> dict[str, dict[str, float]]:
