@@ -15,6 +15,7 @@ from pathlib import Path
 
 # Process 1 of a machine collects what its processes leave behind; its end takes all of them with it.
 _INIT = 'trap : TERM; "$@" & wait $!; wait $!'
+_FIRST = 2  # address of a machine; the one before is the bridge's
 _BOUNDARY = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
@@ -93,7 +94,7 @@ class Network:
 
     def machine(self, name: str) -> Machine:
         """Another machine; its address is the next one."""
-        number = len(self.machines) + 2
+        number = len(self.machines) + _FIRST
         namespace, ours, theirs = f"{self.name}-{name}", f"{self.name}{number}", f"{self.name}e{number}"
         _ip("netns", "add", namespace)
         _ip("link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", namespace)
@@ -137,9 +138,10 @@ def network(folder: Path) -> Iterator[Network]:
         _ip("link", "set", name, "up")
         yield made
     finally:
-        for machine in made.machines.values():
+        for number, machine in enumerate(made.machines.values(), _FIRST):
             if machine.is_running:
                 machine.kill()
+            _ip("link", "del", f"{name}{number}")  # a namespace may live on for minutes, and its link with it
             _ip("netns", "del", machine.namespace)
         _ip("link", "del", name)
 
