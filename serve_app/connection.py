@@ -43,7 +43,7 @@ class Connection(ABC):
         self.socket = socket
         self.request_id: str = socket.state.request_id
         self._speaking: set[asyncio.Task[None]] = set()
-        self._ended = asyncio.Event()
+        self._is_ending, self._ended = False, asyncio.Event()
         self._active_s = asyncio.get_running_loop().time()  # when something was said last, by either side
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Connection(ABC):
         except WebSocketDisconnect:
             logger.info("connection %s: the client left", self.request_id)
         except RuntimeError:
-            if not self._ended.is_set():
+            if not self._is_ending:
                 raise
             logger.info("connection %s: closed before its last message was answered", self.request_id)
         finally:
@@ -112,6 +112,7 @@ class Connection(ABC):
 
     async def end(self, code: int = 1000, reason: str = "") -> None:
         """Closes the socket, and ends `serve`."""
+        self._is_ending = True
         try:
             await self.socket.close(code, reason)
         except (WebSocketDisconnect, RuntimeError):

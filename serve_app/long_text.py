@@ -219,6 +219,7 @@ class _Segment:
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None]) -> None:
         self._chunks = chunks
         self._first = asyncio.create_task(self._advance())
+        self._first.add_done_callback(heed)
         self._begun = False
 
     async def next(self) -> PcmChunk | None:
@@ -231,13 +232,20 @@ class _Segment:
     async def aclose(self) -> None:
         """Cancels everything behind it."""
         self._first.cancel()
-        await asyncio.wait((self._first,))
-        if not self._first.cancelled():
-            self._first.exception()  # of a segment that nobody waited for: its loss needs no log
-        await self._chunks.aclose()
+        try:
+            await asyncio.wait((self._first,))
+        finally:  # also where whoever waits is cancelled; one that still runs has been cancelled itself
+            if self._first.done():
+                await self._chunks.aclose()
 
     async def _advance(self) -> PcmChunk | None:
         return await anext(self._chunks, None)
+
+
+def heed(task: "asyncio.Future[PcmChunk | None]") -> None:
+    """Takes note of how a task ended: what nobody waits for any more needs no log."""
+    if not task.cancelled():
+        task.exception()
 
 
 def segment_start(text: str, before: list[str]) -> int:

@@ -400,7 +400,8 @@ class Session:
 
     async def _stop(self) -> None:
         if self._speaking is not None:
-            self._speaking.cancel()
+            if not self._speaking.cancelling():  # a second time would break off what it closes
+                self._speaking.cancel()
             await asyncio.wait((self._speaking,))
 
     def _heard(self, played_s: float | None) -> tuple[Turn | None, Spoken | None]:

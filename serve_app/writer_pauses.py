@@ -9,6 +9,7 @@ import numpy as np
 
 from deployments.playback import PlaybackClock
 from deployments.protocol import PcmChunk
+from serve_app.long_text import heed
 
 _FADE_S = 0.01
 _SAMPLE_BYTES = 2
@@ -29,6 +30,7 @@ async def without_clicks(
     try:
         while True:
             coming = asyncio.ensure_future(anext(chunks, None))
+            coming.add_done_callback(heed)
             if held and last is not None:
                 await asyncio.wait((coming,), timeout=max(0.0, clock.lead_s(time.monotonic()) - _MARGIN_S))
                 if not coming.done() and may_pause():
@@ -47,10 +49,13 @@ async def without_clicks(
             last = replace(chunk, pcm=b"", codes=chunk.codes[:0], marks=())
             yield replace(chunk, pcm=pcm)
     finally:
-        if coming is not None and not coming.done():
-            coming.cancel()
-            await asyncio.wait((coming,))
-        await chunks.aclose()
+        try:
+            if coming is not None and not coming.done():
+                coming.cancel()
+                await asyncio.wait((coming,))
+        finally:  # also where whoever waits is cancelled; what still runs has been cancelled itself
+            if coming is None or coming.done():
+                await chunks.aclose()
 
 
 def _faded(pcm: bytes, gains: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> bytes:
