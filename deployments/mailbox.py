@@ -101,7 +101,8 @@ class MailboxServer:
         self._readers.add(task)
         try:
             with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.CancelledError):
-                token, offset = await asyncio.wait_for(_request(reader), _REQUEST_S)
+                async with asyncio.timeout(_REQUEST_S):
+                    token, offset = await _request(reader)
                 if token in self._texts:
                     await self._send(token, offset, writer)
         finally:
@@ -155,7 +156,8 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, int]:
 
 async def _parts(mailbox: Mailbox, offset: int) -> AsyncGenerator[str, None]:
     """What comes on one connection: an empty part is the end of the text."""
-    reader, writer = await asyncio.wait_for(asyncio.open_connection(mailbox.host, mailbox.port), _CONNECT_S)
+    async with asyncio.timeout(_CONNECT_S):  # wait_for would lose a cancellation that comes with the connection
+        reader, writer = await asyncio.open_connection(mailbox.host, mailbox.port)
     try:
         writer.write(f"{mailbox.token} {offset}\n".encode())
         while True:

@@ -100,7 +100,7 @@ class Connection(ABC):
         """Speaks beside the reading, until `stop` or the end of the connection."""
         task = asyncio.create_task(self._guarded(speaking))
         self._speaking.add(task)
-        task.add_done_callback(self._stopped)
+        task.add_done_callback(lambda done: self._stopped(done, speaking))
         return task
 
     async def pass_on(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> None:
@@ -143,12 +143,15 @@ class Connection(ABC):
             logger.exception("connection %s failed", self.request_id)
             await self.end(_ENGINE_FAILED)
 
-    def _stopped(self, task: asyncio.Task[None]) -> None:
+    def _stopped(self, task: asyncio.Task[None], speaking: Coroutine[None, None, None]) -> None:
+        speaking.close()  # of a task that was cancelled before it began
         self._speaking.discard(task)
         self._touch()
 
     async def _receive(self) -> Message:
         """The next message. Raises TimeoutError once the socket has been idle for too long."""
+        if self._ended.is_set():
+            return {"type": "websocket.disconnect"}
         receiving, ending = asyncio.create_task(self.socket.receive()), asyncio.create_task(self._ended.wait())
         try:
             while not receiving.done():

@@ -60,7 +60,8 @@ class FrameBuffer(Frames):
     async def wait(self, timeout_s: float | None) -> None:
         """Return when something has arrived, or after `timeout_s`."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):  # wait_for would lose a cancellation that comes with the change
+                await self._changed.wait()
         self._changed.clear()
 
     async def _read(self) -> None:

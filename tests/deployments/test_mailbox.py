@@ -111,3 +111,21 @@ async def test_nonsense_gets_nothing(server: MailboxServer, sent: bytes) -> None
     writer.write_eof()
     assert await reader.read() == b""
     writer.close()
+
+
+async def test_a_cancellation_that_comes_with_the_connection_is_not_lost(
+    server: MailboxServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = server.share("token", WrittenText())
+    reading = asyncio.create_task(whole(address))
+    open_connection = asyncio.open_connection
+
+    async def connect(host: str, port: int) -> object:
+        connected = await open_connection(host, port)
+        reading.cancel()
+        return connected
+
+    monkeypatch.setattr(asyncio, "open_connection", connect)
+    async with asyncio.timeout(30):
+        await asyncio.wait((reading,))
+    assert reading.cancelled()

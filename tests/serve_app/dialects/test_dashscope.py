@@ -145,3 +145,12 @@ async def test_a_bit_rate_that_no_encoder_has_is_refused(client: httpx.AsyncClie
     asked = {"text": "Hello.", "voice": "ryan", "response_format": "mp3", "bit_rate": bit_rate}
     answer = await client.post(REST, json={"model": "qwen3-tts-flash", "input": asked})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "bit_rate")
+
+
+async def test_messages_that_come_as_the_server_closes_are_no_failure() -> None:
+    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as connection:
+        client = await created(connection, update(mode="commit"), append("Hello"), COMMIT)
+        client.send(*[{"type": "input_text_buffer.clear"}] * 20)
+        await client.until(closed=1013)
+        client.send(*[{"type": "input_text_buffer.clear"}] * 20)
+        await connection.task

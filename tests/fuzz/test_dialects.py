@@ -1,0 +1,373 @@
+"""Messages of every dialect, in any order and of any content: no server error, and nothing is left speaking."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from deployments.errors import Overloaded, ReplicaLost
+from deployments.mailbox import read
+from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from serve_app.api import create_api
+from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.live_text import LiveTexts
+from tests.fuzz.client import post
+from tests.fuzz.conftest import BOUND_S, Cases
+from tests.fuzz.texts import text
+from tests.serve_app import asgi
+from tests.serve_app.fake import CUSTOM_VOICE, utterance
+
+pytestmark = pytest.mark.anyio
+
+Json = dict[str, Any]
+SEVERAL = 6  # messages of a socket at most
+WAITS = AdmissionSettings(max_line_s=1000, max_wait_s=1000, max_late_s=1000)
+REST = "/api/v1/services/aigc/multimodal-generation/generation"
+ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "TEXT"}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """One dialect's WebSocket: what a client may send, where "TEXT" stands for any."""
+
+    path: str
+    messages: Sequence[Json]
+    query: Mapping[str, str] = field(default_factory=dict)
+    protocols: tuple[str, ...] = ()
+
+
+SOCKETS = {
+    "deepgram": Socket(
+        "/v1/speak",
+        [{"type": "Speak", "text": "TEXT"}, {"type": "Flush"}, {"type": "Clear"}, {"type": "Close"}],
+        {"model": "aura-2-ryan-en", "encoding": "linear16", "sample_rate": "24000", "speed": "1.1"},
+    ),
+    "flux": Socket(
+        "/v2/speak",
+        [
+            {"type": "Speak", "text": "TEXT"},
+            {"type": "Flush"},
+            {"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": 50}},
+            {"type": "Configure", "speed": 1.1},
+            {"type": "Close"},
+        ],
+        {"model": "flux-ryan-en", "encoding": "mulaw", "sample_rate": "8000"},
+    ),
+    "elevenlabs": Socket(
+        "/v1/text-to-speech/ryan/multi-stream-input",
+        [
+            {"text": "TEXT", "context_id": "one", "voice_settings": {"speed": 1.1}, "flush": True},
+            {"text": "", "context_id": "one", "flush": True},
+            {"context_id": "one", "close_context": True},
+            {"close_socket": True},
+        ],
+        {"output_format": "pcm_24000", "sync_alignment": "true"},
+    ),
+    "elevenlabs-text": Socket(
+        "/v1/text-to-speech/ryan/stream-input",
+        [{"text": " ", "voice_settings": None}, {"text": "TEXT"}, {"text": ""}],
+        {"output_format": "pcm_16000"},
+    ),
+    "elevenlabs-dialogue": Socket(
+        "/v1/text-to-dialogue/multi-stream-input",
+        [
+            {"context_id": "one", "voices": ["ryan"]},
+            {"context_id": "one", "inputs": [{"text": "TEXT", "voice_id": "ryan"}], "flush": True},
+            {"context_id": "one", "close_context": True},
+        ],
+        {"output_format": "pcm_24000"},
+    ),
+    "cartesia": Socket(
+        "/tts/websocket",
+        [
+            {
+                "context_id": "one",
+                "transcript": "TEXT",
+                "continue": True,
+                "voice": {"mode": "id", "id": "ryan"},
+                "output_format": {"container": "raw", "encoding": "pcm_f32le", "sample_rate": 44100},
+                "generation_config": {"speed": 1.1, "emotion": "calm"},
+            },
+            {"context_id": "one", "transcript": "", "continue": False, "flush": True},
+            {"context_id": "one", "cancel": True},
+        ],
+    ),
+    "realtime": Socket(
+        "/v1/realtime",
+        [
+            {
+                "type": "session.update",
+                "event_id": "mine",
+                "session": {
+                    "output_audio_format": "g711_ulaw",
+                    "audio": {"output": {"format": {"type": "audio/pcm", "rate": 24000}, "voice": "ash", "speed": 1.1}},
+                },
+            },
+            {"type": "conversation.item.create", "item": ITEM},
+            {"type": "response.create", "response": {"input": [ITEM], "audio": {"output": {"voice": {"id": "ash"}}}}},
+            {"type": "response.create"},
+            {"type": "response.cancel"},
+        ],
+        {"model": "gpt-realtime"},
+    ),
+    "dashscope": Socket(
+        "/api-ws/v1/realtime",
+        [
+            {
+                "type": "session.update",
+                "session": {
+                    "voice": "Cherry",
+                    "mode": "commit",
+                    "response_format": "wav",
+                    "sample_rate": 24000,
+                    "speech_rate": 1.1,
+                    "bit_rate": 64,
+                    "language_type": "English",
+                },
+            },
+            {"type": "input_text_buffer.append", "text": "TEXT"},
+            {"type": "input_text_buffer.commit"},
+            {"type": "input_text_buffer.clear"},
+            {"type": "response.cancel"},
+            {"type": "session.finish"},
+        ],
+        {"model": "qwen3-tts-flash-realtime"},
+    ),
+    "vllm-omni": Socket(
+        "/v1/audio/speech/stream",
+        [
+            {"type": "session.config", "voice": "ryan", "response_format": "pcm", "speed": 1.1, "seed": 5},
+            {"type": "input.text", "text": "TEXT"},
+            {"type": "input.done"},
+            {"type": "session.close"},
+        ],
+    ),
+    "nari": Socket(
+        "/v1/audio/speech/ws",
+        [
+            {"type": "request.start", "voice": "ryan", "language": "auto", "instruct": "Softly.", "top_k": 50},
+            {"type": "input_text.append", "sequence": 0, "text": "TEXT"},
+            {"type": "input_text.append", "text": "TEXT"},
+            {"type": "input_text.end", "sequence": 1},
+            {"type": "response.cancel"},
+        ],
+        protocols=("nari.speech.v1",),
+    ),
+    "frames": Socket(
+        "/v1/audio/frames/ws", [{"type": "speak", "input": "TEXT", "voice": "ryan", "seed": 5}, {"type": "cancel"}]
+    ),
+}
+BODIES: dict[str, Json] = {
+    "/v1/speak": {"text": "TEXT"},
+    "/v2/speak": {"text": "TEXT"},
+    "/v1/text-to-speech/ryan/stream/with-timestamps": {
+        "text": "TEXT",
+        "voice_settings": {"speed": 1.1},
+        "language_code": "en",
+        "seed": 5,
+    },
+    "/v1/text-to-dialogue": {"inputs": [{"text": "TEXT", "voice_id": "ryan"}]},
+    "/tts/bytes": {"transcript": "TEXT", "voice": {"id": "ryan"}, "output_format": {"container": "wav"}},
+    "/tts/sse": {"transcript": "TEXT", "voice": "ryan", "language": None, "add_timestamps": True},
+    "/v1/audio/speech": {"input": "TEXT", "voice_id": "ryan", "response_format": "pcm", "stream": True},
+    "/openai/deployments/any/audio/speech": {"input": "TEXT", "voice": "ash", "model": "tts-1-hd-zh", "lang_code": "a"},
+    REST: {"model": "qwen-tts", "input": {"text": "TEXT", "voice": "Cherry"}, "parameters": {"speech_rate": 1.1}},
+    "/v1/audio/speech/batch": {"voice": "ash", "items": [{"input": "TEXT", "overrides": {"speed": 1.1}}]},
+    "/generate": {"text": "TEXT", "speaker": "ryan", "streaming": "true", "x_vector_only_mode": False},
+    "/dev/captioned_speech": {"input": "TEXT", "voice": "ash", "stream": False, "speed": 1.1},
+    "/v1/audio/frames": {"input": "TEXT", "voice": "ash", "seed": 5},
+}
+
+
+class Speaks:
+    """A frame for each utterance, a failure now and then; it counts who is being spoken to."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        self.chance = random.Random(0)
+
+    async def describe(self) -> ModelInfo:
+        return replace(CUSTOM_VOICE, word_times=True)
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        self.num_open += 1
+        try:
+            if request.live is not None:
+                async for _ in read(request.live):
+                    pass
+            if self.chance.random() < 0.1:
+                raise self.chance.choice((ReplicaLost("lost"), Overloaded("full", 1.0)))
+            for step in utterance(1):
+                yield step
+        finally:
+            self.num_open -= 1
+
+
+_VALUES: tuple[Callable[[random.Random], object], ...] = (
+    text,
+    lambda _: None,
+    lambda chance: chance.choice((True, False)),
+    lambda chance: chance.randint(-(2**70), 2**70),
+    lambda chance: chance.choice((0, 1, -1, 0.5, 1e300, 2**31, 24000, 8000)),
+    lambda chance: [text(chance)],
+    lambda chance: {text(chance)[:20]: text(chance)},
+    lambda _: [],
+    lambda _: {},
+    lambda chance: chance.choice(("ryan", "pcm", "wav", "one", "audio/pcm", "commit", "en", "x" * 200)),
+)
+
+
+def filled(value: object, chance: random.Random) -> object:
+    """`value` with texts in it, and now and then with something else where something was."""
+    if chance.random() < 0.04:
+        return chance.choice(_VALUES)(chance)
+    match value:
+        case "TEXT":
+            return text(chance)[:2000] if chance.random() < 0.5 else "Hello there. "
+        case dict():
+            return {name: filled(item, chance) for name, item in value.items() if chance.random() > 0.02}
+        case list():
+            return [filled(item, chance) for item in value]
+    return value
+
+
+def spoiled(message: object, chance: random.Random) -> Json:
+    """A frame as ASGI has it: mostly JSON."""
+    told = json.dumps(message, ensure_ascii=chance.random() < 0.5).encode("utf-8", "replace").decode()
+    match chance.randrange(30):
+        case 0:
+            told = told[: chance.randrange(len(told) + 1)]
+        case 1:
+            told = json.dumps(chance.choice(_VALUES)(chance))
+        case 2:
+            return {"type": "websocket.receive", "bytes": chance.randbytes(chance.randint(0, 20))}
+    return {"type": "websocket.receive", "text": told}
+
+
+def sequence(socket: Socket, chance: random.Random) -> Iterator[Json]:
+    """As a client would send them, or in any order."""
+    in_order = chance.random() < 0.5
+    for number in range(chance.randint(1, SEVERAL)):
+        message = socket.messages[number % len(socket.messages)] if in_order else chance.choice(socket.messages)
+        yield spoiled(filled(message, chance), chance)
+
+
+@pytest.mark.parametrize("dialect", SOCKETS)
+async def test_messages(cases: Cases, dialect: str) -> None:
+    """Whatever comes: the server tells it or closes, and when the client has left nothing speaks any more."""
+    before = asyncio.all_tasks()
+    socket, speaks, texts = SOCKETS[dialect], Speaks(), LiveTexts()
+    api = create_api(speaks, ApiSettings(admission=WAITS), live_texts=texts)
+    for chance in cases:
+        speaks.chance = chance
+        query = {name: str(filled(value, chance)) for name, value in socket.query.items()}
+        connection = asgi.websocket(api, socket.path)
+        connection._scope["query_string"] = "&".join(f"{name}={_quoted(query[name])}" for name in query).encode()
+        connection._scope["subprotocols"] = list(socket.protocols)
+        connection._scope["extensions"] = {"websocket.http.response": {}}
+        async with asyncio.timeout(BOUND_S), connection:
+            first = await connection.next()
+            if first["type"] == "websocket.http.response.start":
+                assert 400 <= first["status"] < 500, first
+                cases.count("refused")
+                continue
+            assert first["type"] == "websocket.accept", first
+            for message in sequence(socket, chance):
+                connection.receive(message)
+            if chance.random() < 0.5:
+                await _listen(connection, chance)
+            connection.receive({"type": "websocket.disconnect", "code": 1000})
+            await asyncio.wait((connection.task,))
+            assert connection.task.exception() is None
+        while connection.has_sent:
+            _check(await connection.next())
+        assert speaks.num_open == 0, "somebody is being spoken to"
+        cases.count("spoken to")
+    await texts.aclose()
+    for _ in range(10):  # those that were cancelled just now
+        await asyncio.sleep(0)
+    left = {task for task in asyncio.all_tasks() - before if not task.done()}
+    assert not left, "tasks outlive the connections"
+
+
+def _quoted(value: str) -> str:
+    return "".join(f"%{byte:02x}" for byte in value.encode("utf-8", "replace")[:300])
+
+
+async def _listen(connection: asgi.Connection, chance: random.Random) -> None:
+    """To some of what comes; not everything is answered."""
+    for _ in range(chance.randint(1, 5)):
+        for _ in range(50):
+            if connection.has_sent or connection.task.done():
+                break
+            await asyncio.sleep(0)
+        if connection.has_sent:
+            _check(await connection.next())
+
+
+def _check(message: Mapping[str, Any]) -> None:
+    """No error of the server's own, which its failures above are not."""
+    if message["type"] == "websocket.close":
+        assert message.get("code", 1000) in (1000, 1008, 1011, 1013), message
+    assert "internal_error" not in (message.get("text") or ""), message
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_bodies(cases: Cases, path: str) -> None:
+    speaks = Speaks()
+    api = create_api(speaks, ApiSettings(admission=WAITS))
+    for chance in cases:
+        speaks.chance = chance
+        content = json.dumps(filled(BODIES[path], chance), ensure_ascii=chance.random() < 0.5)
+        if chance.random() < 0.03:
+            content = content[: chance.randrange(len(content))]
+        try:
+            answer = await post(api, path, content.encode("utf-8", "replace"))
+        except RuntimeError as error:  # behind the first audio of a long text: never a clean end
+            if not isinstance(error.__cause__, ReplicaLost | Overloaded):
+                raise
+            cases.count("broken off")
+            assert speaks.num_open == 0
+            continue
+        cases.count(answer.status)
+        assert answer.status in (200, 400, 404, 413, 429, 503), answer
+        assert b"internal_error" not in answer.content
+        assert speaks.num_open == 0
+        if answer.status >= 400:
+            assert set(json.loads(answer.content)["error"]) == {"message", "type", "param", "code"}
+
+
+FORMS = (
+    "application/x-www-form-urlencoded",
+    "multipart/form-data; boundary=x",
+    "multipart/form-data",
+    "multipart/form-data; boundary=" + "x" * 300,
+    "text/plain",
+)
+
+
+async def test_forms(cases: Cases) -> None:
+    """VoxServe's, whole and in pieces."""
+    speaks = Speaks()
+    api = create_api(speaks, ApiSettings(admission=WAITS))
+    for chance in cases:
+        said = text(chance)[:500].encode("utf-8", "replace")
+        part = b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\n' + said + b"\r\n--x--\r\n"
+        content = chance.choice((part, b"text=" + said, chance.randbytes(chance.randint(0, 200))))
+        place = chance.randrange(len(content) + 1)
+        if chance.random() < 0.5:
+            content = content[:place] + chance.randbytes(chance.randint(0, 3)) + content[place + chance.randint(0, 3) :]
+        try:
+            answer = await post(api, "/generate", content, content_type=chance.choice(FORMS))
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, ReplicaLost | Overloaded):
+                raise
+            cases.count("broken off")
+            continue
+        cases.count(answer.status)
+        assert answer.status in (200, 400, 429, 503), answer
+        assert speaks.num_open == 0
