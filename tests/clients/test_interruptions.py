@@ -51,7 +51,7 @@ class Listener:
             return None
         if message.type is not aiohttp.WSMsgType.BINARY:
             fields: dict[str, str] = json.loads(message.data)
-            assert fields["type"] not in ("Error", "Warning", "SpeechMetadata"), fields
+            assert fields["type"] not in ("Error", "Warning"), fields
             return fields
         self.last_s = time.perf_counter()
         self.began_s = self.began_s or self.last_s
@@ -67,11 +67,14 @@ async def interrupt(
     socket: aiohttp.ClientWebSocketResponse, text: str, *, played_s: float, before_s: float
 ) -> Interrupted:
     """Writes a text as a language model does, and interrupts it when so much of its audio has been played."""
-    writing, listener = asyncio.create_task(_write(socket, text)), Listener(socket)
+    written: list[str] = []
+    writing, listener = asyncio.create_task(_write(socket, text, written)), Listener(socket)
     async with asyncio.timeout(120):
         while not listener.has_played(played_s):
             await listener.listen()
         offset = {"type": "time_ms", "value": round(1000 * (before_s + played_s))}
+        writing.cancel()  # an agent that is interrupted writes no further
+        await asyncio.wait((writing,))
         sent_s = time.perf_counter()
         await socket.send_json({"type": "Interrupt", "playback_offset": offset})
         told = None
@@ -80,16 +83,16 @@ async def interrupt(
         until_s = time.perf_counter() + QUIET_S
         while time.perf_counter() < until_s:
             await listener.listen()
-        await writing
     heard = bytes(listener.pcm[: 2 * int(played_s * RATE)])
     silence_s = max(0.0, listener.last_s - sent_s)
-    return Interrupted(text, played_s, heard, silence_s, told["text_spoken"], told["text_remaining"])
+    return Interrupted("".join(written), played_s, heard, silence_s, told["text_spoken"], told["text_remaining"])
 
 
-async def _write(socket: aiohttp.ClientWebSocketResponse, text: str) -> None:
+async def _write(socket: aiohttp.ClientWebSocketResponse, text: str, written: list[str]) -> None:
     for number, word in enumerate(text.split(" ")):
         await asyncio.sleep(1 / WORDS_PER_S)
-        await socket.send_json({"type": "Speak", "text": f" {word}" if number else word})
+        written.append(f" {word}" if number else word)
+        await socket.send_json({"type": "Speak", "text": written[-1]})
     await socket.send_json({"type": "Flush"})
 
 
