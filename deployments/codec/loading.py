@@ -2,9 +2,11 @@
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +14,13 @@ from numpy.typing import NDArray
 
 from deployments import metrics
 from deployments.codec.config import SpeechTokenizerConfig
-from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.fold import fold
 from deployments.codec.planner import MAX_BATCH_FRAMES, MAX_BATCH_SIZE, MAX_CALL_S, REPLAY_SIZES, call_sizes
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
+from deployments.codec.stream import Opening
 from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest
 from deployments.model_store import locate
@@ -39,6 +42,7 @@ class Codec:
     encoder: CodecEncoder | None
     sample_rate: int
     largest_batches: dict[int, int] = field(default_factory=dict)  # decoded so far, by frames of a stream
+    openings: dict[str, Opening] = field(default_factory=dict)  # by speaker
     references: ByRecording[tuple[Codes, DecoderState]] = field(
         default_factory=lambda: ByRecording(max_bytes=_REFERENCE_BYTES, size=_reference_bytes)
     )
@@ -71,7 +75,8 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     metrics.codec_precision("codec", decoder.precision)
     encoder = CodecEncoder.load(directory) if _clones(checkpoint) else None
     largest = _warm_up(decoder, config)
-    return Codec(decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, largest)
+    openings = {} if config.placement == "inline" else dict(_openings(checkpoint, decoder))
+    return Codec(decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, largest, openings)
 
 
 def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDecoder:
@@ -173,7 +178,19 @@ def _warm_up(decoder: CodecDecoder, config: CodecConfig) -> dict[int, int]:
     return largest
 
 
+def _openings(checkpoint: Path, decoder: CodecDecoder) -> Iterator[tuple[str, Opening]]:
+    """What talkers give rather than make, decoded once."""
+    for speaker, frames in (_config(checkpoint).get("talkray") or {}).get("openings", {}).items():
+        codes = np.array(frames, dtype=np.int16)
+        audio, (state,) = decoder.decode(torch.from_numpy(codes)[None].long(), [decoder.initial_state()])
+        yield speaker, Opening(codes, to_pcm16(audio)[0], state)
+
+
 def _clones(checkpoint: Path) -> bool:
     """Only base checkpoints take a recording as their voice."""
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    return bool(config.get("tts_model_type") == ModelKind.BASE)
+    return bool(_config(checkpoint).get("tts_model_type") == ModelKind.BASE)
+
+
+def _config(checkpoint: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    return config

@@ -26,9 +26,9 @@ from deployments.talker.audio import AudioStreams
 from deployments.talker.frame_step import MIN_NEW_TOKENS, NOT_FINITE
 from deployments.talker.length_limits import LengthLimits
 from deployments.talker.model_runner import LaunchedStep, ModelRunner
-from deployments.talker.prompt import Prompt, PromptBuilder
+from deployments.talker.prompt import Prompt, PromptBuilder, full_text
 from deployments.talker.scheduler import Scheduler
-from deployments.talker.sequence import Sequence
+from deployments.talker.sequence import FrameLimit, Sequence
 from deployments.talker.tokenizer import LiveTokens
 
 logger = logging.getLogger(__name__)
@@ -173,13 +173,26 @@ class Engine:
         sampling = complete(request.synthesis.sampling, self.model.generation)
         limit = self.limits.frame_limit(request, sampling, prompt)
         prefix = [] if request.prefix is None else list(request.prefix)
-        sequence = Sequence(sequence_id, request, prompt, sampling, limit, prefix, token_starts=starts)
+        given = self._opening(request, limit)[len(prefix) :]
+        sequence = Sequence(
+            sequence_id, request, prompt, sampling, limit, prefix + given, num_given=len(given), token_starts=starts
+        )
         if sequence.num_frames >= limit.frames:
             self._open_audio(sequence)  # its last audio may be missing still
             self._ended.append((sequence_id, FrameChunk(self._no_codes, sequence.num_text_tokens, limit.reason)))
         else:
             self.scheduler.add(sequence)
         return sequence
+
+    def _opening(self, request: GenerateRequest, limit: FrameLimit) -> list[Codes]:
+        """The quiet frames that speech begins with, where they need not be made: they would be left out anyway."""
+        asked = request.synthesis
+        if asked.leading_silence or request.gpu_frames:
+            return []
+        if not full_text(self.model.kind, asked):
+            return []  # those that stream their text may wait for it, frame by frame
+        frames = self.model.text.openings.get(asked.voice or "", ())
+        return list(np.array(frames, dtype=np.int16)) if len(frames) < limit.frames else []
 
     def _extend(self, sequence: Sequence, more: list[int], *, is_last: bool) -> None:
         start = len(sequence.prompt.trailing)

@@ -124,7 +124,9 @@ class Subject:
         """The test sentence, in whatever voice this kind of checkpoint takes."""
         model = self.engine.model
         language = "english" if "english" in model.languages else "auto"
-        synthesis = SynthesisRequest("verify", TEXT, language=language, sampling=sampling, seed=seed)
+        synthesis = SynthesisRequest(
+            "verify", TEXT, language=language, sampling=sampling, seed=seed, leading_silence=True
+        )
         if model.kind is ModelKind.CUSTOM_VOICE:
             return GenerateRequest(replace(synthesis, voice=next(iter(model.speakers))))
         if model.kind is ModelKind.VOICE_DESIGN:
