@@ -16,11 +16,12 @@ from deployments.codec.planner import MAX_BATCH_FRAMES, MAX_BATCH_SIZE, MAX_CALL
 from deployments.codec.state import DecoderState
 from deployments.codec.workers import out_of_memory
 from deployments.errors import EngineError
+from deployments.playback import FRAME_S
 from deployments.protocol import Codes
 
 _SMOOTHING = 0.1  # weight of the newest batch
-# A stream whose listener has less than this in hand asks again as soon as its chunk is on its way: so long its worker
-# waits for it, rather than begin a call for a stream that has time, which would take far longer.
+# A stream whose listener has less than this in hand behind its chunk asks again as soon as that is on its way: so long
+# its worker waits for it, rather than begin a call for a stream that has time, which would take far longer.
 _URGENT_S = 0.5
 _RETURN_S = 0.02
 
@@ -40,6 +41,11 @@ class DecodeJob:
     def shape(self) -> tuple[int, bool]:
         """What the jobs of one call have in common."""
         return len(self.codes), self.silent
+
+    @property
+    def played_s(self) -> float:
+        """When its listener needs what comes behind it, if it is in time."""
+        return self.deadline_s + len(self.codes) * FRAME_S
 
     def stall_s(self, now_s: float) -> float:
         """The silence that its listener has heard in all if this is done only now; 0.0 where it is in time."""
@@ -129,7 +135,7 @@ class DecodeGate:
         self._max_call_s, self._largest = max_call_s, largest or {}
         self._workers = workers
         self._idle_workers = workers
-        self._returns_s = 0.0  # until then a stream with little time may ask again
+        self._returns_s: list[float] = []  # until then streams with little time may ask again, each for one worker
         self._waiting: list[_Waiter] = []  # by deadline
         self._numbers = count()
         self._running: set[asyncio.Future[list[Decoded | BaseException]]] = set()
@@ -162,8 +168,11 @@ class DecodeGate:
     def _dispatch(self) -> None:
         now_s = time.monotonic()
         while self._waiting and self._idle_workers:
-            if now_s < self._returns_s and self._waiting[0].deadline_s - now_s > _URGENT_S:
-                asyncio.get_running_loop().call_later(self._returns_s - now_s, self._dispatch)  # or a little earlier
+            self._returns_s = [until_s for until_s in self._returns_s if until_s > now_s]
+            if self._waiting[0].deadline_s - now_s <= _URGENT_S:
+                self._returns_s = self._returns_s[1:]  # this may be the one
+            elif self._idle_workers <= len(self._returns_s):
+                asyncio.get_running_loop().call_later(self._returns_s[0] - now_s, self._dispatch)  # or a little earlier
                 return
             self._start(self._next_batch())
 
@@ -210,6 +219,6 @@ class DecodeGate:
             self.seconds_per_frame += weight * (seconds / frames - self.seconds_per_frame)
         self._idle_workers += 1
         now_s = time.monotonic()
-        if batch[0].deadline_s - now_s < _URGENT_S:  # the most urgent one
-            self._returns_s = now_s + _RETURN_S
+        if min(waiter.job.played_s for waiter in batch) - now_s < _URGENT_S:
+            self._returns_s.append(now_s + _RETURN_S)
         asyncio.get_running_loop().call_soon(self._dispatch)

@@ -123,6 +123,27 @@ async def test_a_worker_waits_a_moment_for_a_stream_with_little_time(fake: FakeD
     assert fake.calls == ([[soon], [sooner], [later]] if comes_back else [[soon], [later]])
 
 
+@pytest.mark.anyio
+async def test_no_more_workers_wait_than_streams_may_come_back(fake: FakeDecoder) -> None:
+    gate, now_s = gate_of(fake, workers=3), time.monotonic()
+    soon, later, sooner = now_s + 0.1, [now_s + 10, now_s + 20, now_s + 30], now_s + 0.2
+    urgent = asyncio.create_task(gate.submit(job(soon)))
+    await until(lambda: soon in fake.running)
+    fake.finish(soon)
+    await urgent
+    patient = [asyncio.create_task(gate.submit(job(each, frames=number + 1))) for number, each in enumerate(later)]
+    await settle()
+    assert list(fake.running) == later[:2], "one of three workers is kept for the stream that may come back"
+    again = asyncio.create_task(gate.submit(job(sooner)))
+    await until(lambda: sooner in fake.running)
+    fake.finish(sooner, *later[:2])
+    await again
+    while later[2] not in fake.running:  # noqa: ASYNC110, the gate's clock lets it through
+        await asyncio.sleep(0.001)
+    fake.finish(later[2])
+    await asyncio.gather(*patient)
+
+
 def test_a_timer_that_fires_early_leaves_nobody_waiting() -> None:
     """As those of Serve's event loop do: they count from the beginning of the loop's turn."""
 
