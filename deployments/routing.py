@@ -1,16 +1,20 @@
-"""Which replica a call goes to: the one with less to do, and of equals the one on the caller's own node."""
+"""Which replica a call goes to: the one with the least to do, and of equals the one on the caller's own node."""
 
 import random
 
 from ray.serve.request_router import FIFOMixin, LocalityMixin, PendingRequest, RequestRouter, RunningReplica
 
+# Of a larger pool so many are looked at, those of the own node first: a look costs a call once it is ten seconds old.
+_MOST = 16
+_MOST_OWN = 12
 
-class OwnNodeFirst(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """Serve's power of two choices among the replicas of this node, with one of another node beside them.
 
-    Serve's own preference fills the replicas of a node up before it looks at others; here a node that has more to do
-    than others gives work away. A request that is made again may go anywhere: the replica here may be the one that
-    hangs. Serve sends this class by value.
+class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray has no types
+    """The replica with the fewest calls of all, where Serve's own router takes the better of two at random.
+
+    Of two random replicas of a pool both are often busy while others are not, and a stream that waits for its first
+    frame is heard late. A node that has more to do than others gives work away. A request that is made again may go
+    anywhere: the replica here may be the one that hangs. Serve sends this class by value.
     """
 
     async def choose_replicas(
@@ -19,15 +23,16 @@ class OwnNodeFirst(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[mis
         """One list: Serve asks the first of it among those whose queues are shortest."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # while all are full, Serve asks again and again
+        if _is_made_again(pending_request):
+            return [_some(candidate_replicas, _MOST)]
         own, zone, elsewhere = self.rank_replicas_via_locality(candidate_replicas)
         others = zone + elsewhere
-        if not own or not others or _is_made_again(pending_request):
-            return [_two(candidate_replicas)]
-        return [[*_two(own), random.choice(others)]]
+        near = _some(own, _MOST_OWN if others else _MOST)
+        return [near + _some(others, _MOST - len(near))]
 
 
-def _two(replicas: list[RunningReplica]) -> list[RunningReplica]:
-    return random.sample(replicas, min(2, len(replicas)))
+def _some(replicas: list[RunningReplica], most: int) -> list[RunningReplica]:
+    return random.sample(replicas, min(most, len(replicas)))
 
 
 def _is_made_again(pending_request: PendingRequest | None) -> bool:

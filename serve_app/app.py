@@ -9,7 +9,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureC
 
 from deployments.codec.deployment import CodecReplica
 from deployments.model_store import choose
-from deployments.routing import OwnNodeFirst
+from deployments.routing import LeastBusy
 from deployments.talker.deployment import TalkerReplica
 from serve_app.autoscaling import Bounds, CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.config import AppConfig, PoolConfig
@@ -54,7 +54,7 @@ def build_app(config: AppConfig) -> Application:
         scaling=codec_scaling(config),
         callers=ingresses,
     )
-    routing = {"request_router_config": RequestRouterConfig(request_router_class=OwnNodeFirst)}
+    routing = {"request_router_config": RequestRouterConfig(request_router_class=LeastBusy)}
     talker = serve.deployment(name="Talker", **talker_options, **routing)(TalkerReplica).bind(model, config.talker)
     codec = serve.deployment(name="CodecDecoder", **codec_options, **routing)(CodecReplica)
     decoder = codec.bind(model, config.codec, talker)

@@ -12,7 +12,7 @@ from ray.serve._private.request_router.common import PendingRequest
 from ray.serve.config import RequestRouterConfig
 
 from deployments.protocol import GenerateRequest, SynthesisRequest
-from deployments.routing import OwnNodeFirst
+from deployments.routing import LeastBusy
 
 HERE, THERE = "a" * 56, "b" * 56
 POOL = DeploymentID("CodecDecoder", "talkray")
@@ -30,9 +30,9 @@ class Replica:
         self.queue_len = queue_len
 
 
-def router(*replicas: Replica) -> OwnNodeFirst:
+def router(*replicas: Replica) -> LeastBusy:
     """One on the first node, with its knowledge of queues."""
-    made = OwnNodeFirst(
+    made = LeastBusy(
         deployment_id=POOL,
         handle_source=DeploymentHandleSource.REPLICA,
         self_node_id=HERE,
@@ -48,7 +48,7 @@ def router(*replicas: Replica) -> OwnNodeFirst:
     return made
 
 
-async def chosen(router: OwnNodeFirst, request: object) -> str:
+async def chosen(router: LeastBusy, request: object) -> str:
     """The node that a call goes to."""
     pending = PendingRequest([request] if request else [], {}, RequestMetadata("r", "i"))
     for candidates in await router.choose_replicas(router._replicas_list, pending):
@@ -96,7 +96,27 @@ async def test_on_one_side_only_all_take_part(node_id: str) -> None:
     assert await choices(replicas) == {node_id: 200}
 
 
+@pytest.mark.anyio
+async def test_the_one_with_the_least_to_do_of_all() -> None:
+    replicas = [Replica(number, HERE if number % 2 else THERE, 3) for number in range(9)]
+    for idle in replicas:
+        idle.queue_len = 2
+        made = router(*replicas)
+        for _ in range(20):
+            (candidates,) = await made.choose_replicas(replicas, None)
+            assert await made._select_from_candidate_replicas(candidates, 0) is idle
+        idle.queue_len = 3
+
+
+@pytest.mark.anyio
+async def test_of_a_large_pool_some_are_looked_at_on_both_sides() -> None:
+    replicas = [Replica(number, HERE if number < 50 else THERE, 0) for number in range(100)]
+    (candidates,) = await router(*replicas).choose_replicas(replicas, None)
+    assert [each.node_id for each in candidates] == [HERE] * 12 + [THERE] * 4
+    assert len({each.replica_id for each in candidates}) == 16
+
+
 def test_serve_sends_it() -> None:
-    config = RequestRouterConfig(request_router_class=OwnNodeFirst)
+    config = RequestRouterConfig(request_router_class=LeastBusy)
     sent = pickle.loads(pickle.dumps(config._serialized_request_router_cls))
-    assert cloudpickle.loads(sent).__name__ == "OwnNodeFirst"
+    assert cloudpickle.loads(sent).__name__ == "LeastBusy"
