@@ -1,0 +1,49 @@
+"""Properties of the gate and the chunks that only show under load, in a time of their own: no machine is too busy."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from tools.codec_pool import Pool, VirtualTimeLoop, main, simulate
+
+EIGHT = Pool(replicas=8, workers=1, duration_s=30.0)
+
+
+def test_time_passes_only_for_the_loop() -> None:
+    loop, began_s = VirtualTimeLoop(), time.monotonic()
+    loop.run_until_complete(asyncio.sleep(3600))
+    loop.close()
+    assert loop.time() >= 3600
+    assert time.monotonic() - began_s < 600
+
+
+def test_the_same_load_has_the_same_result() -> None:
+    pool = replace(EIGHT, duration_s=5.0)
+    assert simulate(pool, 4) == simulate(pool, 4)
+
+
+def test_one_queue_over_all_cores_is_no_worse_than_one_for_each() -> None:
+    """A gate that keeps more workers for streams that may come back than there are such streams fails here."""
+    one_each, one = (simulate(replace(EIGHT, replicas=8 // n, workers=n), 4) for n in (1, 8))
+    assert one.late <= one_each.late + 0.01
+    assert one.percentile_ms(0.95) < 1.1 * one_each.percentile_ms(0.95)
+
+
+def test_two_replicas_at_random_are_worse_than_the_least_busy_of_all() -> None:
+    of_all, of_two = (simulate(replace(EIGHT, of_two=two), 4) for two in (False, True))
+    assert of_all.late < of_two.late
+    assert of_all.percentile_ms(0.95) < of_two.percentile_ms(0.95)
+
+
+def test_an_idle_pool_is_early_and_a_small_one_late() -> None:
+    assert simulate(EIGHT, 0.5).late == 0
+    assert simulate(replace(EIGHT, replicas=2), 4).late > 0.5
+
+
+def test_a_row_for_each_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--replicas", "2", "--rates", "0.5,1", "--duration", "5", "--chunk-frames", "2,4"]) == 0
+    _, _, first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("| 0.5 |")
+    assert second.startswith("| 1 |")

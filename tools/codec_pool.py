@@ -1,0 +1,238 @@
+"""How would a pool of codec replicas do with so many cores? Its own gate and streams, in a time that nobody waits for.
+
+    python -m tools.codec_pool --replicas 16 --workers 1 --rates 4,8,10
+    python -m tools.codec_pool --replicas 4 --workers 3 --rates 4,8,10 --chunk-frames 2,2,2,4,4,8,12
+
+Only what a call takes is assumed: `--call-ms` and so many `--frame-ms` for each of its frames, as `talkray bench codec`
+says, 15 % more or less. Left out are the limit on streams, what crosses handles, and that threads of one process share
+Python's lock: give a replica no more workers than `talkray bench codec` says that a process can use.
+"""
+
+import argparse
+import asyncio
+import math
+import random
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+
+from deployments.codec import batcher, stream
+from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob
+from deployments.codec.planner import MAX_BATCH_FRAMES, MAX_BATCH_SIZE, MAX_CALL_S, ChunkPlan, call_sizes
+from deployments.codec.state import DecoderState
+from deployments.codec.stream import DecodingStart, StreamDecoder
+from deployments.config import CodecConfig
+from deployments.playback import FRAME_S, PlaybackClock
+from deployments.protocol import FinishReason, FrameChunk
+
+_FRAME_SAMPLES, _SAMPLE_RATE = 24, 300  # what audio is made of does not matter
+_NOTHING = DecoderState(0, ())
+_FIRST_CODES_S, _NEXT_CODES_S = 0.012, 0.0035  # of a GPU's talker
+_DEVIATION = 0.15  # of the logarithm of what a call takes
+_SPEECH_S, _SPEECH_SIGMA = 5.7, 0.35  # median, and deviation of the logarithm
+_HEARD_S = 0.001  # a pause
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer where others would wait for it."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        super().__init__()
+
+    def time(self) -> float:
+        """Seconds since it was made."""
+        return self._now_s
+
+    def _run_once(self) -> None:
+        ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
+        if not ready and scheduled:
+            self._now_s = max(self._now_s, scheduled[0].when())
+        super()._run_once()  # type: ignore[misc]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The replicas, and what is asked of them."""
+
+    replicas: int
+    workers: int  # of each
+    chunk_frames: tuple[int, ...] = CodecConfig().chunk_frames
+    call_s: float = 0.026
+    frame_s: float = 0.0104
+    of_two: bool = False  # a stream goes to the better of two at random, not of all
+    duration_s: float = 60.0
+    seed: int = 1
+
+    def work_s(self, frames: int) -> float:
+        """What a call of so many frames takes on average."""
+        return self.call_s + frames * self.frame_s
+
+    def largest(self, frames: int) -> int:
+        """Streams that one call of so many frames each takes: as many as a start has tried (loading.py)."""
+        batch = 1
+        while 2 * batch <= MAX_BATCH_SIZE and 2 * batch * frames <= MAX_BATCH_FRAMES:
+            if 2 * self.work_s(batch * frames) > MAX_CALL_S:
+                break
+            batch *= 2
+        return batch
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What listeners heard at one rate."""
+
+    first_audio_s: list[float]
+    stalled_s: list[float]  # of each stream
+    busy_cores: float
+    batch: float  # streams of a call, mean
+
+    @property
+    def late(self) -> float:
+        """The share of streams that paused."""
+        return sum(stalled > _HEARD_S for stalled in self.stalled_s) / len(self.stalled_s)
+
+    def percentile_ms(self, share: float) -> float:
+        """Of the time to the first audio."""
+        return sorted(self.first_audio_s)[int(share * (len(self.first_audio_s) - 1))] * 1e3
+
+    def row(self, rate: float) -> str:
+        """For a table."""
+        return (
+            f"| {rate:g} | {self.percentile_ms(0.5):.0f} / {self.percentile_ms(0.95):.0f} "
+            f"| {100 * self.late:.1f} % | {self.busy_cores:.1f} | {self.batch:.2f} |"
+        )
+
+
+@dataclass(slots=True)
+class _Replica:
+    pool: Pool
+    dice: random.Random
+    streams: int = 0
+    busy_s: float = 0.0
+    gate: DecodeGate = field(init=False)
+    _jobs: list[tuple[DecodeJob, asyncio.Future[Decoded]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        largest = {size: self.pool.largest(size) for size in call_sizes(self.pool.chunk_frames)}
+        self.gate = DecodeGate(self._decode, workers=self.pool.workers, largest=largest)
+
+    async def listen(self, frames: int) -> tuple[float, float]:
+        """One stream to its end: when its first audio came, and how long it was silent behind that."""
+        clock, asked_s, first_s = PlaybackClock(), _now_s(), math.inf
+        plan, start = ChunkPlan(self.pool.chunk_frames), DecodingStart(_NOTHING)
+        decoder = StreamDecoder(
+            self.gate.submit,
+            plan,
+            start,
+            frame_samples=_FRAME_SAMPLES,
+            sample_rate=_SAMPLE_RATE,
+            load=lambda: self.gate.load,
+        )
+        self.streams += 1
+        async with aclosing(decoder.run(_talker(frames))) as chunks:
+            async for chunk in chunks:
+                first_s = min(first_s, _now_s() - asked_s)
+                clock.deliver(len(chunk.codes) * FRAME_S, now_s=_now_s())
+        self.streams -= 1
+        return first_s, clock.stalled_s
+
+    async def _decode(self, job: DecodeJob) -> Decoded:
+        done: asyncio.Future[Decoded] = asyncio.get_running_loop().create_future()
+        self._jobs.append((job, done))
+        if len(self._jobs) == 1:
+            asyncio.get_running_loop().call_soon(self._begin)  # with all that come in this tick
+        return await done
+
+    def _begin(self) -> None:
+        jobs, self._jobs = self._jobs, []
+        work_s = self.pool.work_s(sum(len(job.codes) for job, _ in jobs)) * self.dice.lognormvariate(0, _DEVIATION)
+        self.busy_s += work_s
+        asyncio.get_running_loop().call_later(work_s, _finish, jobs)
+
+
+def _finish(jobs: list[tuple[DecodeJob, asyncio.Future[Decoded]]]) -> None:
+    for job, done in jobs:
+        pcm = np.ones(len(job.codes) * _FRAME_SAMPLES, np.int16)
+        if not done.done():
+            done.set_result(Decoded(pcm, DecoderState(job.state.position + len(job.codes), ())))
+
+
+async def _talker(frames: int) -> AsyncGenerator[FrameChunk, None]:
+    for number in range(frames):
+        await asyncio.sleep(_NEXT_CODES_S if number else _FIRST_CODES_S)
+        yield FrameChunk(np.zeros((1, 16), np.int16), 1, FinishReason.STOP if number == frames - 1 else None)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _load(pool: Pool, rate: float) -> Result:
+    dice = random.Random(pool.seed)  # of what is asked: the same for every pool
+    others = random.Random(pool.seed)
+    replicas = [_Replica(pool, others) for _ in range(pool.replicas)]
+    listeners: list[asyncio.Task[tuple[float, float]]] = []
+    began_s = _now_s()
+    while (left_s := began_s + pool.duration_s - _now_s()) > 0:
+        seen = others.sample(replicas, min(2 if pool.of_two else pool.replicas, pool.replicas))
+        replica = min(seen, key=lambda each: each.streams)
+        frames = max(1, round(_SPEECH_S * dice.lognormvariate(0, _SPEECH_SIGMA) / FRAME_S))
+        listeners.append(asyncio.create_task(replica.listen(frames)))
+        await asyncio.sleep(min(dice.expovariate(rate), left_s))
+    heard = await asyncio.gather(*listeners)
+    batches, jobs = (sum(getattr(replica.gate, count) for replica in replicas) for count in ("batches", "jobs"))
+    busy_cores = sum(replica.busy_s for replica in replicas) / (_now_s() - began_s)
+    return Result([first for first, _ in heard], [stalled for _, stalled in heard], busy_cores, jobs / batches)
+
+
+def simulate(pool: Pool, rate: float) -> Result:
+    """Requests at random at `rate` a second for the pool's duration, each listened to until its end."""
+    loop = VirtualTimeLoop()
+    clock = SimpleNamespace(monotonic=loop.time)
+    try:
+        with mock.patch.object(batcher, "time", clock), mock.patch.object(stream, "time", clock):
+            return loop.run_until_complete(_load(pool, rate))
+    finally:
+        loop.close()
+
+
+def _numbers(kind: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]:
+    return lambda text: tuple(kind(part) for part in text.split(","))
+
+
+def main(arguments: list[str]) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.codec_pool", description=__doc__.splitlines()[0])
+    parser.add_argument("--replicas", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=1, help="of each replica, a core each")
+    parser.add_argument("--rates", type=_numbers(float), default=(4.0, 8.0, 10.0), help="requests a second")
+    parser.add_argument("--chunk-frames", type=_numbers(int), default=CodecConfig().chunk_frames)
+    parser.add_argument("--call-ms", type=float, default=26.0)
+    parser.add_argument("--frame-ms", type=float, default=10.4)
+    parser.add_argument("--of-two", action="store_true", help="Serve's own router: the better of two at random")
+    parser.add_argument("--duration", type=float, default=60.0, help="seconds of each rate")
+    options = parser.parse_args(arguments)
+    pool = Pool(
+        replicas=options.replicas,
+        workers=options.workers,
+        chunk_frames=options.chunk_frames,
+        call_s=options.call_ms / 1e3,
+        frame_s=options.frame_ms / 1e3,
+        of_two=options.of_two,
+        duration_s=options.duration,
+    )
+    print("| r/s | first audio p50 / p95, ms | streams that paused | busy cores | streams a call |")
+    print("|---|---|---|---|---|")
+    for rate in options.rates:
+        print(simulate(pool, rate).row(rate), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
