@@ -54,7 +54,10 @@ async def _fields(content: bytes, headers: Headers) -> dict[str, object]:
     """Of a body in any of the three forms that clients send; a file becomes base64. Raises InvalidRequest."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/x-www-form-urlencoded":
-        return dict(parse_qsl(content.decode("utf-8", "replace"), max_num_fields=_MOST_FIELDS))
+        try:
+            return dict(parse_qsl(content.decode("utf-8", "replace"), max_num_fields=_MOST_FIELDS))
+        except ValueError as error:
+            raise InvalidRequest(f"Not a valid form: {error}.", None, "invalid_form") from error
     if kind != "multipart/form-data":
         return parse_object(content)
     return await _form(content, headers)

@@ -63,6 +63,7 @@ async def test_a_recording_is_cloned() -> None:
     [
         (b"{}", "application/json", "text"),
         (b"text=Hello&x_vector_only_mode=perhaps", "application/x-www-form-urlencoded", "x_vector_only_mode"),
+        (b"&".join([b"text=a"] * 40), "application/x-www-form-urlencoded", None),
         (b"--x\r\nnonsense", "multipart/form-data; boundary=x", "text"),
         (b"--x\r\n", "multipart/form-data", None),
         (b"\xff", "text/plain", None),
