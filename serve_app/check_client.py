@@ -232,7 +232,8 @@ async def _converse(http: aiohttp.ClientSession, dialect: Dialect) -> str | None
             if received.type is aiohttp.WSMsgType.BINARY:
                 return None
             fields: dict[str, Any] = received.json()
-            if fields.get("audio") or fields.get("delta") or fields.get("type") == "chunk":
+            audio = fields.get("audio") or fields.get("delta")
+            if (audio and isinstance(audio, str)) or fields.get("type") == "chunk":  # nari says its format there
                 return None
             if fields.get("error") or fields.get("type") in ("error", "Error"):
                 return str(received.data)

@@ -262,4 +262,4 @@ def test_a_progress_line_names_its_numbers(tmp_path: Path) -> None:
 def test_lines_of_the_schedule_are_json(tmp_path: Path) -> None:
     RunFolder(tmp_path).write_schedule(schedule("a", "b"))
     lines = [json.loads(line) for line in (tmp_path / "schedule.jsonl").read_text().splitlines()]
-    assert lines[1] == {"index": 1, "planned_s": 0.0, "text": "b", "frames": None}
+    assert lines[1] == {"index": 1, "planned_s": 0.0, "text": "b", "frames": None, "interrupt_s": None}
