@@ -15,6 +15,7 @@ from serve_app.check_client import dialects
 from serve_app.cli import cli
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.keys import create_key
+from serve_app.live_text import LiveTexts
 from tests.serve_app.fake import FakeSynthesizer, Step, utterance
 
 
@@ -23,11 +24,16 @@ class Server:
 
     def __init__(self, script: list[Step], keys: Path) -> None:
         settings = ApiSettings(access=AccessSettings(keys_file=keys))
-        api = create_api(FakeSynthesizer(script=script), settings)
+        self._texts = LiveTexts()
+        api = create_api(FakeSynthesizer(script=script), settings, live_texts=self._texts)
         self._server = uvicorn.Server(uvicorn.Config(api, log_level="error", ws="websockets-sansio", lifespan="off"))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([self._socket])))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    async def _serve(self) -> None:
+        await self._server.serve([self._socket])
+        await self._texts.aclose()
 
     def __enter__(self) -> Self:
         self._thread.start()
