@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from deployments.protocol import Sampling
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 _MASK = 0xFFFFFFFF
+_ROUNDS, _MULTIPLIERS, _KEY_STEPS = 10, (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 # Top-k keeps every candidate equal to the k-th; bfloat16 logits are often equal. Room for that many more.
 _TIES = 14
 
@@ -68,24 +70,44 @@ def philox_noise(draw: Draw, codes: Tensor) -> Tensor:
 
     The logarithm runs in float64, so that vector and scalar code paths round to the same float32.
     """
+    words = _first_words_numpy(draw, codes) if codes.is_cpu else _first_words(draw, codes)
+    uniform = (words.double() + 0.5) / 2**32
+    return (-uniform.log()).float()
+
+
+def _first_words(draw: Draw, codes: Tensor) -> Tensor:
     frame = draw.frames[:, None].expand_as(codes)
     counter = (codes, torch.full_like(codes, draw.codebook), frame, torch.zeros_like(codes))
     key = (draw.seeds[:, None] & _MASK, (draw.seeds[:, None] >> 32) & _MASK)
-    uniform = (philox4x32(counter, key)[0].double() + 0.5) / 2**32
-    return (-uniform.log()).float()
+    return philox4x32(counter, key)[0]
+
+
+def _first_words_numpy(draw: Draw, codes: Tensor) -> Tensor:
+    """As `_first_words`, whose hundred small operations take a CPU three times as long in torch."""
+    mask, half = np.uint64(_MASK), np.uint64(32)
+    first, third = codes.numpy().astype(np.uint64), draw.frames.numpy().astype(np.uint64)[:, None]
+    second, fourth = np.full((1, 1), draw.codebook, np.uint64), np.zeros((1, 1), np.uint64)
+    seeds = draw.seeds.numpy().view(np.uint64)[:, None]
+    low, high = seeds & mask, seeds >> half
+    for _ in range(_ROUNDS):
+        one, other = first * np.uint64(_MULTIPLIERS[0]), third * np.uint64(_MULTIPLIERS[1])
+        first, second = (other >> half) ^ second ^ low, other & mask
+        third, fourth = (one >> half) ^ fourth ^ high, one & mask
+        low, high = (low + np.uint64(_KEY_STEPS[0])) & mask, (high + np.uint64(_KEY_STEPS[1])) & mask
+    return torch.from_numpy(first.view(np.int64))
 
 
 def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     """Ten rounds. Every word is 32 bits in an int64 tensor; the least significant word comes first."""
     low, high = key
-    for _ in range(10):
+    for _ in range(_ROUNDS):
         counter = _philox_round(counter, low, high)
-        low, high = (low + 0x9E3779B9) & _MASK, (high + 0xBB67AE85) & _MASK
+        low, high = (low + _KEY_STEPS[0]) & _MASK, (high + _KEY_STEPS[1]) & _MASK
     return counter
 
 
 def _philox_round(counter: Words, low: Tensor, high: Tensor) -> Words:
-    first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+    first, second = counter[0] * _MULTIPLIERS[0], counter[2] * _MULTIPLIERS[1]
     return (
         ((second >> 32) & _MASK) ^ counter[1] ^ low,
         second & _MASK,

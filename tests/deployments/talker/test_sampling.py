@@ -16,6 +16,8 @@ from deployments.talker.sampling import (
     BatchFilter,
     Draw,
     FilterOptions,
+    _first_words,
+    _first_words_numpy,
     penalise_repetition,
     philox4x32,
     philox_noise,
@@ -82,6 +84,16 @@ def test_philox_gives_the_published_answers(counter: str, key: str, words: str) 
     low, high = (torch.tensor([int(word, 16)]) for word in key.split())
     made = philox4x32((first, second, third, fourth), (low, high))
     assert [f"{int(word):08x}" for word in made] == words.split()
+
+
+def test_a_cpu_draws_what_a_gpu_draws() -> None:
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(2**31, (9, 64), generator=generator)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (9,), generator=generator)
+    frames = torch.randint(2**20, (9, 2), generator=generator)[:, 1]  # a column, as in the state of a batch
+    for codebook in (0, 15):
+        drawn = Draw(seeds, frames, codebook)
+        assert torch.equal(_first_words_numpy(drawn, codes), _first_words(drawn, codes))
 
 
 def test_noise_counts_code_codebook_and_frame_under_the_seed() -> None:
