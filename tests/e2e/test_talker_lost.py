@@ -27,5 +27,10 @@ async def test_a_stream_outlives_its_engine(http: aiohttp.ClientSession, run_id:
     [successor] = [process for process, command in marked(run_id).items() if ENGINE in command]
     assert successor != engine
     async with asyncio.timeout(60):
-        while (await http.get("/ready")).status != 200:  # noqa: ASYNC110, another process changes it
+        while not await is_ready(http):  # noqa: ASYNC110, another process changes it
             await asyncio.sleep(0.5)
+
+
+async def is_ready(http: aiohttp.ClientSession) -> bool:
+    async with http.get("/ready") as answer:
+        return answer.status == 200
