@@ -43,6 +43,7 @@ class Connection(ABC):
         self.socket = socket
         self.request_id: str = socket.state.request_id
         self._speaking: set[asyncio.Task[None]] = set()
+        self._conversation: Session | None = None
         self._is_ending, self._ended = False, asyncio.Event()
         self._active_s = asyncio.get_running_loop().time()  # when something was said last, by either side
 
@@ -56,8 +57,8 @@ class Connection(ABC):
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is being spoken."""
-        return bool(self._speaking)
+        """Whether anything is being spoken; in a conversation, whether it is the server's turn."""
+        return bool(self._speaking) if self._conversation is None else self._conversation.is_speaking
 
     async def opened(self) -> None:  # noqa: B027, most have nothing to say
         """Called once the client has been accepted."""
@@ -102,6 +103,11 @@ class Connection(ABC):
         self._speaking.add(task)
         task.add_done_callback(lambda done: self._stopped(done, speaking))
         return task
+
+    def converse(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> None:
+        """Says the session's events beside the reading: it is the only one of this socket, and lasts as long."""
+        self._conversation = session
+        self.start(self.pass_on(session, say))
 
     async def pass_on(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> None:
         """Says the session's events; the session ends with them."""

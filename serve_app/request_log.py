@@ -38,6 +38,12 @@ class Usage:
     ignored: Sequence[Mapping[str, str]] = ()  # of the request
     seed: int | None = None  # as in PcmChunk
 
+    @property
+    def tokens(self) -> dict[str, int]:
+        """As answers tell them; an output token is one codec frame."""
+        inputs, outputs = self.input_tokens, self.frames
+        return {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
+
     def add(self, chunk: PcmChunk) -> None:
         """Counts one more chunk."""
         self.input_tokens = chunk.num_text_tokens

@@ -179,6 +179,14 @@ async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header
     await socket.send_denial_response(response)
 
 
+def text_of(fields: Mapping[str, object], name: str = "text") -> str:
+    """The text of a message or a body. Raises InvalidRequest."""
+    text = fields.get(name)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{name} is required, as a string.", name, "missing_required_parameter")
+    return text
+
+
 def choice(param: str, value: str, choices: Mapping[str, AudioFormat]) -> AudioFormat:
     """The format that a dialect calls `value`. Raises InvalidRequest with the valid names."""
     if value not in choices:

@@ -4,7 +4,7 @@ import secrets
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic_core import from_json
@@ -28,6 +28,7 @@ _SEED_BITS = 53
 Scale = Annotated[float, Field(gt=0, ge=1e-6, le=1e6)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 INT32_MAX = 2**31 - 1
+Model = TypeVar("Model", bound=BaseModel)
 
 MAX_BODY_BYTES = 16 << 20  # of an HTTP request, and of a WebSocket message with reference audio
 
@@ -93,13 +94,18 @@ def parse_object(raw: bytes | str) -> dict[str, object]:
 
 def parse_speech(fields: Mapping[str, object]) -> SpeechBody:
     """The fields of one utterance. Raises InvalidRequest that names the first bad one."""
+    return validated(SpeechBody, fields)
+
+
+def validated(model: type[Model], fields: Mapping[str, object]) -> Model:
+    """`fields` as `model` has them. Raises InvalidRequest that names the first bad one."""
     try:
-        return SpeechBody.model_validate(fields)
+        return model.model_validate(fields)
     except ValidationError as error:
-        raise invalid(error) from error
+        raise _invalid(error) from error
 
 
-def invalid(error: ValidationError) -> InvalidRequest:
+def _invalid(error: ValidationError) -> InvalidRequest:
     """The first problem, with the field that it is of."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     param = str(first["loc"][0])

@@ -177,11 +177,9 @@ def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:
 
 
 def _done(usage: Usage) -> bytes:
-    """The end of a complete stream; an output token is one codec frame."""
-    inputs, outputs = usage.input_tokens, usage.frames
-    tokens = {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
+    """The end of a complete stream."""
     ignored = {"ignored": usage.ignored} if usage.ignored else {}
-    return _event({"type": "speech.audio.done", "usage": tokens, **ignored})
+    return _event({"type": "speech.audio.done", "usage": usage.tokens, **ignored})
 
 
 def _failed(reply: ErrorReply) -> bytes:
@@ -191,6 +189,17 @@ def _failed(reply: ErrorReply) -> bytes:
 
 def _event(fields: dict[str, object]) -> bytes:
     return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + b"\n\n"
+
+
+def named_event(fields: Mapping[str, object]) -> bytes:
+    """An event that is named for its type, as clients of other services listen for it."""
+    return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
+
+
+async def collected(parts: AsyncGenerator[bytes, None]) -> bytes:
+    """All of a body, which is closed whether or not it came to its end."""
+    async with aclosing(parts):
+        return b"".join([part async for part in parts])
 
 
 def marked(request: SynthesisRequest, received_ns: int) -> SynthesisRequest:
@@ -253,12 +262,10 @@ class SpeechResponse(Response):
         await _deliver(send, _part(b"", more=False))
 
     async def _send_whole(self, send: Send) -> None:
-        async with aclosing(self._body) as body:
-            content = b"".join([part async for part in body])
+        content = await collected(self._body)
         self.headers["content-length"] = str(len(content))
-        inputs, outputs = self._usage.input_tokens, self._usage.frames
-        for name, tokens in (("input", inputs), ("output", outputs), ("total", inputs + outputs)):
-            self.headers[f"x-vllm-omni-{name}-tokens"] = str(tokens)
+        for name, tokens in self._usage.tokens.items():
+            self.headers[f"x-vllm-omni-{name.replace('_', '-')}"] = str(tokens)
         await _deliver(send, self._start())
         await _deliver(send, _part(content, more=False))
 

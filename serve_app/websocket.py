@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket
 
@@ -19,7 +19,7 @@ from serve_app.errors import Unauthorized, translate
 from serve_app.request_log import SAMPLE_BYTES, RequestRecord, Usage
 from serve_app.session import Audio, Event, Failed, Mark, Session, Started, Turn, Words
 from serve_app.speaker import Speaker, Wish, refuse_handshake
-from serve_app.speech_request import SpeechBody, invalid, parse_speech
+from serve_app.speech_request import SpeechBody, parse_speech, validated
 from serve_app.speech_response import Delivery, word_entries
 
 _ALWAYS_STREAMED = "a WebSocket sends pcm as it comes"
@@ -72,20 +72,9 @@ class Cancellation(BaseModel):
     played_ms: Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False)] = None
 
 
-def parse_cancellation(fields: Mapping[str, object]) -> Cancellation:
-    """Raises InvalidRequest that names the field."""
-    try:
-        return Cancellation.model_validate(fields)
-    except ValidationError as error:
-        raise invalid(error) from error
-
-
 def parse_resumption(fields: Mapping[str, object]) -> Resumption:
     """Raises InvalidRequest that names the field; going on without the seed would be another utterance."""
-    try:
-        resumption = Resumption.model_validate(fields)
-    except ValidationError as error:
-        raise invalid(error) from error
+    resumption = validated(Resumption, fields)
     if resumption.from_frame and resumption.seed is None:
         raise InvalidRequest("seed is required with from_frame.", "seed", "missing_required_parameter")
     return resumption
@@ -182,7 +171,7 @@ class SpeechSocket(Connection):
             case "speak":
                 self._start(fields)
             case "cancel":
-                await self._cancel(parse_cancellation(fields).played_ms)
+                await self._cancel(validated(Cancellation, fields).played_ms)
             case _:
                 raise InvalidRequest("type must be 'speak' or 'cancel'.", "type")
 

@@ -1,7 +1,6 @@
 """Cartesia: contexts over a WebSocket, one transcript as bytes or as events, and its list of voices."""
 
 import base64
-import json
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -17,8 +16,8 @@ from serve_app.audio import AudioFormat
 from serve_app.connection import Connection, Contexts
 from serve_app.errors import ErrorReply, translate
 from serve_app.session import Audio, Done, Event, Failed, Mark, Session, Words
-from serve_app.speaker import Speaker, Wish, choice, read_object
-from serve_app.speech_response import Delivery
+from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.speech_response import EVENT_STREAM, Delivery, named_event
 from serve_app.word_times import Word, WordTimes
 
 RAW = {
@@ -48,14 +47,14 @@ def routes(speaker: Speaker) -> APIRouter:
     async def speak_bytes(request: Request) -> Response:
         """Speaks `transcript`."""
         fields = await read_object(request, speaker)
-        return await speaker.respond(request, await _wished(speaker, fields, text=_transcript(fields)))
+        return await speaker.respond(request, await _wished(speaker, fields, text=text_of(fields, "transcript")))
 
     @router.post("/tts/sse", response_class=Response)
     async def speak_events(request: Request) -> Response:
         """Speaks `transcript` as the messages that a WebSocket would have."""
         fields = await read_object(request, speaker)
-        wish = await _wished(speaker, fields, text=_transcript(fields))
-        return await speaker.respond(request, wish, as_body=_events, content_type="text/event-stream")
+        wish = await _wished(speaker, fields, text=text_of(fields, "transcript"))
+        return await speaker.respond(request, wish, as_body=_events, content_type=EVENT_STREAM)
 
     @router.get("/voices")
     @router.get("/voices/")
@@ -120,13 +119,6 @@ async def _wished(speaker: Speaker, fields: Mapping[str, object], *, text: str =
     )
 
 
-def _transcript(fields: Mapping[str, object]) -> str:
-    text = fields.get("transcript")
-    if not isinstance(text, str):
-        raise InvalidRequest("transcript is required, as a string.", "transcript", "missing_required_parameter")
-    return text
-
-
 def _chunk(context_id: str, audio: bytes) -> dict[str, object]:
     data = base64.b64encode(audio).decode()
     step = {"status_code": 206, "done": False, "step_time": 0.0}
@@ -158,20 +150,16 @@ async def _events(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -
         async with aclosing(audio):
             async for data in audio:
                 begun = True
-                yield _event(_chunk(context_id, data))
+                yield named_event(_chunk(context_id, data))
                 if times is not None and (words := times.take()):
-                    yield _event(_timestamps(context_id, words))
+                    yield named_event(_timestamps(context_id, words))
     except Exception as error:
         if begun:
-            yield _event(_error(context_id, translate(error)))
+            yield named_event(_error(context_id, translate(error)))
         raise
     if times is not None and (words := times.take()):
-        yield _event(_timestamps(context_id, words))
-    yield _event(_done(context_id))
-
-
-def _event(message: Mapping[str, object]) -> bytes:
-    return f"event: {message['type']}\ndata: {json.dumps(message)}\n\n".encode()
+        yield named_event(_timestamps(context_id, words))
+    yield named_event(_done(context_id))
 
 
 class _Socket(Connection):
@@ -201,7 +189,7 @@ class _Socket(Connection):
         await self.socket.send_json(_error(None, translate(error)))
 
     async def _write(self, name: str, fields: dict[str, object]) -> None:
-        text = _transcript(fields)
+        text = text_of(fields, "transcript")
         session = self._contexts.find(name) or await self._open(name, fields)
         session.append(text)
         if fields.get("flush"):

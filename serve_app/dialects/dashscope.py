@@ -17,8 +17,8 @@ from serve_app.dialects.realtime import ResponseSocket, response
 from serve_app.errors import translate
 from serve_app.request_log import Usage
 from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark, Session, Started
-from serve_app.speaker import Speaker, Wish, choice, read_object
-from serve_app.speech_response import EVENT_STREAM, Delivery
+from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.speech_response import EVENT_STREAM, Delivery, collected
 
 Json = dict[str, object]
 
@@ -50,18 +50,12 @@ def routes(speaker: Speaker) -> APIRouter:
         wish = await _wished(speaker, asked, fields.get("model"), default="pcm" if streams else "wav")
         usage: Usage = request.state.record.usage
         request_id: str = request.state.record.request_id
-        if streams:
-            return await speaker.respond(
-                request,
-                wish,
-                as_body=lambda audio, _: _events(audio, usage, request_id, len(wish.body.input)),
-                content_type=EVENT_STREAM,
-            )
+        make, kind = (_events, EVENT_STREAM) if streams else (_object, "application/json")
         return await speaker.respond(
             request,
             wish,
-            as_body=lambda audio, _: _object(audio, usage, request_id, len(wish.body.input)),
-            content_type="application/json",
+            as_body=lambda audio, _: make(audio, usage, request_id, len(wish.body.input)),
+            content_type=kind,
         )
 
     return router
@@ -99,10 +93,6 @@ class _Socket(ResponseSocket):
         self._buffer: list[str] = []  # what waits for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
 
-    @property
-    def is_busy(self) -> bool:
-        return self._session is not None and self._session.is_speaking
-
     async def opened(self) -> None:
         await self.tell("session.created", session=self._shown())
 
@@ -111,7 +101,7 @@ class _Socket(ResponseSocket):
             case "session.update":
                 await self._update(fields.get("session"))
             case "input_text_buffer.append":
-                await self._append(fields.get("text"))
+                await self._append(text_of(fields))
             case "input_text_buffer.commit":
                 await self._commit()
             case "input_text_buffer.clear":
@@ -148,12 +138,10 @@ class _Socket(ResponseSocket):
         if self._session is None:
             wish = await _wished(self._speaker, self._settings, self._model)
             self._session = self._speaker.session(self.socket, wish, request_id=self.request_id, files=True)
-            self.start(self.pass_on(self._session, self._say))
+            self.converse(self._session, self._say)
         return self._session
 
-    async def _append(self, text: object) -> None:
-        if not isinstance(text, str):
-            raise InvalidRequest("text is required, as a string.", "text", "missing_required_parameter")
+    async def _append(self, text: str) -> None:
         if self._settings["mode"] == "commit":
             self._buffer.append(text)
         else:
@@ -191,26 +179,17 @@ class _Socket(ResponseSocket):
                 await self.end()
 
 
-def _usage(usage: Usage, characters: int) -> Json:
-    """An output token is one codec frame."""
-    inputs, outputs = usage.input_tokens, usage.frames
-    tokens = {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
-    return {"characters": characters, **tokens}
-
-
 def _output(audio: bytes, usage: Usage, request_id: str, characters: int, *, over: bool) -> bytes:
     told = {"data": base64.b64encode(audio).decode(), "url": "", "id": f"audio_{request_id}", "expires_at": 0}
     reason = "stop" if over else "null"
     shown: Json = {"output": {"audio": told, "finish_reason": reason}, "request_id": request_id}
-    return json.dumps(shown | {"usage": _usage(usage, characters)}).encode()
+    return json.dumps(shown | {"usage": {"characters": characters, **usage.tokens}}).encode()
 
 
 async def _object(
     audio: AsyncGenerator[bytes, None], usage: Usage, request_id: str, characters: int
 ) -> AsyncGenerator[bytes, None]:
-    async with aclosing(audio):
-        whole = b"".join([part async for part in audio])
-    yield _output(whole, usage, request_id, characters, over=True)
+    yield _output(await collected(audio), usage, request_id, characters, over=True)
 
 
 async def _events(

@@ -13,7 +13,7 @@ from deployments.errors import InvalidRequest
 from serve_app.audio import AudioFormat
 from serve_app.connection import Connection, serve_wish
 from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark
-from serve_app.speaker import Speaker, Wish, choice, number, read_object
+from serve_app.speaker import Speaker, Wish, choice, number, read_object, text_of
 from serve_app.speech_response import Delivery
 
 REASON_HEADER = "dg-error"
@@ -79,14 +79,6 @@ def voice_of(model: str | None) -> str | None:
     return named[1] if named else model
 
 
-def text_of(fields: Mapping[str, object]) -> str:
-    """The text of a message. Raises InvalidRequest."""
-    text = fields.get("text")
-    if not isinstance(text, str):
-        raise InvalidRequest("text is required, as a string.", "text", "missing_required_parameter")
-    return text
-
-
 def plain(text: str) -> str:
     """Without inline pronunciations: the words that they are of."""
     return _PRONUNCIATION.sub(r"\1", text)
@@ -100,14 +92,9 @@ class TurnSocket(Connection):
         self._wish = wish
         self._session = speaker.session(socket, wish, request_id=self.request_id)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether it is the server's turn."""
-        return self._session.is_speaking
-
     async def opened(self) -> None:
         """Says the session's events from now on."""
-        self.start(self.pass_on(self._session, self._say))
+        self.converse(self._session, self._say)
 
     @abstractmethod
     async def _say(self, event: Event) -> None:

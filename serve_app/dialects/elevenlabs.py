@@ -13,8 +13,8 @@ from deployments.errors import InvalidRequest
 from serve_app import voices
 from serve_app.audio import AudioFormat
 from serve_app.session import is_ideograph
-from serve_app.speaker import Speaker, Wish, choice, read_object
-from serve_app.speech_response import Delivery
+from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.speech_response import Delivery, collected
 from serve_app.word_times import Word, WordTimes
 
 FORMATS = {
@@ -103,11 +103,10 @@ async def wished(
     """
     audio_format, sample_rate, bit_rate = output(query.get("output_format", DEFAULT_FORMAT))
     settings = fields.get("voice_settings")
-    text = fields.get("text")
     if "inputs" in fields:
         text, voice = dialogue(fields["inputs"])
-    if not isinstance(text, str):
-        raise InvalidRequest("text is required, as a string.", "text", "missing_required_parameter")
+    else:
+        text = text_of(fields)
     asked = {
         "input": text,
         "voice": voice,
@@ -177,8 +176,7 @@ def _timed(audio: bytes, times: WordTimes | None) -> bytes:
 
 
 async def _whole(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
-    async with aclosing(audio):
-        yield _timed(b"".join([part async for part in audio]), times)
+    yield _timed(await collected(audio), times)
 
 
 async def _lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:

@@ -9,7 +9,7 @@ from serve_app.connection import Connection, serve_wish
 from serve_app.dialects.openai_speech import wished
 from serve_app.errors import translate
 from serve_app.session import Audio, Done, Event, Failed, Mark, Session, Started
-from serve_app.speaker import Speaker, Wish
+from serve_app.speaker import Speaker, Wish, text_of
 from serve_app.speech_response import Delivery
 
 PROTOCOL = "nari.speech.v1"
@@ -35,10 +35,6 @@ class _Socket(Connection):
         self._session: Session | None = None
         self._sequence = -1  # of the last message that brought text
         self._num_chunks, self._stop_reason = 0, "stop"
-
-    @property
-    def is_busy(self) -> bool:
-        return self._session is not None and self._session.is_speaking
 
     async def opened(self) -> None:
         await self.send("session.created", protocol=PROTOCOL, audio=self._audio)
@@ -71,7 +67,7 @@ class _Socket(Connection):
         self._audio["sample_rate"] = wish.delivery.rate(wish.info)
         entries = ignored.entries(wish.ignored)
         self._session = self._speaker.session(self.socket, wish, request_id=self.request_id)
-        self.start(self.pass_on(self._session, self._say))
+        self.converse(self._session, self._say)
         told = {"ignored": entries} if entries else {}
         await self.send("request.configured", request_id=self.request_id, **told)
 
@@ -81,9 +77,7 @@ class _Socket(Connection):
         return self._session
 
     def _text(self, fields: dict[str, object]) -> str:
-        text, sequence = fields.get("text"), fields.get("sequence", self._sequence + 1)
-        if not isinstance(text, str):
-            raise InvalidRequest("text is required, as a string.", "text", "missing_required_parameter")
+        text, sequence = text_of(fields), fields.get("sequence", self._sequence + 1)
         if not isinstance(sequence, int) or sequence <= self._sequence:
             raise InvalidRequest(f"sequence must be an integer above {self._sequence}.", "sequence")
         self._sequence = sequence

@@ -1,7 +1,6 @@
 """OpenAI's `POST /v1/audio/speech`, as Azure and Mistral have it too, and with the fields of servers that follow it."""
 
 import base64
-import json
 import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -17,7 +16,7 @@ from serve_app.languages import language_name
 from serve_app.request_log import Usage
 from serve_app.speaker import Speaker, Wish, choice, read_object
 from serve_app.speech_request import SpeechBody, parse_speech
-from serve_app.speech_response import CONTENT_TYPES, EVENT_STREAM, Delivery, negotiate
+from serve_app.speech_response import CONTENT_TYPES, EVENT_STREAM, Delivery, collected, named_event, negotiate
 from serve_app.word_times import WordTimes
 
 # Its example is what the page at `/docs` sends when nobody changes it: all fields at once would be refused.
@@ -45,6 +44,7 @@ SPEECH_DOCS = {
 # tts-1-hd-zh: servers of Qwen3-TTS name the language with the model.
 _WITH_LANGUAGE = re.compile(r"(tts-1(?:-hd)?)-([a-z]{2})")
 _KOKORO_LANGUAGES = {"a": "en", "b": "en", "e": "es", "f": "fr", "i": "it", "j": "ja", "p": "pt", "z": "zh"}
+_MISTRAL_FORMATS = {name: AudioFormat(name) for name in ("mp3", "wav", "pcm", "flac", "opus")}
 _MISTRAL = ("input", "voice_id", "response_format", "stream", "ref_audio", "model", "prompt_cache_key", "metadata")
 
 
@@ -133,23 +133,14 @@ async def _speak_as_mistral(request: Request, speaker: Speaker, fields: Mapping[
     return await speaker.respond(request, wish, as_body=_mistral_object, content_type="application/json")
 
 
-_MISTRAL_FORMATS = {name: AudioFormat(name) for name in ("mp3", "wav", "pcm", "flac", "opus")}
-
-
 async def _mistral_object(audio: AsyncGenerator[bytes, None], _: WordTimes | None) -> AsyncGenerator[bytes, None]:
-    async with aclosing(audio):
-        whole = b"".join([part async for part in audio])
-    yield b'{"audio_data":"' + base64.b64encode(whole) + b'"}'
+    yield b'{"audio_data":"' + base64.b64encode(await collected(audio)) + b'"}'
 
 
 async def _mistral_events(audio: AsyncGenerator[bytes, None], usage: Usage) -> AsyncGenerator[bytes, None]:
     async with aclosing(audio):
         async for part in audio:
-            yield _event("speech.audio.delta", audio_data=base64.b64encode(part).decode())
-    inputs, outputs = usage.input_tokens, usage.frames
-    tokens = {"prompt_tokens": inputs, "completion_tokens": outputs, "total_tokens": inputs + outputs}
-    yield _event("speech.audio.done", usage=tokens)
-
-
-def _event(kind: str, **fields: object) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+            yield named_event({"type": "speech.audio.delta", "audio_data": base64.b64encode(part).decode()})
+    inputs, outputs, total = usage.tokens.values()
+    tokens = {"prompt_tokens": inputs, "completion_tokens": outputs, "total_tokens": total}
+    yield named_event({"type": "speech.audio.done", "usage": tokens})

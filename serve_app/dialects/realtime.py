@@ -20,7 +20,6 @@ Json = dict[str, object]
 _FORMATS = {"audio/pcm": AudioFormat.PCM, "audio/pcmu": AudioFormat.MULAW, "audio/pcma": AudioFormat.ALAW}
 _FORMATS |= {"pcm16": AudioFormat.PCM, "g711_ulaw": AudioFormat.MULAW, "g711_alaw": AudioFormat.ALAW}
 _TELEPHONE_HZ = 8000
-_PLACE: Json = {"output_index": 0, "content_index": 0}
 
 
 def routes(speaker: Speaker) -> APIRouter:
@@ -71,14 +70,13 @@ class ResponseSocket(Connection):
 
 
 def response(turn: Turn, status: str, details: Mapping[str, object] | None = None) -> Json:
-    """As `response.created` and `response.done` have it; an output token is one codec frame."""
+    """As `response.created` and `response.done` have it."""
     shown = {"id": _place(turn)["response_id"], "object": "realtime.response", "status": status}
     if status == "in_progress":
         return {**shown, "status_details": None, "output": [], "usage": None}
-    inputs, outputs = turn.usage.input_tokens, turn.usage.frames
-    tokens = {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
     output = [_item(turn, "completed" if status == "completed" else "incomplete")]
-    return {**shown, "status_details": details, "output": output, "usage": {**tokens, "characters": len(turn.text)}}
+    usage = {**turn.usage.tokens, "characters": len(turn.text)}
+    return {**shown, "status_details": details, "output": output, "usage": usage}
 
 
 def _item(turn: Turn, status: str) -> Json:

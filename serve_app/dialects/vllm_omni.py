@@ -3,7 +3,6 @@
 import base64
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 
 from fastapi import APIRouter
@@ -19,8 +18,8 @@ from serve_app.dialects.openai_speech import spelled, wished
 from serve_app.errors import translate
 from serve_app.request_log import Usage
 from serve_app.session import Audio, Done, Event, Failed, Mark, Session, Started
-from serve_app.speaker import Speaker, read_object
-from serve_app.speech_response import CONTENT_TYPES, SpeechResponse, audio_body
+from serve_app.speaker import Speaker, read_object, text_of
+from serve_app.speech_response import CONTENT_TYPES, SpeechResponse, audio_body, collected
 
 Json = dict[str, object]
 
@@ -84,16 +83,14 @@ async def _speak_item(request: Request, speaker: Speaker, fields: Json, *, numbe
     utterance = await speaker.utterance(request, wish)
     utterance = replace(utterance, request_id=f"{utterance.request_id}-{number}")
     usage, rendering = Usage(), replace(wish.delivery, whole=True).rendering(wish.info)
-    async with aclosing(audio_body(speaker.chunks(utterance, wish.info), rendering, usage)) as audio:
-        content = b"".join([part async for part in audio])
+    content = await collected(audio_body(speaker.chunks(utterance, wish.info), rendering, usage))
     total: Usage = request.state.record.usage
     total.first_audio_ns, total.finish_reason = total.first_audio_ns or usage.first_audio_ns, usage.finish_reason
     total.input_tokens += usage.input_tokens
     total.frames += usage.frames
     total.samples += usage.samples
-    tokens = {"input_tokens": usage.input_tokens, "output_tokens": usage.frames}
     told = {"audio_data": base64.b64encode(content).decode(), "media_type": CONTENT_TYPES[wish.delivery.audio_format]}
-    return {**told, "usage": {**tokens, "total_tokens": usage.input_tokens + usage.frames}}
+    return {**told, "usage": usage.tokens}
 
 
 class _Socket(Connection):
@@ -106,17 +103,12 @@ class _Socket(Connection):
         self._format: Json = {}
         self._num_bytes = self._num_done = 0
 
-    @property
-    def is_busy(self) -> bool:
-        return self._session is not None and self._session.is_speaking
-
     async def obey(self, fields: dict[str, object]) -> None:
         match fields.get("type"):
             case "session.config":
                 await self._configure(fields)
             case "input.text":
-                if not isinstance(text := fields.get("text"), str):
-                    raise InvalidRequest("text is required, as a string.", "text", "missing_required_parameter")
+                text = text_of(fields)
                 self._configured().append(text)
             case "input.done":
                 self._configured().flush()
@@ -145,7 +137,7 @@ class _Socket(Connection):
         self._format = {"format": wish.delivery.audio_format, "sample_rate": wish.delivery.rate(wish.info)}
         self._format |= {"ignored": entries} if (entries := ignored.entries(wish.ignored)) else {}
         self._session = self._speaker.session(self.socket, wish, request_id=self.request_id, files=True)
-        self.start(self.pass_on(self._session, self._say))
+        self.converse(self._session, self._say)
 
     def _configured(self) -> Session:
         if self._session is None:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
 from serve_app.audio import AudioFormat
-from serve_app.speaker import Speaker, read_body
+from serve_app.speaker import Speaker, read_body, text_of
 from serve_app.speech_request import MAX_BODY_BYTES, parse_object
 from serve_app.speech_response import Delivery
 
@@ -30,11 +30,9 @@ def routes(speaker: Speaker) -> APIRouter:
         content = await read_body(request)
         speaker.check_room(request.state.caller.name)
         fields = await _fields(content, request.headers)
-        if not isinstance(fields.get("text"), str):
-            raise InvalidRequest("text is required, as a string.", "text", "missing_required_parameter")
         wish = await speaker.wish(
             {
-                "input": fields["text"],
+                "input": text_of(fields),
                 "voice": fields.get("speaker"),
                 "language": fields.get("language"),
                 "instructions": fields.get("instruct"),
