@@ -24,8 +24,12 @@ _POLL_S = 0.1
 _REPLICAS_KNOWN_S = 10.0
 
 
-class KeptHAProxyManager(HAProxyManager.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """Serve's manager of HAProxy, which keeps it alive."""
+class KeptHAProxyManager(HAProxyManager.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc]
+    """Serve's manager of HAProxy, which keeps it alive.
+
+    It derives from the class as Serve wrote it: of what `ray.remote` has made of that, Ray takes ours for the same
+    class, and a controller that was restarted among such actors makes none that start any more.
+    """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         self._haproxy_start_task: asyncio.Task[None]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.fleet.clouds import REGION, Aws, aws, fake_login, for_this_cloud, ray_up, tags
-from tests.fleet.fleet import CODECS, ROOT, TALKERS, Fleet, fleet
+from tests.fleet.fleet import CODEC, CODECS, INGRESS, ROOT, TALKER, TALKERS, Fleet, fleet
 from tests.fleet.namespaces import Machine
 
 IDLE_S = 5
@@ -69,6 +69,9 @@ def production(fleet: Fleet) -> dict[str, object]:
     args = config["applications"][0]["args"]
     args["model"] = "embedded"
     args["api"]["access"]["keys_file"] = str(fleet.scratch / "keys.json")
+    # A replica that waits for a node is asked for until it has been stopped, which takes as long as if it spoke.
+    pools = (TALKER, CODEC, INGRESS)
+    config["applications"][0]["deployments"] = [{"name": name, "graceful_shutdown_timeout_s": 1} for name in pools]
     return dict(config)
 
 
@@ -92,6 +95,7 @@ def test_idle_nodes_go_again(scaled: Scaled) -> None:
     """Those above the floors; Ray waits an hour for a node that does not join, so these do."""
     fleet, cloud = scaled.fleet, scaled.cloud
     fleet.ask("deploy", {"applications": [], "proxy_location": "EveryNode", "http_options": {"host": "0.0.0.0"}})
+    fleet.wait(lambda: not fleet.ask("applications"), "the end of the application")
     spot = [each for each in cloud.instances() if each.get("InstanceLifecycle") == "spot"]
     assert len(spot) == 2
     started_s = time.monotonic()

@@ -3,6 +3,7 @@
 import inspect
 import re
 
+import ray
 from ray.serve._private import controller, haproxy
 
 from serve_app import ray_settings
@@ -21,3 +22,9 @@ def test_serves_class_still_has_what_ours_needs() -> None:
     for method in ("start", "_is_our_haproxy", "_generate_config_file_internal", "_start_and_wait_for_haproxy"):
         assert callable(getattr(haproxy.HAProxyApi, method))
     assert {"shutdown", "__init__"} <= {*vars(KeptHAProxyManager)}
+
+
+def test_ray_takes_it_for_a_class_of_its_own() -> None:
+    """A controller that finds such actors loads their class under the name and module that Ray noted with it."""
+    descriptor = ray.remote(num_cpus=0)(KeptHAProxyManager).__ray_metadata__.actor_creation_function_descriptor
+    assert (descriptor.module_name, descriptor.class_name) == ("serve_app.kept_proxy", "KeptHAProxyManager")
