@@ -151,6 +151,7 @@ class _Replica:
 
     def _begin(self) -> None:
         jobs, self._jobs = self._jobs, []
+        self.gate.taken()
         work_s = self.pool.work_s(sum(len(job.codes) for job, _ in jobs)) * self.dice.lognormvariate(0, _DEVIATION)
         self.busy_s += work_s
         asyncio.get_running_loop().call_later(work_s, _finish, jobs)

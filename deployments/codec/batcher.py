@@ -112,7 +112,8 @@ class DecodeGate:
     """Holds jobs back while every worker is busy, then lets the most urgent ones through together.
 
     `decode` takes one job; the jobs of a batch reach it in one tick of the event loop, where `@serve.batch` without a
-    wait gathers them. A batch holds its worker until its last job is done. All methods belong to one event loop.
+    wait gathers them. So that it gathers no others with them, the next batch waits until this one is `taken`. A batch
+    holds its worker until its last job is done. All methods belong to one event loop.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class DecodeGate:
         self._idle_workers = workers
         self._returns_s: list[float] = []  # until then streams with little time may ask again, each for one worker
         self._waiting: list[_Waiter] = []  # by deadline
+        self._gathered: list[_Waiter] | None = None  # the batch that `@serve.batch` gathers
         self._numbers = count()
         self._running: set[asyncio.Future[list[Decoded | BaseException]]] = set()
         self.batches = 0  # let through so far
@@ -165,16 +167,22 @@ class DecodeGate:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
 
+    def taken(self) -> None:
+        """The batch that was let through last has been gathered."""
+        self._gathered = None
+        asyncio.get_running_loop().call_soon(self._dispatch)
+
     def _dispatch(self) -> None:
+        if not self._waiting or not self._idle_workers or self._gathered is not None:
+            return
         now_s = time.monotonic()
-        while self._waiting and self._idle_workers:
-            self._returns_s = [until_s for until_s in self._returns_s if until_s > now_s]
-            if self._waiting[0].deadline_s - now_s <= _URGENT_S:
-                self._returns_s = self._returns_s[1:]  # this may be the one
-            elif self._idle_workers <= len(self._returns_s):
-                asyncio.get_running_loop().call_later(self._returns_s[0] - now_s, self._dispatch)  # or a little earlier
-                return
-            self._start(self._next_batch())
+        self._returns_s = [until_s for until_s in self._returns_s if until_s > now_s]
+        if self._waiting[0].deadline_s - now_s <= _URGENT_S:
+            self._returns_s = self._returns_s[1:]  # this may be the one
+        elif self._idle_workers <= len(self._returns_s):
+            asyncio.get_running_loop().call_later(self._returns_s[0] - now_s, self._dispatch)  # or a little earlier
+            return
+        self._start(self._next_batch())
 
     def _next_batch(self) -> list[_Waiter]:
         shape = self._waiting[0].job.shape
@@ -199,6 +207,7 @@ class DecodeGate:
 
     def _start(self, batch: list[_Waiter]) -> None:
         self._idle_workers -= 1
+        self._gathered = batch
         self.batches += 1
         self.jobs += len(batch)
         tasks = [asyncio.ensure_future(self._decode(waiter.job)) for waiter in batch]
@@ -213,6 +222,8 @@ class DecodeGate:
         self, running: asyncio.Future[list[Decoded | BaseException]], batch: list[_Waiter], seconds: float
     ) -> None:
         self._running.discard(running)
+        if self._gathered is batch:  # all of it was cancelled, or failed, before
+            self._gathered = None
         if not batch[0].job.silent:  # which costs far less a frame
             frames = sum(len(waiter.job.codes) for waiter in batch)
             weight = _SMOOTHING if self.seconds_per_frame else 1.0

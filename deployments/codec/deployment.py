@@ -32,8 +32,18 @@ class CodecReplica:
     def __init__(self, model: str, config: CodecConfig, talker: DeploymentHandle) -> None:
         from deployments.codec.service import CodecService
 
+        batched = serve.batch(
+            max_batch_size=MAX_BATCH_SIZE, batch_wait_timeout_s=0, max_concurrent_batches=config.workers
+        )
+
+        @batched  # type: ignore[untyped-decorator]
+        async def decode(jobs: "list[DecodeJob]") -> "list[Decoded | Exception]":
+            """Chunks of several streams at once. The service's gate decides which come together."""
+            decoding = self._service.decode_batch(jobs)
+            return await self._load.call(decoding, jobs, waiting=self._service.gate.num_waiting)
+
         self._talker = talker
-        self._service = CodecService(model, config, decode=self._decode)
+        self._service = CodecService(model, config, decode=decode)
         self._load = CodecLoad(config)
         self._knows_talker = self._has_tried = False
         self._replica = Replica(CodecLost, self._failure)
@@ -79,9 +89,3 @@ class CodecReplica:
 
     def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         return stream(self._talker, "generate", request, lost=TalkerLost)
-
-    @serve.batch(max_batch_size=MAX_BATCH_SIZE, batch_wait_timeout_s=0)  # type: ignore[untyped-decorator]
-    async def _decode(self, jobs: "list[DecodeJob]") -> "list[Decoded | Exception]":
-        """Chunks of several streams at once. The service's gate decides which come together."""
-        decoding = self._service.decode_batch(jobs)
-        return await self._load.call(decoding, jobs, waiting=self._service.gate.num_waiting)

@@ -95,6 +95,7 @@ class CodecService:
 
     async def decode_batch(self, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
         """Decode chunks of several streams on a worker thread; a job that fails gets its own exception."""
+        self.gate.taken()
         decoder = self._codec.decoder
         outcomes = await self.workers.run(decode_batch, decoder, jobs)
         metrics.codec_repaired("codec", decoder.repaired - self._repaired)

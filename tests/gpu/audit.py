@@ -94,8 +94,9 @@ def asked(planned: ScheduledRequest) -> SynthesisRequest:
 
 def under_load(schedule: Sequence[ScheduledRequest], *, voice: str | None, inline: bool) -> list[Heard]:
     """Each request at its time; says once in five seconds how far it is."""
-    listener, began_s, coming = Listener.remote(inline=inline), time.monotonic(), []
-    said_s = began_s
+    listener, coming = Listener.remote(inline=inline), []
+    ray.get(listener.all_sound.remote(0))  # it has started: what it was asked for meanwhile would come all at once
+    said_s = began_s = time.monotonic()
     for planned in schedule:
         time.sleep(max(0.0, planned.planned_s - (time.monotonic() - began_s)))
         coming.append(listener.listen.remote(replace(asked(planned), voice=voice)))

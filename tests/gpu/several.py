@@ -237,9 +237,10 @@ async def loaded(
         await asyncio.to_thread(act)
 
     async with screen.shown(), asyncio.TaskGroup() as tasks:
-        if act is not None:
-            tasks.create_task(meanwhile())
+        acting = tasks.create_task(meanwhile()) if act is not None else None
         result, whole = await measure(settings, folder, show=show)
+        if not whole and acting is not None:
+            acting.cancel()
     if not whole:
         sys.exit("interrupted")
     return result, acted_s[0] if acted_s else None

@@ -376,7 +376,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--reference", type=Path, help="recording for base checkpoints to clone")
     parser.add_argument("--reference-text", help="what is said in it; without, only the speaker vector is used")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="torch threads")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     checks: list[Check] = []

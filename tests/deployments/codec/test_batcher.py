@@ -31,6 +31,7 @@ class FakeDecoder:
     def __init__(self) -> None:
         self.calls: list[list[float]] = []  # deadlines by tick
         self.running: dict[float, asyncio.Future[Decoded]] = {}
+        self.taken: Callable[[], None] = lambda: None  # the gate's
         self._same_tick = False
 
     async def __call__(self, job: DecodeJob) -> Decoded:
@@ -44,6 +45,7 @@ class FakeDecoder:
 
     def _end_tick(self) -> None:
         self._same_tick = False
+        self.taken()
 
     def finish(self, *deadlines: float) -> None:
         for deadline in deadlines:
@@ -80,13 +82,15 @@ def gate_of(
     max_batch_frames: int = 1000,
     max_call_s: float = 60.0,
 ) -> DecodeGate:
-    return DecodeGate(
+    gate = DecodeGate(
         fake,
         workers=workers,
         max_batch_size=max_batch_size,
         max_batch_frames=max_batch_frames,
         max_call_s=max_call_s,
     )
+    fake.taken = gate.taken
+    return gate
 
 
 @pytest.mark.anyio
@@ -223,6 +227,7 @@ async def test_every_worker_gets_a_batch(fake: FakeDecoder) -> None:
     await until(lambda: 3.0 in fake.running)
     fake.finish(1.0, 3.0)
     await asyncio.gather(*tasks)
+    assert fake.calls == [[1.0], [2.0], [3.0]], "each batch is gathered by itself"
 
 
 @pytest.mark.anyio

@@ -1,0 +1,57 @@
+"""The replica without Ray around it: what its batching decorator does."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from ray import serve
+
+from deployments.codec.batcher import Decoded, DecodeJob
+from deployments.codec.deployment import CodecReplica
+from deployments.codec.state import DecoderState
+from deployments.config import CodecConfig
+
+WORKERS = 3
+
+
+class Held:
+    """Decodes nothing before it is released."""
+
+    def __init__(self, replica: CodecReplica) -> None:
+        self.batches: list[list[float]] = []  # deadlines
+        self.released = asyncio.Event()
+        self._gate = replica._service.gate
+
+    async def decode_batch(self, jobs: list[DecodeJob]) -> list[Decoded]:
+        self._gate.taken()
+        self.batches.append([job.deadline_s for job in jobs])
+        await self.released.wait()
+        return [Decoded(np.zeros(1, np.int16), job.state) for job in jobs]
+
+
+def job(deadline_s: float, frames: int) -> DecodeJob:
+    return DecodeJob(np.zeros((frames, 16), np.int16), DecoderState(0, ()), deadline_s)
+
+
+@pytest.mark.anyio
+async def test_all_workers_decode_at_once(
+    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself `@serve.batch` begins a batch when the one before has ended."""
+    settings = SimpleNamespace(_deployment_config=SimpleNamespace(max_ongoing_requests=256))
+    monkeypatch.setattr(serve, "get_replica_context", lambda: settings)
+    replica = CodecReplica(str(tiny_checkpoint("CustomVoice")), CodecConfig(workers=WORKERS), talker=None)
+    held = Held(replica)
+    monkeypatch.setattr(replica._service, "decode_batch", held.decode_batch)
+    # Of different lengths, which are different calls; two of one length share theirs.
+    jobs = [job(1.0, 1), job(2.0, 2), job(3.0, 4), job(4.0, 2), job(5.0, 1)]
+    tasks = [asyncio.create_task(replica._service.gate.submit(each)) for each in jobs]
+    async with asyncio.timeout(10):
+        while len(held.batches) < WORKERS:  # noqa: ASYNC110, Serve's own tasks begin them
+            await asyncio.sleep(0.001)
+    held.released.set()
+    await asyncio.gather(*tasks)
+    assert held.batches == [[1.0, 5.0], [2.0, 4.0], [3.0]]
