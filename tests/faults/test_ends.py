@@ -126,9 +126,15 @@ def test_without_its_proxy(started: ServerCommand) -> None:
     speaks_through_another_ingress(started)
 
 
-def test_without_the_actor_that_manages_the_proxy(started: ServerCommand) -> None:
-    """HAProxy goes on meanwhile, and the actor's successor takes over from it: no request is lost."""
+@pytest.mark.parametrize("before", ["", "ServeController"])
+def test_without_the_actor_that_manages_the_proxy(before: str, started: ServerCommand) -> None:
+    """HAProxy goes on meanwhile, and the actor's successor takes over from it: no request is lost.
+
+    So too where a controller makes the successor that has been restarted itself.
+    """
     started.ready()
+    if before:
+        spared(started, before, for_s=10)
     [manager], [proxy] = started.find(MANAGER), started.find(HAPROXY)
     with Sampled(started) as sampled:
         os.kill(manager, signal.SIGKILL)
@@ -165,13 +171,18 @@ VITAL = ("serve_app.driver", "ray::RuntimeEnvAgent", "ray::DashboardAgent")
 def test_without_what_can_be_spared(started: ServerCommand) -> None:
     started.ready()
     for part in SPARED:
-        for process in started.find(part):
-            os.kill(process, signal.SIGKILL)
-        until_s = time.monotonic() + 6
-        while time.monotonic() < until_s:
-            assert started.speak() == 200, part
-            assert started.get("/ready") == 200, part
-            time.sleep(0.5)
+        spared(started, part, for_s=6)
+
+
+def spared(server: ServerCommand, part: str, *, for_s: float) -> None:
+    """Kill it, and speak all the time."""
+    for process in server.find(part):
+        os.kill(process, signal.SIGKILL)
+    until_s = time.monotonic() + for_s
+    while time.monotonic() < until_s:
+        assert server.speak() == 200, part
+        assert server.get("/ready") == 200, part
+        time.sleep(0.5)
 
 
 @pytest.mark.parametrize("part", VITAL)
