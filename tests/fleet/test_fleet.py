@@ -234,9 +234,9 @@ def test_a_node_that_dies_takes_no_stream_with_it(running: Running) -> None:
 def test_a_stream_of_three_minutes_survives_scale_events_and_a_rolling_update(running: Running) -> None:
     """Ingress replicas too: each change of theirs starts another HAProxy."""
     fleet = running.fleet
-    fleet.add(f"{CODECS}3", CODECS)  # room for replicas beside those that they replace, which end with their streams
     fleet.deploy(scaled_down(fleet))
     doors = fleet.open_doors(running.nodes())
+    fleet.add(f"{CODECS}3", CODECS)  # room for replicas beside those that they replace, which end with their streams
     expected = undisturbed(doors, fleet.key, sentences=LONG_SENTENCES, seeds=1)
     assert len(expected[0]) >= LONG_S * BYTES_PER_S
     listeners = Listeners(doors, fleet.key, at_once=len(doors), sentences=LONG_SENTENCES, seeds=1, plays=True)
