@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ from tests.serve_app.metadata import ACTION, interruption, serving
 AT_ONCE = 4
 GONE_S = 900.0
 NOTICE_S = 60.0
-LONG_SENTENCES, LONG_S = 44, 180.0  # of text, and at least so long spoken
+LONG_SENTENCES, LONG_S = 50, 180.0  # of text, and at least so long spoken
 ONE_BY_ONE = 6  # streams
 MOSTLY = 0.7  # of the work; without preference a third to two thirds
 SETTLED_S = 15.0
@@ -240,16 +241,31 @@ def test_a_stream_of_three_minutes_survives_scale_events_and_a_rolling_update(ru
     expected = undisturbed(doors, fleet.key, sentences=LONG_SENTENCES, seeds=1)
     assert len(expected[0]) >= LONG_S * BYTES_PER_S
     listeners = Listeners(doors, fleet.key, at_once=len(doors), sentences=LONG_SENTENCES, seeds=1, plays=True)
-    changes = [{"ingresses": 1}, {"talkers": 1}, {"codecs": 1}, {}, {"ingresses": 1, "codecs": 1}]
+    changes: list[dict[str, Any]] = [{"ingresses": 1}, {"talkers": 1}, {"codecs": 1}, {}, {"ingresses": 1, "codecs": 1}]
     with listeners.listening():
         listeners.wait_under_way(len(doors))
         first = list(listeners.under_way)
-        for change in changes:
-            fleet.deploy(scaled_down(fleet, **change))
-        fleet.ask("deploy", scaled_down(fleet, api={"max_input_chars": 4095}))  # other replicas of the ingress
+        for change in (*changes, {"api": {"max_input_chars": 4095}}):
+            _replace(fleet, **change)
         time.sleep(1)
         assert not listeners.heard, "the streams ended before the last change"
         fleet.wait(lambda: len(listeners.heard) >= len(doors), "the end of the streams", 900)
     fleet.deploy(scaled_down(fleet, api={"max_input_chars": 4095}))
     print(f"{len(changes)} scale events and a rolling update: {summary(first)}")
     assert different(first, expected) == []
+
+
+def _replace(fleet: Fleet, **change: Any) -> None:
+    """Deploy a change, for which Serve replaces all replicas; return once others run: those that speak end later."""
+    pools = {
+        name: change.get(size, 2) for name, size in ((TALKER, "talkers"), (CODEC, "codecs"), (INGRESS, "ingresses"))
+    }
+    before = {each.id for name in pools for each in fleet.replicas(name)}
+    fleet.ask("deploy", scaled_down(fleet, **change))
+
+    def replaced() -> bool:
+        running = {name: {each.id for each in fleet.replicas(name)} for name in pools}
+        return all(len(running[name]) == size and not before & running[name] for name, size in pools.items())
+
+    took_s = fleet.wait(replaced, f"other replicas for {change}")
+    print(f"replicas for {change} after {took_s:.0f} s")
