@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ LONG_SENTENCES, LONG_S = 50, 180.0  # of text, and at least so long spoken
 ONE_BY_ONE = 6  # streams
 MOSTLY = 0.7  # of the work; without preference a third to two thirds
 SETTLED_S = 15.0
+SIZES = {TALKER: 2, CODEC: 2, INGRESS: 2}
 AWAY_S = 90.0  # Ray's nodes by themselves would give up after 60: `ray_settings.CLUSTER`
 
 
@@ -233,39 +234,41 @@ def test_a_node_that_dies_takes_no_stream_with_it(running: Running) -> None:
 
 
 def test_a_stream_of_three_minutes_survives_scale_events_and_a_rolling_update(running: Running) -> None:
-    """Ingress replicas too: each change of theirs starts another HAProxy."""
+    """Ingress replicas too: each change of theirs starts another HAProxy. Those that speak end with their streams."""
     fleet = running.fleet
-    fleet.deploy(scaled_down(fleet))
+    fleet.deploy(_sized(fleet))
     doors = fleet.open_doors(running.nodes())
-    fleet.add(f"{CODECS}3", CODECS)  # room for replicas beside those that they replace, which end with their streams
+    fleet.add(f"{CODECS}3", CODECS)  # room for replicas beside those that end later
     expected = undisturbed(doors, fleet.key, sentences=LONG_SENTENCES, seeds=1)
     assert len(expected[0]) >= LONG_S * BYTES_PER_S
     listeners = Listeners(doors, fleet.key, at_once=len(doors), sentences=LONG_SENTENCES, seeds=1, plays=True)
-    changes: list[dict[str, Any]] = [{"ingresses": 1}, {"talkers": 1}, {"codecs": 1}, {}, {"ingresses": 1, "codecs": 1}]
+    changes = [{INGRESS: 1}, {TALKER: 1}, {CODEC: 1}, {}, {INGRESS: 1, CODEC: 1}]
     with listeners.listening():
         listeners.wait_under_way(len(doors))
         first = list(listeners.under_way)
-        for change in (*changes, {"api": {"max_input_chars": 4095}}):
-            _replace(fleet, **change)
-        time.sleep(1)
+        for change in changes:
+            sizes = SIZES | change
+            fleet.ask("deploy", _sized(fleet, change))
+            fleet.wait(lambda: {name: len(fleet.replicas(name)) for name in SIZES} == sizes, f"replicas: {sizes}")  # noqa: B023
+        before = {each.id for name in (TALKER, CODEC) for each in fleet.replicas(name)}
+        updated = _sized(fleet, api={"max_input_chars": 4095})
+        fleet.ask("deploy", updated)
+        fleet.wait(
+            lambda: not before & {each.id for name in (TALKER, CODEC) for each in fleet.replicas(name)}, "others"
+        )
         assert not listeners.heard, "the streams ended before the last change"
         fleet.wait(lambda: len(listeners.heard) >= len(doors), "the end of the streams", 900)
-    fleet.deploy(scaled_down(fleet, api={"max_input_chars": 4095}))
+    fleet.deploy(updated)
     print(f"{len(changes)} scale events and a rolling update: {summary(first)}")
     assert different(first, expected) == []
 
 
-def _replace(fleet: Fleet, **change: Any) -> None:
-    """Deploy a change, for which Serve replaces all replicas; return once others run: those that speak end later."""
-    pools = {
-        name: change.get(size, 2) for name, size in ((TALKER, "talkers"), (CODEC, "codecs"), (INGRESS, "ingresses"))
-    }
-    before = {each.id for name in pools for each in fleet.replicas(name)}
-    fleet.ask("deploy", scaled_down(fleet, **change))
-
-    def replaced() -> bool:
-        running = {name: {each.id for each in fleet.replicas(name)} for name in pools}
-        return all(len(running[name]) == size and not before & running[name] for name, size in pools.items())
-
-    took_s = fleet.wait(replaced, f"other replicas for {change}")
-    print(f"replicas for {change} after {took_s:.0f} s")
+def _sized(fleet: Fleet, change: Mapping[str, int] | None = None, **args: Mapping[str, Any]) -> dict[str, Any]:
+    """Pools of given sizes. Serve changes these by themselves where it does not scale them: with other `args` it
+    replaces all replicas."""
+    config = scaled_down(fleet, **args)
+    (application,) = config["applications"]
+    application["args"] |= {"talker_scaling": None, "codec_scaling": None}
+    sizes = SIZES | (change or {})
+    application["deployments"] = [{"name": name, "num_replicas": count} for name, count in sizes.items()]
+    return config
