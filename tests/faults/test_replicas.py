@@ -15,6 +15,7 @@ from tests.faults.speaking import Speaking, requests, wrong
 
 CONTROLLER = "ServeController"
 _WORD_S = 0.3
+_FRAMES = 150  # more than the text has tokens: what is written behind the last one is spoken in another segment
 
 
 def disturb(fault: Callable[[], None]) -> list[Heard]:
@@ -44,10 +45,10 @@ def test_a_process_that_stands_still(service: Service, undisturbed: list[Heard],
 @pytest.mark.parametrize("what", [ENGINE, TALKER, CODEC])
 def test_a_death_while_the_text_is_being_written(service: Service, what: str) -> None:
     """The next replica reads the text again, and goes on with the words that come."""
-    streams = requests(6, frames=50)
+    streams = requests(6, frames=_FRAMES)
     expected = Speaking(streams, at_once=6, word_s=_WORD_S).finish()
     assert [each.error for each in expected] == [None] * len(streams)
-    assert [len(each.codes) for each in expected] == [50] * len(streams)
+    assert [len(each.codes) for each in expected] == [_FRAMES] * len(streams)
     pool = CODEC if what is CODEC else TALKER
     replicas = service.processes(pool)
     speaking = Speaking(streams, at_once=6, word_s=_WORD_S)
