@@ -297,9 +297,9 @@ class Sampled:
         raise AssertionError(f"nothing was spoken within a minute: {self.speech[-5:]}")
 
 
-def speaks_again(scratch: Path, port: int) -> str:
-    """Another server comes up on the port, as under a supervisor; what it printed."""
-    server = ServerCommand(scratch, port)
+def speaks_again(scratch: Path, port: int, *options: str, environment: Mapping[str, str | None] | None = None) -> str:
+    """A server comes up on the port, another one as under a supervisor, speaks and ends; what it printed."""
+    server = ServerCommand(scratch, port, *options, environment=environment)
     try:
         server.ready()
         assert server.speak() == 200

@@ -1,31 +1,18 @@
 """The first run with weights that are not here yet: downloaded from a hub on this machine, spoken with, kept."""
 
 import re
-import signal
 from pathlib import Path
 
 import torch
 
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
-from tests.e2e.black_box import ServerCommand, free_port
+from tests.e2e.black_box import free_port, speaks_again
 from tests.fake_hub import Hub, repository, serving
 
 NAME = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
 SHARD = "model-00002-of-00003.safetensors"
-
-
-def spoken_with(folder: Path, variables: dict[str, str]) -> str:
-    """Start a server on the released name, speak, stop it; what it printed."""
-    server = ServerCommand(folder, free_port(), "--model", "1.7B-CustomVoice", environment=variables)
-    try:
-        server.ready()
-        assert server.speak() == 200
-        server.signal_process(signal.SIGTERM)
-        server.leaves_nothing()
-        return server.output
-    finally:
-        server.end()
+SHORT = ("--model", "1.7B-CustomVoice")
 
 
 def test_weights_are_downloaded_once_and_serve_without_the_hub(tmp_path: Path) -> None:
@@ -34,8 +21,9 @@ def test_weights_are_downloaded_once_and_serve_without_the_hub(tmp_path: Path) -
     with serving(Hub({NAME: files})) as hub:
         hub.breaks = [(50_000, False), (100_000, True)]
         variables = hub.variables(tmp_path)
-        output = spoken_with(tmp_path, variables)
+        output = speaks_again(tmp_path, free_port(), *SHORT, environment=variables)
     assert re.search(rf"downloading {NAME}: [\d.]+ .B of [\d.]+ MB", output)
     assert any(first > 0 for path in files for first in hub.served(path)), "the download was not gone on with"
     assert hub.served(SHARD)
-    assert "downloading" not in spoken_with(tmp_path, variables | {"HF_HUB_OFFLINE": "1"})
+    offline = variables | {"HF_HUB_OFFLINE": "1"}
+    assert "downloading" not in speaks_again(tmp_path, free_port(), *SHORT, environment=offline)
