@@ -11,10 +11,37 @@ import numpy as np
 
 # Three words to a short paragraph, as telephone systems, voice agents and narrators say them.
 SENTENCES = tuple(Path(__file__).with_name("texts.txt").read_text(encoding="utf-8").splitlines())
-ONE_SENTENCE = tuple(text for text in SENTENCES if not re.search(r"[.?!] ", text))
+PARAGRAPH = range(250, 351)  # characters
 INTERRUPT_S = (0.2, 4.0)  # of audio, after which a turn is interrupted
 FRAMES_PER_S = 12.5  # of Qwen3-TTS's codec: 80 ms each
 MIN_S, MAX_S = 0.8, 30.0  # of an answer whose length is drawn
+
+
+class Texts(StrEnum):
+    """What requests say."""
+
+    MIXED = "mixed"  # SENTENCES as they are
+    ONE_SENTENCE = "one-sentence"
+    PARAGRAPHS = "paragraphs"  # of PARAGRAPH characters, put together from SENTENCES
+
+    def choices(self) -> tuple[str, ...]:
+        """The texts, always in the same order."""
+        if self is Texts.MIXED:
+            return SENTENCES
+        if self is Texts.ONE_SENTENCE:
+            return tuple(text for text in SENTENCES if not re.search(r"[.?!] ", text))
+        return tuple(_paragraph(start) for start in range(len(SENTENCES)))
+
+
+def _paragraph(start: int) -> str:
+    """The sentences from number `start` on, around the end, until they are one; those too long are left out."""
+    said = ""
+    for text in SENTENCES[start:] + SENTENCES[:start]:
+        longer = f"{said} {text}".strip()
+        if len(longer) in PARAGRAPH:
+            return longer
+        said = longer if len(longer) < PARAGRAPH.start else said
+    raise AssertionError(f"no paragraph begins with {SENTENCES[start]!r}")
 
 
 class Arrivals(StrEnum):

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from loadtest.arrivals import Arrivals, SpeechLengths
+from loadtest.arrivals import Arrivals, SpeechLengths, Texts
 from loadtest.metrics import Limits
 from loadtest.settings import Settings, Transport
 
@@ -92,7 +92,7 @@ def settings_from_options(
     timeout: Annotated[float, typer.Option(callback=positive, help="Seconds a whole answer may take.")] = 120.0,
     max_ttfb: Annotated[float, typer.Option(callback=positive, help="Good requests: TTFB from plan, ms.")] = 500.0,
     max_stall: Annotated[float, typer.Option(min=0, help="Good requests: all their underruns together, ms.")] = 100.0,
-    one_sentence: Annotated[bool, typer.Option("--one-sentence", help="No text of several sentences.")] = False,
+    texts: Annotated[Texts, typer.Option(help="Three words to a short paragraph, or only some of it.")] = Texts.MIXED,
     processes: Annotated[int, typer.Option(min=1, help="Client processes: more where the lag says so.")] = 1,
     replicas_url: Annotated[
         str | None,
@@ -124,7 +124,7 @@ def settings_from_options(
         timeout_s=timeout,
         limits=Limits(max_ttfb / 1000, max_stall / 1000),
         processes=processes,
-        one_sentence=one_sentence,
+        texts=texts,
         replicas_url=replicas_url,
     )
 

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from loadtest.arrivals import (
-    ONE_SENTENCE,
-    SENTENCES,
     Arrivals,
     Phase,
     ScheduledRequest,
     SpeechLengths,
+    Texts,
     arrival_times,
     interrupt,
     plan_requests,
@@ -38,7 +37,7 @@ class Settings:
     options: Mapping[str, object] = field(default_factory=dict)  # fields of every body: model, voice, extensions
     headers: Mapping[str, str] = field(default_factory=dict)
     lengths: SpeechLengths | None = None
-    one_sentence: bool = False  # texts of one sentence only
+    texts: Texts = Texts.MIXED
     warmup: int = 0  # requests before the run
     words_per_s: float = 30.0  # of live text
     interrupted: float = 0.0  # share of live turns that are interrupted
@@ -81,6 +80,5 @@ class Settings:
         return self._plan([0.0] * self.warmup, seed=self.seed + 1)
 
     def _plan(self, times_s: list[float], *, seed: int) -> list[ScheduledRequest]:
-        texts = ONE_SENTENCE if self.one_sentence else SENTENCES
-        plan = plan_requests(times_s, seed=seed, lengths=self.lengths, texts=texts)
+        plan = plan_requests(times_s, seed=seed, lengths=self.lengths, texts=self.texts.choices())
         return interrupt(plan, self.interrupted, seed=seed) if self.transport is Transport.LIVE else plan

@@ -133,7 +133,7 @@ def measure(url: str, options: argparse.Namespace) -> None:
     fields = json.dumps({"language": "english", "non_streaming_mode": False})
     where = ["--url", url, "--out", str(options.out / "rates"), "--rates", options.rates]
     how = ["--duration", str(options.duration), "--min-requests", "0", "--speech-s", str(options.speech_s)]
-    more = ["--one-sentence", "--voice", "ryan", "--processes", "2", "--extra", fields]
+    more = ["--texts", "one-sentence", "--voice", "ryan", "--processes", "2", "--extra", fields]
     subprocess.run([sys.executable, "-m", "loadtest", "rates", *where, *how, *more], check=False)
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from rich.console import Console
 
-from loadtest.arrivals import SpeechLengths, settled
+from loadtest.arrivals import SpeechLengths, Texts, settled
 from loadtest.measure import Result, measure
 from loadtest.runner import Runner
 from loadtest.settings import Settings
@@ -152,7 +152,7 @@ class Bench:
             seed=self._number,
             lengths=SpeechLengths(self.options.speech_s, 0.35),
             options={"model": "tts-1", "voice": "alloy"} | (WHOLE if act else {}) | json.loads(self.options.extra),
-            one_sentence=True,
+            texts=Texts.ONE_SENTENCE,
             warmup=8,
             processes=self.options.processes or max(2, math.ceil(rate / self.options.rate_per_process)),
         )

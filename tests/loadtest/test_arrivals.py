@@ -6,10 +6,12 @@ import pytest
 from loadtest.arrivals import (
     MAX_S,
     MIN_S,
+    PARAGRAPH,
     SENTENCES,
     Arrivals,
     Phase,
     SpeechLengths,
+    Texts,
     arrival_times,
     choose_texts,
     phase_times,
@@ -85,3 +87,13 @@ def test_the_sentences_differ_in_kind_and_length() -> None:
     assert len(set(SENTENCES)) == len(SENTENCES) >= 40
     assert min(words) <= 4
     assert max(words) >= 30
+
+
+def test_texts_are_those_asked_for() -> None:
+    assert Texts.MIXED.choices() == SENTENCES
+    assert not any(". " in text for text in Texts.ONE_SENTENCE.choices())
+    paragraphs = Texts.PARAGRAPHS.choices()
+    assert len(set(paragraphs)) == len(SENTENCES)
+    assert all(len(text) in PARAGRAPH for text in paragraphs)
+    settings = Settings("http://h:1", (Phase("all", 50, 1.0),), texts=Texts.PARAGRAPHS)
+    assert {request.text for request in settings.schedule()} <= {*paragraphs}

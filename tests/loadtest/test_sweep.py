@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.arrivals import Arrivals, Phase, SpeechLengths, place
+from loadtest.arrivals import Arrivals, Phase, SpeechLengths, Texts, place
 from loadtest.measure import Result
 from loadtest.metrics import Limits
 from loadtest.settings import Settings
@@ -103,7 +103,7 @@ def test_a_low_rate_is_measured_for_longer() -> None:
 @pytest.mark.anyio
 async def test_each_rate_has_a_folder_and_a_row(tmp_path: Path) -> None:
     async with serving(speak_at_once) as target:
-        settings = Settings(target.url, (), lengths=SpeechLengths(1.0, 0.1), one_sentence=True)
+        settings = Settings(target.url, (), lengths=SpeechLengths(1.0, 0.1), texts=Texts.ONE_SENTENCE)
         plan = Plan(rates=(40.0, 20.0), duration_s=0.2)
         done: list[Result] = []
         swept, whole = await sweep(
