@@ -11,7 +11,7 @@ import json
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.kernels import measured_tiles
 from deployments.talker.kernels.matmul import (
+    MAX_BLOCK_M,
     MAX_VECTOR_ROWS,
     Form,
     Product,
@@ -36,7 +37,7 @@ from tools.kernels.reference import reference_matmul
 
 BANDWIDTH = 4.3e12  # bytes per second of a device-to-device copy on one H200, measured
 # What a batch pads to: numbers of rows between these take the tile of the next one.
-_ROWS = (1, 2, 16, 32, 64)
+_ROWS = (1, 2, 16, 32, 64, 128)
 # A frame's first pass through the predictor has two rows a sequence.
 _PREDICTOR_ROWS = (1, 2, 4, 16, 32, 64, 128)
 _SHARED_MEMORY = 227_000  # bytes a program may have
@@ -136,9 +137,11 @@ def _pipelined_tiles(case: Case, rows: int) -> Iterator[Tile]:
     for block_n, block_k, warps, stages, chains in _PIPELINES:
         if block_n < 16 and case.columns > 2048:
             continue  # enough programs without
-        shared = stages * block_k * 2 * (max(16, rows) + block_n * (2 if case.gated else 1))
-        if shared <= _SHARED_MEMORY and (block_n < 64 or case.gated):
-            yield Tile(Form.PIPELINED, block_n, block_k, warps, stages, chains)
+        for block_m in (16, MAX_BLOCK_M) if rows > MAX_BLOCK_M else (16,):
+            covered = MAX_BLOCK_M if block_m == MAX_BLOCK_M else max(16, rows)
+            shared = stages * block_k * 2 * (covered + block_n * (2 if case.gated else 1))
+            if shared <= _SHARED_MEMORY and (block_n < 64 or case.gated or rows > MAX_BLOCK_M):
+                yield Tile(Form.PIPELINED, block_n, block_k, warps, stages, chains, block_m)
 
 
 def time_graph(body: Callable[[], None], *, calls: int) -> float:
@@ -236,20 +239,23 @@ def fitting(job: Job) -> list[Tile]:
     return fits
 
 
-def jobs_of(cases: list[Case]) -> list[Job]:
-    """All candidates, a few to a job: the likeliest of every product first."""
+def jobs_of(cases: list[Case], only: Sequence[int] = ()) -> list[Job]:
+    """All candidates, a few to a job: the likeliest of every product first. `only` these numbers of rows, or all."""
     found: list[tuple[int, Job]] = []
     for case in cases:
-        for rows in case.all_rows:
+        for rows in (rows for rows in case.all_rows if not only or rows in only):
             tiles = list(candidates(case, rows))
             starts = range(0, len(tiles), _TILES_OF_A_JOB)
             found += [(start, Job(case, rows, tiles[start : start + _TILES_OF_A_JOB])) for start in starts]
     return [job for _, job in sorted(found, key=lambda each: each[0])]
 
 
-def sweep(cases: list[Case], *, compile_s: float) -> list[dict[str, object]]:
-    """Time every candidate that compiles within `compile_s` seconds; the fastest replace what `MEASURED` holds."""
-    jobs = jobs_of(cases)
+def sweep(cases: list[Case], *, compile_s: float, only: Sequence[int] = ()) -> list[dict[str, object]]:
+    """Time every candidate that compiles within `compile_s` seconds; the fastest replace what `MEASURED` holds.
+
+    `only` these numbers of rows: for others it stays as it is.
+    """
+    jobs = jobs_of(cases, only)
     workers = min(len(jobs), len(os.sched_getaffinity(0)))
     fits: dict[tuple[Case, int], list[Tile]] = {}
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -260,7 +266,8 @@ def sweep(cases: list[Case], *, compile_s: float) -> list[dict[str, object]]:
     for future in (*done, *(future for future in late if not future.cancelled())):
         job = futures[future]
         fits.setdefault((job.case, job.rows), []).extend(future.result())
-    MEASURED.clear()
+    if not only:
+        MEASURED.clear()
     found = sorted(fits.items(), key=lambda each: (each[0][0].name, each[0][1]))
     return [_time_case(case, rows, tiles) for (case, rows), tiles in found if tiles]
 
@@ -306,11 +313,12 @@ def main() -> None:
     """Parse options, search, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="1.7B-CustomVoice", choices=SHAPES)
+    parser.add_argument("--rows", type=int, nargs="+", default=[], help="only these numbers of rows; default: all")
     parser.add_argument("--compile-s", type=float, default=300, help="seconds after which no tile is compiled any more")
     parser.add_argument("--save", type=Path, help="write the table of the tiles found to this file: measured_tiles.py")
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
     options = parser.parse_args()
-    results = sweep(cases_of(config_of(options.model)), compile_s=options.compile_s)
+    results = sweep(cases_of(config_of(options.model)), compile_s=options.compile_s, only=options.rows)
     if options.save:
         save_measured(options.save)
     if options.json:

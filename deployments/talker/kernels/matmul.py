@@ -17,7 +17,7 @@ from deployments.talker.kernels.launch import prefetch_to_l2, wait_for_predecess
 
 # Rows up to which plain multiply-adds beat the tensor cores' padding to 16 rows.
 MAX_VECTOR_ROWS = 4
-# The most rows that a tile may ask for beyond those there are.
+# The most rows that a tile may ask for beyond those there are; more rows than that may be shared among programs.
 MAX_BLOCK_M = 64
 
 
@@ -42,7 +42,7 @@ class Tile:
     warps: int
     stages: int = 1  # of a pipeline
     chains: int = 1  # of a pipeline: sums that do not wait for each other, each over a part of `block_k`
-    block_m: int = 16  # rows that a program on tensor cores covers at least
+    block_m: int = 16  # rows that a program on tensor cores covers at least; with MAX_BLOCK_M it covers no more either
 
 
 @dataclass(slots=True)
@@ -74,9 +74,9 @@ def _early_residual(residual, place, inside):
 
 @triton.jit
 def _grid(rows, n_size: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
-    """A program's columns, all rows, and where they meet: which places exist, and where in the output they are."""
+    """A program's columns, its rows, and where they meet: which places exist, and where in the output they are."""
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
-    m = tl.arange(0, block_m)
+    m = tl.program_id(1) * block_m + tl.arange(0, block_m)
     return n, m, m[:, None] < rows, m[:, None] * n_size + n[None, :]
 
 
@@ -303,7 +303,9 @@ def matmul(x: Rows, weight: Tensor, out: Rows, tile: Tile, product: Product, *, 
     rows, k_size = x.values.shape
     n_size = weight.shape[0] // (2 if product.gated else 1)
     block_m = rows if tile.form is Form.VECTOR else max(tile.block_m, triton.next_power_of_2(rows))
-    _KERNELS[tile.form][(n_size // tile.block_n,)](
+    if tile.block_m == MAX_BLOCK_M:
+        block_m = MAX_BLOCK_M
+    _KERNELS[tile.form][(n_size // tile.block_n, triton.cdiv(rows, block_m))](
         x.values, weight, bias, x.squares if product.eps is not None else None, residual, out.values,
         out.squares if residual is not None else None, rows, x.squares.stride(0), product.eps or 0.0,
         n_size=n_size, k_size=k_size, parts=1 if product.eps is None else x.parts, gated=product.gated, pdl=product.pdl,

@@ -11,6 +11,7 @@ MEASURED: dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, i
         16: ("split", 16, 256, 4, 1, 1, 16),
         32: ("pipelined", 16, 128, 4, 6, 1, 64),
         64: ("pipelined", 16, 128, 4, 6, 1, 16),
+        128: ("pipelined", 32, 128, 4, 6, 1, 64),
     },
     (3072, 2048, False): {
         1: ("vector", 8, 256, 8, 1, 1, 16),
@@ -18,6 +19,7 @@ MEASURED: dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, i
         16: ("pipelined", 32, 128, 4, 6, 1, 16),
         32: ("pipelined", 32, 128, 4, 6, 1, 64),
         64: ("pipelined", 32, 128, 4, 6, 1, 16),
+        128: ("pipelined", 64, 64, 4, 6, 1, 64),
     },
     (1024, 3072, False): {
         1: ("vector", 8, 256, 8, 1, 1, 16),
@@ -26,7 +28,7 @@ MEASURED: dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, i
         16: ("split", 16, 128, 8, 1, 1, 16),
         32: ("pipelined", 16, 256, 4, 4, 4, 64),
         64: ("pipelined", 16, 256, 4, 4, 4, 16),
-        128: ("pipelined", 16, 128, 4, 6, 2, 16),
+        128: ("pipelined", 16, 256, 4, 4, 4, 64),
     },
     (3072, 1024, True): {
         1: ("vector", 16, 256, 8, 1, 1, 16),
@@ -35,7 +37,7 @@ MEASURED: dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, i
         16: ("pipelined", 32, 128, 4, 6, 1, 16),
         32: ("pipelined", 32, 128, 4, 6, 1, 64),
         64: ("pipelined", 32, 128, 4, 6, 1, 16),
-        128: ("pipelined", 32, 128, 4, 4, 1, 16),
+        128: ("pipelined", 64, 64, 4, 6, 1, 64),
     },
     (1024, 2048, False): {
         1: ("vector", 8, 256, 8, 1, 1, 16),
@@ -44,7 +46,7 @@ MEASURED: dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, i
         16: ("split", 16, 256, 8, 1, 1, 16),
         32: ("pipelined", 16, 256, 4, 4, 4, 64),
         64: ("pipelined", 16, 256, 4, 4, 4, 16),
-        128: ("pipelined", 16, 128, 4, 6, 2, 16),
+        128: ("pipelined", 16, 256, 4, 4, 4, 64),
     },
     (4096, 1024, False): {
         1: ("vector", 8, 256, 8, 1, 1, 16),
@@ -53,7 +55,7 @@ MEASURED: dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, i
         16: ("pipelined", 32, 128, 4, 6, 1, 16),
         32: ("pipelined", 32, 128, 4, 6, 1, 64),
         64: ("pipelined", 32, 128, 4, 6, 1, 16),
-        128: ("pipelined", 32, 128, 4, 4, 1, 16),
+        128: ("pipelined", 64, 64, 4, 6, 1, 64),
     },
     (2048, 6144, False): {
         1: ("vector", 2, 256, 4, 1, 1, 16),
@@ -61,6 +63,7 @@ MEASURED: dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, i
         16: ("pipelined", 16, 256, 4, 4, 4, 64),
         32: ("pipelined", 16, 256, 4, 4, 4, 64),
         64: ("pipelined", 16, 256, 4, 4, 4, 16),
+        128: ("pipelined", 32, 128, 4, 6, 2, 64),
     },
     (6144, 2048, True): {
         1: ("vector", 2, 256, 4, 1, 1, 16),
@@ -68,6 +71,7 @@ MEASURED: dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, i
         16: ("pipelined", 64, 64, 4, 6, 1, 64),
         32: ("pipelined", 64, 64, 4, 6, 1, 64),
         64: ("pipelined", 64, 64, 4, 6, 1, 16),
+        128: ("pipelined", 64, 64, 4, 6, 1, 64),
     },
     (2048, 2048, False): {
         1: ("vector", 16, 256, 8, 1, 1, 16),
@@ -75,6 +79,7 @@ MEASURED: dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, i
         16: ("pipelined", 16, 256, 4, 4, 4, 64),
         32: ("pipelined", 16, 256, 4, 4, 4, 64),
         64: ("pipelined", 16, 256, 4, 4, 4, 16),
+        128: ("pipelined", 32, 128, 4, 6, 2, 64),
     },
     (4096, 2048, False): {
         1: ("vector", 4, 256, 4, 1, 1, 16),
@@ -82,5 +87,6 @@ MEASURED: dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, i
         16: ("pipelined", 32, 128, 4, 6, 1, 64),
         32: ("pipelined", 32, 128, 4, 6, 1, 64),
         64: ("pipelined", 32, 128, 4, 6, 1, 16),
+        128: ("pipelined", 64, 64, 4, 6, 1, 64),
     },
 }

@@ -29,6 +29,8 @@ CASES = [
     (20, DOT),
     (5, CHAINS),
     (5, TALL),
+    (70, TALL),
+    (70, DOT),
     (1, SPLIT),
     (5, SPLIT),
     (20, SPLIT),
