@@ -14,6 +14,8 @@ import torch
 
 from deployments.checkpoint import read_shapes
 from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
+from deployments.codec.planner import GPU_RAMP
+from deployments.codec.slots import MAX_BATCH_FRAMES
 from deployments.config import TalkerConfig
 from deployments.errors import TalkrayError
 from deployments.talker.kv_cache import KVCache
@@ -21,9 +23,10 @@ from deployments.talker.loading import block_size_of, dtype_of, gpu_share
 from deployments.talker.model.config import ModelConfig
 
 _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
-# Recorded calls of the codec and what its layers remember of each stream, behind its weights and caches: by the
-# smallest shares that started (docs/performance.md).
-_CODEC_CALL_BYTES = 1 << 30
+# Recorded calls of the codec, for each frame of the largest one; and what its convolutions remember and the allocator
+# keeps. Both measured, with 8, 128 and 256 streams.
+_CODEC_FRAME_BYTES = 5_700_000
+_CODEC_MORE_BYTES = 600 << 20
 _USUAL_POSITIONS = 320  # about twenty seconds of speech, and its prompt
 
 
@@ -65,11 +68,9 @@ def _codec_bytes(directory: Path, num_slots: int) -> int:
     """Of the codec decoder in float16, with so many streams."""
     folder, itemsize = directory / "speech_tokenizer", torch.float16.itemsize
     weights = _count(read_shapes(folder), "decoder.") * itemsize
-    return (
-        weights
-        + (num_slots + 1) * _slot_values(SpeechTokenizerConfig.load(folder).decoder) * itemsize
-        + (_CODEC_CALL_BYTES)
-    )
+    slots = (num_slots + 1) * _slot_values(SpeechTokenizerConfig.load(folder).decoder) * itemsize
+    calls = min(MAX_BATCH_FRAMES, num_slots * max(GPU_RAMP)) * _CODEC_FRAME_BYTES
+    return weights + slots + calls + _CODEC_MORE_BYTES
 
 
 def _slot_values(config: DecoderConfig) -> int:

@@ -1,3 +1,4 @@
+import gc
 import json
 import struct
 from collections.abc import Callable
@@ -84,6 +85,8 @@ def test_what_does_not_fit_is_told_as_the_engine_tells_it(
 def test_four_streams_speak_within_a_small_gpu(name: str, most: float, tmp_path: Path) -> None:
     """The share is capped, the start says what it takes, and it is what was predicted."""
     write_checkpoint(tmp_path / name, SHAPES[name], Options())
+    gc.collect()  # engines of tests before
+    torch.cuda.empty_cache()
     free_before, total = torch.cuda.mem_get_info()
     config = ONE_GPU.model_copy(update={"device": "cuda", "gpu_memory_fraction": most / total})
     fit = predict(tmp_path / name, config, total)
