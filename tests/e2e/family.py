@@ -37,10 +37,11 @@ def start_on_terminal(command: list[str], output: str) -> "subprocess.Popen[byte
 
     process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, preexec_fn=lead)
     os.close(its)
+    file = open(output, "wb", buffering=0)  # noqa: SIM115 - the thread closes it
 
     def copy() -> None:
         """One thread reads and closes: while another one reads, the terminal would not hang up."""
-        with open(output, "wb", buffering=0) as file:
+        with file:
             while sys.stdin not in select.select([ours, sys.stdin], [], [])[0]:
                 try:
                     file.write(os.read(ours, 4096))
