@@ -31,7 +31,7 @@ _KEY_PROTOCOL = "openai-insecure-api-key."
 
 _MINUTE_S = 60.0
 # Bodies that may hold a recording: so many are taken in at once, each until it is decoded; the others wait.
-MAX_UPLOADS = 12
+MAX_UPLOADS = 6  # each takes about 65 MB at its worst
 _SMALL_BYTES = 128 << 10  # of a body without one
 _UPLOAD_WAIT_S = 10.0
 # What raises a limit, by the reason of a refusal.
