@@ -1,6 +1,7 @@
 """The door: who may come in, from where, and with how much. Decided from the request's head alone."""
 
 import asyncio
+import ctypes
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ _KEY_PROTOCOL = "openai-insecure-api-key."
 
 _MINUTE_S = 60.0
 # Bodies that may hold a recording: so many are taken in at once, each until it is decoded; the others wait.
-MAX_UPLOADS = 6  # each takes about 65 MB at its worst
+MAX_UPLOADS = 3  # each takes up to 100 MB
 _SMALL_BYTES = 128 << 10  # of a body without one
 _UPLOAD_WAIT_S = 10.0
 # What raises a limit, by the reason of a refusal.
@@ -140,6 +141,7 @@ class Upload:
         if self._is_large:
             self._is_large = False
             self._room.release()
+            ctypes.CDLL(None).malloc_trim(0)  # the allocator keeps what it is given back, behind whatever came later
 
 
 class Caller:
