@@ -4,8 +4,9 @@
     python -m tools.codec_pool --replicas 4 --workers 3 --rates 4,8,10 --chunk-frames 2,2,2,4,4,8,12
 
 Only what a call takes is assumed: `--call-ms` and so many `--frame-ms` for each of its frames, as `talkray bench codec`
-says, 15 % more or less. Left out are the limit on streams, what crosses handles, and that threads of one process share
-Python's lock: give a replica no more workers than `talkray bench codec` says that a process can use.
+says, 15 % more or less. A stream that a replica does not let in within `--patience-s` is refused. Left out are what
+crosses handles, and that threads of one process share Python's lock: give a replica no more workers than `talkray bench
+codec` says that a process can use.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import math
 import random
 import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from unittest import mock
@@ -23,7 +24,8 @@ import numpy as np
 
 from deployments.codec import batcher, stream
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob
-from deployments.codec.planner import MAX_BATCH_FRAMES, MAX_BATCH_SIZE, MAX_CALL_S, ChunkPlan, call_sizes
+from deployments.codec.capacity import Capacity
+from deployments.codec.planner import MAX_BATCH_FRAMES, MAX_BATCH_SIZE, MAX_CALL_S, ChunkPlan, call_sizes, paced
 from deployments.codec.state import DecoderState
 from deployments.codec.stream import DecodingStart, StreamDecoder
 from deployments.config import CodecConfig
@@ -66,6 +68,7 @@ class Pool:
     call_s: float = 0.026
     frame_s: float = 0.0104
     of_two: bool = False  # a stream goes to the better of two at random, not of all
+    patience_s: float = 0.5
     duration_s: float = 60.0
     seed: int = 1
 
@@ -88,7 +91,8 @@ class Result:
     """What listeners heard at one rate."""
 
     first_audio_s: list[float]
-    stalled_s: list[float]  # of each stream
+    stalled_s: list[float]  # of each stream that was let in
+    refused: int
     busy_cores: float
     batch: float  # streams of a call, mean
 
@@ -105,7 +109,8 @@ class Result:
         """For a table."""
         return (
             f"| {rate:g} | {self.percentile_ms(0.5):.0f} / {self.percentile_ms(0.95):.0f} "
-            f"| {100 * self.late:.1f} % | {self.busy_cores:.1f} | {self.batch:.2f} |"
+            f"| {100 * self.late:.1f} % | {self.refused} of {self.refused + len(self.stalled_s)} "
+            f"| {self.busy_cores:.1f} | {self.batch:.2f} |"
         )
 
 
@@ -116,16 +121,32 @@ class _Replica:
     streams: int = 0
     busy_s: float = 0.0
     gate: DecodeGate = field(init=False)
+    capacity: Capacity = field(init=False)
     _jobs: list[tuple[DecodeJob, asyncio.Future[Decoded]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         largest = {size: self.pool.largest(size) for size in call_sizes(self.pool.chunk_frames)}
         self.gate = DecodeGate(self._decode, workers=self.pool.workers, largest=largest)
+        self.capacity = Capacity(max_late_s=CodecConfig().max_late_s, workers_carry=lambda: self.gate.capacity)
 
-    async def listen(self, frames: int) -> tuple[float, float]:
-        """One stream to its end: when its first audio came, and how long it was silent behind that."""
-        clock, asked_s, first_s = PlaybackClock(), _now_s(), math.inf
-        plan, start = ChunkPlan(self.pool.chunk_frames), DecodingStart(_NOTHING)
+    async def listen(self, frames: int) -> tuple[float, float] | None:
+        """One stream to its end: when its first audio came, and how long it was silent behind that; None: refused."""
+        asked_s = _now_s()
+        self.streams += 1
+        async with AsyncExitStack() as room:
+            try:
+                async with asyncio.timeout(self.pool.patience_s):
+                    await room.enter_async_context(self.capacity.enter("", at_once=False))
+                return await self._listen(frames, asked_s)
+            except TimeoutError:
+                return None
+            finally:
+                self.streams -= 1
+
+    async def _listen(self, frames: int, asked_s: float) -> tuple[float, float]:
+        clock, first_s = PlaybackClock(), math.inf
+        ramp = paced(self.pool.chunk_frames, self.gate.seconds_per_frame, self.gate.wait_s)
+        plan, start = ChunkPlan(ramp), DecodingStart(_NOTHING)
         decoder = StreamDecoder(
             self.gate.submit,
             plan,
@@ -134,12 +155,10 @@ class _Replica:
             sample_rate=_SAMPLE_RATE,
             load=lambda: self.gate.load,
         )
-        self.streams += 1
         async with aclosing(decoder.run(_talker(frames))) as chunks:
             async for chunk in chunks:
                 first_s = min(first_s, _now_s() - asked_s)
                 clock.deliver(len(chunk.codes) * FRAME_S, now_s=_now_s())
-        self.streams -= 1
         return first_s, clock.stalled_s
 
     async def _decode(self, job: DecodeJob) -> Decoded:
@@ -154,14 +173,14 @@ class _Replica:
         self.gate.taken()
         work_s = self.pool.work_s(sum(len(job.codes) for job, _ in jobs)) * self.dice.lognormvariate(0, _DEVIATION)
         self.busy_s += work_s
-        asyncio.get_running_loop().call_later(work_s, _finish, jobs)
+        asyncio.get_running_loop().call_later(work_s, self._finish, jobs)
 
-
-def _finish(jobs: list[tuple[DecodeJob, asyncio.Future[Decoded]]]) -> None:
-    for job, done in jobs:
-        pcm = np.ones(len(job.codes) * _FRAME_SAMPLES, np.int16)
-        if not done.done():
-            done.set_result(Decoded(pcm, DecoderState(job.state.position + len(job.codes), ())))
+    def _finish(self, jobs: list[tuple[DecodeJob, asyncio.Future[Decoded]]]) -> None:
+        self.capacity.decoded(max(job.stall_s(_now_s()) for job, _ in jobs), now_s=_now_s())
+        for job, done in jobs:
+            pcm = np.ones(len(job.codes) * _FRAME_SAMPLES, np.int16)
+            if not done.done():
+                done.set_result(Decoded(pcm, DecoderState(job.state.position + len(job.codes), ())))
 
 
 async def _talker(frames: int) -> AsyncGenerator[FrameChunk, None]:
@@ -178,7 +197,7 @@ async def _load(pool: Pool, rate: float) -> Result:
     dice = random.Random(pool.seed)  # of what is asked: the same for every pool
     others = random.Random(pool.seed)
     replicas = [_Replica(pool, others) for _ in range(pool.replicas)]
-    listeners: list[asyncio.Task[tuple[float, float]]] = []
+    listeners: list[asyncio.Task[tuple[float, float] | None]] = []
     began_s = _now_s()
     while (left_s := began_s + pool.duration_s - _now_s()) > 0:
         seen = others.sample(replicas, min(2 if pool.of_two else pool.replicas, pool.replicas))
@@ -186,10 +205,12 @@ async def _load(pool: Pool, rate: float) -> Result:
         frames = max(1, round(_SPEECH_S * dice.lognormvariate(0, _SPEECH_SIGMA) / FRAME_S))
         listeners.append(asyncio.create_task(replica.listen(frames)))
         await asyncio.sleep(min(dice.expovariate(rate), left_s))
-    heard = await asyncio.gather(*listeners)
+    outcomes = await asyncio.gather(*listeners)
+    heard = [outcome for outcome in outcomes if outcome is not None]
     batches, jobs = (sum(getattr(replica.gate, count) for replica in replicas) for count in ("batches", "jobs"))
     busy_cores = sum(replica.busy_s for replica in replicas) / (_now_s() - began_s)
-    return Result([first for first, _ in heard], [stalled for _, stalled in heard], busy_cores, jobs / batches)
+    firsts, stalls = [first for first, _ in heard], [stalled for _, stalled in heard]
+    return Result(firsts, stalls, len(outcomes) - len(heard), busy_cores, jobs / batches)
 
 
 def simulate(pool: Pool, rate: float) -> Result:
@@ -217,6 +238,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--call-ms", type=float, default=26.0)
     parser.add_argument("--frame-ms", type=float, default=10.4)
     parser.add_argument("--of-two", action="store_true", help="Serve's own router: the better of two at random")
+    parser.add_argument("--patience-s", type=float, default=0.5, help="seconds that a stream waits to be let in")
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of each rate")
     options = parser.parse_args(arguments)
     pool = Pool(
@@ -226,10 +248,11 @@ def main(arguments: list[str]) -> int:
         call_s=options.call_ms / 1e3,
         frame_s=options.frame_ms / 1e3,
         of_two=options.of_two,
+        patience_s=options.patience_s,
         duration_s=options.duration,
     )
-    print("| r/s | first audio p50 / p95, ms | streams that paused | busy cores | streams a call |")
-    print("|---|---|---|---|---|")
+    print("| r/s | first audio p50 / p95, ms | streams that paused | refused | busy cores | streams a call |")
+    print("|---|---|---|---|---|---|")
     for rate in options.rates:
         print(simulate(pool, rate).row(rate), flush=True)
     return 0

@@ -6,13 +6,14 @@ from bisect import insort
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from deployments.codec.decoder import CodecDecoder, to_pcm16
-from deployments.codec.planner import MAX_BATCH_FRAMES, MAX_BATCH_SIZE, MAX_CALL_S
+from deployments.codec.planner import CALL_FRAMES, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, MAX_CALL_S
 from deployments.codec.state import DecoderState
 from deployments.codec.workers import out_of_memory
 from deployments.errors import EngineError
@@ -20,6 +21,8 @@ from deployments.playback import FRAME_S
 from deployments.protocol import Codes
 
 _SMOOTHING = 0.1  # weight of the newest batch
+_USABLE = 0.8  # of the workers' time: busier ones fall behind with the next burst
+_USUAL_FRAMES = 8  # of a call: short ones at a stream's beginning, wide ones behind it
 # A stream whose listener has less than this in hand behind its chunk asks again as soon as that is on its way: so long
 # its worker waits for it, rather than begin a call for a stream that has time, which would take far longer.
 _URGENT_S = 0.5
@@ -96,6 +99,7 @@ class _Waiter:
     number: int  # order of submission between equal deadlines
     job: DecodeJob = field(compare=False)
     decoded: asyncio.Future[Decoded] = field(compare=False)
+    came_s: float = field(compare=False)
 
     def settle(self, task: asyncio.Future[Decoded]) -> None:
         if self.decoded.done():  # its stream left while it was decoded
@@ -143,7 +147,9 @@ class DecodeGate:
         self._running: set[asyncio.Future[list[Decoded | BaseException]]] = set()
         self.batches = 0  # let through so far
         self.jobs = 0  # in those batches
-        self.seconds_per_frame = 0.0  # of a worker, smoothed; 0 before the first batch
+        # Of a worker, besides what a call costs itself (CALL_FRAMES), smoothed; 0 before the first batch.
+        self.seconds_per_frame = 0.0
+        self.wait_s = 0.0  # of jobs that are wanted soon, for a worker, smoothed
 
     @property
     def num_waiting(self) -> int:
@@ -155,10 +161,18 @@ class DecodeGate:
         """How many times over the waiting jobs would fill the workers; 0 while each job finds one at once."""
         return len(self._waiting) // self._workers
 
+    @property
+    def capacity(self) -> float:
+        """Streams that the workers decode in real time by what calls have taken; infinite before the first."""
+        if not self.seconds_per_frame:
+            return inf
+        call_s = self.seconds_per_frame * (_USUAL_FRAMES + CALL_FRAMES)
+        return _USABLE * self._workers * _USUAL_FRAMES * FRAME_S / call_s
+
     async def submit(self, job: DecodeJob) -> Decoded:
         """Wait for a worker and decode. Cancelling takes a waiting job back; a running one ends without its caller."""
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(job.deadline_s, next(self._numbers), job, loop.create_future())
+        waiter = _Waiter(job.deadline_s, next(self._numbers), job, loop.create_future(), time.monotonic())
         insort(self._waiting, waiter)
         loop.call_soon(self._dispatch)  # behind whatever else is submitted in this tick
         try:
@@ -203,7 +217,7 @@ class DecodeGate:
         """Of one call, by what frames have cost so far."""
         if not self.seconds_per_frame:
             return self._max_batch_frames
-        return min(self._max_batch_frames, int(self._max_call_s / self.seconds_per_frame))
+        return max(1, min(self._max_batch_frames, int(self._max_call_s / self.seconds_per_frame - CALL_FRAMES)))
 
     def _start(self, batch: list[_Waiter]) -> None:
         self._idle_workers -= 1
@@ -216,6 +230,9 @@ class DecodeGate:
         running = asyncio.gather(*tasks, return_exceptions=True)
         self._running.add(running)
         started_s = time.monotonic()
+        for waiter in batch:
+            if waiter.deadline_s - waiter.came_s <= _URGENT_S:
+                self.wait_s += _SMOOTHING * (started_s - waiter.came_s - self.wait_s)
         running.add_done_callback(lambda done: self._finish(done, batch, time.monotonic() - started_s))
 
     def _finish(
@@ -225,7 +242,7 @@ class DecodeGate:
         if self._gathered is batch:  # all of it was cancelled, or failed, before
             self._gathered = None
         if not batch[0].job.silent:  # which costs far less a frame
-            frames = sum(len(waiter.job.codes) for waiter in batch)
+            frames = sum(len(waiter.job.codes) for waiter in batch) + CALL_FRAMES
             weight = _SMOOTHING if self.seconds_per_frame else 1.0
             self.seconds_per_frame += weight * (seconds / frames - self.seconds_per_frame)
         self._idle_workers += 1

@@ -31,7 +31,8 @@ Synthesize = Callable[[SynthesisRequest, Generate], AsyncGenerator[PcmChunk, Non
 
 
 class Capacity:
-    """How many streams a replica decodes at once: as many as it has seen that it can in time. They enter in order.
+    """How many streams a replica decodes at once: no more than its workers can make in real time by what their calls
+    have taken, and no more than it has seen come in time. They enter in order.
 
     On a machine that is too slow for one stream there would be one place, and who speaks without a pause would hold it
     for good. So a client that has none of the places competes with other clients, not with how many places they hold;
@@ -40,9 +41,18 @@ class Capacity:
     All methods belong to one event loop, times to one clock.
     """
 
-    def __init__(self, *, max_late_s: float, limit: StreamLimit | None = None) -> None:
-        """Listeners may hear `max_late_s` of silence in all. `limit` may know something already."""
-        self._max_late_s = max_late_s
+    def __init__(
+        self,
+        *,
+        max_late_s: float,
+        workers_carry: Callable[[], float] = lambda: math.inf,
+        limit: StreamLimit | None = None,
+    ) -> None:
+        """Listeners may hear `max_late_s` of silence in all; the workers carry so many streams at the moment.
+
+        `limit` may know something already.
+        """
+        self._max_late_s, self._workers_carry = max_late_s, workers_carry
         self._limit = limit or StreamLimit(least=1)
         self._places: dict[object, str] = {}  # whose they are
         self._line: deque[tuple[str, asyncio.Future[object]]] = deque()
@@ -68,10 +78,14 @@ class Capacity:
         self._admit()
 
     def _has_room(self, client: str) -> bool:
-        if self._limit.has_room(len(self._places)):
+        if self._is_below_limits(len(self._places)):
             return True
         clients = set(self._places.values())
-        return client not in clients and (len(clients) < _CLIENTS or self._limit.has_room(len(clients)))
+        return client not in clients and (len(clients) < _CLIENTS or self._is_below_limits(len(clients)))
+
+    def _is_below_limits(self, streams: int) -> bool:
+        """Whether one more may join so many. The first one may, however slow the workers are."""
+        return (not streams or streams + 1 <= self._workers_carry()) and self._limit.has_room(streams)
 
     def _take(self, client: str) -> object:
         place = object()
@@ -117,10 +131,11 @@ class _Stream:
 class CodecLoad:
     """Counts what passes through. All methods belong to one event loop."""
 
-    def __init__(self, config: CodecConfig) -> None:
+    def __init__(self, config: CodecConfig, workers_carry: Callable[[], float] = lambda: math.inf) -> None:
+        """The workers carry so many streams at the moment."""
         self._workers = config.workers
         self._chunk_frames = config.chunk_frames[-1]  # a stream holds these back on purpose: others wait for a worker
-        self._capacity = Capacity(max_late_s=config.max_late_s)
+        self._capacity = Capacity(max_late_s=config.max_late_s, workers_carry=workers_carry)
         self._streams: set[_Stream] = set()
         self._calls = 0  # that decode now
         self._busy_s = 0.0  # of all workers, since the last record

@@ -14,6 +14,7 @@ from deployments.errors import CheckpointError
 CONTEXT = 6  # rows that the kernels of 7 look back
 RESIDUAL_DILATIONS = (1, 3, 9)
 MAX_FRAMES = 12  # of one stream in one call of a GPU
+MAX_CALL_FRAMES = 384  # of all its streams: bounds memory, and how long the next stream waits
 
 
 @dataclass(frozen=True, slots=True)

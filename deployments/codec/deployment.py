@@ -44,7 +44,7 @@ class CodecReplica:
 
         self._talker = talker
         self._service = CodecService(model, config, decode=decode)
-        self._load = CodecLoad(config)
+        self._load = CodecLoad(config, lambda: self._service.gate.capacity)
         self._knows_talker = self._has_tried = False
         self._replica = Replica(CodecLost, self._failure)
 

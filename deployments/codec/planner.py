@@ -6,14 +6,35 @@ what was captured. So there are few shapes, and all have been called before a re
 
 from collections.abc import Iterable
 
+from deployments.playback import FRAME_S
+
 MIN_LEAD_S = 0.25  # covers a decode and a frame of the talker
 GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are those that one call of a GPU decodes of each stream
 # Of one call of a worker. Streams share it only while it takes no longer than that: an urgent one may have to wait.
 MAX_BATCH_SIZE = 16
 MAX_BATCH_FRAMES = 64
 MAX_CALL_S = 0.25
+# What a call costs besides its frames, in frames: 2.5 on a Xeon with AMX, 2.8 with the embedded voice.
+CALL_FRAMES = 2.5
+_LONGEST_FIRST = 4  # frames of a first chunk
+_OF_PLAYING = 0.8  # of the time that a chunk plays, what the next one may take
 # Of calls that only bring the decoder's state behind frames that exist, besides the sizes of chunks.
 REPLAY_SIZES = (12, 24, 48, 96, 192)
+
+
+def paced(ramp: tuple[int, ...], seconds_per_frame: float, wait_s: float) -> tuple[int, ...]:
+    """The ramp, begun with chunks as long as it takes to make the next one while they play.
+
+    `seconds_per_frame` is what a frame costs a worker besides the call (CALL_FRAMES), `wait_s` how long chunks that are
+    wanted soon wait for a worker on average: some twice as long.
+    """
+    sizes = [size for size in sorted({*ramp}) if size <= _LONGEST_FIRST] or [ramp[0]]
+
+    def keeps_up(size: int) -> bool:
+        return 2 * wait_s + seconds_per_frame * (size + CALL_FRAMES) <= _OF_PLAYING * size * FRAME_S
+
+    first = next((size for size in sizes if keeps_up(size)), sizes[-1])
+    return tuple(max(first, size) for size in ramp)
 
 
 def call_sizes(ramp: Iterable[int]) -> tuple[int, ...]:

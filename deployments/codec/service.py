@@ -8,7 +8,7 @@ import numpy as np
 from deployments import metrics
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob, decode_batch
 from deployments.codec.loading import load_codec
-from deployments.codec.planner import ChunkPlan
+from deployments.codec.planner import ChunkPlan, paced
 from deployments.codec.state import DecoderState
 from deployments.codec.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.workers import Workers
@@ -18,22 +18,19 @@ from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, PcmChunk, P
 from deployments.runaway import EndingGuard
 from deployments.silence import LeadingSilence
 
-# A pool that is this busy falls behind with the next burst: further streams stay on the GPU.
-_FULL = 0.9
-
 
 class Placement:
     """How much of a stream the talker's GPU decodes: what the streams that are decoded here leave no time for."""
 
-    def __init__(self, config: CodecConfig, *, frame_s: float) -> None:
-        self._config, self._frame_s = config, frame_s
+    def __init__(self, config: CodecConfig) -> None:
+        self._config = config
         self._streams = 0  # decoded here
         self.talker_on_gpu = False  # known once a talker has been asked
 
     @contextmanager
-    def admit(self, seconds_per_frame: float) -> Iterator[int]:
-        """A stream for as long as it lasts; how many frames to ask the GPU for. A worker takes `seconds_per_frame`."""
-        gpu_frames = self._gpu_frames(seconds_per_frame)
+    def admit(self, capacity: float) -> Iterator[int]:
+        """A stream for as long as it lasts; how many frames to ask the GPU for. Workers carry `capacity` streams."""
+        gpu_frames = self._gpu_frames(capacity)
         here = gpu_frames < ALL_FRAMES
         self._streams += here
         try:
@@ -41,15 +38,15 @@ class Placement:
         finally:
             self._streams -= here
 
-    def _gpu_frames(self, seconds_per_frame: float) -> int:
+    def _gpu_frames(self, capacity: float) -> int:
         """An idle pool takes over behind `gpu_frames`; the busier, the later; a full one never does."""
         placement = self._config.placement
         if placement == "inline":
             return ALL_FRAMES
         if placement == "pool" or not self.talker_on_gpu:
             return 0
-        busy = (self._streams + 1) * seconds_per_frame / self._frame_s / self._config.workers
-        return ALL_FRAMES if busy >= _FULL else round(self._config.gpu_frames / (1 - busy))
+        busy = (self._streams + 1) / capacity
+        return ALL_FRAMES if busy >= 1.0 else round(self._config.gpu_frames / (1 - busy))
 
 
 class CodecService:
@@ -65,7 +62,7 @@ class CodecService:
             workers=config.workers,
             largest=self._codec.largest_batches,
         )
-        self.placement = Placement(config, frame_s=self._codec.decoder.frame_samples / self._codec.sample_rate)
+        self.placement = Placement(config)
 
     async def synthesize(self, request: SynthesisRequest, generate: Generate) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance whose frames come from `generate`; raises what `generate` raises."""
@@ -75,7 +72,7 @@ class CodecService:
         trims = not request.leading_silence and not start.position
         decoder = StreamDecoder(
             self.gate.submit,
-            ChunkPlan(self._ramp),
+            ChunkPlan(paced(self._ramp, self.gate.seconds_per_frame, self.gate.wait_s)),
             start,
             frame_samples=frame_samples,
             sample_rate=self._codec.sample_rate,
@@ -84,7 +81,7 @@ class CodecService:
             opening=self._codec.openings.get(request.voice or "") if trims and request.resume is None else None,
             load=lambda: self.gate.load,
         )
-        with self.placement.admit(self.gate.seconds_per_frame) as gpu_frames:
+        with self.placement.admit(self.gate.capacity) as gpu_frames:
             if start.undelivered is not None and len(start.undelivered):
                 gpu_frames = 0  # audio is missing that a talker will not bring
             asked = GenerateRequest(request, reference_codes, gpu_frames)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deployments.codec.config import MAX_CALL_FRAMES
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16
 from deployments.codec.fold import FoldedDecoder, fold
 from deployments.codec.planner import GPU_RAMP, call_sizes, parts
@@ -22,7 +23,6 @@ from deployments.cuda import Graphs, Staging, buckets
 from deployments.errors import EngineError
 from deployments.protocol import Codes
 
-MAX_BATCH_FRAMES = 384  # of all streams of a call: bounds memory, and how long the next stream waits
 # Of streams in a call: the padding of a call stays small.
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, *range(96, 4096, 32))
 _STAGED_WRITES = 16  # each may hold all codes of a slot
@@ -105,7 +105,7 @@ class PlainSlots:
 
     def largest_batch(self, frames: int) -> int:
         """As in SlotDecoder."""
-        return min(self.num_slots, max(1, MAX_BATCH_FRAMES // frames))
+        return min(self.num_slots, max(1, MAX_CALL_FRAMES // frames))
 
     def begin(self, slot: int) -> None:
         """As in SlotDecoder."""
@@ -246,7 +246,7 @@ class GpuSlots:
 
     def largest_batch(self, frames: int) -> int:
         """As in SlotDecoder."""
-        return max(size for size in self.batches if size * frames <= MAX_BATCH_FRAMES)
+        return max(size for size in self.batches if size * frames <= MAX_CALL_FRAMES)
 
     @torch.inference_mode()
     def begin(self, slot: int) -> None:
@@ -330,7 +330,7 @@ class _GpuFlight:
 
     def __init__(self, owner: GpuSlots) -> None:
         self._owner = owner
-        samples = MAX_BATCH_FRAMES * owner.decoder.frame_samples
+        samples = MAX_CALL_FRAMES * owner.decoder.frame_samples
         self._pcm = torch.empty(samples, dtype=torch.int16, pin_memory=True)
         self._slots, self._broken = torch.empty((2, owner.batches[-1]), dtype=torch.int32, pin_memory=True)
         self._calls: list[tuple[_Stream, int]] = []  # each stream and the number of its first frame here

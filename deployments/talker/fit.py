@@ -13,9 +13,7 @@ from pathlib import Path
 import torch
 
 from deployments.checkpoint import read_shapes
-from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
-from deployments.codec.planner import GPU_RAMP
-from deployments.codec.slots import MAX_BATCH_FRAMES
+from deployments.codec.config import MAX_CALL_FRAMES, MAX_FRAMES, DecoderConfig, SpeechTokenizerConfig
 from deployments.config import TalkerConfig
 from deployments.errors import TalkrayError
 from deployments.talker.kv_cache import KVCache
@@ -69,7 +67,7 @@ def _codec_bytes(directory: Path, num_slots: int) -> int:
     folder, itemsize = directory / "speech_tokenizer", torch.float16.itemsize
     weights = _count(read_shapes(folder), "decoder.") * itemsize
     slots = (num_slots + 1) * _slot_values(SpeechTokenizerConfig.load(folder).decoder) * itemsize
-    calls = min(MAX_BATCH_FRAMES, num_slots * max(GPU_RAMP)) * _CODEC_FRAME_BYTES
+    calls = min(MAX_CALL_FRAMES, num_slots * MAX_FRAMES) * _CODEC_FRAME_BYTES
     return weights + slots + calls + _CODEC_MORE_BYTES
 
 

@@ -47,7 +47,7 @@ class Codec:
                     from_talker += len(chunk.pcm) // (2 * 1920)
                     yield chunk
 
-        self._service.placement._gpu_frames = lambda seconds_per_frame: gpu_frames
+        self._service.placement._gpu_frames = lambda capacity: gpu_frames
         options = Sampling(max_new_tokens=FRAMES + 1 if leave_after is None else 2000)
         request = SynthesisRequest(
             "placed", "Same text.", voice="nora", sampling=options, seed=5, ignore_eos=True, leading_silence=True

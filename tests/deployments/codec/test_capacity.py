@@ -172,3 +172,24 @@ async def test_each_client_has_a_place_before_one_has_them_all() -> None:
     assert entered(hog) == [True, True, True, False]
     assert entered(others) == [True, True, False, False]  # three clients, which the limit allows
     await end([*hog, *others])
+
+
+async def test_no_more_enter_than_the_workers_carry() -> None:
+    carried = 3.5
+    line = Capacity(max_late_s=0.25, workers_carry=lambda: carried)
+    streams = [Stream(line) for _ in range(5)]
+    await settle()
+    assert entered(streams) == [True, True, True, False, False]
+    carried = 4.0
+    line.decoded(0.0, now_s=0.0)
+    await settle()
+    assert entered(streams) == [True, True, True, True, False]
+    carried = 0.1
+    streams[0].leave.set()
+    await settle()
+    assert not streams[4].entered.is_set()
+    await end(streams)
+    alone = Stream(line)
+    await settle()
+    assert alone.entered.is_set()  # somebody may always speak
+    await end([alone])

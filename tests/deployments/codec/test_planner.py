@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deployments.codec.planner import ChunkPlan, call_sizes, parts
+from deployments.codec.planner import ChunkPlan, call_sizes, paced, parts
 
 RAMP = (1, 2, 4, 8, 12)
 FRAME_S = 0.08
@@ -115,3 +115,21 @@ def test_every_number_of_frames_takes_calls_of_few_sizes(frames: int) -> None:
     assert set(ChunkPlan(RAMP).replay(frames)) <= {1, 2, 4, 8, 12, 24, 48, 96, 192}
     assert sum(ChunkPlan(RAMP).replay(frames)) == frames
     assert ChunkPlan(RAMP).replay(frames) == sorted(ChunkPlan(RAMP).replay(frames))  # the last reaches furthest
+
+
+@pytest.mark.parametrize(
+    ("frame_ms", "wait_ms", "expected"),
+    [
+        (0, 0, (1, 1, 2, 4, 8, 12)),
+        (18, 0, (1, 1, 2, 4, 8, 12)),  # the second frame takes 63 ms of the 80 that the first one plays
+        (20, 0, (2, 2, 2, 4, 8, 12)),
+        (10, 10, (1, 1, 2, 4, 8, 12)),
+        (10, 20, (2, 2, 2, 4, 8, 12)),
+        (30, 0, (4, 4, 4, 4, 8, 12)),
+        (100, 0, (4, 4, 4, 4, 8, 12)),  # nothing keeps up: no longer silence for that
+    ],
+)
+def test_first_chunks_play_while_the_next_is_made(frame_ms: float, wait_ms: float, expected: tuple[int, ...]) -> None:
+    assert paced((1, 1, 2, 4, 8, 12), frame_ms / 1000, wait_ms / 1000) == expected
+    assert paced((12,), frame_ms / 1000, wait_ms / 1000) == (12,)
+    assert paced((3, 12), frame_ms / 1000, wait_ms / 1000) == (3, 12)
