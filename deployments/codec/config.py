@@ -15,6 +15,12 @@ CONTEXT = 6  # rows that the kernels of 7 look back
 RESIDUAL_DILATIONS = (1, 3, 9)
 MAX_FRAMES = 12  # of one stream in one call of a GPU
 MAX_CALL_FRAMES = 384  # of all its streams: bounds memory, and how long the next stream waits
+_SMALL_GPU_BYTES = 16e9
+
+
+def call_frames(gpu_bytes: float) -> int:
+    """Frames of all streams of a call on a GPU with so much memory: recorded calls take 6 MB for each."""
+    return MAX_CALL_FRAMES if gpu_bytes >= _SMALL_GPU_BYTES else MAX_CALL_FRAMES // 4
 
 
 @dataclass(frozen=True, slots=True)

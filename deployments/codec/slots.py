@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.codec.config import MAX_CALL_FRAMES
+from deployments.codec.config import MAX_CALL_FRAMES, call_frames
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16
 from deployments.codec.fold import FoldedDecoder, fold
 from deployments.codec.planner import GPU_RAMP, call_sizes, parts
@@ -186,6 +186,7 @@ class GpuSlots:
             products=precision.products,
         )
         self.num_slots, self.precision, self.repaired = num_slots, precision.name, 0
+        self._call_frames = call_frames(torch.cuda.get_device_properties(device).total_memory)
         self._load_exact = load_exact
         self._streams = [_Stream(slot) for slot in range(num_slots)]
         self.batches = sorted(batches) if batches is not None else buckets(num_slots, BATCHES)
@@ -246,7 +247,7 @@ class GpuSlots:
 
     def largest_batch(self, frames: int) -> int:
         """As in SlotDecoder."""
-        return max(size for size in self.batches if size * frames <= MAX_CALL_FRAMES)
+        return max(size for size in self.batches if size * frames <= self._call_frames)
 
     @torch.inference_mode()
     def begin(self, slot: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from deployments.checkpoint import read_shapes
-from deployments.codec.config import MAX_CALL_FRAMES, MAX_FRAMES, DecoderConfig, SpeechTokenizerConfig
+from deployments.codec.config import MAX_FRAMES, DecoderConfig, SpeechTokenizerConfig, call_frames
 from deployments.config import TalkerConfig
 from deployments.errors import TalkrayError
 from deployments.talker.kv_cache import KVCache
@@ -44,7 +44,7 @@ def predict(directory: Path, config: TalkerConfig, total: int) -> Fit:
     size = config.kv_block_size or block_size_of(device, config.attention)
     dtype = dtype_of(config, device)
     block_bytes = KVCache.bytes_per_position(model.talker, dtype) * size
-    loaded = _talker_bytes(directory, model, dtype) + _codec_bytes(directory, 2 * config.max_num_seqs)
+    loaded = _talker_bytes(directory, model, dtype) + _codec_bytes(directory, 2 * config.max_num_seqs, total)
     kv = config.kv_cache_bytes or gpu_share(config, block_bytes, size).kv_bytes(total, loaded)
     blocks = kv // block_bytes - 1
 
@@ -62,12 +62,12 @@ def _talker_bytes(directory: Path, model: ModelConfig, dtype: torch.dtype) -> in
     return (talker + table) * dtype.itemsize + _count(shapes, "speaker_encoder.") * torch.float32.itemsize
 
 
-def _codec_bytes(directory: Path, num_slots: int) -> int:
-    """Of the codec decoder in float16, with so many streams."""
+def _codec_bytes(directory: Path, num_slots: int, total: int) -> int:
+    """Of the codec decoder in float16, with so many streams, on a GPU of `total`."""
     folder, itemsize = directory / "speech_tokenizer", torch.float16.itemsize
     weights = _count(read_shapes(folder), "decoder.") * itemsize
     slots = (num_slots + 1) * _slot_values(SpeechTokenizerConfig.load(folder).decoder) * itemsize
-    calls = min(MAX_CALL_FRAMES, num_slots * MAX_FRAMES) * _CODEC_FRAME_BYTES
+    calls = min(call_frames(total), num_slots * MAX_FRAMES) * _CODEC_FRAME_BYTES
     return weights + slots + calls + _CODEC_MORE_BYTES
 
 
