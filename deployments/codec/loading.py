@@ -30,6 +30,9 @@ from deployments.recordings import ByRecording
 
 _PROBE_FRAMES = 4
 _PROBE_CALLS = 3
+# Where nothing is decoded here, a recording may take more than one core. As many everywhere: sums, and so codes, depend
+# on it, and another replica that goes on with a stream makes the same.
+_INLINE_THREADS = 4
 # Kept for recordings that come again: about fifty.
 _REFERENCE_BYTES = 256 << 20
 
@@ -67,7 +70,7 @@ def _reference_bytes(reference: tuple[Codes, DecoderState]) -> int:
 
 def load_codec(model: str, config: CodecConfig) -> Codec:
     """Find and load the speech tokenizer of `model`; raises CheckpointError."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(_INLINE_THREADS if config.placement == "inline" else 1)
     checkpoint = locate(model, report=lambda transfer: report_stage(f"codec: {transfer}"))
     directory = checkpoint / "speech_tokenizer"
     device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")

@@ -68,7 +68,7 @@ def near_ties(found: list[Divergence], expected: Codes, tolerance: Tolerance) ->
         return True, detail
     widest = max(each.margin / each.spread for each in found)
     detail += f", first in {found[0]}; the largest margin is {widest:.1e} of the logits' deviation"
-    detail += f" ({tolerance.margin:.0e} may be)"
+    detail += f" ({tolerance.margin:.0e} may be, in {tolerance.share:.0%} of the frames)"
     near = all(0 <= each.margin <= tolerance.margin * each.spread for each in found)
     return near and len(found) <= tolerance.share * max(len(expected), 1), detail
 
