@@ -21,6 +21,7 @@ from deployments.playback import FRAME_S
 from deployments.protocol import Codes
 
 _SMOOTHING = 0.1  # weight of the newest batch
+_HICCUP = 4.0  # a call that takes more times what others did says nothing of the next ones: the machine stood still
 _USABLE = 0.8  # of the workers' time: busier ones fall behind with the next burst
 _USUAL_FRAMES = 8  # of a call: short ones at a stream's beginning, wide ones behind it
 # A stream whose listener has less than this in hand behind its chunk asks again as soon as that is on its way: so long
@@ -243,8 +244,8 @@ class DecodeGate:
             self._gathered = None
         if not batch[0].job.silent:  # which costs far less a frame
             frames = sum(len(waiter.job.codes) for waiter in batch) + CALL_FRAMES
-            weight = _SMOOTHING if self.seconds_per_frame else 1.0
-            self.seconds_per_frame += weight * (seconds / frames - self.seconds_per_frame)
+            taken_s, known_s = seconds / frames, self.seconds_per_frame
+            self.seconds_per_frame = known_s + _SMOOTHING * (min(taken_s, _HICCUP * known_s) - known_s) or taken_s
         self._idle_workers += 1
         now_s = time.monotonic()
         if min(waiter.job.played_s for waiter in batch) - now_s < _URGENT_S:

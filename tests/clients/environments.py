@@ -12,6 +12,7 @@ PYTHON = {
         "livekit-plugins-deepgram",
         "livekit-plugins-elevenlabs",
         "livekit-plugins-cartesia",
+        "livekit-plugins-simplismart",
     ),
     "pipecat": ("pipecat-ai[openai,deepgram,elevenlabs,cartesia]",),
     "openai": ("openai[realtime]",),

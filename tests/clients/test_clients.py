@@ -33,7 +33,7 @@ SEQUENCES = (
 TELLS_WORDS, READS_WORDS = ("elevenlabs", "cartesia"), ("livekit", "pipecat")
 ROWS = [
     *(("openai", "sdk_openai.py", "openai"), ("npm", "sdk.mjs", "openai-js"), ("npm", "sdk.mjs", "ai-sdk")),
-    *(("livekit", "livekit_tts.py", service) for service in FRAMEWORK),
+    *(("livekit", "livekit_tts.py", service) for service in (*FRAMEWORK, "simplismart")),
     *(("pipecat", "pipecat_tts.py", service) for service in FRAMEWORK),
     *((name, f"sdk_{name}.py", name) for name in ("deepgram", "elevenlabs", "cartesia", "dashscope", "wyoming")),
     *(("openai", "sdk_openai.py", service) for service in ("azure", "realtime")),

@@ -7,7 +7,7 @@ from importlib.metadata import version
 import aiohttp
 from common import Order, Report, converse, pieces
 from livekit.agents import tts as livekit_tts
-from livekit.plugins import cartesia, deepgram, elevenlabs, openai
+from livekit.plugins import cartesia, deepgram, elevenlabs, openai, simplismart
 
 
 def plugin(order: Order, http: aiohttp.ClientSession) -> livekit_tts.TTS:
@@ -25,6 +25,9 @@ def plugin(order: Order, http: aiohttp.ClientSession) -> livekit_tts.TTS:
             return elevenlabs.TTS(base_url=f"{url}/v1", api_key="none", voice_id=voice, http_session=http)
         case "cartesia":
             return cartesia.TTS(base_url=url, api_key="none", voice=voice, http_session=http)
+        case "simplismart":
+            address = f"{url}/v1/audio/speech"
+            return simplismart.TTS(base_url=address, model="qwen-tts", api_key="none", voice=voice, http_session=http)
     raise ValueError(order.service)
 
 

@@ -380,3 +380,14 @@ def test_what_workers_carry_follows_from_what_calls_have_taken(fake: FakeDecoder
     assert gate.capacity == pytest.approx(0.8 * 2 * 8 * 0.08 / 0.105)  # in calls of eight frames
     gate.seconds_per_frame = 1.0
     assert 0 < gate.capacity < 1
+
+
+@pytest.mark.anyio
+async def test_a_machine_that_stood_still_does_not_make_frames_dear(fake: FakeDecoder) -> None:
+    gate = gate_of(fake)
+    gate.seconds_per_frame = 1e-6
+    task = asyncio.create_task(gate.submit(job(0.0)))
+    await until(lambda: 0.0 in fake.running)
+    fake.finish(0.0)  # far more than a microsecond later
+    await task
+    assert gate.seconds_per_frame == pytest.approx(1.3e-6)
