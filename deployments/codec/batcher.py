@@ -22,7 +22,7 @@ from deployments.protocol import Codes
 
 _SMOOTHING = 0.1  # weight of the newest batch
 _HICCUP = 4.0  # a call that takes more times what others did says nothing of the next ones: the machine stood still
-_USABLE = 0.8  # of the workers' time: busier ones fall behind with the next burst
+_USABLE = 0.9  # of the workers' time: busier ones fall behind with the next burst
 _USUAL_FRAMES = 8  # of a call: short ones at a stream's beginning, wide ones behind it
 # A stream whose listener has less than this in hand behind its chunk asks again as soon as that is on its way: so long
 # its worker waits for it, rather than begin a call for a stream that has time, which would take far longer.

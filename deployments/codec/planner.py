@@ -61,13 +61,14 @@ class ChunkPlan:
 
     `ramp` holds the largest size of the first, second, ... chunk; its last entry repeats. A fast talker fills every
     chunk. With a talker near real time, a chunk is cut short when waiting would let the lead fall below `min_lead_s`.
+    What load widens takes a CPU so long that `in_hand` of the time that it plays has to be in the listener's hand.
     """
 
-    def __init__(self, ramp: tuple[int, ...], *, min_lead_s: float = MIN_LEAD_S) -> None:
+    def __init__(self, ramp: tuple[int, ...], *, min_lead_s: float = MIN_LEAD_S, in_hand: float = 0.5) -> None:
         assert ramp, "a ramp has at least one size"
         assert min(ramp) >= 1, ramp
         self._ramp, self._sizes = ramp, call_sizes(ramp)
-        self._min_lead_s = min_lead_s
+        self._min_lead_s, self._in_hand = min_lead_s, in_hand
         self._num_chunks = 0
 
     def next_size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
@@ -83,7 +84,7 @@ class ChunkPlan:
 
     def size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
         """As `next_size`, for a caller that may decide otherwise: `count` when it has decoded so many."""
-        wanted = self._wanted(load)
+        wanted = self._wanted(load, lead_s)
         size = min(available, wanted)
         if not size or (size < wanted and not ended and not self._must_hurry(lead_s)):
             return 0
@@ -112,9 +113,13 @@ class ChunkPlan:
             decoded += self._ramp[self._num_chunks]
             self._num_chunks += 1
 
-    def _wanted(self, load: int) -> int:
-        step = self._num_chunks + load if self._num_chunks else 0
-        return self._ramp[min(step, len(self._ramp) - 1)]
+    def _wanted(self, load: int, lead_s: float) -> int:
+        """What the ramp says; under load as wide as the listener's lead allows."""
+        planned, *wider = self._ramp[self._num_chunks :] or self._ramp[-1:]
+        if not self._num_chunks:
+            return planned
+        lead_s = max(0.0, lead_s)
+        return max(planned, *(size for size in wider[:load] if self._in_hand * size * FRAME_S <= lead_s), 0)
 
     def _must_hurry(self, lead_s: float) -> bool:
         return self._num_chunks > 0 and lead_s <= self._min_lead_s

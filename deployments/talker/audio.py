@@ -132,7 +132,7 @@ class AudioStreams:
         heard = len(known) if heard is None else heard
         known = known[max(0, heard - REPLAY_FRAMES) :]
         replay = min(heard, REPLAY_FRAMES)
-        plan = ChunkPlan(GPU_RAMP, min_lead_s=_MIN_LEAD_S)
+        plan = ChunkPlan(GPU_RAMP, min_lead_s=_MIN_LEAD_S, in_hand=0.0)
         stream = self._streams[stream_id] = _Stream(stream_id, slot, replay, replay + frames, self._now_s(), plan)
         self._write(stream, known[: stream.limit])
         self._dispatch()

@@ -49,3 +49,8 @@ def test_a_row_for_each_rate(capsys: pytest.CaptureFixture[str]) -> None:
     _, _, first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("| 0.5 |")
     assert second.startswith("| 1 |")
+
+
+def test_a_full_pool_is_hardly_late() -> None:
+    """Load widens no second chunk beyond what plays meanwhile: it was late for six of ten streams."""
+    assert simulate(Pool(replicas=4, workers=4, duration_s=30.0), 16).late < 0.15

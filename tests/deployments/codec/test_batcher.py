@@ -377,7 +377,7 @@ def test_what_workers_carry_follows_from_what_calls_have_taken(fake: FakeDecoder
     gate = gate_of(fake, workers=2)
     assert gate.capacity == math.inf
     gate.seconds_per_frame = 0.01
-    assert gate.capacity == pytest.approx(0.8 * 2 * 8 * 0.08 / 0.105)  # in calls of eight frames
+    assert gate.capacity == pytest.approx(0.9 * 2 * 8 * 0.08 / 0.105)  # in calls of eight frames
     gate.seconds_per_frame = 1.0
     assert 0 < gate.capacity < 1
 
