@@ -48,8 +48,8 @@ class CodecConfig(Strict):
     """The codec decoder of one replica."""
 
     device: Device = "cpu"
-    # Of matrix products on a CPU, of everything on a GPU. auto: on a CPU bfloat16 where it is faster and its error is
-    # 35 dB below the signal, which is tried at start, else float32; on a GPU float16.
+    # Of matrix products on a CPU, of everything on a GPU. auto: on a CPU bfloat16 where it has units for it and the
+    # error is 35 dB below the signal, which is tried at start, else float32; on a GPU float16.
     precision: DType = "auto"
     # Who decodes: hybrid leaves the first frames of a stream to the talker's GPU and all of it where the pool is full.
     # inline leaves all to it; the ingress then asks the talkers itself, and the pool only encodes recordings to clone.

@@ -57,8 +57,8 @@ class PoolWatch:
 
     That is the ingress of rank 0, which leaves what it has seen in the cluster's control store for the others. Once it
     has been silent for three looks they ask for themselves, until somebody of rank 0 speaks. With more than 400
-    replicas looks are less frequent. Whether the few replicas of a small pool live each ingress asks the control store
-    five times a second.
+    replicas looks are less frequent, and while one of the pools is dead they are more so. Whether the few replicas of a
+    small pool live each ingress asks the control store five times a second.
     """
 
     def __init__(self, app_name: str) -> None:
@@ -87,7 +87,8 @@ class PoolWatch:
         for number in itertools.count():
             try:
                 if number >= next_look:
-                    next_look = number + turns_per_look(sum(pool.wanted for pool in self._pools.values()))
+                    replicas = sum(pool.wanted for pool in self._pools.values())
+                    next_look = number + turns_per_look(replicas, is_running=self.is_running())
                     self._look()
                 self._ask_who_lives()
             except (
@@ -144,9 +145,12 @@ class PoolWatch:
         return named | {ray_internals.PROXY: counts[ray_internals.PROXY]}
 
 
-def turns_per_look(replicas: int) -> int:
-    """Of 0.2 s: how seldom the controller is asked where there are so many replicas."""
-    return max(_TURNS_PER_LOOK, replicas // _REPLICAS_PER_TURN)
+def turns_per_look(replicas: int, *, is_running: bool) -> int:
+    """Of 0.2 s: how seldom the controller is asked where there are so many replicas.
+
+    Not so seldom while a pool is dead: its successor speaks as soon as it is there.
+    """
+    return max(_TURNS_PER_LOOK if is_running else 1, replicas // _REPLICAS_PER_TURN)
 
 
 def _asks_for_all() -> bool:

@@ -105,7 +105,7 @@ def now(cluster: Cluster) -> Messages:
     talker_s = report_s(cluster.talkers, callers=cluster.codecs + cluster.ingresses)
     codec_s = report_s(cluster.codecs, callers=cluster.ingresses)
     pools = (cluster.talkers, cluster.codecs, cluster.ingresses)
-    look_s = pool_watch._TURN_S * pool_watch.turns_per_look(cluster.replicas)
+    look_s = pool_watch._TURN_S * pool_watch.turns_per_look(cluster.replicas, is_running=True)
     small = sum(size <= pool_watch._LARGEST_ASKED for size in (cluster.talkers, cluster.codecs))
     return Messages(
         health_checks=sum(size / health_check_s(size) for size in pools),

@@ -146,9 +146,13 @@ def test_a_note_of_a_former_application_is_not_believed(cluster: Cluster) -> Non
         assert cluster.seen(1) == ONE
 
 
-@pytest.mark.parametrize(("replicas", "turns"), [(0, 10), (400, 10), (1900, 47)])
-def test_a_large_cluster_is_looked_at_less_often(replicas: int, turns: int) -> None:
-    assert turns_per_look(replicas) == turns
+@pytest.mark.parametrize(
+    ("replicas", "is_running", "turns"),
+    [(0, True, 10), (400, True, 10), (1900, True, 47), (3, False, 1), (400, False, 10), (1900, False, 47)],
+)
+def test_a_large_cluster_is_looked_at_less_often(replicas: int, is_running: bool, turns: int) -> None:
+    """And a dead pool five times a second: `/ready` shall not lag behind the first speech of its successor."""
+    assert turns_per_look(replicas, is_running=is_running) == turns
 
 
 def test_a_note_says_what_was_seen() -> None:

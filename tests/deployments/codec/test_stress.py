@@ -91,10 +91,11 @@ def test_the_probe_takes_the_next_exact_path_and_never_prevents_a_start(
         (Trial(2.0, 1.0, 36.0), "bfloat16"),
         (Trial(2.0, 1.0, 27.0), "float32"),
         (Trial(1.0, 2.0, 36.0), "float32"),
-        (Trial(2.0, 1.9, 36.0), "float32"),
+        (Trial(2.0, 1.6, 36.0), "bfloat16"),
+        (Trial(2.0, 2.5, 36.0), "bfloat16"),  # by the clock of a busy machine
     ],
 )
-def test_a_cpu_rounds_where_it_is_faster_and_not_heard(
+def test_a_cpu_rounds_where_it_has_units_for_it_and_nobody_hears_it(
     trial: Trial, precision: str, directory: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
