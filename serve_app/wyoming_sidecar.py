@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from urllib.parse import urlencode
 
 import aiohttp
@@ -72,7 +73,15 @@ class _Handler(AsyncEventHandler):
         self._speaking: asyncio.Task[None] | None = None
 
     async def handle_event(self, event: Event) -> bool:
-        """Answers it; False ends the connection."""
+        """Answers it; False ends the connection, as a client does that has left before its answer."""
+        try:
+            await self._obey(event)
+        except ConnectionError:
+            await self.disconnect()
+            return False
+        return True
+
+    async def _obey(self, event: Event) -> None:
         if Describe.is_type(event.type):
             await self._describe()
         elif Ping.is_type(event.type):
@@ -89,7 +98,6 @@ class _Handler(AsyncEventHandler):
             asked = Synthesize.from_event(event)
             self._begin(asked.voice).put_nowait(asked.text)
             await self._finish()
-        return True
 
     async def disconnect(self) -> None:
         """The client has left: nobody hears what is spoken."""
@@ -119,12 +127,13 @@ class _Handler(AsyncEventHandler):
 
     async def _speak(self, text: "asyncio.Queue[str | None]", voice: str | None) -> None:
         """All of one utterance. Its end follows also where it has failed: clients wait for nothing else."""
-        await self.write_event(AudioStart(_RATE, _WIDTH, _CHANNELS).event())
-        try:
-            await self._converse(text, voice)
-        except (aiohttp.ClientError, TimeoutError, TalkrayError) as error:
-            await self._fail(f"{error or type(error).__name__}")
-        await self.write_event(AudioStop().event())
+        with suppress(ConnectionError):  # the client has left
+            await self.write_event(AudioStart(_RATE, _WIDTH, _CHANNELS).event())
+            try:
+                await self._converse(text, voice)
+            except (aiohttp.ClientError, TimeoutError, TalkrayError) as error:
+                await self._fail(f"{error or type(error).__name__}")
+            await self.write_event(AudioStop().event())
 
     async def _converse(self, text: "asyncio.Queue[str | None]", voice: str | None) -> None:
         """Raises TalkrayError with what the server says is wrong."""

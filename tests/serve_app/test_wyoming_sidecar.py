@@ -18,7 +18,7 @@ from deployments.errors import Overloaded, TalkrayError
 from serve_app.cli import cli
 from serve_app.keys import create_key
 from serve_app.ray_settings import free_port
-from serve_app.wyoming_sidecar import serve
+from serve_app.wyoming_sidecar import _Handler, serve
 from tests.serve_app.fake import Step, pcm_of, utterance
 from tests.serve_app.test_check_client import Server
 
@@ -114,6 +114,25 @@ async def test_a_stop_without_a_start_is_answered(tmp_path: Path) -> None:
         await client.write_event(SynthesizeChunk("Hello.").event())
         await client.write_event(SynthesizeStop().event())
         assert [event.type for event in await until(client, SynthesizeStopped().event().type)] == ["synthesize-stopped"]
+
+
+class Left(_Handler):
+    """Of a client that reads no more."""
+
+    def __init__(self) -> None:
+        self._http, self._text, self._speaking = None, None, None  # type: ignore[assignment]
+
+    async def write_event(self, event: Event) -> None:
+        raise BrokenPipeError
+
+
+async def test_a_client_that_has_left_ends_its_connection() -> None:
+    handler = Left()
+    assert await handler.handle_event(Synthesize("Hello.").event())
+    assert handler._speaking is not None
+    assert handler._speaking.exception() is None
+    assert not await handler.handle_event(SynthesizeStop().event())
+    assert handler._speaking is None
 
 
 def test_where_no_server_answers() -> None:
