@@ -33,6 +33,8 @@ _KEY_PROTOCOL = "openai-insecure-api-key."
 _MINUTE_S = 60.0
 # Bodies that may hold a recording: so many are taken in at once, each until it is decoded; the others wait.
 MAX_UPLOADS = 3  # each takes up to 100 MB
+# glibc keeps the memory that a body is given back behind whatever came later; other libraries have no such call.
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
 _SMALL_BYTES = 128 << 10  # of a body without one
 _UPLOAD_WAIT_S = 10.0
 # What raises a limit, by the reason of a refusal.
@@ -141,7 +143,7 @@ class Upload:
         if self._is_large:
             self._is_large = False
             self._room.release()
-            ctypes.CDLL(None).malloc_trim(0)  # the allocator keeps what it is given back, behind whatever came later
+            _trim(0)
 
 
 class Caller:
