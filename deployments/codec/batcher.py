@@ -245,7 +245,9 @@ class DecodeGate:
         if not batch[0].job.silent:  # which costs far less a frame
             frames = sum(len(waiter.job.codes) for waiter in batch) + CALL_FRAMES
             taken_s, known_s = seconds / frames, self.seconds_per_frame
-            self.seconds_per_frame = known_s + _SMOOTHING * (min(taken_s, _HICCUP * known_s) - known_s) or taken_s
+            if known_s:
+                taken_s = known_s + _SMOOTHING * (min(taken_s, _HICCUP * known_s) - known_s)
+            self.seconds_per_frame = taken_s
         self._idle_workers += 1
         now_s = time.monotonic()
         if min(waiter.job.played_s for waiter in batch) - now_s < _URGENT_S:

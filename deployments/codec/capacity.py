@@ -84,8 +84,8 @@ class Capacity:
         return client not in clients and (len(clients) < _CLIENTS or self._is_below_limits(len(clients)))
 
     def _is_below_limits(self, streams: int) -> bool:
-        """Whether one more may join so many. The first one may, however slow the workers are."""
-        return (not streams or streams + 1 <= self._workers_carry()) and self._limit.has_room(streams)
+        """Whether one more may join so many."""
+        return streams + 1 <= self._workers_carry() and self._limit.has_room(streams)
 
     def _take(self, client: str) -> object:
         place = object()

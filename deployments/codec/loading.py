@@ -29,9 +29,8 @@ from deployments.protocol import Codes, ModelKind
 from deployments.recordings import ByRecording
 
 _PROBE_FRAMES = 4
-_PROBE_CALLS = 3
-# Where nothing is decoded here, a recording may take more than one core. As many everywhere: sums, and so codes, depend
-# on it, and another replica that goes on with a stream makes the same.
+# Where nothing is decoded here, a recording may take more than one core: two make its codes in 0.6 of the time. As many
+# everywhere: sums, and so codes, depend on it, and another replica that goes on with a stream makes the same.
 _INLINE_THREADS = 4
 # Kept for recordings that come again: about fifty.
 _REFERENCE_BYTES = 256 << 20
@@ -90,12 +89,12 @@ def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDec
     exact, failed = CodecDecoder(folded), ""
     for dtype in _fast_types(device):
         rounded = CodecDecoder(folded, dtype=dtype)
-        trial = choose_precision(exact, rounded, network)
-        if trial.is_exact and not (device == "cpu" and trial.is_slow):
-            report_stage(f"codec: {choice(rounded.precision, trial.snr_db)}")
+        noise_db = noise(rounded, network)
+        if noise_db >= MIN_SNR_DB:
+            report_stage(f"codec: {choice(rounded.precision, noise_db)}")
             return rounded
-        failed += "" if trial.is_exact else f", {rounded.precision} {trial.snr_db:.1f} dB"
-    noise_db = choose_precision(exact, exact, network).snr_db if failed else inf
+        failed += f", {rounded.precision} {noise_db:.1f} dB"
+    noise_db = noise(exact, network) if failed else inf
     report_stage(f"codec: {choice(exact.precision, noise_db, failed)}")
     return exact
 
@@ -107,45 +106,14 @@ def _fast_types(device: str) -> tuple[torch.dtype, ...]:
     return (torch.bfloat16,) if _has_fast_bfloat16() else ()
 
 
-# Of the time in float32, what rounding may take to be chosen. It takes 0.2 to 0.8 where the CPU has units for it: no
-# clock of a busy machine shall decide, as replicas of a pool should decode alike.
-_SLOW = 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What the start-up probe found: time of one call in both precisions, and signal over error."""
-
-    float32_ms: float
-    rounded_ms: float
-    snr_db: float
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether rounding takes far longer, whatever the CPU says it has."""
-        return self.rounded_ms > _SLOW * self.float32_ms
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether nobody hears it."""
-        return self.snr_db >= MIN_SNR_DB
-
-
 @torch.inference_mode()
-def choose_precision(exact: CodecDecoder, rounded: CodecDecoder, network: DecoderNetwork) -> Trial:
-    """Decode the same codes with both, more than once: the first call of a shape compiles it."""
-    config = exact.config
+def noise(decoder: CodecDecoder, network: DecoderNetwork) -> float:
+    """Signal over error of a decoder, in dB, on codes drawn at random. No clock has a say: replicas decode alike."""
+    config = decoder.config
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(config.codebook_size, (1, _PROBE_FRAMES, config.num_quantizers), generator=generator)
-    times_ms = []
-    for decoder in (exact, rounded):
-        durations = []
-        for _ in range(_PROBE_CALLS):
-            start = time.thread_time()
-            audio, _ = decoder.decode(codes, [decoder.initial_state()])
-            durations.append((time.thread_time() - start) * 1e3)
-        times_ms.append(min(durations))
-    return Trial(times_ms[0], times_ms[1], snr_db(network(codes.to(audio.device)), audio))
+    audio, _ = decoder.decode(codes, [decoder.initial_state()])
+    return snr_db(network(codes.to(audio.device)), audio)
 
 
 def _has_fast_bfloat16() -> bool:

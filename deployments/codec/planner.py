@@ -119,7 +119,7 @@ class ChunkPlan:
         if not self._num_chunks:
             return planned
         lead_s = max(0.0, lead_s)
-        return max(planned, *(size for size in wider[:load] if self._in_hand * size * FRAME_S <= lead_s), 0)
+        return max([planned, *(size for size in wider[:load] if self._in_hand * size * FRAME_S <= lead_s)])
 
     def _must_hurry(self, lead_s: float) -> bool:
         return self._num_chunks > 0 and lead_s <= self._min_lead_s

@@ -410,7 +410,7 @@ def fitting_slots(
     """What `make` makes of the first of PRECISIONS that is exact enough, else of the last: no start fails here."""
     sweep = Sweep.of(exact)
     report(f"the codec decodes every code once: {sweep.largest}")
-    torch.cuda.empty_cache()  # gigabytes; weights and slots within them would keep them from everyone else
+    torch.cuda.empty_cache()  # weights and slots within what the sweep took would keep it from everyone else
     noise_db, failed = 0.0, ""
     for precision in PRECISIONS:
         if precision.dtype is torch.bfloat16 and noise_db > -inf:

@@ -10,7 +10,6 @@ from deployments.codec import loading
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import fold
-from deployments.codec.loading import Trial
 from deployments.codec.planner import GPU_RAMP
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.slots import PRECISIONS, GpuSlots, Precision, fitting_slots
@@ -86,21 +85,19 @@ def test_the_probe_takes_the_next_exact_path_and_never_prevents_a_start(
 
 
 @pytest.mark.parametrize(
-    ("trial", "precision"),
+    ("flags", "noise_db", "precision"),
     [
-        (Trial(2.0, 1.0, 36.0), "bfloat16"),
-        (Trial(2.0, 1.0, 27.0), "float32"),
-        (Trial(1.0, 2.0, 36.0), "float32"),
-        (Trial(2.0, 1.6, 36.0), "bfloat16"),
-        (Trial(2.0, 2.5, 36.0), "bfloat16"),  # by the clock of a busy machine
+        (["avx512_bf16"], 36.0, "bfloat16"),
+        (["amx_bf16"], 27.0, "float32"),
+        (["avx512f"], 36.0, "float32"),
     ],
 )
 def test_a_cpu_rounds_where_it_has_units_for_it_and_nobody_hears_it(
-    trial: Trial, precision: str, directory: object, monkeypatch: pytest.MonkeyPatch
+    flags: list[str], noise_db: float, precision: str, directory: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(loading, "_has_fast_bfloat16", lambda: True)
-    monkeypatch.setattr(loading, "choose_precision", lambda exact, rounded, network: trial)
+    monkeypatch.setattr(loading, "_cpu_flags", lambda: flags)
+    monkeypatch.setattr(loading, "noise", lambda decoder, network: noise_db)
     monkeypatch.setattr(loading, "report_stage", lines.append)
     assert loading._load_decoder(directory, CodecConfig(), "cpu").precision == precision  # type: ignore[arg-type]
     assert f"decodes in {precision}" in lines[0]
