@@ -64,6 +64,7 @@ async def stream(
             leaving = asyncio.create_task(_leave(response, coming))
             _left.add(leaving)
             leaving.add_done_callback(_left.discard)
+        coming = None  # its exception's traceback holds this frame, and with it the request, which may be megabytes
 
 
 async def _leave(response: Any, coming: asyncio.Future[Any]) -> None:

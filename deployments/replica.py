@@ -84,14 +84,15 @@ class Replica:
                     if not coming.done():
                         yield heartbeat
                         continue
-                    done, coming = coming, None
                     try:
-                        chunk = done.result()
+                        chunk = coming.result()
                     except StopAsyncIteration:
                         return
+                    coming = None
                     yield reached(chunk, stage)
             finally:
                 await drop(coming)
+                coming = None  # as in `handles.stream`
 
     async def _notice(self) -> None:
         replica = ray_internals.this_replica()

@@ -1,7 +1,6 @@
 """The door: who may come in, from where, and with how much. Decided from the request's head alone."""
 
 import asyncio
-import ctypes
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -33,8 +32,6 @@ _KEY_PROTOCOL = "openai-insecure-api-key."
 _MINUTE_S = 60.0
 # Bodies that may hold a recording: so many are taken in at once, each until it is decoded; the others wait.
 MAX_UPLOADS = 3  # each takes up to 100 MB
-# glibc keeps the memory that a body is given back behind whatever came later; other libraries have no such call.
-_trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
 _SMALL_BYTES = 128 << 10  # of a body without one
 _UPLOAD_WAIT_S = 10.0
 # What raises a limit, by the reason of a refusal.
@@ -143,7 +140,6 @@ class Upload:
         if self._is_large:
             self._is_large = False
             self._room.release()
-            _trim(0)
 
 
 class Caller:

@@ -6,6 +6,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -25,13 +26,15 @@ _ID_HEADER = b"x-request-id"
 _ENDS_CONNECTION = frozenset({401, 403, 408, 413, 431})
 # For the rest of a request that is refused.
 _READ_ON_S = 1.0
+# In the scope: what the application calls when it has taken a part of a body.
+_TAKEN = "talkray.taken"
 # HAProxy sees no `Connection` header of ours: `refusals.cfg` reads this one, and removes it.
 _CLOSE_HEADER = "x-talkray-close"
 
 
 def outermost() -> list[Middleware]:
     """What Ray Serve puts around whatever listens (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
-    return [Middleware(SaneRequestId)]
+    return [Middleware(SaneRequestId), Middleware(NoReadAhead)]
 
 
 class SaneRequestId:
@@ -48,6 +51,34 @@ class SaneRequestId:
             others = [header for header in scope["headers"] if header[0] != _ID_HEADER]
             scope["headers"] = [*others, (_ID_HEADER, chosen.encode())]
         await self._app(scope, receive, send)
+
+
+class NoReadAhead:
+    """ASGI middleware around Serve's own, which reads whole bodies into a queue before anyone asks for them
+    (`ASGIDIReceiveProxy`): a part of a body is received once RequestContext has taken the one before it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the call on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        loop, taken = asyncio.get_running_loop(), asyncio.Event()
+        taken.set()
+        # The application may run in a loop of its own.
+        scope[_TAKEN] = lambda: loop.call_soon_threadsafe(taken.set)
+
+        async def receive_next() -> Message:
+            await taken.wait()
+            message = await receive()
+            if message.get("more_body"):
+                taken.clear()
+            return message
+
+        await self._app(scope, receive_next, send)
 
 
 class RequestContext:
@@ -96,6 +127,7 @@ class _Answer:
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str | None) -> None:
         self.has_started = False
         self._receive, self._send = receive, send
+        self._taken: Callable[[], object] = scope.get(_TAKEN, lambda: None)
         self._request_id = request_id
         self._began_s = time.perf_counter()
         self._is_awaited = scope.get("method") == "POST"  # its first byte, that is
@@ -105,7 +137,9 @@ class _Answer:
     async def receive(self) -> Message:
         """Receive."""
         message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body"):
+        if message.get("more_body"):
+            self._taken()
+        elif message["type"] == "http.request":
             self._is_unread = False
         return message
 

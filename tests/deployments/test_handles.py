@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import pickle
+import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -60,6 +62,10 @@ class Handle:
     def remote(self, *arguments: object) -> Response:
         self.calls.append(arguments)
         return self.response
+
+
+class Request:
+    """May be megabytes."""
 
 
 async def collect(chunks: AsyncGenerator[object, None]) -> list[object]:
@@ -123,6 +129,19 @@ async def test_an_error_comes_behind_the_items_before_it() -> None:
             await anext(items)
     assert type(caught.value) is InvalidRequest
     assert handle.response.cancelled
+
+
+@pytest.mark.anyio
+async def test_a_call_that_has_ended_holds_its_request_no_more() -> None:
+    request = Request()
+    held = weakref.ref(request)
+    gc.disable()
+    try:
+        await collect(stream(Handle("a"), "generate", request, lost=TalkerLost))
+        del request
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.anyio

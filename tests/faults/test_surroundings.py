@@ -208,8 +208,7 @@ def test_fifty_uploads_at_once(tmp_path: Path) -> None:
             print(f"{UPLOADS} uploads: {statuses}, {most[turn] / MIB:.0f} MiB at most in the ingress")
             assert set(statuses) <= {200, 429, "closed"}
             assert statuses[200] >= 12
-        assert most[0] < 800 * MIB
-        assert most[1] < most[0] + 100 * MIB, "what the first ones took was not given back"
+            assert most[turn] < 400 * MIB
         assert ask(server.port, fields, source="127.0.0.99")[0] == 200
 
 

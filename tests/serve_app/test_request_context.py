@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
+from ray.serve._private.direct_ingress_http_util import ASGIDIReceiveProxy
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app import request_context
-from serve_app.request_context import SANE_ID, RequestContext, SaneRequestId
+from serve_app.request_context import SANE_ID, NoReadAhead, RequestContext, SaneRequestId
 
 pytestmark = pytest.mark.anyio
 
@@ -43,6 +44,33 @@ async def test_any_other_is_replaced(offered: tuple[bytes, ...]) -> None:
     chosen = await id_after(*offered)
     assert SANE_ID.fullmatch(chosen)
     assert chosen.encode() not in offered
+
+
+async def test_serve_reads_no_further_ahead_than_a_part() -> None:
+    parts = iter([{"type": "http.request", "body": b"x", "more_body": True}] * 9 + [{"type": "http.request"}])
+    received = 0
+
+    async def body() -> Message:
+        nonlocal received
+        received += 1
+        return next(parts, {"type": "http.disconnect"})
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for taken in range(9):
+            for _ in range(9):
+                await asyncio.sleep(0)
+            assert received == taken + 1
+            await receive()
+        assert (await receive())["type"] == "http.request"
+        assert (await receive())["type"] == "http.disconnect"
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        proxy = ASGIDIReceiveProxy(scope, receive, asyncio.get_running_loop())
+        reading = proxy.fetch_until_disconnect_task()
+        await RequestContext(app, echo_request_id=True)(scope, proxy, send)
+        await reading
+
+    await NoReadAhead(serve)({"type": "http", "method": "POST", "headers": []}, body, ignore)
 
 
 async def closing(status: int, *, length: str, read: bool) -> str | None:
