@@ -1,6 +1,8 @@
 """The replica without Ray around it: what its batching decorator does."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,7 +47,7 @@ async def test_all_workers_decode_at_once(
     monkeypatch.setattr(serve, "get_replica_context", lambda: settings)
     replica = CodecReplica(str(tiny_checkpoint("CustomVoice")), CodecConfig(workers=WORKERS), talker=None)
     held = Held(replica)
-    monkeypatch.setattr(replica._service, "decode_batch", held.decode_batch)
+    replica._service.decode_batch = held.decode_batch  # type: ignore[method-assign]
     # Of different lengths, which are different calls; two of one length share theirs.
     jobs = [job(1.0, 1), job(2.0, 2), job(3.0, 4), job(4.0, 2), job(5.0, 1)]
     tasks = [asyncio.create_task(replica._service.gate.submit(each)) for each in jobs]
@@ -55,3 +57,8 @@ async def test_all_workers_decode_at_once(
     held.released.set()
     await asyncio.gather(*tasks)
     assert held.batches == [[1.0, 5.0], [2.0, 4.0], [3.0]]
+    # Where no loop runs, Serve's queue makes one to see whether it runs, and leaves it open: a later test would fail.
+    collected = weakref.ref(replica)
+    del replica, held
+    gc.collect()
+    assert collected() is None
