@@ -86,7 +86,7 @@ class ApiSettings(Strict):
     max_input_chars: Positive = 4096  # each of input, instructions and ref_text
     # Speaks for voices of other services that are not here. None: the first of the checkpoint.
     default_voice: str | None = None
-    model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "qwen3-tts")
+    model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "qwen3-tts", "qwen-tts")
 
 
 class PoolConfig(Strict):
