@@ -4,12 +4,13 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import TypeVar
 from urllib.parse import urlencode
 
 import aiohttp
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
-from wyoming.event import Event
+from wyoming.event import Event, Eventable, async_read_event
 from wyoming.info import Attribution, Describe, Info, TtsProgram, TtsVoice
 from wyoming.ping import Ping, Pong
 from wyoming.server import AsyncEventHandler, AsyncTcpServer
@@ -19,6 +20,8 @@ from deployments.errors import TalkrayError
 from serve_app.languages import language_code
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=Eventable)
 
 _RATE, _WIDTH, _CHANNELS = 24000, 2, 1
 _OURS = Attribution(name="Talkray", url="https://github.com/QwenLM/Qwen3-TTS")
@@ -72,10 +75,22 @@ class _Handler(AsyncEventHandler):
         self._text: asyncio.Queue[str | None] | None = None  # of a text that is being written; None ends it
         self._speaking: asyncio.Task[None] | None = None
 
+    async def run(self) -> None:
+        """Answers events until the client leaves, or sends what is none."""
+        try:
+            while (event := await _next_event(self.reader)) is not None and await self.handle_event(event):
+                pass
+        finally:
+            await self.disconnect()
+            self.writer.close()
+
     async def handle_event(self, event: Event) -> bool:
         """Answers it; False ends the connection, as a client does that has left before its answer."""
         try:
-            await self._obey(event)
+            try:
+                await self._obey(event)
+            except TalkrayError as error:
+                await self._fail(str(error))
         except ConnectionError:
             await self.disconnect()
             return False
@@ -83,20 +98,21 @@ class _Handler(AsyncEventHandler):
 
     async def _obey(self, event: Event) -> None:
         if Describe.is_type(event.type):
-            await self._describe()
+            await self.write_event((await describe(self._http)).event())
         elif Ping.is_type(event.type):
-            await self.write_event(Pong(text=Ping.from_event(event).text).event())
+            await self.write_event(Pong(text=_string("text", _parsed(Ping, event).text)).event())
         elif SynthesizeStart.is_type(event.type):
             await self.disconnect()
-            self._begin(SynthesizeStart.from_event(event).voice)
+            self._begin(_parsed(SynthesizeStart, event).voice)
         elif SynthesizeChunk.is_type(event.type) and self._text is not None:
-            self._text.put_nowait(SynthesizeChunk.from_event(event).text)
+            self._text.put_nowait(_string("text", _parsed(SynthesizeChunk, event).text) or "")
         elif SynthesizeStop.is_type(event.type):
             await self._finish()
             await self.write_event(SynthesizeStopped().event())
         elif Synthesize.is_type(event.type) and self._text is None:
-            asked = Synthesize.from_event(event)
-            self._begin(asked.voice).put_nowait(asked.text)
+            asked = _parsed(Synthesize, event)
+            text = _string("text", asked.text) or ""
+            self._begin(asked.voice).put_nowait(text)
             await self._finish()
 
     async def disconnect(self) -> None:
@@ -106,14 +122,8 @@ class _Handler(AsyncEventHandler):
             speaking.cancel()
             await asyncio.wait((speaking,))
 
-    async def _describe(self) -> None:
-        try:
-            await self.write_event((await describe(self._http)).event())
-        except TalkrayError as error:
-            await self._fail(str(error))
-
     def _begin(self, voice: object) -> "asyncio.Queue[str | None]":
-        name = getattr(voice, "speaker", None) or getattr(voice, "name", None)
+        name = _string("voice", getattr(voice, "speaker", None) or getattr(voice, "name", None))
         self._text = asyncio.Queue()
         self._speaking = asyncio.create_task(self._speak(self._text, name))
         return self._text
@@ -159,6 +169,36 @@ class _Handler(AsyncEventHandler):
     async def _fail(self, text: str) -> None:
         logger.error("%s", text)
         await self.write_event(Error(text=text, code="talkray").event())
+
+
+async def _next_event(reader: asyncio.StreamReader) -> Event | None:
+    """None where the client has left, or sends what is no event; the package raises whatever comes of that."""
+    try:
+        event = await async_read_event(reader)
+    except (EOFError, ConnectionError):
+        return None
+    except (AttributeError, KeyError, TypeError) as error:
+        logger.warning("a client has sent what is no event of Wyoming's: %r", error)
+        return None
+    return event if event is not None and isinstance(event.data, dict) else None
+
+
+def _parsed(kind: type[T], event: Event) -> T:
+    """Raises TalkrayError."""
+    try:
+        parsed: T = kind.from_event(event)  # type: ignore[assignment]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise TalkrayError(f"the data of {event.type} is not what Wyoming says: {error!r}") from error
+    return parsed
+
+
+def _string(name: str, value: object) -> str | None:
+    """Raises TalkrayError where it is neither text nor missing."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or any("\ud800" <= char <= "\udfff" for char in value):
+        raise TalkrayError(f"{name} must be a string of Unicode")
+    return value
 
 
 async def _write(socket: aiohttp.ClientWebSocketResponse, text: "asyncio.Queue[str | None]") -> None:
