@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments import metrics
+from deployments.ray_internals import this_replica
 from serve_app.errors import translate
 from serve_app.request_log import RequestRecord
 
@@ -34,6 +35,8 @@ _CLOSE_HEADER = "x-talkray-close"
 
 def outermost() -> list[Middleware]:
     """What Ray Serve puts around whatever listens (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
+    if this_replica() is None:  # Serve's own proxy, which sends scopes to other processes
+        return [Middleware(SaneRequestId)]
     return [Middleware(SaneRequestId), Middleware(NoReadAhead)]
 
 

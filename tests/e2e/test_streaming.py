@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 
 import aiohttp
 import pytest
@@ -65,3 +66,12 @@ async def test_sixteen_streams_are_decoded_together(http: aiohttp.ClientSession)
     async with asyncio.timeout(BOUND_S):
         while await shared_calls(http) == before:  # noqa: ASYNC110, another process changes it
             await asyncio.sleep(0.5)
+
+
+async def test_serves_own_proxy_speaks_as_well(server: str) -> None:
+    """Where HAProxy knows no ingress replica it asks that, which sends requests' scopes to other processes."""
+    port = os.environ["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"]
+    padded = body(user="x" * (1 << 19))  # more than one part
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as own, own.post(PATH, json=padded) as answer:
+        assert answer.status == 200, await answer.text()
+        assert await answer.read()
