@@ -37,6 +37,10 @@ def give_uvicorn(**settings: Any) -> None:
     uvicorn.Config.__init__ = partialmethod(uvicorn.Config.__init__, **settings)  # type: ignore[assignment, method-assign]
 
 
+# A new controller is recovering, and about to migrate, replicas that take requests all the while.
+_TAKING_REQUESTS = ("RUNNING", "RECOVERING", "PENDING_MIGRATION")
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """The replicas of one deployment."""
@@ -48,7 +52,7 @@ class Pool:
     def of(cls, replicas: Iterable[Mapping[str, Any]]) -> Self:
         """From Serve's details, which name no actor for a replica that has only just been asked for."""
         states = [(_name(replica["state"]), replica.get("actor_id")) for replica in replicas]
-        running = tuple(actor for state, actor in states if state == "RUNNING" and actor)
+        running = tuple(actor for state, actor in states if state in _TAKING_REQUESTS and actor)
         return cls(sum(state != "STOPPING" for state, _ in states), running)
 
 

@@ -77,8 +77,8 @@ def test_other_actors_do_not_count() -> None:
 
 
 def test_a_pool_wants_what_starts_and_does_not_stop() -> None:
-    replicas = [{"state": state, "actor_id": f"{state}-1"} for state in ("RUNNING", "STARTING", "STOPPING")]
-    assert Pool.of(replicas) == Pool(2, ("RUNNING-1",))
+    replicas = [{"state": state, "actor_id": f"{state}-1"} for state in ("RUNNING", "STARTING", "RECOVERING", "STOPPING")]
+    assert Pool.of(replicas) == Pool(3, ("RUNNING-1", "RECOVERING-1"))
 
 
 def test_a_replica_without_an_actor_yet_is_wanted_and_does_not_run() -> None:
