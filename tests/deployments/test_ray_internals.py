@@ -77,7 +77,9 @@ def test_other_actors_do_not_count() -> None:
 
 
 def test_a_pool_wants_what_starts_and_does_not_stop() -> None:
-    replicas = [{"state": state, "actor_id": f"{state}-1"} for state in ("RUNNING", "STARTING", "RECOVERING", "STOPPING")]
+    replicas = [
+        {"state": state, "actor_id": f"{state}-1"} for state in ("RUNNING", "STARTING", "RECOVERING", "STOPPING")
+    ]
     assert Pool.of(replicas) == Pool(3, ("RUNNING-1", "RECOVERING-1"))
 
 
