@@ -8,16 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from wyoming.client import AsyncTcpClient
 from wyoming.info import Describe
 
-from serve_app.keys import create_key
-from serve_app.ray_settings import free_port
-from serve_app.wyoming_sidecar import serve
 from tests.fuzz.conftest import BOUND_S, Cases
 from tests.fuzz.test_dialects import filled
 from tests.serve_app.fake import utterance
-from tests.serve_app.test_check_client import Server
+from tests.serve_app.test_wyoming_sidecar import connected
 
 pytestmark = pytest.mark.anyio
 
@@ -37,11 +33,8 @@ def sent(chance: random.Random) -> Iterator[bytes]:
         event = filled(EVENTS[number % len(EVENTS)] if in_order else chance.choice(EVENTS), chance)
         if isinstance(event, dict) and chance.random() < 0.3:
             data = json.dumps(event.pop("data", {})).encode()
-            yield (
-                json.dumps({**event, "data_length": len(data) + chance.choice((0, 0, 0, -1, 5))}).encode()
-                + b"\n"
-                + data
-            )
+            length = len(data) + chance.choice((0, 0, 0, -1, 5))
+            yield json.dumps({**event, "data_length": length}).encode() + b"\n" + data
         elif chance.random() < 0.03:
             yield chance.randbytes(chance.randint(0, 40)) + b"\n"
         else:
@@ -53,38 +46,19 @@ async def test_events(cases: Cases, tmp_path: Path, caplog: pytest.LogCaptureFix
     caplog.set_level(logging.CRITICAL, "serve_app.wyoming_sidecar")
     raised: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
-    key = create_key(tmp_path / "keys.json", "wyoming")
-    with Server(list(utterance(1)), tmp_path / "keys.json") as server:
-        port = free_port()
-        serving = asyncio.create_task(serve(server.url, host="127.0.0.1", port=port, key=key))
-        await _listening(port)
+    async with connected(list(utterance(1)), tmp_path) as client:
         before = asyncio.all_tasks()
         for chance in cases:
-            cases.count(await _talk(port, chance))
+            cases.count(await _talk(client.port, chance))
             assert not raised, raised
-        async with AsyncTcpClient("127.0.0.1", port) as client, asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(BOUND_S):
             await client.write_event(Describe().event())
             event = await client.read_event()
-        assert event is not None
-        assert event.type == "info"
-        async with asyncio.timeout(BOUND_S):
+            assert event is not None
+            assert event.type == "info"
             while left := asyncio.all_tasks() - before:
                 await asyncio.wait(left)
-        serving.cancel()
-        await asyncio.wait((serving,))
     assert not raised, raised
-
-
-async def _listening(port: int) -> None:
-    async with asyncio.timeout(BOUND_S):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except ConnectionRefusedError:
-                await asyncio.sleep(0.01)
-            else:
-                writer.close()
-                return
 
 
 async def _talk(port: int, chance: random.Random) -> str:

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def connected(script: list[Step], folder: Path) -> AsyncIterator[AsyncTcpClient]:
+    """A client of the sidecar, which listens at `client.port`."""
     key = create_key(folder / "keys.json", "wyoming")
     with Server(script, folder / "keys.json") as server:
         port = free_port()
