@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import aiohttp
+import yaml
 
 from serve_app.keys import create_key, revoke_keys
 from tests.e2e.black_box import free_port
@@ -370,11 +371,22 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch, short_folder() as folder:
         keys = Path(scratch) / "keys.json"
         create_key(keys, "first")
-        supervisor = Supervisor(Path(scratch), options.port, ("--keys", str(keys), "--quiet"), folder)
+        config = exact_config(Path(scratch))
+        serve_options = ("--keys", str(keys), "--config", str(config), "--quiet")
+        supervisor = Supervisor(Path(scratch), options.port, serve_options, folder)
         try:
             return asyncio.run(Soak(options, folder, supervisor, keys).run())
         finally:
             supervisor.stop()
+
+
+def exact_config(folder: Path) -> Path:
+    """The local server's, with a codec whose samples do not depend on the chunks in which it makes them."""
+    config = yaml.safe_load(Path("cluster/serve/local.yaml").read_text(encoding="utf-8"))
+    config["applications"][0]["args"]["codec"] = {"precision": "float32"}
+    file = folder / "exact.yaml"
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return file
 
 
 @contextlib.contextmanager
