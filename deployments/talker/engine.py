@@ -81,7 +81,7 @@ class Engine:
         self._endings: dict[int, FrameChunk] = {}  # last chunks that wait for audio of theirs
         self._written: dict[int, LiveText] = {}  # requests whose text is still being written
         self._launched: LaunchedStep | None = None
-        self._last_step: LaunchedStep | None = None
+        self.last_step: LaunchedStep | None = None
         self._num_pushed = 0  # sequences at the batch's end whose frames are being decoded already
         self._num_failed_prefills = 0  # in a row
         self._num_not_finite = 0  # sequences, ever
@@ -281,9 +281,9 @@ class Engine:
         frames = launched.land()
         now_ns = time.perf_counter_ns()
         self.waited_ns += now_ns - start
-        if self._last_step is not None:
-            self._due_ns = now_ns + self._last_step.talker_ns() - _LAUNCH_NS
-        self._launched, self._last_step = None, launched
+        if self.last_step is not None:
+            self._due_ns = now_ns + self.last_step.talker_ns() - _LAUNCH_NS
+        self._launched, self.last_step = None, launched
         self._push_others(launched.sequences, frames)
         self._append(launched.sequences, frames, output)
         self.scheduler.retire(launched.sequences)

@@ -1,6 +1,6 @@
 import pytest
 
-from talkray_tools.step_profile import Ran, shares_of
+from talkray_tools.step_profile import Ran, busy_of, shares_of
 
 
 def test_shares_add_up_to_the_step() -> None:
@@ -18,3 +18,20 @@ def test_shares_add_up_to_the_step() -> None:
     assert shares["predictor", "products"].ms == 0.004
     assert shares["predictor", "sampling and embedding"].ms == 0.003
     assert sum(share.ms for share in shares.values()) == pytest.approx((110 - 0) / 2 / 1000)
+
+
+def test_a_second_of_the_device_under_load_is_split_by_what_ran() -> None:
+    """Prompts stand between steps, the codec has a stream of its own, and time in which two run counts for both."""
+    talker = [("_prompt", 0, 10), ("_gather", 10, 20), ("_feed", 20, 30), ("_settle", 25, 40), ("_prompt", 60, 70)]
+    codec = [("conv_kernel", 30, 50), ("some copy", 50, 55)]
+    ran = [Ran(*kernel, stream=7) for kernel in talker] + [Ran(*kernel, stream=9) for kernel in codec]
+    ran.append(Ran("Memcpy DtoH", 90, 100, stream=7))
+    ms = {busy.part: (busy.ms, busy.alone_ms) for busy in busy_of(ran, rate=80)}
+    assert ms == {
+        "nothing": (pytest.approx(250), pytest.approx(250)),
+        "codec": (pytest.approx(250), pytest.approx(150)),
+        "prompts": (pytest.approx(200), pytest.approx(200)),
+        "talker": (pytest.approx(200), pytest.approx(100)),
+        "predictor": (pytest.approx(100), pytest.approx(100)),
+        "copies": (pytest.approx(100), pytest.approx(100)),
+    }

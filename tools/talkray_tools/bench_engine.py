@@ -2,6 +2,7 @@
 
     python -m talkray_tools.bench_engine --random 1.7B-CustomVoice [--batches 1 8 32 64] [--json FILE]
     python -m talkray_tools.bench_engine --deterministic --arrivals 40    # are the codes those of each stream alone?
+    python -m talkray_tools.bench_engine --max-num-seqs 128 --load 80 100    # what does the device do all the time?
 
 Step times come from CUDA events around recorded steps that follow each other without a gap (`device`), and from the
 clock around whole engine steps (`loop`), of which the host computes for `host` milliseconds and waits for the rest.
@@ -26,17 +27,19 @@ import torch
 
 from deployments.config import TalkerConfig
 from deployments.model_store import locate
-from deployments.protocol import Codes, GenerateRequest, ModelKind, Sampling, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, ModelKind, Sampling, SynthesisRequest
 from deployments.talker.engine import Engine
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.loading import StartClock, load_engine
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
-from talkray_tools.step_profile import Share, profile_step
+from talkray_tools.step_profile import Busy, Share, profile_load, profile_step
 
 TEXT = "The quick brown fox jumps over the lazy dog, and then it rests in the shade of a tree."
 _WARM_UP_STEPS = 5
 _STREAM_FRAMES = 71  # 5.7 s of speech
+_LENGTH_SIGMA = 0.35  # standard deviation of the logarithm of a stream's length under load
+_SETTLE_S, _LOAD_S = 1.5, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,25 @@ class Arrivals:
     first_difference: int | None  # the earliest frame in which a stream differs
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An engine that makes codes and audio of streams that arrive at random, by its own pace."""
+
+    rate: float  # requests per second
+    frame_ms: float  # from a step to the next one
+    rows: float  # of a step, on average
+    traced_frame_ms: float  # while the profiler looks on
+    busy: list[Busy]
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield (
+            f"{self.rate:g} r/s: {self.rows:.0f} rows, a step every {self.frame_ms:.2f} ms"
+            f" ({self.traced_frame_ms:.2f} under the profiler); of a second of the device, ms:"
+        )
+        yield from (f"  {each.part:10} {each.ms:5.0f}, alone {each.alone_ms:4.0f}" for each in self.busy)
+
+
 @dataclass(slots=True)
 class Report:
     """Everything measured."""
@@ -81,6 +103,7 @@ class Report:
     prefills: list[PrefillTime] = field(default_factory=list)
     arrivals: list[Arrivals] = field(default_factory=list)
     breakdown: list[Share] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
     eager_passes: int = 0
     memory_gib: float = 0.0
 
@@ -99,6 +122,7 @@ class Report:
                 f" have the codes that they have alone{where}"
             )
         lines += [f"batch {s.batch:3} {s.half:9} {s.part:24} {s.launches:4} {s.ms:7.3f} ms" for s in self.breakdown]
+        lines += itertools.chain.from_iterable(load.lines() for load in self.loads)
         return "\n".join(lines)
 
 
@@ -184,6 +208,16 @@ class EngineBench:
             most = max(most, len(engine.scheduler.running))
         return [np.concatenate(chunks) for chunks in codes], most
 
+    def load(self, rate: float) -> Load:
+        """Where the device's time goes while streams arrive at random, `rate` a second, and want all their audio."""
+        arriving = _Arriving(self.engine, self._request, rate)
+        arriving.run(_SETTLE_S)
+        frame_ms, rows = arriving.run(_LOAD_S)
+        traced: list[tuple[float, float]] = []
+        busy = profile_load(lambda: traced.append(arriving.run(_LOAD_S)), rate=rate)
+        arriving.end()
+        return Load(rate, frame_ms, rows, traced[0][0], busy)
+
     def breakdown(self, batch: int) -> list[Share]:
         """Where the time of a step of `batch` sequences goes."""
         engine = self.engine
@@ -221,17 +255,54 @@ class EngineBench:
         per_position = KVCache.bytes_per_position(config.talker, talker.codec_head.weight.dtype)
         return (weights * size + context * per_position) / self.bandwidth * 1e3
 
-    def _request(self, seed: int, *, frames: int) -> GenerateRequest:
+    def _request(self, seed: int, *, frames: int, audio: bool = False) -> GenerateRequest:
+        """Codes alone of a text that streams; with `audio` all of both, of a paragraph in the mode that clients get."""
         model = self.engine.model
         options = Sampling(max_new_tokens=frames + 1)
         voice = next(iter(model.speakers)) if model.kind is ModelKind.CUSTOM_VOICE else None
         language = "english" if "english" in model.languages else "auto"
         return GenerateRequest(
             SynthesisRequest(
-                "bench", TEXT, voice=voice, language=language, sampling=options, seed=seed,
-                non_streaming_mode=False, ignore_eos=True,
-            )
+                "bench", " ".join([TEXT] * 3) if audio else TEXT, voice=voice, language=language, sampling=options,
+                seed=seed, non_streaming_mode=None if audio else False, ignore_eos=True,
+            ),
+            gpu_frames=ALL_FRAMES if audio else 0,
         )  # fmt: skip
+
+
+class _Arriving:
+    """Streams of log-normal lengths that arrive at an engine at random."""
+
+    def __init__(self, engine: Engine, request: Callable[..., GenerateRequest], rate: float) -> None:
+        self._engine, self._request, self._rate = engine, request, rate
+        self._draw, self._number = random.Random(0), 0
+        self._due_s = time.perf_counter()
+
+    def run(self, seconds: float) -> tuple[float, float]:
+        """For so long; milliseconds from a step to the next, and the rows of one, on average."""
+        end_s = time.perf_counter() + seconds
+        steps, rows, last = 0, 0, None
+        while (now_s := time.perf_counter()) < end_s:
+            while self._due_s <= now_s:
+                self._add()
+            self._engine.step()
+            if self._engine.last_step is not last:
+                last = self._engine.last_step
+                steps, rows = steps + 1, rows + len(self._engine.scheduler.running)
+        return 1000 * seconds / steps, rows / steps
+
+    def end(self) -> None:
+        """Nobody listens any more."""
+        for number in range(self._number):
+            self._engine.abort(number)
+        while not self._engine.is_idle:
+            self._engine.step()
+
+    def _add(self) -> None:
+        frames = _STREAM_FRAMES * self._draw.lognormvariate(0.0, _LENGTH_SIGMA)
+        self._engine.add(self._number, self._request(self._number, frames=round(frames), audio=True))
+        self._number += 1
+        self._due_s += self._draw.expovariate(self._rate)
 
 
 def measure(
@@ -251,6 +322,7 @@ def measure(
     if torch.cuda.is_available():
         result.memory_gib = torch.cuda.max_memory_reserved() / 2**30
         result.breakdown = list(itertools.chain.from_iterable(bench.breakdown(batch) for batch in options.profile))
+        result.loads = [bench.load(rate) for rate in options.load]
     return result
 
 
@@ -267,6 +339,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--arrivals", type=float, nargs="+", default=[], help="rates (r/s): are codes those of 1 r/s?")
     parser.add_argument("--streams", type=int, default=40, help="streams that arrive")
     parser.add_argument("--profile", type=int, nargs="+", default=[], help="batch sizes whose step is taken apart")
+    parser.add_argument("--load", type=float, nargs="+", default=[], help="rates (r/s): the device's time, with audio")
     parser.add_argument("--plain", action="store_true", help="plain PyTorch instead of fused kernels")
     parser.add_argument("--bandwidth", type=float, default=4.3, help="TB/s that the floor assumes")
     parser.add_argument("--json", type=Path, help="also write the report to this file")
@@ -276,6 +349,7 @@ def main(arguments: list[str]) -> int:
         options.random, options.steps, options.max_num_seqs, options.max_model_len = "tiny-CustomVoice", 3, 2, 128
     config = TalkerConfig(
         max_num_seqs=options.max_num_seqs,
+        max_num_waiting=1024,
         max_model_len=options.max_model_len,
         kv_cache_bytes=16 << 30,
         deterministic=options.deterministic,

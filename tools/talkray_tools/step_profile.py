@@ -1,10 +1,10 @@
-"""Where the device's time of a step goes, by kernel.
+"""Where the device's time goes, by kernel: of a step by itself, and of an engine under load.
 
-A kernel that starts early waits inside for its predecessor, so its own duration counts time twice. Each is charged
-from the end of the kernel before it to its own end instead: the shares add up to the step.
+A kernel that starts early waits inside for its predecessor, so its own duration counts time twice. In a step each is
+charged from the end of the kernel before it to its own end instead: the shares add up to the step.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +38,20 @@ class Share:
     ms: float  # per step
 
 
+# Kernels of the codec, whose stream runs nothing else.
+_CODEC = ("conv_kernel", "remember_kernel", "attention_kernel", "depthwise_norm_kernel", "waveform_kernel")
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """What one kind of work takes of the device's time under load."""
+
+    rate: float  # requests per second
+    part: str  # predictor, talker, prompts, codec, copies; nothing: of it nothing ran at all
+    ms: float  # of a second in which some of it ran
+    alone_ms: float  # and nothing else beside it
+
+
 @dataclass(frozen=True, slots=True)
 class Ran:
     """A kernel as the profiler saw it."""
@@ -45,6 +59,7 @@ class Ran:
     name: str
     start_us: float
     end_us: float
+    stream: int = 0
 
 
 def profile_step(step: Callable[[], None], *, batch: int) -> list[Share]:
@@ -55,9 +70,65 @@ def profile_step(step: Callable[[], None], *, batch: int) -> list[Share]:
         for _ in range(_RUNS):
             step()
         torch.cuda.synchronize()
-    events = [event for event in recorded.events() or [] if event.device_type == DeviceType.CUDA]
-    ran = [Ran(event.name, event.time_range.start, event.time_range.end) for event in events]
-    return shares_of(ran, batch=batch, runs=_RUNS)
+    return shares_of(_ran(recorded), batch=batch, runs=_RUNS)
+
+
+def profile_load(work: Callable[[], None], *, rate: float) -> list[Busy]:
+    """Work at `rate` requests a second for a while under the profiler, and take the device's time apart."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        work()
+        torch.cuda.synchronize()
+    return busy_of(_ran(recorded), rate=rate)
+
+
+def _ran(recorded: profile) -> list[Ran]:
+    """As the profiler noted them: what it makes of half a million for people would take minutes."""
+    noted = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
+    return [
+        Ran(event.name(), event.start_ns() / 1000, event.end_ns() / 1000, event.device_resource_id())
+        for event in noted
+        if event.device_type() == DeviceType.CUDA
+    ]
+
+
+def busy_of(ran: Iterable[Ran], *, rate: float) -> list[Busy]:
+    """The time between the first kernel and the last, by what ran in it, in milliseconds of a second."""
+    borders = sorted(
+        border
+        for part, kernel in _by_part(sorted(ran, key=lambda each: each.start_us))
+        for border in ((kernel.start_us, 1, part), (kernel.end_us, -1, part))
+    )
+    running: dict[str, int] = {}
+    busy_us: dict[str, float] = {}
+    alone_us: dict[str, float] = {}
+    before_us = borders[0][0]
+    for at_us, change, part in borders:
+        parts = [each for each, count in running.items() if count] or ["nothing"]
+        for each in parts:
+            busy_us[each] = busy_us.get(each, 0.0) + at_us - before_us
+        if len(parts) == 1:
+            alone_us[parts[0]] = alone_us.get(parts[0], 0.0) + at_us - before_us
+        running[part] = running.get(part, 0) + change
+        before_us = at_us
+    per_second = 1000 / (before_us - borders[0][0])
+    found = [Busy(rate, part, us * per_second, alone_us.get(part, 0.0) * per_second) for part, us in busy_us.items()]
+    return sorted(found, key=lambda busy: -busy.ms)
+
+
+def _by_part(ran: list[Ran]) -> Iterator[tuple[str, Ran]]:
+    """Kernels in the order of their starts, each with the kind of work that it belongs to."""
+    codec = {kernel.stream for kernel in ran if kernel.name in _CODEC}
+    half = "prompts"
+    for kernel in ran:
+        if kernel.name.startswith(("Memcpy", "Memset")):
+            yield "copies", kernel
+        elif kernel.stream in codec:
+            yield "codec", kernel
+        else:
+            half = {"_gather": "predictor", "_feed": "talker"}.get(kernel.name, half)
+            yield half, kernel
+            half = "prompts" if kernel.name == "_settle" else half
 
 
 def shares_of(ran: Iterable[Ran], *, batch: int, runs: int) -> list[Share]:
