@@ -65,8 +65,8 @@ class Pool:
     replicas: int
     workers: int  # of each
     chunk_frames: tuple[int, ...] = CodecConfig().chunk_frames
-    call_s: float = 0.026
-    frame_s: float = 0.0104
+    call_s: float = 0.046
+    frame_s: float = 0.009
     of_two: bool = False  # a stream goes to the better of two at random, not of all
     patience_s: float = 0.5
     duration_s: float = 60.0
@@ -235,8 +235,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--workers", type=int, default=1, help="of each replica, a core each")
     parser.add_argument("--rates", type=_numbers(float), default=(4.0, 8.0, 10.0), help="requests a second")
     parser.add_argument("--chunk-frames", type=_numbers(int), default=CodecConfig().chunk_frames)
-    parser.add_argument("--call-ms", type=float, default=26.0)
-    parser.add_argument("--frame-ms", type=float, default=10.4)
+    parser.add_argument("--call-ms", type=float, default=46.0)
+    parser.add_argument("--frame-ms", type=float, default=9.0)
     parser.add_argument("--of-two", action="store_true", help="Serve's own router: the better of two at random")
     parser.add_argument("--patience-s", type=float, default=0.5, help="seconds that a stream waits to be let in")
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of each rate")

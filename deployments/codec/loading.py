@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from deployments import metrics
 from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.cpu_kernels import BUILT
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.fold import fold
@@ -75,6 +76,8 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
     decoder = _load_decoder(directory, config, device)
     metrics.codec_precision("codec", decoder.precision)
+    if decoder.device.type == "cpu" and not BUILT:
+        report_stage("codec: no C compiler was there when Talkray was installed: torch decodes, up to half as fast")
     encoder = CodecEncoder.load(directory) if _clones(checkpoint) else None
     largest = _warm_up(decoder, config)
     openings = {} if config.placement == "inline" else dict(_openings(checkpoint, decoder))

@@ -14,10 +14,10 @@ GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are those that one call of a GPU decode
 MAX_BATCH_SIZE = 16
 MAX_BATCH_FRAMES = 64
 MAX_CALL_S = 0.25
-# What a call costs besides its frames, in frames: 2.5 on a Xeon with AMX, 2.8 with the embedded voice.
-CALL_FRAMES = 2.5
+# What a call costs besides its frames, in frames: 4 on a Xeon with AMX, 3 with the embedded voice.
+CALL_FRAMES = 4.0
 _LONGEST_FIRST = 4  # frames of a first chunk
-_OF_PLAYING = 0.8  # of the time that a chunk plays, what the next one may take
+_OF_PLAYING = 0.6  # of the time that a chunk plays, what the next one may take: some take half as long again
 # Of calls that only bring the decoder's state behind frames that exist, besides the sizes of chunks.
 REPLAY_SIZES = (12, 24, 48, 96, 192)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tools.codec_pool import Pool, VirtualTimeLoop, main, simulate
 
-EIGHT = Pool(replicas=8, workers=1, duration_s=30.0)
+EIGHT = Pool(replicas=8, workers=1, call_s=0.026, frame_s=0.0104, duration_s=30.0)
 
 
 def test_time_passes_only_for_the_loop() -> None:

@@ -362,7 +362,7 @@ async def test_a_batch_is_bounded_by_its_frames(fake: FakeDecoder) -> None:
 @pytest.mark.anyio
 async def test_a_batch_is_bounded_by_what_frames_have_cost(fake: FakeDecoder) -> None:
     gate = gate_of(fake, max_call_s=0.4)
-    gate.seconds_per_frame = 0.038  # and as much as 2.5 of them for the call
+    gate.seconds_per_frame = 0.033  # and as much as 4 of them for the call
     tasks = [asyncio.create_task(gate.submit(job(float(number), frames=4))) for number in range(3)]
     await until(lambda: len(fake.running) == 2)
     fake.finish(0.0, 1.0)
@@ -377,7 +377,7 @@ def test_what_workers_carry_follows_from_what_calls_have_taken(fake: FakeDecoder
     gate = gate_of(fake, workers=2)
     assert gate.capacity == math.inf
     gate.seconds_per_frame = 0.01
-    assert gate.capacity == pytest.approx(0.9 * 2 * 8 * 0.08 / 0.105)  # in calls of eight frames
+    assert gate.capacity == pytest.approx(0.9 * 2 * 8 * 0.08 / 0.12)  # in calls of eight frames
     gate.seconds_per_frame = 1.0
     assert 0 < gate.capacity < 1
 

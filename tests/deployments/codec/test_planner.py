@@ -121,11 +121,11 @@ def test_every_number_of_frames_takes_calls_of_few_sizes(frames: int) -> None:
     ("frame_ms", "wait_ms", "expected"),
     [
         (0, 0, (1, 1, 2, 4, 8, 12)),
-        (18, 0, (1, 1, 2, 4, 8, 12)),  # the second frame takes 63 ms of the 80 that the first one plays
-        (20, 0, (2, 2, 2, 4, 8, 12)),
-        (10, 10, (1, 1, 2, 4, 8, 12)),
-        (10, 20, (2, 2, 2, 4, 8, 12)),
-        (30, 0, (4, 4, 4, 4, 8, 12)),
+        (9, 0, (1, 1, 2, 4, 8, 12)),  # the second frame takes 45 ms of the 80 that the first one plays
+        (10, 0, (2, 2, 2, 4, 8, 12)),
+        (5, 10, (1, 1, 2, 4, 8, 12)),
+        (5, 20, (2, 2, 2, 4, 8, 12)),
+        (18, 0, (4, 4, 4, 4, 8, 12)),
         (100, 0, (4, 4, 4, 4, 8, 12)),  # nothing keeps up: no longer silence for that
     ],
 )

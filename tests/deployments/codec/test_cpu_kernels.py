@@ -1,0 +1,109 @@
+"""The codec's kernels for CPUs against the same in float64, and a decoder with them against one without."""
+
+import shutil
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import conv1d
+
+from deployments.codec import cpu_kernels, torch_backend
+from deployments.codec.cpu_kernels import MATRIX_UNITS, SIDE, Convolution, add, apply_snake
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
+from deployments.codec.fold import Snake
+from deployments.model_store import locate
+
+ROUNDING = 2.0**-8  # to the nearest bfloat16, relative
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_they_are_built_where_a_compiler_is_there() -> None:
+    assert cpu_kernels.BUILT or shutil.which("cc") is None
+
+
+@pytest.mark.parametrize("target", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels", [1, 7, 96])
+def test_a_snake(source: torch.dtype, target: torch.dtype, channels: int) -> None:
+    """Of several streams, into rows behind a context, for small values and for large ones."""
+    x = (random(2, 5, channels) * torch.tensor([0.1, 30.0])[:, None, None]).to(source)
+    amplitude, frequency = random(channels, seed=1), random(channels, seed=2).abs() * 4
+    rows = torch.full((2, 8, channels), 7.0, dtype=target)
+    for snake in (Snake(amplitude, frequency), Snake(amplitude, None)):
+        assert apply_snake(snake, x, rows[:, 3:])
+        turned = x.float() if snake.frequency is None else x.float() * snake.frequency
+        exact = x.double() + amplitude.double() * turned.double().sin().square()
+        error = (rows[:, 3:].double() - exact).abs()
+        assert (error <= 1e-5 + (ROUNDING if target == torch.bfloat16 else 0.0) * exact.abs()).all()
+        assert (rows[:, :3] == 7).all()
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    x = torch.tensor([[[torch.nan, torch.inf, -torch.inf, 1.0]]])
+    for target in (torch.float32, torch.bfloat16):
+        out = torch.empty(1, 1, 4, dtype=target)
+        assert apply_snake(Snake(torch.ones(4), None), x, out)
+        assert torch.isfinite(out).tolist() == [[[False, False, False, True]]]
+
+
+def test_rows_with_gaps_are_left_to_torch() -> None:
+    x = random(1, 4, 8)[:, :, ::2]
+    assert not apply_snake(Snake(torch.ones(4), None), x, torch.empty(1, 4, 4))
+
+
+def test_a_sum_of_two_types() -> None:
+    total, x = random(3, 5, 7), random(3, 5, 7, seed=1).bfloat16()
+    exact = total + x.float()
+    assert add(total, x) is total
+    assert torch.equal(total, exact)
+
+
+@pytest.mark.parametrize("units", range(MATRIX_UNITS + 1))
+@pytest.mark.parametrize(
+    ("taps", "dilation", "inputs", "outputs", "time"),
+    [(1, 1, 32, 32, 32), (7, 1, 32, 64, 33), (7, 9, 96, 96, 100), (2, 1, 64, 96, 63), (3, 3, 160, 32, 64)],
+)
+def test_a_convolution(units: int, taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
+    weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
+    rows = random(2, (taps - 1) * dilation + time, inputs, seed=2).bfloat16()
+    got = Convolution(weight, bias, dilation, units=units)(rows)
+    kernel = weight.bfloat16().double().permute(2, 1, 0)
+    exact = conv1d(rows.double().transpose(1, 2), kernel, bias.double(), dilation=dilation).transpose(1, 2)
+    assert got.shape == exact.shape
+    assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
+
+
+def test_a_row_depends_on_no_other() -> None:
+    """However many rows a call has: sums have one order."""
+    weight, bias, rows = random(7, 32, 32), random(32, seed=1), random(1, 106, 32, seed=2).bfloat16()
+    convolution = Convolution(weight, bias, 1)
+    assert torch.equal(convolution(rows)[:, 40:80], convolution(rows[:, 40:86]))
+
+
+def test_what_fits() -> None:
+    weight = torch.zeros(7, 2 * SIDE, SIDE)
+    assert Convolution.fits(weight, torch.bfloat16) == (MATRIX_UNITS > 0)
+    assert not Convolution.fits(weight, torch.float32)
+    assert not Convolution.fits(weight[:, : SIDE + 1], torch.bfloat16)
+    assert not Convolution.fits(weight[:, :, :5], torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoder_with_them_sounds_as_one_without(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is no further from float32 than it, which is 40 dB for bfloat16 in the embedded voice."""
+    directory = locate("embedded") / "speech_tokenizer"
+
+    def decoded(kind: torch.dtype) -> Tensor:
+        decoder = CodecDecoder.load(directory, device="cpu", dtype=kind)
+        size = (1, 8, decoder.config.num_quantizers)
+        codes = torch.randint(decoder.config.codebook_size, size, generator=torch.Generator().manual_seed(0))
+        return decoder.decode(codes, [decoder.initial_state()])[0]
+
+    own = decoded(dtype)
+    monkeypatch.setattr(cpu_kernels, "_functions", {})
+    monkeypatch.setattr(torch_backend.Convolution, "fits", lambda *_: False)
+    exact, plain = decoded(torch.float32), decoded(dtype)
+    assert snr_db(exact, own) > max(MIN_SNR_DB, min(100.0, snr_db(exact, plain) - 1.0))
