@@ -207,24 +207,53 @@ static void configure_tiles(void) {}
 static void release_tiles(void) {}
 #endif
 
-/* out [32, outputs], 32 of them: the sums and the bias, rounded. */
-FOR_THIS_CPU static void finish(const float *sums, const float *bias, uint16_t *restrict out, ptrdiff_t outputs) {
-    for (ptrdiff_t row = 0; row < SIDE; row++, sums += SIDE, out += outputs)
-        for (ptrdiff_t output = 0; output < SIDE; output++)
-            out[output] = rounded(sums[output] + bias[output]);
+/* What becomes of the sums of a block, [time, outputs] all, each with its bias [outputs] float32. */
+struct results {
+    uint16_t *rounded;      /* bfloat16, behind a snake where there is an amplitude [outputs]; or NULL, and then they */
+    float *total;           /* are added to this */
+    const float *bias, *amplitude;
+    ptrdiff_t outputs;
+};
+
+/* The rows from `row` on of a block that begins at row `first`, 32 outputs from `output` on. */
+FOR_THIS_CPU static void finish(const struct results *r, const float *sums, ptrdiff_t first, ptrdiff_t row,
+                                ptrdiff_t output) {
+    const float *bias = r->bias + output;
+    for (ptrdiff_t end = first + SIDE; row < end; row++) {
+        const float *own = sums + (row - first) * SIDE;
+        ptrdiff_t place = row * r->outputs + output;
+        if (!r->rounded) {
+            float *restrict total = r->total + place;
+            for (ptrdiff_t each = 0; each < SIDE; each++)
+                total[each] += own[each] + bias[each];
+        } else if (!r->amplitude) {
+            uint16_t *restrict out = r->rounded + place;
+            for (ptrdiff_t each = 0; each < SIDE; each++)
+                out[each] = rounded(own[each] + bias[each]);
+        } else {
+            const float *amplitude = r->amplitude + output;
+            uint16_t *restrict out = r->rounded + place;
+            for (ptrdiff_t each = 0; each < SIDE; each++) {
+                float x = own[each] + bias[each];
+                out[each] = rounded(x + amplitude[each] * sine_squared(x));
+            }
+        }
+    }
 }
 
-/* out [time, outputs] of rows [(taps - 1) * dilation + time, inputs], all bfloat16, and bias [outputs] float32.
- * inputs and outputs are multiples of 32, time is at least 32. `units` are those of matrix_units, or fewer. */
-void convolve(int units, const uint16_t *rows, const uint16_t *weight, const float *bias, uint16_t *out,
-              ptrdiff_t time, ptrdiff_t taps, ptrdiff_t dilation, ptrdiff_t inputs, ptrdiff_t outputs) {
+/* A convolution of rows [(taps - 1) * dilation + time, inputs] bfloat16; inputs and outputs are multiples of 32, time
+ * is at least 32. `units` are those of matrix_units, or fewer. See `results` for the rest. */
+void convolve(int units, const uint16_t *rows, const uint16_t *weight, const float *bias, const float *amplitude,
+              uint16_t *rounded, float *total, ptrdiff_t time, ptrdiff_t taps, ptrdiff_t dilation, ptrdiff_t inputs,
+              ptrdiff_t outputs) {
     const struct convolution c = {rows, weight, taps, dilation, inputs};
+    const struct results r = {rounded, total, bias, amplitude, outputs};
     float sums[SIDE * SIDE] __attribute__((aligned(64)));
     if (units == AMX_BF16)
         configure_tiles();
     for (ptrdiff_t output = 0; output < outputs; output += SIDE)
         for (ptrdiff_t row = 0; row < time; row += SIDE) {
-            ptrdiff_t first = row + SIDE <= time ? row : time - SIDE; /* the last ones again */
+            ptrdiff_t first = row + SIDE <= time ? row : time - SIDE; /* the last block has some rows again */
             const uint16_t *panel = weight + output * taps * inputs;
             if (units == AMX_BF16)
                 sums_amx(&c, first, panel, sums);
@@ -232,7 +261,7 @@ void convolve(int units, const uint16_t *rows, const uint16_t *weight, const flo
                 sums_avx512(&c, first, panel, sums);
             else
                 sums_plain(&c, first, panel, sums);
-            finish(sums, bias + output, out + first * outputs + output, outputs);
+            finish(&r, sums, first, row, output);
         }
     if (units == AMX_BF16)
         release_tiles();

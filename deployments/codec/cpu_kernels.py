@@ -20,7 +20,7 @@ _SNAKES = [f"snake_{source}_{target}" for source in _TYPES.values() for target i
 _PARAMETERS = {
     **{name: [*[_POINTER] * 4, *[_COUNT] * 2] for name in _SNAKES},
     "add_bfloat16": [*[_POINTER] * 2, _COUNT],
-    "convolve": [ctypes.c_int, *[_POINTER] * 4, *[_COUNT] * 5],
+    "convolve": [ctypes.c_int, *[_POINTER] * 6, *[_COUNT] * 5],
 }
 
 
@@ -56,15 +56,23 @@ class Convolution:
         is_whole = not any(size % SIDE for size in weight.shape[1:])
         return weight.is_cpu and dtype == torch.bfloat16 and is_whole and MATRIX_UNITS > 0
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """`rows` [B, context + time, in] bfloat16 without gaps, `time` at least SIDE -> [B, time, out] bfloat16."""
+    def __call__(self, rows: Tensor, *, snake: Snake | None = None, total: Tensor | None = None) -> Tensor:
+        """`rows` [B, context + time, in] bfloat16 without gaps, `time` at least SIDE -> [B, time, out] bfloat16.
+
+        Behind a `snake` without a frequency; or `total` [B, time, out] float32, to which the results are added.
+        """
         taps, inputs, outputs = self._shape
         time = rows.shape[1] - (taps - 1) * self._dilation
-        out = rows.new_empty(len(rows), time, outputs)
-        shape = time, taps, self._dilation, inputs, outputs
-        weight, bias = self._weight.data_ptr(), self._bias.data_ptr()
+        out = rows.new_empty(len(rows), time, outputs) if total is None else total
+        assert rows.is_contiguous(), rows.stride()
+        assert out.is_contiguous(), out.stride()
+        assert snake is None or snake.frequency is None
+        amplitude = None if snake is None else snake.amplitude.data_ptr()
+        fixed, shape = (self._weight.data_ptr(), self._bias.data_ptr(), amplitude), (time, taps, self._dilation)
         for own, result in zip(rows, out, strict=True):
-            _functions["convolve"](self._units, own.data_ptr(), weight, bias, result.data_ptr(), *shape)
+            pointer = result.data_ptr()
+            target = (pointer, None) if total is None else (None, pointer)
+            _functions["convolve"](self._units, own.data_ptr(), *fixed, *target, *shape, inputs, outputs)
         return out
 
 

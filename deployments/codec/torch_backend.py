@@ -66,6 +66,10 @@ class _Product:
             return self._convolve(rows) if self._own is None else self._own(rows)
         return self._multiply(rows)
 
+    def own(self, time: int) -> Convolution | None:
+        """What makes so many rows and does the next steps with them, too; if there is such a thing."""
+        return self._own if time >= self._enough else None
+
     def _packed_matrix(self, weight: Tensor) -> Tensor:
         matrix = weight.permute(2, 0, 1).flatten(1).contiguous()
         return torch.ops.mkldnn._reorder_linear_weight(matrix, _TYPICAL_ROWS) if self._packs else matrix
@@ -115,6 +119,9 @@ class _ProductToOneChannel:
         assert conv.dilation == conv.weight.shape[2] == 1, conv.weight.shape
         self._taps = conv.weight[:, :, 0].T.contiguous()
         self._bias = conv.bias
+
+    def own(self, time: int) -> None:
+        """See _Product."""
 
     def __call__(self, rows: Tensor) -> Tensor:
         products = rows @ self._taps  # [B, context + time, taps]
@@ -295,16 +302,24 @@ class _TorchCall:
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
     ) -> Signal:
-        """As in Call. A snake is left to the layer behind it, which copies its rows anyway."""
+        """As in Call. A snake is done with the product, or left to the layer behind, which copies its rows anyway."""
         batch, time, channels = x.rows.shape
         product, context = self._backend.products[conv], conv.context
-        rows = _scratch.take("rows", (batch, context + time, channels), self._backend.device, product.dtype)
-        _apply(x.snake, x.rows, rows[:, context:])
+        if context or x.snake is not None or x.rows.dtype != product.dtype:
+            rows = _scratch.take("rows", (batch, context + time, channels), self._backend.device, product.dtype)
+            _apply(x.snake, x.rows, rows[:, context:])
+        else:
+            rows = x.rows
         if context:
             index = self._backend.memories[conv]
             for own, memory in zip(rows, self._memories, strict=True):
                 own[:context] = memory[index]
                 memory[index] = own[time:].clone()
+        own = product.own(time)
+        if own is not None and residual is not None:
+            return Signal(own(rows, total=residual.rows), snake)
+        if own is not None and snake is not None and snake.frequency is None and not keep:
+            return Signal(own(rows, snake=snake))
         y = product(rows).reshape(batch, time * conv.upsampling, -1)
         return Signal(y if residual is None else add(residual.rows, y), snake)
 

@@ -69,11 +69,21 @@ def test_a_sum_of_two_types() -> None:
 def test_a_convolution(units: int, taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
     weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
     rows = random(2, (taps - 1) * dilation + time, inputs, seed=2).bfloat16()
-    got = Convolution(weight, bias, dilation, units=units)(rows)
+    convolution = Convolution(weight, bias, dilation, units=units)
+    got = convolution(rows)
     kernel = weight.bfloat16().double().permute(2, 1, 0)
     exact = conv1d(rows.double().transpose(1, 2), kernel, bias.double(), dilation=dilation).transpose(1, 2)
     assert got.shape == exact.shape
     assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
+
+    snake = Snake(random(outputs, seed=3), None)
+    behind = exact + snake.amplitude.double() * exact.sin().square()
+    assert ((convolution(rows, snake=snake).double() - behind).abs() <= ROUNDING * behind.abs() + 1e-5).all()
+
+    total = random(2, time, outputs, seed=4)
+    behind = exact + total.double()
+    assert convolution(rows, total=total) is total
+    assert ((total.double() - behind).abs() <= 1e-5).all()
 
 
 def test_a_row_depends_on_no_other() -> None:
