@@ -33,6 +33,7 @@ from serve_app.dialects import (
 from serve_app.door import Door
 from serve_app.errors import INTERNAL, translate
 from serve_app.live_text import LiveTexts
+from serve_app.posted_text import PostedTexts, draw_secret
 from serve_app.request_context import RequestContext
 from serve_app.speaker import Speaker
 from serve_app.synthesizer import Synthesizer
@@ -77,14 +78,17 @@ def create_api(
     echo_request_id: bool = True,
     node: Node | None = None,
     live_texts: LiveTexts | None = None,
+    posted_texts: PostedTexts | None = None,
 ) -> FastAPI:
     """The whole surface, for texts of any length that `settings` allow. Without a `node` it has no metrics to show.
 
-    `live_texts` is where texts stand that are still being written. `echo_request_id` is False where the server in
-    front adds `x-request-id` to responses itself, as Ray Serve does.
+    `live_texts` is where texts stand that are still being written, `posted_texts` those that requests to any replica
+    write. `echo_request_id` is False where the server in front adds `x-request-id` to responses itself, as Ray Serve
+    does.
     """
     is_running, is_ready = (node.is_running, node.is_ready) if node else (always, always)
     live_texts = live_texts or LiveTexts()
+    posted_texts = posted_texts or PostedTexts(live_texts.server, draw_secret())
     admission = Admission(synthesizer, settings.admission, is_running=is_running, live_texts=live_texts)
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
     api.add_middleware(Door, settings=settings)
@@ -102,7 +106,9 @@ def create_api(
     api.include_router(page_routes(api.title))
     # The door has asked for the key: this tells readers of the documentation where to put it.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
-    speaker = Speaker(admission, settings, check_room=admission.check_room, live_texts=live_texts)
+    speaker = Speaker(
+        admission, settings, check_room=admission.check_room, live_texts=live_texts, posted_texts=posted_texts
+    )
     api.include_router(openai_speech.routes(speaker), dependencies=keyed, tags=["Speech"])
     for dialect in DIALECTS:
         api.include_router(dialect.routes(speaker), tags=["Dialects"])

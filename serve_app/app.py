@@ -14,6 +14,7 @@ from deployments.talker.deployment import TalkerReplica
 from serve_app.autoscaling import Bounds, CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.ingress import Ingress
+from serve_app.posted_text import draw_secret
 
 # Above the longest utterance: a talker or a codec replica that is taken away finishes what it speaks, if no other one
 # goes on with it.
@@ -63,7 +64,8 @@ def build_app(config: AppConfig) -> Application:
     ingress_options = options(config.ingress_pool, config.ingress_requests) | refusal | drain
     ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
     # Audio that the talker's GPU makes to the end takes no way round by the codec pool.
-    return ingress.bind(config.api, decoder, talker if config.codec.placement == "inline" else None)
+    talker_beside = talker if config.codec.placement == "inline" else None
+    return ingress.bind(config.api, decoder, talker_beside, secret=draw_secret())
 
 
 def talker_scaling(config: AppConfig) -> TalkerScaling | None:

@@ -19,6 +19,7 @@ from serve_app.bounded_websocket import BoundedWebSocket
 from serve_app.config import ApiSettings
 from serve_app.live_text import LiveTexts
 from serve_app.pool_watch import PoolWatch, scrape
+from serve_app.posted_text import PostedTexts
 from serve_app.speech_request import MAX_BODY_BYTES
 
 # A handle call waits for a replica however long that takes; a client that asks whether we are ready does not.
@@ -73,8 +74,10 @@ class HandleSynthesizer:
 class Ingress:
     """One replica of the HTTP surface. Imports no torch. Raises StartError where anybody could use it without a key."""
 
-    def __init__(self, settings: ApiSettings, codec: DeploymentHandle, talker: DeploymentHandle | None = None) -> None:
-        """`talker` as in HandleSynthesizer."""
+    def __init__(
+        self, settings: ApiSettings, codec: DeploymentHandle, talker: DeploymentHandle | None = None, *, secret: bytes
+    ) -> None:
+        """`talker` as in HandleSynthesizer, `secret` as in PostedTexts."""
         ray_internals.give_uvicorn(
             ws=BoundedWebSocket, ws_max_size=MAX_BODY_BYTES, ws_per_message_deflate=False, proxy_headers=False
         )
@@ -83,7 +86,12 @@ class Ingress:
         node = Node(is_running=watch.is_running, is_ready=watch.is_ready, scrape=scrape)
         texts = LiveTexts(get_node_ip_address())
         self._api = create_api(
-            HandleSynthesizer(codec, talker=talker), settings, echo_request_id=False, node=node, live_texts=texts
+            HandleSynthesizer(codec, talker=talker),
+            settings,
+            echo_request_id=False,
+            node=node,
+            live_texts=texts,
+            posted_texts=PostedTexts(texts.server, secret),
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -30,7 +30,7 @@ class LiveTexts:
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """`host` is the address of this node, under which talkers on other nodes reach it."""
-        self._server = MailboxServer(host, port)
+        self.server = MailboxServer(host, port)
         self._open: dict[str, LiveText] = {}
 
     async def open(
@@ -47,7 +47,7 @@ class LiveTexts:
 
         Raises OSError where nothing can listen at the address.
         """
-        await self._server.start()
+        await self.server.start()
         markup = LiveSpeakable() if speakable else None
         return LiveText(self, request, info, max_chars=max_chars, idle_s=idle_s, markup=markup)
 
@@ -57,18 +57,18 @@ class LiveTexts:
 
     def share(self, live: "LiveText", text: WrittenText) -> Mailbox:
         """A mailbox for a segment."""
-        mailbox = self._server.share(secrets.token_hex(_TOKEN_BYTES), text)
+        mailbox = self.server.share(secrets.token_hex(_TOKEN_BYTES), text)
         self._open[mailbox.token] = live
         return mailbox
 
     def forget(self, mailbox: Mailbox) -> None:
         """Nobody reads it any more."""
         self._open.pop(mailbox.token, None)
-        self._server.remove(mailbox.token)
+        self.server.remove(mailbox.token)
 
     async def aclose(self) -> None:
         """Stop listening, and cut readers off."""
-        await self._server.aclose()
+        await self.server.aclose()
 
 
 class LiveText:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from starlette.requests import HTTPConnection, Request
@@ -15,8 +16,9 @@ from serve_app.audio import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.errors import BodyTooSlow, translate
 from serve_app.live_text import LiveTexts
+from serve_app.posted_text import PostedTexts
 from serve_app.request_log import RequestRecord
-from serve_app.session import Session, silence
+from serve_app.session import Audio, Failed, Rest, Session, silence
 from serve_app.speech_request import MAX_BODY_BYTES, SpeechBody, build_request, is_speakable, parse_object, parse_speech
 from serve_app.speech_response import Delivery, SpeechResponse, audio_body, event_body, marked, speech_headers
 from serve_app.synthesizer import Synthesizer
@@ -48,12 +50,13 @@ class Speaker:
         *,
         check_room: Callable[[str], None],
         live_texts: LiveTexts,
+        posted_texts: PostedTexts,
     ) -> None:
         """`check_room` raises where there is no point in parsing a request of this client. `live_texts` is where texts
-        stand that are still being written.
+        stand that are still being written, `posted_texts` those that are written in requests of their own.
         """
         self.settings = settings
-        self.check_room, self.live_texts = check_room, live_texts
+        self.check_room, self.live_texts, self.posted_texts = check_room, live_texts, posted_texts
         self._synthesizer = synthesizer
 
     async def describe(self) -> ModelInfo:
@@ -96,18 +99,18 @@ class Speaker:
         return replace(wish, body=wish.body.model_copy(update={"voice": speaker}))
 
     def session(
-        self, socket: WebSocket, wish: Wish, *, request_id: str, live: bool = True, files: bool = False
+        self, connection: HTTPConnection, wish: Wish, *, request_id: str, live: bool = True, files: bool = False
     ) -> Session:
-        """Speech of one conversation on a socket, while it is written if `live`; see `Session`."""
+        """Speech of one conversation, while it is written if `live`; see `Session`."""
         return Session(
             self._synthesizer,
             self.settings,
             wish.info,
             body=wish.body,
             delivery=wish.delivery,
-            caller=socket.state.caller,
+            caller=connection.state.caller,
             request_id=request_id,
-            client=socket.state.record.client,
+            client=connection.state.record.client,
             live_texts=self.live_texts if live else None,
             files=files,
         )
@@ -129,11 +132,27 @@ class Speaker:
             headers["content-type"] = content_type
         return SpeechResponse(stream, headers, whole=wish.delivery.whole, usage=usage)
 
-    async def utterance(self, request: HTTPConnection, wish: Wish) -> SynthesisRequest:
-        """What a request, or a message on a socket, asks for. Raises InvalidRequest."""
+    def respond_live(self, request: Request, wish: Wish, parts: AsyncGenerator[str, None]) -> Response:
+        """Text that comes in `parts`, over HTTP while it is written. The response begins at once: its client may wait
+        for that before it writes. What fails later breaks the connection off.
+        """
+        session = self.session(request, wish, request_id=request.state.request_id)
+        headers = {**speech_headers(wish.delivery, wish.info), **ignored.header(wish.ignored)}
+        return SpeechResponse(_live_body(session, parts), headers, whole=False, usage=request.state.record.usage)
+
+    async def utterance(self, request: HTTPConnection, wish: Wish, *, live: bool = False) -> SynthesisRequest:
+        """What a request, or a message on a socket, asks for; the text of a `live` one is to come. Raises
+        InvalidRequest.
+        """
         record: RequestRecord = request.state.record
-        caller = request.state.caller.name
-        asked = await build_request(wish.body, wish.info, self.settings, request_id=record.request_id, client=caller)
+        asked = await build_request(
+            wish.body,
+            wish.info,
+            self.settings,
+            request_id=record.request_id,
+            client=request.state.caller.name,
+            live=live,
+        )
         request.state.upload.release()
         record.voice, record.samples_per_s = asked.voice, wish.info.sample_rate * wish.delivery.speed
         return marked(asked, record.received_ns) if self.settings.server_timing else asked
@@ -163,6 +182,34 @@ async def read_object(request: Request, speaker: Speaker) -> dict[str, object]:
     content = await read_body(request)
     speaker.check_room(request.state.caller.name)
     return parse_object(content)
+
+
+async def _live_body(session: Session, parts: AsyncGenerator[str, None]) -> AsyncGenerator[bytes, None]:
+    """Nothing at first, then the audio of what `parts` bring."""
+    yield b""
+    async with session:
+        writing = asyncio.create_task(_write(session, parts))
+        try:
+            async for event in session:
+                match event:
+                    case Audio(_, data) | Rest(data):
+                        yield data
+                    case Failed(error):
+                        raise error
+            await writing
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+
+async def _write(session: Session, parts: AsyncGenerator[str, None]) -> None:
+    """What has come is spoken, also where the rest is lost."""
+    try:
+        async with aclosing(parts):
+            async for part in parts:
+                session.append(part)
+    finally:
+        session.close()
 
 
 async def _silent(info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
