@@ -29,6 +29,7 @@ from serve_app.dialects import (
     realtime,
     vllm_omni,
     voxserve,
+    voxserve_stream,
 )
 from serve_app.door import Door
 from serve_app.errors import INTERNAL, translate
@@ -54,6 +55,7 @@ DIALECTS = (
     dashscope,
     vllm_omni,
     voxserve,
+    voxserve_stream,
     kokoro,
     codec_frames,
 )
