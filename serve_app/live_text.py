@@ -138,8 +138,8 @@ class LiveText:
             self._texts.forget(segment.live)
 
     async def begun(self) -> bool:
-        """Wait until there is enough to begin; False where the text is over and there is nothing to say."""
-        while not (self.is_over or self._num_spoken > 1):
+        """Wait for a first word that is certain; False where the text is over and there is nothing to say."""
+        while not (self.is_over or self._num_spoken):
             await self._changed.wait()
         return self._num_spoken > 0
 

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from deployments.voice.english import spoken_english
 from deployments.voice.plain_text import is_marked
 
-# What stands in two halves of a text must mean nothing together: the text is cut between two plain words, once what
-# follows the second is there. Other words may be a part of a number, an abbreviation, an address.
-_WORD = r"(?!St\b)[A-Z]?[a-z]++(?:['’][a-z]++)?"  # noqa: RUF001
-_CUT = re.compile(rf"(?<![^\s]){_WORD}(?=[ \t]++{_WORD}\s)")
+# What stands in two halves of a text must mean nothing together: the text is cut behind a plain word, once another one
+# has begun. Other words may be a part of a number, an abbreviation, an address. What begins with several letters, a
+# small vowel among them, keeps a small letter when it is spoken, whatever follows: neither half is taken for shouted.
+_WORD = r"(?!St\b)(?:[A-Z]?[a-z]++|[AI])(?:['’][a-z]++)?[,;:?!]?"  # noqa: RUF001
+_NEXT = r"(?=[A-Za-z]{2}|a\s)[A-Z]?[a-z]*?[aeiouy]"
+_CUT = re.compile(rf"(?<![^\s]){_WORD}(?=[ \t]++{_NEXT})")
+_LINE_END = re.compile(r"[\n\r]|```\w*")  # as `plain_line` has it
 _OPENED = re.compile(r"\[[^\[\]]*$|\]\([^()]*$|<[^<>]*$")
 _LONGEST_OPENED = 300  # what is never closed opens nothing
 
@@ -28,7 +31,6 @@ class LiveEnglish:
     def __init__(self) -> None:
         self._rest = ""
         self._is_unmarked = False  # whether `_rest` begins within a line, of plain words so far
-        self._has_spoken = False
 
     def feed(self, text: str, *, is_last: bool) -> list[Part]:
         """What is certain with `text`; with the last part all that is left, and the sentence ends."""
@@ -36,9 +38,9 @@ class LiveEnglish:
         parts = []
         while end := self._first_cut():
             written, self._rest, self._is_unmarked = self._rest[:end], self._rest[end:], True
-            parts.append(Part(written, self._joined(_spoken_before_a_word(written))))
+            parts.append(Part(written, _spoken_before_a_word(written)))
         if is_last:
-            parts.append(Part(self._rest, self._joined(spoken_english(self._rest))))
+            parts.append(Part(self._rest, spoken_english(self._rest)))
             self._rest = ""
         return parts
 
@@ -46,18 +48,13 @@ class LiveEnglish:
         """Where the text can first be cut, 0 where nobody knows yet."""
         for match in _CUT.finditer(self._rest):
             begun = self._rest[: match.end()]
-            line = begun[begun.rfind("\n") + 1 :]
+            line = _LINE_END.split(begun)[-1]
             in_marked = is_marked(line) and not (self._is_unmarked and len(line) == len(begun))
             if not in_marked and not _OPENED.search(begun[-_LONGEST_OPENED:]):
                 return match.end()
         return 0
 
-    def _joined(self, spoken: str) -> str:
-        joined = f" {spoken}" if spoken and self._has_spoken else spoken
-        self._has_spoken = self._has_spoken or bool(spoken)
-        return joined
-
 
 def _spoken_before_a_word(text: str) -> str:
-    """In the middle of a sentence, as `spoken_english` ends one."""
-    return spoken_english(f"{text} so").removesuffix(" so.")
+    """In the middle of a sentence, with the space behind it: tokens of a word are known with what follows it."""
+    return spoken_english(f"{text} so").removesuffix("so.")

@@ -66,7 +66,7 @@ def plain_line(text: str) -> str:
 
 def is_marked(line: str) -> bool:
     """Whether a line begins as list items, headings and quotations do: it ends like a sentence."""
-    line = "".join(map(_fold, line)).strip()
+    line = _substitute("".join(map(_fold, line)), _MARKUP).strip()
     return _LINE_MARK.sub("", line, count=1).strip() != line
 
 
