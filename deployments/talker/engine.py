@@ -118,7 +118,7 @@ class Engine:
     def append(self, sequence_id: int, text: str, *, is_last: bool) -> None:
         """The next part of a live request's text; raises as `add` does. One that has ended meanwhile is no error.
 
-        It begins with as much text as its first frame needs, and has its next frame when that has its token.
+        It begins with as much text as its prompt needs, and has its next frame when that has its token.
         """
         live = self._written.get(sequence_id)
         if live is None:

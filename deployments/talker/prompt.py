@@ -68,10 +68,10 @@ class PromptBuilder:
         return self.begin(request, self.tokenizer.encode(request.synthesis.text), is_whole=True)
 
     def least_tokens(self, request: GenerateRequest) -> int:
-        """Tokens of a text that is still being written which its first new frame needs."""
+        """Tokens of a text that is still being written with which it can be prefilled."""
         codes = request.reference_codes
-        beside_frames = 0 if codes is None else max(0, len(codes) - self._reference_tokens(request.synthesis))
-        return beside_frames + (0 if request.prefix is None else len(request.prefix)) + 2
+        beside = 0 if codes is None else 1 + max(0, len(codes) - self._reference_tokens(request.synthesis))
+        return beside + (0 if request.prefix is None else len(request.prefix)) + 1
 
     def extend(self, prompt: Prompt, more: list[int], *, is_whole: bool) -> Prompt:
         """`prompt` with further tokens of a text that is still being written."""

@@ -3,6 +3,7 @@
 Everybody who has a row runs, with two exceptions. While some are waiting for a row, for their first frame, or for a
 frame that is nearly due, those far ahead of their listeners sit a step out, which makes it shorter. And those whose
 text is still being written sit out while there is none; where others wait for rows or blocks, they give theirs up.
+They are prefilled where nobody else wants the place, so that a frame is all that text has to wait for.
 """
 
 import heapq
@@ -24,7 +25,7 @@ _NEARLY_DUE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's work: `prefill` is also part of `decode`, a new sequence has its first frame in the same step."""
+    """One step's work: `prefill` is also part of `decode`, but for those that wait for text."""
 
     prefill: list[Sequence]
     decode: list[Sequence]
@@ -54,7 +55,8 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Nothing runs and nothing waits, but for text."""
-        return all(sequence.is_dry for sequence in chain(self.running.values(), self.waiting))
+        all_dry = all(sequence.is_dry for sequence in chain(self.running.values(), self.waiting))
+        return all_dry and not any(map(self._fits, self.waiting))
 
     def check_room(self) -> None:
         """Raise Overloaded where the waiting line is full. A free row is room, whoever takes it next step."""
@@ -91,7 +93,7 @@ class Scheduler:
         preempted = self._make_room()
         admitted = [] if preempted else self._admit()
         due = self._due()
-        return Batch(prefill=admitted, decode=due) if due else None
+        return Batch(prefill=admitted, decode=due) if due or admitted else None
 
     def retire(self, sequences: list[Sequence]) -> None:
         """Give back what a batch's finished sequences held; aborted meanwhile, they hold nothing."""
@@ -139,25 +141,31 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def _admit(self) -> list[Sequence]:
-        admitted = []
+        admitted: list[Sequence] = []
         for sequence in [each for each in self.waiting if not each.is_dry]:
             if not self._has_place(sequence):
-                break
-            self.waiting.remove(sequence)
-            self.blocks.grow(sequence.id, sequence.num_positions + 1)
-            sequence.row = heapq.heappop(self._free_rows)
-            self.running[sequence.id] = sequence
-            admitted.append(sequence)
-        return admitted
+                return admitted
+            admitted.append(self._take_in(sequence))
+        return admitted + [self._take_in(each) for each in [*self.waiting] if self._fits(each)]
+
+    def _take_in(self, sequence: Sequence) -> Sequence:
+        self.waiting.remove(sequence)
+        self.blocks.grow(sequence.id, sequence.num_positions + 1)
+        sequence.row = heapq.heappop(self._free_rows)
+        self.running[sequence.id] = sequence
+        return sequence
 
     def _has_place(self, sequence: Sequence) -> bool:
         """Whether there is a row, and blocks; sequences that have no text give theirs up, the youngest first."""
         dry = [each for each in self.running.values() if each.is_dry]
-        while not (self._free_rows and self.blocks.can_hold(sequence.id, sequence.num_positions + 1)):
+        while not self._fits(sequence):
             if not dry:
                 return False
             self._preempt(dry.pop())
         return True
+
+    def _fits(self, sequence: Sequence) -> bool:
+        return bool(self._free_rows) and self.blocks.can_hold(sequence.id, sequence.num_positions + 1)
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.row is not None

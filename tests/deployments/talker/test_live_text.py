@@ -135,6 +135,19 @@ def test_nothing_is_left_to_do_while_the_writer_pauses(engine: Engine) -> None:
     assert engine.step().chunks == []
 
 
+def test_the_prompt_is_prefilled_before_the_first_frame_has_its_text(engine: Engine) -> None:
+    engine.add(0, live(at_once()))
+    engine.append(0, "a ", is_last=False)
+    assert not engine.is_idle
+    assert engine.step().chunks == []
+    assert [sequence.num_text_tokens for sequence in engine.scheduler.running.values()] == [1]
+    assert engine.is_idle
+    engine.append(0, "- ", is_last=False)
+    [sequence] = engine.scheduler.running.values()
+    assert sum(len(chunk.codes) for _, chunk in run_dry(engine)) == sequence.num_text_tokens - 1
+    engine.abort(0)
+
+
 def test_a_sequence_without_text_gives_its_place_to_those_that_wait(
     tiny_checkpoint: Callable[[str], Path], whole: Spoken
 ) -> None:
@@ -147,6 +160,7 @@ def test_a_sequence_without_text_gives_its_place_to_those_that_wait(
     engine.add(1, other)
     others = run_dry(engine)
     assert {number for number, _ in others} == {1}
+    assert list(engine.scheduler.running) == [0]  # it is back before there is text
     engine.append(0, TEXT[20:], is_last=True)
     chunks += run_dry(engine)
     assert same(Spoken.join([chunk for _, chunk in chunks]), alone)

@@ -30,6 +30,13 @@ def heard(number: int) -> Sequence:
     return each
 
 
+def dry(number: int) -> Sequence:
+    """A sequence that waits for text."""
+    each = sequence(number)
+    each.prompt = replace(each.prompt, trailing=each.prompt.trailing[:0], is_whole=False)
+    return each
+
+
 def scheduler(*, blocks: int = 100, max_num_seqs: int = 2, max_num_waiting: int = 2) -> Scheduler:
     manager = BlockManager(num_blocks=blocks + 1, block_size=BLOCK_SIZE)
     return Scheduler(manager, max_num_seqs=max_num_seqs, max_num_waiting=max_num_waiting)
@@ -113,6 +120,20 @@ def test_rows_that_run_count_towards_the_limit() -> None:
     step(line)
     with pytest.raises(Overloaded):
         line.check_room()
+
+
+def test_who_waits_for_text_is_prefilled_where_nobody_else_wants_the_place() -> None:
+    line = scheduler(max_num_seqs=1)
+    line.add(dry(1))
+    assert step(line) == ([1], [])
+    assert line.is_idle
+    line.add(dry(2))
+    assert line.is_idle
+    line.add(sequence(3, frames=1))
+    assert step(line) == ([3], [3])
+    assert ids(list(line.waiting)) == [1, 2]
+    assert step(line) == ([1], [])
+    assert line.is_idle
 
 
 def test_the_newest_gives_way_when_blocks_run_out_and_goes_on_first() -> None:
