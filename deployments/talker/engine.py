@@ -82,6 +82,7 @@ class Engine:
         self._written: dict[int, LiveText] = {}  # requests whose text is still being written
         self._launched: LaunchedStep | None = None
         self.last_step: LaunchedStep | None = None
+        self._attending: list[Sequence] = []  # those of the last step, until what they attend to is known
         self._num_pushed = 0  # sequences at the batch's end whose frames are being decoded already
         self._num_failed_prefills = 0  # in a row
         self._num_not_finite = 0  # sequences, ever
@@ -93,7 +94,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether a step would do nothing."""
-        waiting = self._ended or self._launched is not None or self._endings
+        waiting = self._ended or self._launched is not None or self._endings or self.runner.is_behind
         return self.scheduler.is_idle and not waiting and self.audio.is_idle
 
     @property
@@ -148,6 +149,7 @@ class Engine:
         """
         output = StepOutput(self._ended)
         self._ended = []
+        self._finish_step()
         self._launch(output)
         self._land(output, meanwhile)
         output = replace(output, chunks=self._with_audio(output.chunks))
@@ -200,6 +202,13 @@ class Engine:
         if len(sequence.prompt.trailing) > start:
             self.runner.extend_text(sequence, start)
         sequence.limit = self.limits.frame_limit(sequence.request, sequence.sampling, sequence.prompt)
+
+    def _finish_step(self) -> None:
+        """On a CPU, do the talker's half of the last step."""
+        attending, self._attending = self._attending, []
+        if attending and (attended := self.runner.attended) is not None:
+            for sequence, weights in zip(attending, attended, strict=False):
+                sequence.attend(weights)
 
     def _launch(self, output: StepOutput) -> None:
         """Start the next step, unless one is under way or the device has work for a while."""
@@ -296,8 +305,8 @@ class Engine:
 
     def _append(self, sequences: list[Sequence], frames: Codes, output: StepOutput) -> None:
         """Give each sequence its frame, or the end of speech that stands in place of one."""
-        now_s, attended = time.monotonic(), self.runner.attended
-        for number, (sequence, frame) in enumerate(zip(sequences, frames, strict=True)):
+        now_s, self._attending = time.monotonic(), sequences
+        for sequence, frame in zip(sequences, frames, strict=True):
             if self.scheduler.running.get(sequence.id) is not sequence:
                 continue  # aborted meanwhile
             if frame[0] == NOT_FINITE:
@@ -307,8 +316,6 @@ class Engine:
                 sequence.finish_reason = FinishReason.STOP
             else:
                 sequence.append(frame)
-            if attended is not None:
-                sequence.attend(attended[number])
             if sequence.finish_reason is not None:
                 self._written.pop(sequence.id, None)
             if not self._can_wait(sequence, now_s):

@@ -1,9 +1,10 @@
 """Runs a batch of sequences on the device: prefill, and the step that makes one frame for each.
 
 On a CPU every matrix product has the same number of rows: what a row comes out as then depends on that row alone, so
-codes are equal whether a sequence runs by itself, in a batch, or is resumed. On a GPU a batch takes the smallest
-bucket it fits in, everything is replayed from CUDA graphs, and the host waits for nothing but the codes: the talker's
-half of a step still runs while it hands them on and prepares the next step.
+codes are equal whether a sequence runs by itself, in a batch, or is resumed; the talker's half of a step comes when its
+codes have been handed on. On a GPU a batch takes the smallest bucket it fits in, everything is replayed from CUDA
+graphs, and the host waits for nothing but the codes: the talker's half of a step still runs while it hands them on and
+prepares the next step.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -69,7 +70,7 @@ class LaunchedStep:
 
     sequences: list[Sequence]
     _codes: Tensor  # [sequences, groups] int16, pinned
-    _made: torch.cuda.Event | None  # None on a CPU, where launching does all the work
+    _made: torch.cuda.Event | None  # None on a CPU, which has made the codes when it is launched
     _over: torch.cuda.Event | None
 
     @property
@@ -114,6 +115,9 @@ class ModelRunner:
         self._retraces = shape.deterministic and not shape.by_rows
         self._given = Staging(self.step.given.numel(), device=self.device) if self._retraces else None
         self._batch: _Batch | None = None
+        self._behind: Callable[[], None] | None = (
+            None  # the talker's half of the last step, which a CPU still has to do
+        )
         self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
 
     @property
@@ -160,6 +164,7 @@ class ModelRunner:
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence]) -> None:
         """Take sequences in: write their rows of the state, and run their prompts and the frames they resume from."""
+        self.catch_up()
         if sequences:
             self._batch = None
         for sequence in sequences:
@@ -180,6 +185,7 @@ class ModelRunner:
         `on_codes` is called with the frames [sequences, groups] int16 on the device once their computation is queued,
         and nothing behind it.
         """
+        self.catch_up()
         batch = self._as_batch(sequences)
         for sequence in sequences:
             if sequence.num_positions % self.blocks.block_size == 0:
@@ -191,12 +197,29 @@ class ModelRunner:
         made = self._record()
         if on_codes is not None:
             on_codes(frames)
-        self._advance(batch, length=self._length(max(sequence.num_positions for sequence in sequences) + 1))
+        self._behind = partial(
+            self._advance, batch, length=self._length(max(sequence.num_positions for sequence in sequences) + 1)
+        )
+        if not self._on_cpu:
+            self.catch_up()
         return LaunchedStep(sequences, codes, made, self._record())
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the talker's half of the last step is still to be done."""
+        return self._behind is not None
+
+    @torch.inference_mode()
+    def catch_up(self) -> None:
+        """Do the talker's half of the last step. Before the next step, or a prefill, it is done anyway."""
+        behind, self._behind = self._behind, None
+        if behind is not None:
+            behind()
 
     @property
     def attended(self) -> NDArray[np.float32] | None:
         """[sequences, positions]: what the last step's sequences attend to with the alignment head; not on a GPU."""
+        self.catch_up()
         return None if self.step.attended is None else self.step.attended.float().numpy()
 
     @torch.inference_mode()
@@ -208,6 +231,7 @@ class ModelRunner:
     @torch.inference_mode()
     def replay(self, sequences: list[Sequence]) -> None:
         """A step of which the host sees nothing: a benchmark's. The device gets ahead of the host's sequences."""
+        self.catch_up()
         batch = self._as_batch(sequences)
         self._predict(batch)
         self._advance(batch, length=self._length(0))

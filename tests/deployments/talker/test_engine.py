@@ -349,6 +349,7 @@ def test_a_state_that_is_not_finite_is_reported_and_leaves_the_others_alone(
         engine.add(number, MIX[number])
     first = [chunk for number, chunk in engine.step().chunks if number == 1]
     broken = engine.scheduler.running[0].row
+    engine.runner.catch_up()
     engine.runner.state.hidden[broken, 3] = torch.nan
     second = engine.step()
     assert [number for number, _ in second.chunks] == [1]
@@ -375,6 +376,17 @@ def test_frames_a_listener_does_not_need_yet_are_sent_together(
     sizes = [len(chunk.codes) for chunk in chunks]
     assert sizes[:8] == [1, 1, 1, 1, 1, 1, 4, 4][: len(sizes)]  # 6 frames last for more than 0.4 s
     assert same(Spoken.join(chunks), alone[0])
+
+
+def test_a_frame_leaves_before_the_talker_reads_it(engine: Engine, alone: list[Spoken]) -> None:
+    engine.add(0, MIX[0])
+    [(_, first)] = engine.step().chunks
+    assert engine.runner.is_behind
+    engine.abort(0)
+    assert not engine.is_idle
+    assert engine.step().chunks == []
+    assert engine.is_idle
+    assert np.array_equal(first.codes, alone[0].codes[:1])
 
 
 def test_aborting_everything_leaves_an_idle_engine(engine: Engine) -> None:
