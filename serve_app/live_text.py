@@ -138,10 +138,13 @@ class LiveText:
             self._texts.forget(segment.live)
 
     async def begun(self) -> bool:
-        """Wait for a first word that is certain; False where the text is over and there is nothing to say."""
-        while not (self.is_over or self._num_spoken):
+        """Wait until there certainly is something to say; False where the text is over and there is nothing.
+
+        The first word may still be on its way: whoever speaks gets ready meanwhile.
+        """
+        while not (self.is_over or self._num_spoken or self._front.will_speak):
             await self._changed.wait()
-        return self._num_spoken > 0
+        return not self.is_over or self._num_spoken > 0
 
     async def segment(self, number: int) -> SynthesisRequest | None:
         """The request for a segment, counted from 0, once it is there; None behind the last one."""
@@ -275,6 +278,11 @@ class LivePlain:
         end = len(self._rest) if is_last else _last_boundary(self._rest)
         known, self._rest = self._rest[:end], self._rest[end:]
         return [Part(word, self._spoken(word)) for word in _words(known)]
+
+    @property
+    def will_speak(self) -> bool:
+        """As in LiveEnglish."""
+        return is_speakable(clean(self._rest))
 
     def _spoken(self, word: str) -> str:
         """Spaces between words, none in front of the first and behind the last."""

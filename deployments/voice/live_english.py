@@ -12,6 +12,7 @@ from deployments.voice.plain_text import is_marked
 _WORD = r"(?!St\b)(?:[A-Z]?[a-z]++|[AI])(?:['’][a-z]++)?[,;:?!]?"  # noqa: RUF001
 _NEXT = r"(?=[A-Za-z]{2}|a\s)[A-Z]?[a-z]*?[aeiouy]"
 _CUT = re.compile(rf"(?<![^\s]){_WORD}(?=[ \t]++{_NEXT})")
+_BEGUN = re.compile(rf"\s*+{_NEXT}")
 _LINE_END = re.compile(r"[\n\r]|```\w*")  # as `plain_line` has it
 _OPENED = re.compile(r"\[[^\[\]]*$|\]\([^()]*$|<[^<>]*$")
 _LONGEST_OPENED = 300  # what is never closed opens nothing
@@ -43,6 +44,11 @@ class LiveEnglish:
             parts.append(Part(self._rest, spoken_english(self._rest)))
             self._rest = ""
         return parts
+
+    @property
+    def will_speak(self) -> bool:
+        """Whether a word will come of what waits, whatever follows."""
+        return _BEGUN.match(self._rest) is not None
 
     def _first_cut(self) -> int:
         """Where the text can first be cut, 0 where nobody knows yet."""

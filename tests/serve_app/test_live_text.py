@@ -9,7 +9,7 @@ import pytest
 
 from deployments.errors import InvalidRequest
 from deployments.mailbox import read
-from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.voice.english import spoken_english
 from serve_app.live_text import LivePlain, LiveText, LiveTexts
 from serve_app.long_text import LongText
@@ -105,14 +105,17 @@ async def test_surrogates_meet_and_lone_ones_go(texts: LiveTexts) -> None:
     assert got == "a 🙂 b \ufffd c \ufffdd \ufffd"
 
 
-async def test_it_has_begun_when_the_second_word_begins(texts: LiveTexts) -> None:
-    with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
+@pytest.mark.parametrize(
+    ("info", "parts"),
+    [(ENGLISH, [" W", "h", "e"]), (ENGLISH, ["5 ", "h", "t", "tp ", "is"]), (CUSTOM_VOICE, ["..", "W"])],
+)
+async def test_it_has_begun_when_a_word_is_certain_to_come(texts: LiveTexts, info: ModelInfo, parts: list[str]) -> None:
+    with await texts.open(REQUEST, info, max_chars=LONG) as live:
         begun = asyncio.create_task(live.begun())
-        for part in ("Hel", "lo ", "t"):
-            live.append(part)
+        for part in parts:
             await asyncio.sleep(0)
             assert not begun.done()
-        live.append("he")
+            live.append(part)
         assert await begun
 
 
