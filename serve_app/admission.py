@@ -9,8 +9,8 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 
 from deployments import metrics
@@ -69,7 +69,7 @@ class Admission:
         self._is_running = is_running
         self._num_streams = self._num_heard = 0
         # Since when and whose, the oldest first. A recording takes its time, which says nothing of the line: those are
-        # left out.
+        # left out, and texts while their writers take theirs.
         self._waiting: dict[object, tuple[float, str]] = {}
         self._limit = StreamLimit(least=settings.min_streams)
         self._begun = Rate()
@@ -154,14 +154,18 @@ class Admission:
 
         `opened` will close what was asked for.
         """
-        in_line = request.reference is None
+        live, in_line = self._live_text(request), request.reference is None
         starting = not self._is_running()
         allowed_s = self._settings.start_wait_s if starting else self._settings.max_wait_s
-        ticket, joined_s = object(), time.monotonic()
-        if in_line and not starting:
-            self._waiting[ticket] = joined_s, request.client
+        ticket, came_s = object(), time.monotonic()
+
+        def wait() -> None:
+            limit.reschedule(asyncio.get_running_loop().time() + allowed_s)
+            if in_line and not starting:
+                self._waiting[ticket] = time.monotonic(), request.client
+
         try:
-            async with asyncio.timeout(allowed_s):
+            async with asyncio.timeout(None) as limit, _once_written(live, wait):
                 begun = await self._until_audio(request, info, opened)
         except Overloaded:
             metrics.refused("stage")
@@ -171,7 +175,9 @@ class Admission:
         finally:
             self._waiting.pop(ticket, None)
         if in_line and not starting:
-            self._note_wait(time.monotonic() - joined_s)
+            self._begun.count(time.monotonic())
+        if in_line and not starting and live is None:
+            self._waits_s.append(time.monotonic() - came_s)
         return begun
 
     async def _until_audio(
@@ -207,11 +213,6 @@ class Admission:
             return None
         return self._live_texts.find(request.live)
 
-    def _note_wait(self, waited_s: float) -> None:
-        now_s = time.monotonic()
-        self._begun.count(now_s)
-        self._waits_s.append(waited_s)
-
     def _refusal(self, reason: str) -> Exception:
         metrics.refused(reason)
         if reason == "starting":
@@ -224,3 +225,22 @@ class Admission:
     def _count(self, change: int) -> None:
         self._num_streams += change
         metrics.ingress_load(self._num_streams, most=self._settings.max_streams)
+
+
+@asynccontextmanager
+async def _once_written(live: LiveText | None, then: Callable[[], None]) -> AsyncIterator[None]:
+    """Calls `then` inside, once there is a text to speak: at once, unless it is still being written."""
+    if live is None:
+        then()
+        yield
+        return
+
+    async def wait() -> None:
+        await live.is_plenty()
+        then()
+
+    waiting = asyncio.create_task(wait())
+    try:
+        yield
+    finally:
+        waiting.cancel()

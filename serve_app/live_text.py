@@ -22,6 +22,7 @@ from serve_app.speech_request import clean, is_speakable
 
 _IDLE_S = 60.0
 _TOKEN_BYTES = 16
+_PLENTY_CHARS = 40  # speech of so many is heard, whatever its writer does
 _LONGEST_CLUSTER = 64  # places to look at: no language stacks more marks (Unicode's stream-safe format allows 30)
 
 
@@ -145,6 +146,11 @@ class LiveText:
         while not (self.is_over or self._num_spoken or self._front.will_speak):
             await self._changed.wait()
         return not self.is_over or self._num_spoken > 0
+
+    async def is_plenty(self) -> None:
+        """Wait until speech has to wait for its writer no more before it is heard."""
+        while not self.is_over and sum(len(part.spoken) for part in self.parts) < _PLENTY_CHARS:
+            await self._changed.wait()
 
     async def segment(self, number: int) -> SynthesisRequest | None:
         """The request for a segment, counted from 0, once it is there; None behind the last one."""

@@ -13,6 +13,7 @@ from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisReq
 from serve_app import admission as module
 from serve_app.admission import Admission
 from serve_app.config import AdmissionSettings
+from serve_app.live_text import LiveTexts
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 
@@ -32,11 +33,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Line:
     """An admission in front of a synthesizer whose streams wait until they are let go."""
 
-    def __init__(self, settings: AdmissionSettings = PROMPT, *, talkers: int = 1) -> None:
+    def __init__(
+        self, settings: AdmissionSettings = PROMPT, *, talkers: int = 1, live_texts: LiveTexts | None = None
+    ) -> None:
         self.talkers = talkers
         self.gate = asyncio.Event()
         self.synthesizer = FakeSynthesizer(script=[chunk(b""), self.gate, *utterance(2)])
-        self.admission = Admission(self.synthesizer, settings, is_running=lambda: self.talkers > 0)
+        self.admission = Admission(
+            self.synthesizer, settings, is_running=lambda: self.talkers > 0, live_texts=live_texts
+        )
         self.speaking: list[asyncio.Task[bytes]] = []
 
     async def join(self, client: str = "") -> None:
@@ -45,8 +50,8 @@ class Line:
         self.speaking.append(asyncio.create_task(self.speak(client)))
         await self.synthesizer.waiting.wait()
 
-    async def speak(self, client: str = "") -> bytes:
-        asked = replace(REQUEST, client=client)
+    async def speak(self, client: str = "", *, request: SynthesisRequest = REQUEST) -> bytes:
+        asked = replace(request, client=client)
         return pcm_of([item async for item in self.admission.synthesize(asked)])
 
     async def finish(self) -> None:
@@ -105,6 +110,35 @@ async def test_a_line_of_many_clients_takes_nobody(clock: Clock) -> None:
     with pytest.raises(Overloaded):
         await line.speak("cleo")
     await line.finish()
+
+
+async def test_what_a_writer_takes_is_no_line(clock: Clock) -> None:
+    texts = LiveTexts()
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02), live_texts=texts)
+    with await texts.open(REQUEST, CUSTOM_VOICE, max_chars=1000) as live:
+        live.append("Well, ")
+        speaking = asyncio.create_task(line.speak(request=live.request))
+        await line.synthesizer.waiting.wait()
+        await asyncio.sleep(0.05)
+        assert not speaking.done()
+        clock.now_s += 100
+        await line.join()  # nobody waits
+        live.append("here is what the writer had in mind all along, ")
+        for waiting in (speaking, *line.speaking):  # and from now on it does
+            with pytest.raises(Overloaded):
+                await waiting
+    await texts.aclose()
+
+
+async def test_a_short_text_that_is_over_has_been_written() -> None:
+    texts = LiveTexts()
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02), live_texts=texts)
+    with await texts.open(REQUEST, CUSTOM_VOICE, max_chars=1000) as live:
+        live.append("Well")
+        live.finish()
+        with pytest.raises(Overloaded):
+            await line.speak(request=live.request)
+    await texts.aclose()
 
 
 async def test_what_a_first_audio_takes_anyway_is_no_line(clock: Clock) -> None:
