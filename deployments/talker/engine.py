@@ -26,9 +26,9 @@ from deployments.talker.audio import AudioStreams
 from deployments.talker.frame_step import MIN_NEW_TOKENS, NOT_FINITE
 from deployments.talker.length_limits import LengthLimits
 from deployments.talker.model_runner import LaunchedStep, ModelRunner
-from deployments.talker.prompt import Prompt, PromptBuilder, full_text
+from deployments.talker.prompt import Prompt, PromptBuilder
 from deployments.talker.scheduler import Scheduler
-from deployments.talker.sequence import FrameLimit, Sequence
+from deployments.talker.sequence import Sequence
 from deployments.talker.tokenizer import LiveTokens
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Engine:
             del self._written[sequence_id]
         if live.sequence is not None:
             self._extend(live.sequence, more, is_last=is_last)
-        elif is_last or len(live.body) >= self.prompts.least_tokens(live.request):
+        elif is_last or len(live.body) >= self.prompts.least_tokens(live.request, self._opening(live.request)):
             prompt = self.prompts.begin(live.request, live.body, is_whole=is_last)
             live.sequence = self._begin(sequence_id, live.request, prompt, live.tokens)
 
@@ -175,7 +175,8 @@ class Engine:
         sampling = complete(request.synthesis.sampling, self.model.generation)
         limit = self.limits.frame_limit(request, sampling, prompt)
         prefix = [] if request.prefix is None else list(request.prefix)
-        given = self._opening(request, limit)[len(prefix) :]
+        opening = self._opening(request)
+        given = opening[len(prefix) :] if len(opening) < limit.frames else []
         sequence = Sequence(
             sequence_id, request, prompt, sampling, limit, prefix + given, num_given=len(given), token_starts=starts
         )
@@ -186,15 +187,12 @@ class Engine:
             self.scheduler.add(sequence)
         return sequence
 
-    def _opening(self, request: GenerateRequest, limit: FrameLimit) -> list[Codes]:
+    def _opening(self, request: GenerateRequest) -> list[Codes]:
         """The quiet frames that speech begins with, where they need not be made: they would be left out anyway."""
         asked = request.synthesis
         if asked.leading_silence or request.gpu_frames:
             return []
-        if not full_text(self.model.kind, asked):
-            return []  # those that stream their text may wait for it, frame by frame
-        frames = self.model.text.openings.get(asked.voice or "", ())
-        return list(np.array(frames, dtype=np.int16)) if len(frames) < limit.frames else []
+        return list(np.array(self.model.text.openings.get(asked.voice or "", ()), dtype=np.int16))
 
     def _extend(self, sequence: Sequence, more: list[int], *, is_last: bool) -> None:
         start = len(sequence.prompt.trailing)

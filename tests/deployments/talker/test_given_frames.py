@@ -14,6 +14,7 @@ from deployments.talker.engine import Engine
 from deployments.talker.loading import build_engine
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import ask, resumed, speak, speak_all
+from tests.deployments.talker.test_live_text import write
 
 OPENING = np.arange(48, dtype=np.int16).reshape(3, 16)
 HELLO = ask("Hello there.", seed=1, frames=15, ignore_eos=True)
@@ -47,6 +48,17 @@ def test_a_first_step_brings_the_opening_and_a_frame_more(engine: Engine) -> Non
     assert np.array_equal(codes[:3], OPENING)
 
 
+@pytest.mark.parametrize("text", ["Hello there.", "Oh"])
+def test_text_that_streams_has_it_too_also_while_it_is_written(engine: Engine, text: str) -> None:
+    asked = ask(text, seed=1, frames=15, ignore_eos=True, non_streaming_mode=False)
+    at_once = speak(engine, asked)
+    assert np.array_equal(first_codes(engine, asked), at_once.codes[:4])
+    assert np.array_equal(at_once.codes[:3], OPENING)
+    assert np.array_equal(write(engine, list(text), asked).codes, at_once.codes)
+    rest = write(engine, list(text), resumed(asked, at_once.codes[:2]))
+    assert np.array_equal(rest.codes, at_once.codes[2:])
+
+
 def test_an_opening_counts_like_frames_that_were_made(engine: Engine) -> None:
     spoken = speak(engine, HELLO)
     assert len(spoken.codes) == 15
@@ -66,10 +78,9 @@ def test_what_follows_is_equal_beside_others_and_resumed(engine: Engine) -> None
     [
         with_silence(HELLO),
         ask("Hello there.", seed=1, frames=15, ignore_eos=True, voice="vivian"),
-        ask("Hello there.", seed=1, frames=15, ignore_eos=True, non_streaming_mode=False),
         ask("Hello there.", seed=1, frames=3, ignore_eos=True),
     ],
-    ids=["silence is wanted", "another voice", "text that streams", "not a frame more is allowed"],
+    ids=["silence is wanted", "another voice", "not a frame more is allowed"],
 )
 def test_others_are_made_from_their_first_frame(engine: Engine, request_: GenerateRequest) -> None:
     assert len(first_codes(engine, request_)) == 1
