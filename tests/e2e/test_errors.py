@@ -1,6 +1,8 @@
 """Errors from every stage arrive as statuses, whole."""
 
 import asyncio
+import json
+from urllib.parse import urlsplit
 
 import aiohttp
 import openai
@@ -45,6 +47,17 @@ async def test_unknown_route(http: aiohttp.ClientSession) -> None:
     async with http.get("/v1/nothing") as answer:
         assert answer.status == 404
         assert (await answer.json())["error"]["code"] == "not_found"
+
+
+async def test_a_path_without_its_slash(server: str) -> None:
+    """No route can have it: that is the request's fault, not that of a replica that was not found."""
+    address = urlsplit(server)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(b"GET health HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+    head, _, content = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert head.split()[1] == b"400"
+    assert json.loads(content)["error"]["code"] == "invalid_path"
 
 
 @pytest.mark.parametrize("path", ["/v1/nothing", f"{PATH}/ws/", "/"])
