@@ -82,7 +82,7 @@ class Engine:
         self._written: dict[int, LiveText] = {}  # requests whose text is still being written
         self._launched: LaunchedStep | None = None
         self.last_step: LaunchedStep | None = None
-        self._attending: list[Sequence] = []  # those of the last step, until what they attend to is known
+        self._attending: list[Sequence] = []  # those of the last step, until it is over
         self._num_pushed = 0  # sequences at the batch's end whose frames are being decoded already
         self._num_failed_prefills = 0  # in a row
         self._num_not_finite = 0  # sequences, ever
@@ -94,8 +94,13 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether a step would do nothing."""
-        waiting = self._ended or self._launched is not None or self._endings or self.runner.is_behind
+        waiting = self._ended or self._launched is not None or self._endings or self._is_behind
         return self.scheduler.is_idle and not waiting and self.audio.is_idle
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether a sequence of the last step goes on, whose talker's half may not have been done."""
+        return any(self.scheduler.running.get(sequence.id) is sequence for sequence in self._attending)
 
     @property
     def patience_s(self) -> float:
@@ -203,6 +208,8 @@ class Engine:
 
     def _finish_step(self) -> None:
         """On a CPU, do the talker's half of the last step."""
+        if not self._is_behind:
+            self.runner.leave_behind()
         attending, self._attending = self._attending, []
         if attending and (attended := self.runner.attended) is not None:
             for sequence, weights in zip(attending, attended, strict=False):

@@ -204,17 +204,16 @@ class ModelRunner:
             self.catch_up()
         return LaunchedStep(sequences, codes, made, self._record())
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether the talker's half of the last step is still to be done."""
-        return self._behind is not None
-
     @torch.inference_mode()
     def catch_up(self) -> None:
         """Do the talker's half of the last step. Before the next step, or a prefill, it is done anyway."""
         behind, self._behind = self._behind, None
         if behind is not None:
             behind()
+
+    def leave_behind(self) -> None:
+        """The talker's half of the last step need not be done: none of its sequences goes on."""
+        self._behind = None
 
     @property
     def attended(self) -> NDArray[np.float32] | None:
