@@ -9,11 +9,18 @@
 #include <string.h>
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
+#if __GNUC__ >= 12
 #define FOR_THIS_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_THIS_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
 #else
 #define FOR_THIS_CPU
 #endif
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* That of all functions here, as cpu_kernels.py has it: one built for another one is not called. */
+int interface(void) { return 1; }
 
 ALWAYS_INLINE float widened(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;

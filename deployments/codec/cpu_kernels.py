@@ -16,6 +16,7 @@ _Function = Callable[..., int]
 _TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 SIDE = 32  # rows, inputs and outputs of the blocks that a convolution is made of
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_ssize_t
+_INTERFACE = 1  # what is called here, and how: both files change it together
 _SNAKES = [f"snake_{source}_{target}" for source in _TYPES.values() for target in _TYPES.values()]
 _PARAMETERS = {
     **{name: [*[_POINTER] * 4, *[_COUNT] * 2] for name in _SNAKES},
@@ -29,6 +30,8 @@ def _built() -> dict[str, _Function]:
     if spec is None or spec.origin is None:
         return {}
     library = ctypes.CDLL(spec.origin)
+    if library.interface() != _INTERFACE:
+        return {}
     for name, parameters in _PARAMETERS.items():
         getattr(library, name).argtypes, getattr(library, name).restype = parameters, None
     return {name: getattr(library, name) for name in ("matrix_units", *_PARAMETERS)}

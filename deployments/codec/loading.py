@@ -77,7 +77,7 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     decoder = _load_decoder(directory, config, device)
     metrics.codec_precision("codec", decoder.precision)
     if decoder.device.type == "cpu" and not BUILT:
-        report_stage("codec: no C compiler was there when Talkray was installed: torch decodes, up to half as fast")
+        report_stage("codec: torch decodes, half as fast as our kernels: install Talkray (again) where a C compiler is")
     encoder = CodecEncoder.load(directory) if _clones(checkpoint) else None
     largest = _warm_up(decoder, config)
     openings = {} if config.placement == "inline" else dict(_openings(checkpoint, decoder))

@@ -24,6 +24,11 @@ def test_they_are_built_where_a_compiler_is_there() -> None:
     assert cpu_kernels.BUILT or shutil.which("cc") is None
 
 
+def test_what_was_built_for_another_version_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_kernels, "_INTERFACE", 0)
+    assert cpu_kernels._built() == {}
+
+
 @pytest.mark.parametrize("target", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels", [1, 7, 96])
