@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from serve_app.ray_settings import free_port
+from tests.e2e.black_box import users_environment
 from tests.e2e.processes import MARK, marked
 from tests.e2e.sockets import listeners
 from tests.e2e.test_command_line import BOUND_S, read_until
@@ -36,16 +37,16 @@ SECOND = 2 * 24000
 def urls() -> Iterator[tuple[str, list[str]]]:
     """The proxy's, and those of its ingress replicas."""
     port, mark = free_port(), uuid.uuid4().hex
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(MARK, mark)
-        command = [sys.executable, "-c", SERVER, str(port)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            read_until(process.stdout, "serving")
-            replicas = [pid for pid, command in marked(mark).items() if "ServeReplica:talkray:Ingress" in command]
-            ports = [listener.port for listener in listeners(replicas) if listener.port in HTTP_PORTS]
-            yield f"http://127.0.0.1:{port}", [f"http://127.0.0.1:{port}" for port in ports]
-            process.communicate(timeout=BOUND_S)
+    command, environment = [sys.executable, "-c", SERVER, str(port)], users_environment() | {MARK: mark}
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        read_until(process.stdout, "serving")
+        replicas = [pid for pid, command in marked(mark).items() if "ServeReplica:talkray:Ingress" in command]
+        ports = [listener.port for listener in listeners(replicas) if listener.port in HTTP_PORTS]
+        yield f"http://127.0.0.1:{port}", [f"http://127.0.0.1:{port}" for port in ports]
+        process.communicate(timeout=BOUND_S)
     assert marked(mark) == {}
 
 
