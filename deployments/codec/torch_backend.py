@@ -315,11 +315,11 @@ class _TorchCall:
             for own, memory in zip(rows, self._memories, strict=True):
                 own[:context] = memory[index]
                 memory[index] = own[time:].clone()
-        own = product.own(time)
-        if own is not None and residual is not None:
-            return Signal(own(rows, total=residual.rows), snake)
-        if own is not None and snake is not None and snake.frequency is None and not keep:
-            return Signal(own(rows, snake=snake))
+        convolution = product.own(time)
+        if convolution is not None and residual is not None:
+            return Signal(convolution(rows, total=residual.rows), snake)
+        if convolution is not None and snake is not None and snake.frequency is None and not keep:
+            return Signal(convolution(rows, snake=snake))
         y = product(rows).reshape(batch, time * conv.upsampling, -1)
         return Signal(y if residual is None else add(residual.rows, y), snake)
 
