@@ -57,6 +57,9 @@ REPAIRS = Counter(
     "talkray_codec_repairs_total", "Audio that came to NaN or infinity and was made again in float32.", _POOL
 )
 CODEC_LAG = Gauge("talkray_codec_lag_seconds", "Audio that a codec replica has as codes and not yet as PCM, seconds.")
+DECODED = Counter(
+    "talkray_decoded_seconds_total", "Audio that codec replicas sent, by the pool that decoded it, seconds.", _POOL
+)
 RECORDINGS = Counter(
     "talkray_reference_lookups_total", "Reference recordings by what was wanted of them, and whether it was known.",
     ("wanted", "known"),
@@ -164,6 +167,12 @@ def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) ->
     BATCH.observe(batch_size, CODEC)
     QUEUE.set(waiting, CODEC)
     CODEC_LAG.set(lag_s)
+
+
+def decoded(pool: str, audio_s: float) -> None:
+    """Count audio that a codec replica sends, by who decoded it."""
+    if audio_s:
+        DECODED.inc(audio_s, {"pool": pool})
 
 
 def references(wanted: str, lookups: Lookups) -> None:

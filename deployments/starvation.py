@@ -23,17 +23,21 @@ def any_runnable(process: int) -> bool:
 
 
 class ThreadWork:
-    """Whether the thread that constructs it works, for another one to see."""
+    """Whether a thread works, for another one to see: the one that constructs this, or the only one of a process."""
 
-    def __init__(self) -> None:
-        self._thread = threading.get_native_id()
-        self._clock = time.pthread_getcpuclockid(threading.get_ident())
+    def __init__(self, process: int | None = None) -> None:
+        self._process, self._thread = process or "self", process or threading.get_native_id()
+        own_clock = time.pthread_getcpuclockid(threading.get_ident())
+        self._clock = own_clock if process is None else ~process << 3 | 2  # as clock_getcpuclockid(3) has it
         self._worked_s, self._seen_working_s = -1.0, time.monotonic()
 
     def idle_s(self, now_s: float) -> float:
-        """For how long it has used no processor and waited for none, as seen by calls of this every now and then."""
+        """For how long it has used no processor and waited for none, as seen by calls of this every now and then.
+
+        Raises OSError once it has ended.
+        """
         worked_s = time.clock_gettime(self._clock)
-        if worked_s != self._worked_s or is_runnable("self", self._thread):
+        if worked_s != self._worked_s or is_runnable(self._process, self._thread):
             self._worked_s, self._seen_working_s = worked_s, now_s
         return now_s - self._seen_working_s
 

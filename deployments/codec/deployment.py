@@ -46,7 +46,7 @@ class CodecReplica:
         self._service = CodecService(model, config, decode=decode)
         self._load = CodecLoad(config, lambda: self._service.gate.capacity)
         self._knows_talker = self._has_tried = False
-        self._replica = Replica(CodecLost, self._failure)
+        self._replica = Replica(CodecLost, lambda: self._service.failure)
 
     async def describe(self) -> ModelInfo:
         """The talker's checkpoint."""
@@ -84,8 +84,10 @@ class CodecReplica:
             with suppress(TimeoutError, NotReady, Overloaded, TalkerLost):
                 await asyncio.wait_for(self.describe(), _MEETING_S)
 
-    def _failure(self) -> str | None:
-        return "a decoder thread of this codec replica hangs" if self._service.workers.hang else None
+    def __del__(self) -> None:
+        service = getattr(self, "_service", None)
+        if service is not None:
+            service.stop()
 
     def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         return stream(self._talker, "generate", request, lost=TalkerLost)

@@ -41,6 +41,7 @@ _REFERENCE_BYTES = 256 << 20
 class Codec:
     """A loaded speech tokenizer."""
 
+    directory: Path
     decoder: CodecDecoder
     encoder: CodecEncoder | None
     sample_rate: int
@@ -81,7 +82,7 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     encoder = CodecEncoder.load(directory) if _clones(checkpoint) else None
     largest = _warm_up(decoder, config)
     openings = {} if config.placement == "inline" else dict(_openings(checkpoint, decoder))
-    return Codec(decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, largest, openings)
+    return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, largest, openings)
 
 
 def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDecoder:

@@ -7,10 +7,12 @@ import numpy as np
 
 from deployments import metrics
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob, decode_batch
+from deployments.codec.channel import DecoderChoice
 from deployments.codec.loading import load_codec
-from deployments.codec.planner import ChunkPlan, paced
+from deployments.codec.planner import REPLAY_SIZES, ChunkPlan, call_sizes, paced
 from deployments.codec.state import DecoderState
 from deployments.codec.stream import Decode, DecodingStart, StreamDecoder
+from deployments.codec.worker_client import WorkerProcesses
 from deployments.codec.workers import Workers
 from deployments.config import CodecConfig
 from deployments.frames import Generate, all_frames
@@ -50,19 +52,31 @@ class Placement:
 
 
 class CodecService:
-    """Streams share the worker threads through a gate in which the most urgent ones go first."""
+    """Streams share the workers through a gate in which the most urgent ones go first."""
 
     def __init__(self, model: str, config: CodecConfig, *, decode: Decode) -> None:
         """`decode` takes one job; it is called for all jobs of a batch at once and ends in `decode_batch`."""
         self._codec = load_codec(model, config)
         self._ramp, self._repaired = config.chunk_frames, 0
-        self.workers = Workers(config.workers, on_gpu=self._codec.decoder.device.type == "cuda")
+        on_gpu = self._codec.decoder.device.type == "cuda"
+        self.workers = Workers(config.workers, on_gpu=on_gpu)
+        several = config.workers > 1 and not on_gpu and config.placement != "inline"
+        self._processes = self._started_processes(config) if several else None
         self.gate = DecodeGate(
             decode,
             workers=config.workers,
             largest=self._codec.largest_batches,
         )
         self.placement = Placement(config)
+
+    @property
+    def failure(self) -> str | None:
+        """What is broken beyond repair."""
+        if self.workers.hang:
+            return "a decoder thread of this codec replica hangs"
+        if self._processes is not None and self._processes.is_broken:
+            return "the process that this codec replica's decoder processes are forked from has ended"
+        return None
 
     async def synthesize(self, request: SynthesisRequest, generate: Generate) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance whose frames come from `generate`; raises what `generate` raises."""
@@ -91,13 +105,27 @@ class CodecService:
                     yield chunk
 
     async def decode_batch(self, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
-        """Decode chunks of several streams on a worker thread; a job that fails gets its own exception."""
+        """Decode chunks of several streams on one worker; a job that fails gets its own exception."""
         self.gate.taken()
         decoder = self._codec.decoder
-        outcomes = await self.workers.run(decode_batch, decoder, jobs)
+        if self._processes is None:
+            outcomes = await self.workers.run(decode_batch, decoder, jobs)
+        else:
+            outcomes = await self.workers.run(self._processes.decode, jobs)
         metrics.codec_repaired("codec", decoder.repaired - self._repaired)
         self._repaired = decoder.repaired
         return outcomes
+
+    def stop(self) -> None:
+        """End the processes that decode."""
+        if self._processes is not None:
+            self._processes.stop()
+
+    def _started_processes(self, config: CodecConfig) -> WorkerProcesses:
+        decoder, largest = self._codec.decoder, self._codec.largest_batches
+        silent = call_sizes((*config.chunk_frames, *REPLAY_SIZES))
+        choice = DecoderChoice(str(self._codec.directory), decoder.precision, [*largest.items()], [*silent])
+        return WorkerProcesses(config.workers, decoder, choice)
 
     async def _begin(self, request: SynthesisRequest) -> tuple[Codes | None, DecoderState]:
         """The reference's codes, and the state decoding begins in: speech goes on from where the recording ends."""

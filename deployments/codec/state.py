@@ -1,8 +1,27 @@
-"""Streaming state of the codec decoder: an immutable value per stream."""
+"""Streaming state of the codec decoder: an immutable value per stream, in memory of its own or in that of processes."""
 
-from dataclasses import dataclass
+import mmap
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
+
+_SLOTS = 4096  # only those that were used take memory
+_ALIGNMENT = 64
+
+
+class Slot:
+    """Where a state lies in shared memory. It is free again once nobody holds this."""
+
+    __slots__ = ("_free", "number")
+
+    def __init__(self, number: int, free: list[int]) -> None:
+        self.number, self._free = number, free
+
+    def __del__(self) -> None:
+        self._free.append(self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,4 +33,39 @@ class DecoderState:
     """
 
     position: int  # frames decoded so far
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[Tensor, ...]  # none here, where they lie in a slot
+    slot: Slot | None = field(default=None, repr=False, compare=False)
+
+
+class SharedStates:
+    """States of one decoder in an anonymous file (/dev/shm has 64 MB in a container), mapped by several processes."""
+
+    def __init__(self, like: DecoderState, descriptor: int) -> None:
+        """`like` has the shapes; the file of `descriptor` is made as long as all slots."""
+        self._layout, size = [], 0
+        for tensor in like.tensors:
+            self._layout.append((size, tensor.nbytes, tensor.dtype, tensor.shape))
+            size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        os.ftruncate(descriptor, _SLOTS * self._size)
+        self._bytes = torch.frombuffer(mmap.mmap(descriptor, _SLOTS * self._size), dtype=torch.uint8)
+        self._free = list(reversed(range(_SLOTS)))  # the one that was used last, whose memory is there, goes first
+
+    def take(self) -> Slot:
+        """A free slot. Raises MemoryError."""
+        if not self._free:
+            raise MemoryError(f"{_SLOTS} states of streams are held")
+        return Slot(self._free.pop(), self._free)
+
+    def read(self, number: int) -> tuple[Tensor, ...]:
+        """The tensors that lie in a slot."""
+        start = number * self._size
+        return tuple(
+            self._bytes[start + offset : start + offset + size].view(dtype).view(shape)
+            for offset, size, dtype, shape in self._layout
+        )
+
+    def write(self, number: int, tensors: Iterable[Tensor]) -> None:
+        """Copy the tensors of a state into a slot."""
+        for own, tensor in zip(self.read(number), tensors, strict=True):
+            own.copy_(tensor)

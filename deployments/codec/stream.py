@@ -11,6 +11,7 @@ from typing import Self
 
 import numpy as np
 
+from deployments import metrics
 from deployments.codec.batcher import Decoded, DecodeJob
 from deployments.codec.planner import ChunkPlan
 from deployments.codec.state import DecoderState
@@ -171,6 +172,7 @@ class StreamDecoder:
         job = DecodeJob(codes, self._state, self._clock.deadline_s(time.monotonic()), stalled_s=self._clock.stalled_s)
         decoded = await self._decode(job)
         self._state = decoded.state
+        metrics.decoded("codec", len(decoded.pcm) / self._sample_rate)
         return decoded.pcm
 
     def _deliver(self, chunk: PcmChunk) -> PcmChunk:
@@ -190,6 +192,7 @@ class StreamDecoder:
                     codes = np.stack([*self._behind, *heard, *buffer.peek(missing)])
                     replay = asyncio.create_task(self._replay(codes, ahead_s))
                 codes, pcm = buffer.take_heard()
+                metrics.decoded("talker", len(pcm) / self._sample_rate)
                 heard.extend(codes)
                 reason = buffer.over
                 if not len(codes) and reason is None:

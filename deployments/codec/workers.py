@@ -11,9 +11,9 @@ import torch
 from deployments.errors import CodecLost
 from deployments.starvation import ThreadWork
 
-_CHECK_S = 0.25
+CHECK_S = 0.25
 # A thread that decodes on a CPU uses it all the time. On a GPU it may wait, but no call takes nearly as long.
-_LONGEST_IDLENESS_S = 1.25
+LONGEST_IDLENESS_S = 1.25
 _LONGEST_GPU_CALL_S = 1.5
 
 P = ParamSpec("P")
@@ -36,7 +36,7 @@ class Workers:
             if self.hang or watched.hangs(on_gpu=self._on_gpu):
                 self.hang = True
                 raise CodecLost("a decoder thread of this codec replica hangs")
-            await asyncio.wait((running,), timeout=_CHECK_S)
+            await asyncio.wait((running,), timeout=CHECK_S)
         try:
             return running.result()
         except (MemoryError, RuntimeError) as error:
@@ -69,4 +69,4 @@ class _Watched:
             return False
         if on_gpu:
             return now_s - self._began_s > _LONGEST_GPU_CALL_S
-        return work.idle_s(now_s) > _LONGEST_IDLENESS_S
+        return work.idle_s(now_s) > LONGEST_IDLENESS_S

@@ -22,6 +22,7 @@ EXPECTED = {
     "talkray_step_seconds_count",
     "talkray_kv_blocks_used_ratio",
     "talkray_codec_lag_seconds",
+    "talkray_decoded_seconds_total",
     "talkray_replicas_wanted",
     "talkray_replicas_running",
 }

@@ -6,6 +6,7 @@ minute at each rate, and at the end, with `--kill`, a minute in which a codec re
 """
 
 import argparse
+import asyncio
 import os
 import signal
 import sys
@@ -13,14 +14,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
+
 from loadtest.metrics import Summary
 from loadtest.tables import COLUMNS
 from serve_app.config import AppConfig, read_config
 from tests.faults.pools import CODEC, serving
+from tests.faults.test_decoder_processes import decoder_processes
 from tests.gpu.several import PATIENT, Bench, about
 
 IN_TIME = 0.99  # of the requests have no underrun
 TTFA_MS = {4.0: 90.0, 10.0: 120.0}  # p95, at the rates for which one is asked
+_OF_CODEC = 'pool="codec"'
+_EXPORTED_S = 11.0  # until what happened shows in the metrics
 TITLES = ("sent", "TTFA p50/p95/p99, ms", "audio s/s", "in time", "underruns", "refused", "failed")
 
 
@@ -113,12 +119,36 @@ def measured(options: argparse.Namespace, layout: Layout, placement: str) -> Ite
         def kill() -> None:
             os.kill(service.processes(CODEC)[0], signal.SIGKILL)
 
+        def kill_worker() -> None:
+            os.kill(decoder_processes(service)[0], signal.SIGKILL)
+
         loads: list[tuple[float, str, Callable[[], None] | None]] = [(rate, "load", None) for rate in options.rates]
         if options.kill is not None:
             loads.append((options.kill, "a codec replica killed", kill))
+            if layout.workers > 1:
+                loads.append((options.kill, "a decoder process killed", kill_worker))
         for rate, what, act in loads:
             row, _ = bench.load(rate, options.duration, what=what.replace(" ", "-"), act=act)
             yield Row(placement, layout, what, rate, row.result.summary)
+        print(asyncio.run(behind(service.url)), flush=True)
+
+
+async def behind(url: str) -> str:
+    """What `/metrics` says of all that this pool has decoded; a replica that was killed takes its counts along."""
+    await asyncio.sleep(_EXPORTED_S)
+    async with aiohttp.ClientSession(url) as http, http.get("/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+
+    def total(name: str, *labels: str) -> float:
+        found = [line for line in lines if line.startswith(f"ray_talkray_{name}{{")]
+        return sum(float(line.split()[-1]) for line in found if all(label in line for label in labels))
+
+    codec, talker = (total("decoded_seconds_total", f'pool="{pool}"') for pool in ("codec", "talker"))
+    calls, alone = total("batch_size_count", _OF_CODEC), total("batch_size_bucket", _OF_CODEC, 'le="1.0"')
+    return (
+        f"{codec:.0f} s of audio decoded by the pool, {codec / (codec + talker):.1%} of all; "
+        f"streams shared {1 - alone / calls:.1%} of its calls"
+    )
 
 
 def numbers(value: str) -> list[float]:

@@ -1,0 +1,42 @@
+"""What a replica and its decoder processes say to each other."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.protocol import Codes
+
+READY = b"r"  # the decoder has loaded
+
+SharedOutcome = tuple[NDArray[np.int16], int] | Exception  # audio and the position behind it, or what went wrong
+
+
+@dataclass(frozen=True, slots=True)
+class SharedJob:
+    """A DecodeJob whose state lies in shared memory, and where the one behind it shall be written."""
+
+    codes: Codes
+    position: int
+    source: int | None  # slot; None at a stream's beginning
+    target: int
+    silent: bool
+    followed_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedOutcomes:
+    """Of the jobs of a call, in their order."""
+
+    outcomes: list[SharedOutcome]
+    repaired: int  # calls of a stream that were made again in float32
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderChoice:
+    """Which decoder to load, and what it will be called with."""
+
+    directory: str
+    precision: str
+    sizes: list[tuple[int, int]]  # frames of each stream of a call, and how many streams at most
+    silent_sizes: list[int]
