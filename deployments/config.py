@@ -55,7 +55,9 @@ class CodecConfig(Strict):
     # inline leaves all to it; the ingress then asks the talkers itself, and the pool only encodes recordings to clone.
     placement: Literal["hybrid", "pool", "inline"] = "hybrid"
     gpu_frames: Annotated[int, Field(ge=1)] = 12  # hybrid, with an idle pool: time for a CPU to take over
-    workers: Annotated[int, Field(ge=1)] = 1  # decoder threads of a replica, one torch thread each
+    workers: Annotated[int, Field(ge=1)] = (
+        1  # decode in a replica: one is a thread, more are processes, on a GPU threads
+    )
     # A replica takes on fewer streams once chunks are done so long after their listeners need them, or first chunks so
     # long after they arrived.
     max_late_s: Annotated[float, Field(gt=0)] = 0.25

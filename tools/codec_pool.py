@@ -4,9 +4,8 @@
     python -m tools.codec_pool --replicas 4 --workers 3 --rates 4,8,10 --chunk-frames 2,2,2,4,4,8,12
 
 Only what a call takes is assumed: `--call-ms` and so many `--frame-ms` for each of its frames, as `talkray bench codec`
-says, 15 % more or less. A stream that a replica does not let in within `--patience-s` is refused. Left out are what
-crosses handles, and that threads of one process share Python's lock: give a replica no more workers than `talkray bench
-codec` says that a process can use.
+says, 15 % more or less. A stream that a replica does not let in within `--patience-s` is refused. Left out is what
+crosses handles.
 """
 
 import argparse

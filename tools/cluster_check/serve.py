@@ -91,7 +91,7 @@ def _args(config: Document, here: Where) -> Iterator[Fault]:
                 f"{pool.replicas} at the start is not within {scaling.min_replicas} to {scaling.max_replicas}",
             )
     if settings.codec.workers > max(1, settings.codec_pool.num_cpus):
-        yield config.fault((*args, "codec", "workers"), "more threads than codec_pool.num_cpus")
+        yield config.fault((*args, "codec", "workers"), "more workers than codec_pool.num_cpus")
 
 
 def _model(config: Document, model: type[BaseModel], where: Where) -> Iterator[Fault]:
