@@ -84,10 +84,5 @@ class CodecReplica:
             with suppress(TimeoutError, NotReady, Overloaded, TalkerLost):
                 await asyncio.wait_for(self.describe(), _MEETING_S)
 
-    def __del__(self) -> None:
-        service = getattr(self, "_service", None)
-        if service is not None:
-            service.stop()
-
     def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         return stream(self._talker, "generate", request, lost=TalkerLost)

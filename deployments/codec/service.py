@@ -116,11 +116,6 @@ class CodecService:
         self._repaired = decoder.repaired
         return outcomes
 
-    def stop(self) -> None:
-        """End the processes that decode."""
-        if self._processes is not None:
-            self._processes.stop()
-
     def _started_processes(self, config: CodecConfig) -> WorkerProcesses:
         decoder, largest = self._codec.decoder, self._codec.largest_batches
         silent = call_sizes((*config.chunk_frames, *REPLAY_SIZES))

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -55,6 +56,8 @@ class WorkerProcesses:
             )
         os.close(descriptor)
         self._idle: SimpleQueue[_WorkerProcess] = SimpleQueue()
+        # As soon as nobody has this any more, or Python ends. In a cycle connections would be closed first, and twice.
+        self.stop = weakref.finalize(self, _stop, self._control, self._first, self._idle)
         with ExitStack() as failed:
             failed.callback(self.stop)
             if self._control.recv(len(READY)) != READY:
@@ -83,19 +86,6 @@ class WorkerProcesses:
             outcome if isinstance(outcome, Exception) else Decoded(outcome[0], DecoderState(outcome[1], (), slot))
             for outcome, slot in zip(done.outcomes, slots, strict=True)
         ]
-
-    def stop(self) -> None:
-        """End all of them."""
-        with suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)
-        self._control.close()
-        while not self._idle.empty():
-            self._idle.get().close()
-        try:
-            self._first.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._first.kill()
-            self._first.wait()
 
     def _shared(self, job: DecodeJob, target: int, copies: list[Slot]) -> SharedJob:
         state, source = job.state, None
@@ -151,3 +141,17 @@ class _WorkerProcess:
     def close(self) -> None:
         """It ends by itself then."""
         self._connection.close()
+
+
+def _stop(control: socket.socket, first: "subprocess.Popen[bytes]", idle: "SimpleQueue[_WorkerProcess]") -> None:
+    """End all of them."""
+    with suppress(OSError):
+        control.shutdown(socket.SHUT_RDWR)
+    control.close()
+    while not idle.empty():
+        idle.get().close()
+    try:
+        first.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        first.kill()
+        first.wait()
