@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from deployments.protocol import Codes
 
-READY = b"r"  # the decoder has loaded
+FORK = b"f"  # goes with the socket of a new worker
 
 SharedOutcome = tuple[NDArray[np.int16], int] | Exception  # audio and the position behind it, or what went wrong
 
@@ -38,5 +38,4 @@ class DecoderChoice:
 
     directory: str
     precision: str
-    sizes: list[tuple[int, int]]  # frames of each stream of a call, and how many streams at most
-    silent_sizes: list[int]
+    chunk_frames: tuple[int, ...]

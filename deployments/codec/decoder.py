@@ -1,6 +1,7 @@
 """The codec decoder: frames of codes become samples, any number of frames at a time, many streams in one call."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from math import inf
 from pathlib import Path
@@ -12,7 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.codec.fold import FoldedDecoder, fold
-from deployments.codec.planner import REPLAY_SIZES, call_sizes, replay_sizes
+from deployments.codec.planner import (
+    MAX_BATCH_FRAMES,
+    MAX_BATCH_SIZE,
+    MAX_CALL_S,
+    REPLAY_SIZES,
+    call_sizes,
+    replay_sizes,
+)
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
 from deployments.codec.torch_backend import TorchBackend
@@ -129,6 +137,28 @@ class CodecDecoder:
         lowest, highest = (int(bound) for bound in codes.aminmax())
         if lowest < 0 or highest >= self.config.codebook_size:
             raise EngineError(f"codes {lowest} to {highest} are not within 0 to {self.config.codebook_size - 1}")
+
+
+def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int]) -> dict[int, int]:
+    """Make every call once that there will be: the first of a shape takes longer, on a GPU as on a CPU.
+
+    Returns the largest batch of each number of frames.
+    """
+    sizes, state = call_sizes(chunk_frames), decoder.initial_state()
+    codes = torch.zeros((MAX_BATCH_SIZE, max(REPLAY_SIZES), decoder.config.num_quantizers), dtype=torch.long)
+    for size in call_sizes((*sizes, *REPLAY_SIZES)):
+        decoder.advance(codes[:1, :size], [state])
+    largest: dict[int, int] = {}
+    for size in sizes:
+        most = min(MAX_BATCH_SIZE, max(1, MAX_BATCH_FRAMES // size))
+        batch, seconds = 1, 0.0
+        while batch == 1 or (batch <= most and 2 * seconds <= MAX_CALL_S):
+            decoder.decode(codes[:batch, :size], [state] * batch)
+            started_s = time.monotonic()
+            decoder.decode(codes[:batch, :size], [state] * batch)
+            largest[size] = batch
+            batch, seconds = 2 * batch, time.monotonic() - started_s
+    return largest
 
 
 def _not_finite(made: Tensor) -> list[int]:

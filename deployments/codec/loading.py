@@ -1,7 +1,6 @@
 """Loading what a codec replica runs: the decoder, and the encoder where the checkpoint clones."""
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
@@ -15,10 +14,9 @@ from numpy.typing import NDArray
 from deployments import metrics
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.cpu_kernels import BUILT
-from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16, warm_up
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.fold import fold
-from deployments.codec.planner import MAX_BATCH_FRAMES, MAX_BATCH_SIZE, MAX_CALL_S, REPLAY_SIZES, call_sizes
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
 from deployments.codec.stream import Opening
@@ -80,9 +78,16 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     if decoder.device.type == "cpu" and not BUILT:
         report_stage("codec: torch decodes, half as fast as our kernels: install Talkray (again) where a C compiler is")
     encoder = CodecEncoder.load(directory) if _clones(checkpoint) else None
-    largest = _warm_up(decoder, config)
+    # With `inline` nothing is decoded here, and no start waits for it.
+    warms = config.placement != "inline" and not decodes_in_processes(config, decoder)
+    largest = warm_up(decoder, config.chunk_frames) if warms else {}
     openings = {} if config.placement == "inline" else dict(_openings(checkpoint, decoder))
     return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, largest, openings)
+
+
+def decodes_in_processes(config: CodecConfig, decoder: CodecDecoder) -> bool:
+    """Whether a replica's workers are processes, which warm up by themselves."""
+    return config.workers > 1 and config.placement != "inline" and decoder.device.type == "cpu"
 
 
 def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDecoder:
@@ -128,30 +133,6 @@ def _cpu_flags() -> list[str]:
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return next((line.split() for line in lines if line.startswith("flags")), [])
-
-
-def _warm_up(decoder: CodecDecoder, config: CodecConfig) -> dict[int, int]:
-    """Make every call once that there will be: the first of a shape takes longer, on a GPU as on a CPU.
-
-    Returns the largest batch of each size. With `inline` nothing is decoded here, and no start waits for it.
-    """
-    if config.placement == "inline":
-        return {}
-    sizes, state = call_sizes(config.chunk_frames), decoder.initial_state()
-    codes = torch.zeros((MAX_BATCH_SIZE, max(REPLAY_SIZES), decoder.config.num_quantizers), dtype=torch.long)
-    for size in call_sizes((*config.chunk_frames, *REPLAY_SIZES)):
-        decoder.advance(codes[:1, :size], [state])
-    largest: dict[int, int] = {}
-    for size in sizes:
-        most = min(MAX_BATCH_SIZE, max(1, MAX_BATCH_FRAMES // size))
-        batch, seconds = 1, 0.0
-        while batch == 1 or (batch <= most and 2 * seconds <= MAX_CALL_S):
-            decoder.decode(codes[:batch, :size], [state] * batch)
-            started_s = time.monotonic()
-            decoder.decode(codes[:batch, :size], [state] * batch)
-            largest[size] = batch
-            batch, seconds = 2 * batch, time.monotonic() - started_s
-    return largest
 
 
 def _openings(checkpoint: Path, decoder: CodecDecoder) -> Iterator[tuple[str, Opening]]:

@@ -8,8 +8,8 @@ import numpy as np
 from deployments import metrics
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob, decode_batch
 from deployments.codec.channel import DecoderChoice
-from deployments.codec.loading import load_codec
-from deployments.codec.planner import REPLAY_SIZES, ChunkPlan, call_sizes, paced
+from deployments.codec.loading import decodes_in_processes, load_codec
+from deployments.codec.planner import ChunkPlan, paced
 from deployments.codec.state import DecoderState
 from deployments.codec.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.worker_client import WorkerProcesses
@@ -58,14 +58,17 @@ class CodecService:
         """`decode` takes one job; it is called for all jobs of a batch at once and ends in `decode_batch`."""
         self._codec = load_codec(model, config)
         self._ramp, self._repaired = config.chunk_frames, 0
-        on_gpu = self._codec.decoder.device.type == "cuda"
-        self.workers = Workers(config.workers, on_gpu=on_gpu)
-        several = config.workers > 1 and not on_gpu and config.placement != "inline"
-        self._processes = self._started_processes(config) if several else None
+        decoder, largest = self._codec.decoder, self._codec.largest_batches
+        self.workers = Workers(config.workers, on_gpu=decoder.device.type == "cuda")
+        self._processes: WorkerProcesses | None = None
+        if decodes_in_processes(config, decoder):
+            choice = DecoderChoice(str(self._codec.directory), decoder.precision, config.chunk_frames)
+            self._processes = WorkerProcesses(config.workers, decoder, choice)
+            largest = self._processes.largest_batches
         self.gate = DecodeGate(
             decode,
             workers=config.workers,
-            largest=self._codec.largest_batches,
+            largest=largest,
         )
         self.placement = Placement(config)
 
@@ -115,12 +118,6 @@ class CodecService:
         metrics.codec_repaired("codec", decoder.repaired - self._repaired)
         self._repaired = decoder.repaired
         return outcomes
-
-    def _started_processes(self, config: CodecConfig) -> WorkerProcesses:
-        decoder, largest = self._codec.decoder, self._codec.largest_batches
-        silent = call_sizes((*config.chunk_frames, *REPLAY_SIZES))
-        choice = DecoderChoice(str(self._codec.directory), decoder.precision, [*largest.items()], [*silent])
-        return WorkerProcesses(config.workers, decoder, choice)
 
     async def _begin(self, request: SynthesisRequest) -> tuple[Codes | None, DecoderState]:
         """The reference's codes, and the state decoding begins in: speech goes on from where the recording ends."""

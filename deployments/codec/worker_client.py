@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 from deployments.codec.batcher import Decoded, DecodeJob
-from deployments.codec.channel import READY, DecoderChoice, SharedJob, SharedOutcomes
+from deployments.codec.channel import FORK, DecoderChoice, SharedJob, SharedOutcomes
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.state import DecoderState, SharedStates, Slot
 from deployments.codec.workers import CHECK_S, LONGEST_IDLENESS_S
@@ -60,9 +60,12 @@ class WorkerProcesses:
         self.stop = weakref.finalize(self, _stop, self._control, self._first, self._idle)
         with ExitStack() as failed:
             failed.callback(self.stop)
-            if self._control.recv(len(READY)) != READY:
+            with self._control.makefile("rb") as lines:
+                loaded = lines.readline()
+            if not loaded:
                 code = self._first.wait()
                 raise EngineError(f"the decoder process ended with code {code} while it loaded; its output says why")
+            self.largest_batches = {int(frames): most for frames, most in json.loads(loaded).items()}
             for _ in range(count):
                 self._idle.put(self._fork())
             failed.pop_all()
@@ -112,7 +115,7 @@ class WorkerProcesses:
     def _fork(self) -> "_WorkerProcess":
         ours, theirs = socket.socketpair()
         with suppress(OSError), theirs:
-            socket.send_fds(self._control, [READY], [theirs.fileno()])
+            socket.send_fds(self._control, [FORK], [theirs.fileno()])
         connection = Connection(ours.detach())
         with suppress(EOFError, OSError):
             if connection.poll(_FORK_S):

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from deployments.codec.batcher import Decoded, DecodeJob, decode_batch
-from deployments.codec.channel import READY, DecoderChoice, SharedJob, SharedOutcome, SharedOutcomes
-from deployments.codec.decoder import CodecDecoder
+from deployments.codec.channel import DecoderChoice, SharedJob, SharedOutcome, SharedOutcomes
+from deployments.codec.decoder import CodecDecoder, warm_up
 from deployments.codec.state import DecoderState, SharedStates
 
 
@@ -52,31 +52,19 @@ def _kept(job: SharedJob, outcome: Decoded | Exception, states: SharedStates) ->
     return outcome.pcm, outcome.state.position
 
 
-def load(choice: DecoderChoice) -> CodecDecoder:
-    """The decoder, behind the first call of every shape, which takes far longer than others."""
-    decoder = CodecDecoder.load(Path(choice.directory), dtype=getattr(torch, choice.precision))
-    codes = torch.zeros((1, 1, decoder.config.num_quantizers), dtype=torch.long)
-    for size in choice.silent_sizes:
-        decoder.advance(codes.expand(1, size, -1), [decoder.initial_state()])
-    for size, most in choice.sizes:
-        batch = 1
-        while batch <= most:
-            decoder.decode(codes.expand(batch, size, -1), [decoder.initial_state()] * batch)
-            batch *= 2
-    return decoder
-
-
 def main(control: int, descriptor: int, choice: str) -> None:
     """Load, then fork until the replica closes `control`."""
     torch.set_num_threads(1)
-    decoder = load(DecoderChoice(**json.loads(choice)))
+    asked = DecoderChoice(**json.loads(choice))
+    decoder = CodecDecoder.load(Path(asked.directory), dtype=getattr(torch, asked.precision))
+    largest = warm_up(decoder, asked.chunk_frames)
     states = SharedStates(decoder.initial_state(), descriptor)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process that has threads must not be forked"
     gc.collect()
     gc.freeze()  # what is there stays shared
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers that end
     with socket.socket(fileno=control) as ours:
-        ours.sendall(READY)
+        ours.sendall(json.dumps(largest).encode() + b"\n")
         while received := _received(ours):
             if os.fork() == 0:
                 ours.close()

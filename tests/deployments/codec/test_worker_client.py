@@ -25,7 +25,7 @@ COUNT = 2
 
 
 def choice(directory: Path) -> DecoderChoice:
-    return DecoderChoice(str(directory), "float32", [(1, 2), (4, 1)], [1, 12])
+    return DecoderChoice(str(directory), "float32", (1, 4))
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,11 @@ def test_streams_are_decoded_as_in_this_process(
             np.testing.assert_array_equal(their_pcm, our_pcm)
         assert [state.position for state in theirs] == [state.position for state in ours]
         begins = [first + size for first in begins]
+
+
+def test_every_size_of_a_call_is_known_before_the_first(processes: WorkerProcesses) -> None:
+    assert {*processes.largest_batches} == {1, 4}
+    assert min(processes.largest_batches.values()) >= 1
 
 
 def test_a_state_may_be_decoded_from_again(
