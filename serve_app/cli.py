@@ -4,6 +4,7 @@ import asyncio
 import errno
 import importlib.metadata
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -209,7 +210,7 @@ def env() -> None:
     started by the script that closes what it would open.
     """
     for name, value in ray_settings.for_a_node().items():
-        print(f"export {name}={value}")
+        print(f"export {name}={shlex.quote(value)}")
 
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

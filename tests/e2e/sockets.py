@@ -1,4 +1,4 @@
-"""Listening sockets of processes, as the kernel lists them."""
+"""Sockets of processes, as the kernel lists them."""
 
 import contextlib
 import os
@@ -8,6 +8,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 LISTENING = "0A"
+ESTABLISHED = "01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,13 @@ def listeners(pids: Iterable[int]) -> list[Listener]:
     """Every TCP socket on which these processes listen."""
     listening = dict(entry for table in ("tcp", "tcp6") for entry in _table(Path("/proc/net") / table))
     return [Listener(pid, *listening[inode]) for pid in pids for inode in _inodes(pid) if inode in listening]
+
+
+def unread(port: int) -> int:
+    """How many connections to a port of this machine have brought what nobody has read yet."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    queued = [_address(row[1])[1] for row in rows if row[3] == ESTABLISHED and int(row[4].partition(":")[2], 16)]
+    return queued.count(port)
 
 
 def _table(file: Path) -> list[tuple[str, tuple[IPv4Address | IPv6Address, int]]]:
