@@ -74,6 +74,7 @@ class ChunkPlan:
     def next_size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
         """Frames to decode now, out of those available; 0 means wait for more. A size above 0 counts as decoded.
 
+        The end of a stream is one call, where there is time for it: of more frames, perhaps, than there are.
         `lead_s` is the audio delivered minus the time since its first delivery. It does not matter to the first chunk.
         Under load, a number of steps, a stream that plays already takes wider chunks, which cost less a frame.
         """
@@ -88,6 +89,8 @@ class ChunkPlan:
         size = min(available, wanted)
         if not size or (size < wanted and not ended and not self._must_hurry(lead_s)):
             return 0
+        if ended and size == available and not self._must_hurry(lead_s):
+            return min(each for each in self._sizes if each >= size)
         return parts(size, self._sizes)[0]
 
     def count(self) -> None:

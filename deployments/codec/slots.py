@@ -85,7 +85,9 @@ class SlotDecoder(Protocol):
         ...
 
     def decode(self, slots: Sequence[int], frames: int) -> Flight:
-        """The next `frames`, one of GPU_RAMP, of each slot, whose codes are written."""
+        """The next `frames`, one of GPU_RAMP, of each slot, whose codes are written; what lies behind the last one of a
+        stream is its caller's to cut off.
+        """
         ...
 
 
@@ -127,7 +129,9 @@ class PlainSlots:
         return _Landed([pcm for slot in slots for pcm in self.decode([slot], frames).land()])  # find the culprit
 
     def _decode(self, slots: Sequence[int], frames: int) -> NDArray[np.int16]:
-        codes = torch.from_numpy(np.stack([self._codes[slot][:frames] for slot in slots]).astype(np.int64))
+        written = [self._codes[slot][:frames] for slot in slots]
+        padded = [codes + codes[-1:] * (frames - len(codes)) for codes in written]
+        codes = torch.from_numpy(np.stack(padded).astype(np.int64))
         audio, states = self._decoder.decode(codes, [self._states[slot] for slot in slots])
         for slot, state in zip(slots, states, strict=True):
             self._states[slot] = state

@@ -152,9 +152,9 @@ class StreamDecoder:
             while reason is None:
                 count = await self._next_count(buffer)
                 codes = buffer.take(count)
-                new_codes, num_known = codes[num_known:], max(0, num_known - count)
-                pcm = (await self._decoded(codes))[skipped:] if count else _NO_PCM
-                skipped = max(0, skipped - count * self._frame_samples)
+                new_codes, num_known = codes[num_known:], max(0, num_known - len(codes))
+                pcm = (await self._decoded(codes, count))[skipped:] if count else _NO_PCM
+                skipped = max(0, skipped - len(codes) * self._frame_samples)
                 chunk = self._deliver(audio.chunk(new_codes, pcm, buffer.over))
                 reason = chunk.finish_reason
                 if count and not self._clock.has_begun:
@@ -168,12 +168,16 @@ class StreamDecoder:
         first = buffer.peek(len(codes))
         return len(first) == len(codes) and np.array_equal(np.stack(first), codes)
 
-    async def _decoded(self, codes: Codes) -> Pcm:
-        job = DecodeJob(codes, self._state, self._clock.deadline_s(time.monotonic()), stalled_s=self._clock.stalled_s)
+    async def _decoded(self, codes: Codes, count: int) -> Pcm:
+        """Audio of `codes` by a call of `count` frames, which are more at the end of a stream only."""
+        deadline_s = self._clock.deadline_s(time.monotonic())
+        padded = np.pad(codes, ((0, count - len(codes)), (0, 0)), mode="edge")
+        job = DecodeJob(padded, self._state, deadline_s, stalled_s=self._clock.stalled_s)
         decoded = await self._decode(job)
         self._state = decoded.state
-        metrics.decoded("codec", len(decoded.pcm) / self._sample_rate)
-        return decoded.pcm
+        pcm = decoded.pcm[: len(codes) * self._frame_samples]
+        metrics.decoded("codec", len(pcm) / self._sample_rate)
+        return pcm
 
     def _deliver(self, chunk: PcmChunk) -> PcmChunk:
         if chunk.pcm:

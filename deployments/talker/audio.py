@@ -3,6 +3,7 @@
 Frames go in as they are made, PCM comes out as it is ready; the engine says nothing about slots, batches or graphs.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,12 @@ _MAX_FLIGHTS = 2  # one runs, one waits behind it: what comes meanwhile makes th
 _FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
 _MAX_WAITING = CODE_RING // 2
 _REPLAY_PATIENCE_S = 0.1  # a replay is many calls: younger streams may go first for that long
+# A stream whose listener has so much in hand waits for others to share its call, for so long at most, and until so many
+# of all streams want the same. A call of many frames leaves none to first frames while it runs.
+_CALM_S = 0.4
+_PATIENCE_S = 0.1
+_SHARING = 4
+_BULK_FRAMES = 96
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +49,7 @@ class _Stream:
     written: int = 0  # frames whose codes are in the slot
     called: int = 0  # frames in calls, landed or not
     landed: int = 0
+    calm_since_s: float = math.inf  # when its next chunk could have been decoded, while it waits for others
 
     @property
     def waiting(self) -> int:
@@ -55,6 +63,11 @@ class _Stream:
         if self.replaying:
             return self.opened_s + _REPLAY_PATIENCE_S
         return self.clock.deadline_s(self.opened_s)
+
+    def is_calm(self, now_s: float) -> bool:
+        """Whether its listener has time, and its slot room."""
+        calm = not self.replaying and self.clock.has_begun and self.waiting < 2 * _CALL_SIZES[0]
+        return calm and self.clock.lead_s(now_s) >= _CALM_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,21 +226,44 @@ class AudioStreams:
             self._calls.append(call)
 
     def _next_call(self) -> _Call | None:
-        """The most urgent stream, and those that want as many frames as it does."""
+        """The most urgent stream, and those that want as many frames as it does; or many that have time."""
         now_s = self._now_s()
         wishes = [(stream, self._size(stream, now_s)) for stream in self._streams.values() if stream.waiting]
         wishes = [(stream, size) for stream, size in wishes if size]
         if not wishes:
             return None
         wishes.sort(key=lambda wish: wish[0].deadline_s(now_s))
-        frames = wishes[0][1]
-        streams = [stream for stream, size in wishes if size == frames][: self._decoder.largest_batch(frames)]
+        first, frames = wishes[0]
+        if first.is_calm(now_s):
+            return self._shared_call(wishes, now_s)
+        streams = [stream for stream, size in wishes if size == frames]
+        urgent = sum(not stream.is_calm(now_s) for stream in streams)
+        most = min(self._decoder.largest_batch(frames), max(urgent, _BULK_FRAMES // frames))
+        return self._call(streams[:most], frames)
+
+    def _shared_call(self, wishes: list[tuple[_Stream, int]], now_s: float) -> _Call | None:
+        """Of streams that all have time: when enough want the same, or one has waited long, and no other call runs."""
+        for stream, _ in wishes:
+            stream.calm_since_s = min(stream.calm_since_s, now_s)
+        if self._calls:
+            return None
+        for frames in dict.fromkeys(size for _, size in wishes):
+            streams = [stream for stream, size in wishes if size == frames]
+            most = max(1, _BULK_FRAMES // frames)
+            if len(streams) >= _power_of_two(min(most, max(1, len(self._streams) // _SHARING))):
+                return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
+            if any(now_s - stream.calm_since_s >= _PATIENCE_S for stream in streams):
+                return self._call(streams, frames)
+        return None
+
+    def _call(self, streams: list[_Stream], frames: int) -> _Call:
         audible = [not stream.replaying for stream in streams]
         flight = self._decoder.decode([stream.slot for stream in streams], frames)
         for stream in streams:
             if not stream.replaying:
                 stream.plan.count()
-            stream.called += frames
+            stream.called = min(stream.called + frames, stream.written)
+            stream.calm_since_s = math.inf
         return _Call(flight, streams, audible, frames)
 
     def _size(self, stream: _Stream, now_s: float) -> int:
@@ -241,22 +277,29 @@ class AudioStreams:
 
     def _land(self, call: _Call) -> None:
         for stream, audible, pcm in zip(call.streams, call.audible, call.flight.land(), strict=True):
-            stream.landed += call.frames
             if self._streams.get(stream.id) is not stream:
                 continue  # closed meanwhile
+            frames = min(call.frames, stream.limit - stream.landed)  # the call may have reached beyond the end
+            stream.landed += frames
             if isinstance(pcm, EngineError):
                 self.close(stream.id)
                 self._failed[stream.id] = pcm
                 continue
             if audible:
                 sample_rate = round(len(pcm) / (call.frames * self._frame_s))
+                pcm = pcm[: frames * (len(pcm) // call.frames)]
                 if not stream.clock.has_begun and first_sound(pcm, sample_rate) is None:
                     stream.plan.restart()  # it will be dropped: the ramp begins with the first sound
                 else:
-                    stream.clock.deliver(call.frames * self._frame_s, now_s=self._now_s())
+                    stream.clock.deliver(frames * self._frame_s, now_s=self._now_s())
                 self._pcm.append((stream.id, pcm.tobytes()))
             self._forget_if_over(stream)
 
     def _forget_if_over(self, stream: _Stream) -> None:
         if stream.landed >= stream.limit:
             self.close(stream.id)
+
+
+def _power_of_two(most: int) -> int:
+    """The largest that is not above `most`: calls of so many streams are recorded as they are, others padded."""
+    return 1 << most.bit_length() - 1

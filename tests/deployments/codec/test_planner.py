@@ -40,6 +40,7 @@ def simulate(rtf: float, *, num_frames: int, call_s: float = 0.01, decode_s: flo
             now_s += 0.001
             continue
         now_s += call_s + decode_s * size
+        size = min(size, made - decoded)
         decoded += size
         playback.deliver(size, now_s)
     return playback
@@ -47,7 +48,7 @@ def simulate(rtf: float, *, num_frames: int, call_s: float = 0.01, decode_s: flo
 
 def test_a_fast_talker_fills_the_ramp() -> None:
     playback = simulate(0.05, num_frames=27 + 24 + 5)
-    assert playback.sizes == [1, 2, 4, 8, 12, 12, 12, 4, 1]
+    assert playback.sizes == [1, 2, 4, 8, 12, 12, 12, 5]
     assert min(playback.leads_s) > 0
 
 
@@ -83,11 +84,12 @@ def test_the_first_chunk_waits_for_its_size() -> None:
     assert plan.next_size(5, ended=False, lead_s=0.0) == 4
 
 
-def test_the_end_flushes_what_is_there() -> None:
+def test_the_end_is_one_call_where_there_is_time() -> None:
     plan = ChunkPlan((4, 12))
-    assert [plan.next_size(left, ended=True, lead_s=9.0) for left in (3, 2, 1)] == [1, 1, 1]
+    assert [plan.next_size(left, ended=True, lead_s=9.0) for left in (3, 2, 1)] == [4, 4, 1]
     assert plan.next_size(30, ended=True, lead_s=9.0) == 12
     assert plan.next_size(0, ended=True, lead_s=9.0) == 0
+    assert plan.next_size(9, ended=True, lead_s=0.1) == 4
 
 
 def test_a_low_lead_takes_what_is_there_within_the_ramp() -> None:

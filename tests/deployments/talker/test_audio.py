@@ -209,6 +209,91 @@ def test_under_load_chunks_are_wider() -> None:
     assert 2 not in sizes
 
 
+def land(slots: FakeSlots, audio: AudioStreams) -> list[int]:
+    """End the calls that were made so far; whose audio they brought."""
+    for flight in slots.flights:
+        flight.done = True
+    return [number for number, _ in audio.take()]
+
+
+def playing(slots: FakeSlots, clock: Clock, streams: int) -> AudioStreams:
+    """Streams whose listeners have 15 frames in hand, while no further ones exist."""
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=clock)
+    for number in range(streams):
+        audio.open(number, None, frames=ALL_FRAMES)
+    for _ in range(15):
+        audio.push(range(streams), frames_of(streams))
+        while land(slots, audio):
+            pass
+    assert audio.is_idle
+    slots.calls.clear()
+    return audio
+
+
+def push(audio: AudioStreams, stream: int, frames: int) -> None:
+    for _ in range(frames):
+        audio.push([stream], frames_of(1))
+
+
+def test_streams_with_time_wait_for_each_other() -> None:
+    slots, clock = FakeSlots(), Clock()
+    audio = playing(slots, clock, 12)
+    push(audio, 0, 12)
+    assert slots.calls == []
+    push(audio, 1, 12)
+    assert [(len(called), frames) for called, frames in slots.calls] == [(2, 12)]
+
+
+def test_a_stream_with_time_waits_no_longer_than_bearable() -> None:
+    slots, clock = FakeSlots(), Clock()
+    audio = playing(slots, clock, 12)
+    push(audio, 0, 12)
+    clock.now_s += 0.09
+    assert audio.take() == []
+    assert slots.calls == []
+    clock.now_s += 0.02
+    audio.take()
+    assert [(len(called), frames) for called, frames in slots.calls] == [(1, 12)]
+
+
+def test_a_stream_alone_does_not_wait() -> None:
+    slots, clock = FakeSlots(), Clock()
+    audio = playing(slots, clock, 1)
+    push(audio, 0, 12)
+    assert [(len(called), frames) for called, frames in slots.calls] == [(1, 12)]
+
+
+def test_a_first_frame_finds_one_shared_call_before_it_at_most() -> None:
+    slots, clock = FakeSlots(), Clock()
+    audio = playing(slots, clock, 12)
+    for stream in range(4):
+        push(audio, stream, 12)
+    assert [(len(called), frames) for called, frames in slots.calls] == [(2, 12)]
+    audio.open(12, None, frames=ALL_FRAMES)
+    push(audio, 12, 1)
+    assert [(len(called), frames) for called, frames in slots.calls] == [(2, 12), (1, 1)]
+
+
+def test_a_stream_whose_listener_has_little_left_goes_at_once() -> None:
+    slots, clock = FakeSlots(), Clock()
+    audio = playing(slots, clock, 12)
+    clock.now_s = 15 * FRAME_S - 0.3
+    push(audio, 0, 12)
+    assert [(len(called), frames) for called, frames in slots.calls] == [(1, 12)]
+
+
+def test_the_end_of_a_stream_is_one_call() -> None:
+    slots, clock = FakeSlots(), Clock()
+    audio = playing(slots, clock, 1)
+    push(audio, 0, 5)
+    assert audio.finish(0)
+    assert [(len(called), frames) for called, frames in slots.calls] == [(1, 8)]
+    slots.flights[-1].done = True
+    [(number, pcm)] = audio.take()
+    assert (number, len(pcm)) == (0, 2 * 5)  # a sample a frame
+    assert not audio.is_pending(0)
+
+
 def test_a_slot_never_holds_more_codes_than_fit() -> None:
     slots = FakeSlots()
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=Clock())
