@@ -41,7 +41,7 @@ def test_an_idle_pool_is_early_and_a_small_one_refuses() -> None:
     assert simulate(EIGHT, 0.5).late == 0
     small = simulate(replace(EIGHT, replicas=2), 4)  # carries a third of that
     assert small.refused > len(small.stalled_s) / 2
-    assert small.late < 0.1
+    assert small.late < 0.15
 
 
 def test_a_row_for_each_rate(capsys: pytest.CaptureFixture[str]) -> None:
