@@ -30,7 +30,7 @@ class HandleSynthesizer:
     """Synthesis by the codec pool, which in turn asks the talker pool; or by the talker pool, whose GPU decodes too."""
 
     def __init__(self, codec: DeploymentHandle, *, talker: DeploymentHandle | None = None) -> None:
-        """With a `talker`, only what needs a codec encoder goes through the codec pool."""
+        """With a `talker`, the codec pool is only asked to read recordings to clone, for a talker on a CPU."""
         self._codec, self._talker = codec, talker
         self._info: ModelInfo | None = None
 
@@ -50,11 +50,13 @@ class HandleSynthesizer:
 
         A replica that is lost is followed by another one, which goes on at the very next sample.
         """
-        talker, reference = self._talker, request.reference
-        if talker is None or (reference is not None and not reference.x_vector_only):
+        talker, info, reference = self._talker, self._info, request.reference
+        if talker is None:
             return self._from_codec(request)
-        assert self._info is not None, "whoever asks for speech has asked for what is loaded"
-        return forward(request, lambda asked: stream(talker, "generate", asked, lost=TalkerLost), self._info)
+        assert info is not None, "whoever asks for speech has asked for what is loaded"
+        if reference is not None and not reference.x_vector_only and not info.talker_on_gpu:
+            return self._from_codec(request)
+        return forward(request, lambda asked: stream(talker, "generate", asked, lost=TalkerLost), info)
 
     def _from_codec(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         received = Received()

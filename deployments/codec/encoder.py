@@ -282,6 +282,7 @@ class CodecEncoder:
         assert audio.ndim == 1, audio.shape
         device = self.network.downsample.conv.weight.device
         samples = torch.from_numpy(np.ascontiguousarray(audio, dtype=np.float32)).to(device)
-        codes: Tensor = self.network(samples, self.num_quantizers)
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            codes: Tensor = self.network(samples, self.num_quantizers)
         num_frames = ceil(len(audio) / self.frame_samples)
         return codes[:num_frames].to(torch.int16).cpu().numpy()

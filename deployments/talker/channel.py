@@ -67,6 +67,7 @@ class Produced:
     step_s: float = 0.0  # what the step took; 0 where nothing was made
     kv_used_ratio: float = 0.0
     speakers: Lookups = field(default_factory=Lookups)  # of voices to clone, since the last report
+    references: Lookups = field(default_factory=Lookups)  # of their codes
     repaired: int = 0  # streams so far whose audio came to NaN or infinity
 
 

@@ -185,6 +185,7 @@ class EngineClient:
             self.kv_used_ratio = report.kv_used_ratio
             metrics.talker_step(report.step_s, len(report.chunks), report.kv_used_ratio, waiting=report.num_waiting)
             metrics.references("speaker", report.speakers)
+            metrics.references("codes", report.references)
             metrics.codec_repaired("talker", report.repaired - self._repaired)
             self._repaired = report.repaired
             for number, chunk in report.chunks:

@@ -124,9 +124,10 @@ class EngineProcess:
         if chunks or was_idle or engine.is_idle:  # the last word before a pause says that nothing runs
             scheduler = engine.scheduler
             used_ratio = scheduler.blocks.used_ratio
-            speakers = engine.prompts.speakers.take_lookups()
+            speakers, references = engine.prompts.speakers.take_lookups(), engine.prompts.references.take_lookups()
             running, waiting = len(scheduler.running), len(scheduler.waiting)
-            self._send(Produced(chunks, running, waiting, step_s, used_ratio, speakers, engine.audio.repaired))
+            repaired = engine.audio.repaired
+            self._send(Produced(chunks, running, waiting, step_s, used_ratio, speakers, references, repaired))
         for number, error in output.failures:
             self._send(Failed(number, error))
         if engine.is_idle and not was_idle:

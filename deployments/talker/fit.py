@@ -45,6 +45,7 @@ def predict(directory: Path, config: TalkerConfig, total: int) -> Fit:
     dtype = dtype_of(config, device)
     block_bytes = KVCache.bytes_per_position(model.talker, dtype) * size
     loaded = _talker_bytes(directory, model, dtype) + _codec_bytes(directory, 2 * config.max_num_seqs, total)
+    loaded += 0 if model.speaker_encoder is None else _encoder_bytes(directory)
     kv = config.kv_cache_bytes or gpu_share(config, block_bytes, size).kv_bytes(total, loaded)
     blocks = kv // block_bytes - 1
 
@@ -69,6 +70,11 @@ def _codec_bytes(directory: Path, num_slots: int, total: int) -> int:
     slots = (num_slots + 1) * _slot_values(SpeechTokenizerConfig.load(folder).decoder) * itemsize
     calls = min(call_frames(total), num_slots * MAX_FRAMES) * _CODEC_FRAME_BYTES
     return weights + slots + calls + _CODEC_MORE_BYTES
+
+
+def _encoder_bytes(directory: Path) -> int:
+    """Of the codec encoder, which reads recordings to clone."""
+    return _count(read_shapes(directory / "speech_tokenizer"), "encoder.") * torch.float32.itemsize
 
 
 def _slot_values(config: DecoderConfig) -> int:

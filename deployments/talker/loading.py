@@ -15,6 +15,7 @@ import torch
 
 from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import load_slots
 from deployments.config import TalkerConfig
 from deployments.cuda import use_cpus_near
@@ -123,8 +124,11 @@ def build_engine(
     with clock.phase("projecting text"):
         tables = InputTables(talker)
     speaker_encoder = load_speaker_encoder(directory, model, device=device)
+    encode = None
+    if speaker_encoder is not None and device.type == "cuda":  # a CPU has the codec pool for it
+        encode = CodecEncoder.load(directory / "speech_tokenizer", device=device).encode
     with clock.phase("loading the tokenizer"):
-        prompts = PromptBuilder(tables, TextTokenizer(directory, model.tokens), speaker_encoder)
+        prompts = PromptBuilder(tables, TextTokenizer(directory, model.tokens), speaker_encoder, encode)
     audio = _load_audio(directory, config, codec, device, clock, prepare)
     size = config.kv_block_size or block_size_of(device, config.attention)
     blocks = BlockManager(_num_blocks(config, model, dtype, size, memory), size)
@@ -158,12 +162,12 @@ def warm_up(engine: Engine, clock: StartClock | None = None) -> None:
         with clock.phase("recording GPU work"):
             engine.runner.capture(throttled("recording GPU work", clock.report))
     with clock.phase("speaking a warm-up"):
-        _speak(engine, gpu_frames=2 if on_gpu else 0)
+        _speak(engine, on_gpu=on_gpu)
     if on_gpu:
         torch.cuda.empty_cache()  # what running once before each recording needed
 
 
-def _speak(engine: Engine, *, gpu_frames: int) -> None:
+def _speak(engine: Engine, *, on_gpu: bool) -> None:
     """A short utterance in each way that there is: with audio on a GPU, with a cloned voice where it can."""
     voice = next(iter(engine.model.speakers), None)
     options = Sampling(max_new_tokens=3)
@@ -171,12 +175,13 @@ def _speak(engine: Engine, *, gpu_frames: int) -> None:
     if engine.prompts.speaker_encoder is not None:
         num_samples = engine.prompts.speaker_encoder.shape.sample_rate
         hiss = np.random.default_rng(0).normal(0, 0.01, num_samples).astype(np.float32)
-        request = replace(request, reference=Reference(hiss, x_vector_only=True))
-    engine.add(-1, GenerateRequest(request, gpu_frames=gpu_frames))
+        request = replace(request, reference=Reference(hiss, "Hiss.", x_vector_only=not on_gpu))
+    engine.add(-1, GenerateRequest(request, gpu_frames=2 if on_gpu else 0))
     while not engine.is_idle:
         for _, error in engine.step().failures:
             raise EngineError(f"the engine fails before its first request: {error}") from error
     engine.prompts.speakers.take_lookups()
+    engine.prompts.references.take_lookups()
 
 
 def load_talker(directory: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> Talker:

@@ -5,6 +5,7 @@ the rest of the text *trails*, one token a frame; in full-text mode all text sta
 the official package; golden codes pin it down.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +23,8 @@ from deployments.talker.tokenizer import TextTokenizer
 
 # Speaker vectors kept for recordings that come again: a thousand.
 _SPEAKER_BYTES = 8 << 20
+# Codes kept of such recordings: a thousand of 24 seconds.
+_CODES_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +57,34 @@ class PromptBuilder:
     """Builds prompts for one loaded checkpoint."""
 
     def __init__(
-        self, tables: InputTables, tokenizer: TextTokenizer, speaker_encoder: SpeakerEncoder | None = None
+        self,
+        tables: InputTables,
+        tokenizer: TextTokenizer,
+        speaker_encoder: SpeakerEncoder | None = None,
+        encode: Callable[[NDArray[np.float32]], Codes] | None = None,
     ) -> None:
+        """`encode` makes the codes [frames, groups] of a recording [samples] whose request brings none."""
         self.tables = tables
         self.talker = tables.talker
         self.config: ModelConfig = self.talker.config
         self.tokenizer = tokenizer
-        self.speaker_encoder = speaker_encoder
+        self.speaker_encoder, self.encode = speaker_encoder, encode
         self.speakers: ByRecording[Tensor] = ByRecording(max_bytes=_SPEAKER_BYTES, size=lambda vector: vector.nbytes)
+        self.references: ByRecording[Codes] = ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
+
+    def with_codes(self, request: GenerateRequest) -> GenerateRequest:
+        """`request` with the codes of the recording that it is to go on from, if any. Raises InvalidRequest."""
+        reference, encode = request.synthesis.reference, self.encode
+        if reference is None or reference.x_vector_only or request.reference_codes is not None or encode is None:
+            return request
+        audio = reference.audio
+        try:
+            codes = self.references.get(audio, lambda: encode(audio))
+        except torch.OutOfMemoryError:
+            raise InvalidRequest(
+                f"the GPU has no memory to read a recording of {len(audio)} samples: send a shorter one", "ref_audio"
+            ) from None
+        return replace(request, reference_codes=codes)
 
     def build(self, request: GenerateRequest) -> Prompt:
         """The prompt of a request; raises InvalidRequest where its text holds nothing to say."""

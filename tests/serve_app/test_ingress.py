@@ -9,9 +9,10 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 
 from deployments.errors import CodecLost, Overloaded
-from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
+from deployments.protocol import FinishReason, FrameChunk, GenerateRequest, PcmChunk, Reference, SynthesisRequest
 from serve_app.ingress import HandleSynthesizer
 from tests.deployments.test_handles import from_replica
+from tests.serve_app.fake import CUSTOM_VOICE
 
 pytestmark = pytest.mark.anyio
 
@@ -85,6 +86,34 @@ async def test_overload_at_the_start_is_an_answer() -> None:
     with pytest.raises(Overloaded):
         await listen(codec)
     assert len(codec.requests) == 1
+
+
+class Talker:
+    """A handle to a talker that says nothing."""
+
+    def options(self, *, method_name: str, stream: bool) -> "Talker":
+        assert (method_name, stream) == ("generate", True)
+        return self
+
+    def remote(self, request: GenerateRequest) -> "Talker":
+        return self
+
+    def cancel(self) -> None:
+        pass
+
+    async def __aiter__(self) -> AsyncGenerator[FrameChunk, None]:
+        yield FrameChunk(np.zeros((0, GROUPS), np.int16), 3, FinishReason.STOP)
+
+
+@pytest.mark.parametrize(("on_gpu", "asked"), [(True, 0), (False, 1)])
+async def test_a_talker_on_a_gpu_reads_recordings_itself(on_gpu: bool, asked: int) -> None:
+    codec = Codec(1)
+    synthesizer = HandleSynthesizer(codec, talker=Talker())
+    synthesizer._info = replace(CUSTOM_VOICE, talker_on_gpu=on_gpu)
+    request = replace(REQUEST, reference=Reference(np.zeros(100, np.float32), "Said."))
+    async with aclosing(synthesizer.synthesize(request)) as chunks:
+        assert [chunk.finish_reason async for chunk in chunks][-1] is not None
+    assert len(codec.requests) == asked
 
 
 async def test_a_stream_never_just_ends() -> None:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import CODE_RING, Pcm, PlainSlots
-from deployments.errors import Overloaded
-from deployments.protocol import ALL_FRAMES, Codes
+from deployments.errors import InvalidRequest, Overloaded
+from deployments.protocol import ALL_FRAMES, Codes, Reference
 from deployments.talker.audio import AudioStreams
 from deployments.talker.engine import Engine, StepOutput
-from tests.deployments.talker.driving import ask, speak
+from tests.deployments.talker.driving import ask, resumed, speak
 
 FRAME_S = 0.08
 
@@ -315,6 +316,51 @@ def test_the_engine_sends_audio_beside_the_codes(engine: Engine, decoder: CodecD
     assert np.array_equal(codes, speak(engine, ask(frames=14, ignore_eos=True)).codes)
     assert_close(b"".join(chunk.pcm for chunk in chunks), whole(decoder, codes)[: frames * decoder.frame_samples])
     assert [chunk.finish_reason is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+@pytest.fixture
+def cloning(
+    engine_of: Callable[[str], Engine], tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> Engine:
+    """A talker that reads recordings by itself, as on a GPU."""
+    engine = engine_of("Base")
+    encoder = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer")
+    monkeypatch.setattr(engine.prompts, "encode", encoder.encode)
+    return engine
+
+
+RECORDING = np.random.default_rng(5).uniform(-0.5, 0.5, 20000).astype(np.float32)
+
+
+@pytest.mark.parametrize("behind", [0, 3])
+def test_a_clone_goes_on_from_its_recording(
+    cloning: Engine, tiny_checkpoint: Callable[[str], Path], behind: int
+) -> None:
+    decoder = CodecDecoder.load(tiny_checkpoint("Base") / "speech_tokenizer")
+    request = ask(frames=14, voice=None, ignore_eos=True, reference=Reference(RECORDING, "Said."))
+    recorded = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer").encode(RECORDING)
+    codes = speak(cloning, replace(request, reference_codes=recorded)).codes
+    if behind:
+        request = resumed(request, codes[:behind], samples=behind * decoder.frame_samples)
+    cloning.add(3, replace(request, gpu_frames=ALL_FRAMES))
+    chunks = []
+    while not cloning.is_idle:
+        chunks += [chunk for _, chunk in cloning.step().chunks]
+    assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes[behind:])
+    expected = whole(decoder, np.concatenate([recorded, codes]))[(len(recorded) + behind) * decoder.frame_samples :]
+    assert_close(b"".join(chunk.pcm for chunk in chunks), expected)
+
+
+def test_a_recording_for_which_there_is_no_memory_is_refused(cloning: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(audio: np.ndarray) -> Codes:
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr(cloning.prompts, "encode", encode)
+    request = ask(voice=None, reference=Reference(np.ones(24000, np.float32), "Said."))
+    with pytest.raises(InvalidRequest, match="a recording of 24000 samples: send a shorter one") as refused:
+        cloning.add(1, request)
+    assert refused.value.param == "ref_audio"
+    assert cloning.is_idle
 
 
 def test_the_engine_forgets_the_audio_of_who_leaves(engine: Engine) -> None:
