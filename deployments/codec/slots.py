@@ -76,8 +76,12 @@ class SlotDecoder(Protocol):
         """Streams that one call of `frames` takes."""
         ...
 
-    def begin(self, slot: int) -> None:
-        """Start a new stream in a slot."""
+    def begin(self, slot: int, state: DecoderState | None = None) -> None:
+        """Start a new stream in a slot, or one that goes on from a state."""
+        ...
+
+    def state(self, slot: int) -> DecoderState:
+        """What the calls made so far leave in a slot; on a GPU, perhaps not computed yet."""
         ...
 
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
@@ -109,13 +113,19 @@ class PlainSlots:
         """As in SlotDecoder."""
         return min(self.num_slots, max(1, MAX_CALL_FRAMES // frames))
 
-    def begin(self, slot: int) -> None:
+    def begin(self, slot: int, state: DecoderState | None = None) -> None:
         """As in SlotDecoder."""
-        self._states[slot], self._codes[slot] = self._decoder.initial_state(), []
+        self._states[slot], self._codes[slot] = state or self._decoder.initial_state(), []
+
+    def state(self, slot: int) -> DecoderState:
+        """As in SlotDecoder."""
+        return self._states[slot]
 
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
         """As in SlotDecoder."""
         for slot, position, frame in zip(slots, positions, codes.cpu().numpy(), strict=True):
+            if position < self._states[slot].position:
+                continue  # the state is behind it
             assert position == self._states[slot].position + len(self._codes[slot])
             self._codes[slot].append(frame)
 
@@ -254,11 +264,20 @@ class GpuSlots:
         return max(size for size in self.batches if size * frames <= self._call_frames)
 
     @torch.inference_mode()
-    def begin(self, slot: int) -> None:
+    def begin(self, slot: int, state: DecoderState | None = None) -> None:
         """As in SlotDecoder."""
-        self._streams[slot] = _Stream(slot)
+        self._streams[slot] = _Stream(slot, called=0 if state is None else state.position)
         with torch.cuda.stream(self.stream):
-            self.decoder.reset(slot)
+            if state is None:
+                self.decoder.reset(slot)
+            else:
+                self.decoder.resume(slot, state)
+
+    @torch.inference_mode()
+    def state(self, slot: int) -> DecoderState:
+        """As in SlotDecoder."""
+        with torch.cuda.stream(self.stream):
+            return self.decoder.state(slot, self._streams[slot].called)
 
     @torch.inference_mode()
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:

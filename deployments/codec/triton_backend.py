@@ -18,6 +18,7 @@ from deployments.codec.config import DecoderConfig
 from deployments.codec.decoder import PCM_SCALE
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, map_tensors
 from deployments.codec.forward import Signal, latents, waveform
+from deployments.codec.state import DecoderState
 
 _MIN_DOT = 16
 _TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
@@ -64,6 +65,20 @@ class TritonBackend:
         """Begin a new stream in a slot."""
         self._flat[slot].zero_()
         self.positions[slot].zero_()
+
+    @torch.inference_mode()
+    def state(self, slot: int, position: int) -> DecoderState:
+        """A copy of what a slot remembers of its stream, behind `position` frames."""
+        return DecoderState(position, tuple(tensor.clone() for tensor in self._remembered(slot)))
+
+    @torch.inference_mode()
+    def resume(self, slot: int, state: DecoderState) -> None:
+        """Go on in a slot from what another one remembered."""
+        torch._foreach_copy_(self._remembered(slot), list(state.tensors))
+        self.positions[slot].fill_(state.position)
+
+    def _remembered(self, slot: int) -> list[Tensor]:
+        return [self._flat[slot], *(cache[slot] for cache in self.caches.values())]
 
     @torch.inference_mode()
     def decode(self, slots: Tensor, frames: int) -> tuple[Tensor, Tensor]:

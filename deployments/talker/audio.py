@@ -5,6 +5,7 @@ Frames go in as they are made, PCM comes out as it is ready; the engine says not
 
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from deployments.codec.planner import GPU_RAMP, ChunkPlan, call_sizes, parts
 from deployments.codec.slots import CODE_RING, Flight, SlotDecoder
+from deployments.codec.state import DecoderState
 from deployments.errors import EngineError, Overloaded
 from deployments.playback import PlaybackClock
 from deployments.protocol import Codes
@@ -25,6 +27,7 @@ REPLAY_FRAMES = (
 )
 _MIN_LEAD_S = 0.06  # covers a decode and a frame of the talker
 _CALL_SIZES = call_sizes(GPU_RAMP)
+SLOTS_PER_RECORDING = 4  # states kept of recordings take a quarter of the memory of streams
 _MAX_FLIGHTS = 2  # one runs, one waits behind it: what comes meanwhile makes the next batch larger
 _FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
 _MAX_WAITING = CODE_RING // 2
@@ -49,6 +52,7 @@ class _Stream:
     written: int = 0  # frames whose codes are in the slot
     called: int = 0  # frames in calls, landed or not
     landed: int = 0
+    begins_with: bytes = b""  # the codes of a recording that others may go on from as well, while it is replayed
     calm_since_s: float = math.inf  # when its next chunk could have been decoded, while it waits for others
 
     @property
@@ -99,6 +103,7 @@ class AudioStreams:
         self._calls: list[_Call] = []  # oldest first
         self._pcm: list[tuple[int, bytes]] = []
         self._failed: dict[int, EngineError] = {}
+        self._recordings: OrderedDict[bytes, DecoderState] = OrderedDict()  # behind their codes; used last, last
 
     @cached_property
     def _decoder(self) -> SlotDecoder:
@@ -124,11 +129,20 @@ class AudioStreams:
         """As in SlotDecoder."""
         return self._decoder.repaired if "_decoder" in vars(self) else 0
 
-    def open(self, stream_id: int, prefix: Codes | None, *, heard: int | None = None, frames: int) -> None:
+    def open(
+        self,
+        stream_id: int,
+        prefix: Codes | None,
+        *,
+        heard: int | None = None,
+        frames: int,
+        recording: Codes | None = None,
+    ) -> None:
         """Decode `frames` frames of a stream behind the first `heard` of `prefix` [frames, groups], by default all.
 
-        What was heard is replayed without audio. Raises Overloaded where every slot is taken: streams that have ended
-        in the talker keep theirs until their audio is complete.
+        What was heard is replayed without audio, and the codes of a recording that speech goes on from are before it.
+        Raises Overloaded where every slot is taken: streams that have ended in the talker keep theirs until their audio
+        is complete.
         """
         if frames <= 0:
             return
@@ -140,13 +154,23 @@ class AudioStreams:
                 f"The GPU makes the audio of as many streams as it can ({most}); more replicas raise the limit."
             )
         slot = self._free.pop()
-        self._decoder.begin(slot)
         known = np.zeros((0, 0), np.int16) if prefix is None else prefix
         heard = len(known) if heard is None else heard
+        begins_with = b""
+        if recording is not None:
+            begins_with = b"" if heard else recording.tobytes()
+            known = recording if prefix is None else np.concatenate([recording, prefix])
+            heard += len(recording)
         known = known[max(0, heard - REPLAY_FRAMES) :]
         replay = min(heard, REPLAY_FRAMES)
         plan = ChunkPlan(GPU_RAMP, min_lead_s=_MIN_LEAD_S, in_hand=0.0)
-        stream = self._streams[stream_id] = _Stream(stream_id, slot, replay, replay + frames, self._now_s(), plan)
+        stream = _Stream(stream_id, slot, replay, replay + frames, self._now_s(), plan, begins_with=begins_with)
+        state = self._recordings.get(begins_with)
+        if state is not None:
+            self._recordings.move_to_end(begins_with)
+            stream.called = stream.landed = replay
+        self._decoder.begin(slot, state)
+        self._streams[stream_id] = stream
         self._write(stream, known[: stream.limit])
         self._dispatch()
 
@@ -260,11 +284,20 @@ class AudioStreams:
         audible = [not stream.replaying for stream in streams]
         flight = self._decoder.decode([stream.slot for stream in streams], frames)
         for stream in streams:
-            if not stream.replaying:
+            was_replaying = stream.replaying
+            if not was_replaying:
                 stream.plan.count()
             stream.called = min(stream.called + frames, stream.written)
             stream.calm_since_s = math.inf
+            if was_replaying and not stream.replaying and stream.begins_with:
+                self._keep(stream)
         return _Call(flight, streams, audible, frames)
+
+    def _keep(self, stream: _Stream) -> None:
+        """What the recording of a stream leaves in its slot; the one that was not used for the longest time goes."""
+        self._recordings[stream.begins_with] = self._decoder.state(stream.slot)
+        if len(self._recordings) > max(1, self._decoder.num_slots // SLOTS_PER_RECORDING):
+            self._recordings.popitem(last=False)
 
     def _size(self, stream: _Stream, now_s: float) -> int:
         """Frames to decode of a stream that has some; 0 means wait for more."""

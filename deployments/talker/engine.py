@@ -271,12 +271,13 @@ class Engine:
         """Get ready to decode; a sequence that was preempted is open already. Raises Overloaded."""
         request, resume = sequence.request, sequence.request.synthesis.resume
         if not sequence.is_open:
-            known = [each for each in (request.reference_codes, request.prefix) if each is not None]
             heard = None if resume is None else resume.samples // self.info.frame_samples
-            if heard is not None and request.reference_codes is not None:
-                heard += len(request.reference_codes)  # speech goes on from where the recording ends
             self.audio.open(
-                sequence.id, np.concatenate(known) if known else None, heard=heard, frames=request.gpu_frames
+                sequence.id,
+                request.prefix,
+                heard=heard,
+                frames=request.gpu_frames,
+                recording=request.reference_codes,
             )
             sequence.is_open = True
 

@@ -16,6 +16,7 @@ from deployments.checkpoint import read_shapes
 from deployments.codec.config import MAX_FRAMES, DecoderConfig, SpeechTokenizerConfig, call_frames
 from deployments.config import TalkerConfig
 from deployments.errors import TalkrayError
+from deployments.talker.audio import SLOTS_PER_RECORDING
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.loading import block_size_of, dtype_of, gpu_share
 from deployments.talker.model.config import ModelConfig
@@ -45,7 +46,7 @@ def predict(directory: Path, config: TalkerConfig, total: int) -> Fit:
     dtype = dtype_of(config, device)
     block_bytes = KVCache.bytes_per_position(model.talker, dtype) * size
     loaded = _talker_bytes(directory, model, dtype) + _codec_bytes(directory, 2 * config.max_num_seqs, total)
-    loaded += 0 if model.speaker_encoder is None else _encoder_bytes(directory)
+    loaded += 0 if model.speaker_encoder is None else _cloning_bytes(directory, 2 * config.max_num_seqs)
     kv = config.kv_cache_bytes or gpu_share(config, block_bytes, size).kv_bytes(total, loaded)
     blocks = kv // block_bytes - 1
 
@@ -72,9 +73,11 @@ def _codec_bytes(directory: Path, num_slots: int, total: int) -> int:
     return weights + slots + calls + _CODEC_MORE_BYTES
 
 
-def _encoder_bytes(directory: Path) -> int:
-    """Of the codec encoder, which reads recordings to clone."""
-    return _count(read_shapes(directory / "speech_tokenizer"), "encoder.") * torch.float32.itemsize
+def _cloning_bytes(directory: Path, num_slots: int) -> int:
+    """Of the codec encoder, which reads recordings to clone, and of what the decoder remembers of them."""
+    folder = directory / "speech_tokenizer"
+    states = num_slots // SLOTS_PER_RECORDING * _slot_values(SpeechTokenizerConfig.load(folder).decoder)
+    return _count(read_shapes(folder), "encoder.") * torch.float32.itemsize + states * torch.float16.itemsize
 
 
 def _slot_values(config: DecoderConfig) -> int:

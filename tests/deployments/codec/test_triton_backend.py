@@ -56,6 +56,30 @@ def test_kernels_compute_what_the_checkpoint_says(network: DecoderNetwork, devic
         assert snr_db(torch.from_numpy(expected), torch.from_numpy(got)) >= MIN_SNR_DB
 
 
+def test_a_slot_goes_on_from_what_another_one_remembered(network: DecoderNetwork, device: torch.device) -> None:
+    from deployments.codec.triton_backend import TritonBackend
+
+    decoder = TritonBackend(
+        fold(network.state_dict(), network.config), num_slots=3, code_ring=8, device=device, dtype=torch.float32
+    )
+    decoder.codes[:] = torch.randint(32, (8, 4), generator=torch.Generator().manual_seed(0)).short().to(device)
+    first, both = (torch.tensor(slots, device=device, dtype=torch.int32) for slots in ([2, 3], [2, 0]))
+    decoder.decode(first, 2)
+    decoder.decode(first, 1)
+    state = decoder.state(2, 3)
+    decoder.decode(both, 2)  # what comes behind the state does not change it, nor does what the other slot remembers
+    decoder.reset(2)
+    for slot in (2, 0):
+        decoder.resume(slot, state)
+    one, other = decoder.decode(both, 2)[0].cpu()
+    assert torch.equal(one, other)
+    expected = torch.from_numpy(to_pcm16(network(decoder.codes[:1, :5].cpu().long())))[0, -len(one) :]
+    if INTERPRETED:
+        assert (one.int() - expected).abs().max() <= 1
+    else:
+        assert snr_db(expected, one) >= MIN_SNR_DB
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(
@@ -76,6 +100,14 @@ def test_captured_calls_are_the_decoder(network: DecoderNetwork, precision: Prec
     got = torch.from_numpy(np.concatenate([np.stack(part) for part in parts], axis=1))
     expected = torch.from_numpy(to_pcm16(network(codes)))
     assert snr_db(expected, got) >= MIN_SNR_DB
+    slots.begin(0)
+    slots.write([0] * total, range(total), codes[0].short())
+    slots.decode([0], 4).land()
+    slots.begin(3, slots.state(0))
+    slots.write([3] * total, range(total), codes[0].short())
+    [pcm] = slots.decode([3], 8).land()
+    samples = len(pcm) // 8
+    assert snr_db(expected[0, 4 * samples : 12 * samples], torch.from_numpy(pcm)) >= MIN_SNR_DB
 
 
 def test_buckets_cover_every_batch() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import CODE_RING, Pcm, PlainSlots
+from deployments.codec.state import DecoderState
 from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ALL_FRAMES, Codes, Reference
 from deployments.talker.audio import AudioStreams
@@ -142,12 +143,16 @@ class FakeSlots:
     num_slots: int = 64
     calls: list[tuple[list[int], int]] = field(default_factory=list)
     flights: list[PendingFlight] = field(default_factory=list)
+    begun: list[DecoderState | None] = field(default_factory=list)
 
     def largest_batch(self, frames: int) -> int:
         return 8
 
-    def begin(self, slot: int) -> None:
-        pass
+    def begin(self, slot: int, state: DecoderState | None = None) -> None:
+        self.begun.append(state)
+
+    def state(self, slot: int) -> DecoderState:
+        return DecoderState(sum(frames for called, frames in self.calls if slot in called), ())
 
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
         assert len(slots) == len(positions) == len(codes)
@@ -295,6 +300,34 @@ def test_the_end_of_a_stream_is_one_call() -> None:
     assert not audio.is_pending(0)
 
 
+def test_a_known_recording_is_not_heard_again() -> None:
+    slots = FakeSlots(num_slots=8)
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=Clock())
+
+    def clone(recording: Codes) -> DecoderState | None:
+        """The first frame of one; what its slot began with."""
+        slots.calls.clear()
+        audio.open(0, None, frames=ALL_FRAMES, recording=recording)
+        push(audio, 0, 1)
+        while not land(slots, audio):
+            pass
+        audio.close(0)
+        return slots.begun[-1]
+
+    one, two, three = (random_codes(30, seed=seed) for seed in range(3))
+    assert clone(one) is None
+    assert [frames for _, frames in slots.calls] == [12, 12, 4, 2, 1]
+    state = clone(one)
+    assert state is not None
+    assert state.position == 30
+    assert [frames for _, frames in slots.calls] == [1]
+    assert clone(two) is None
+    assert clone(one) is not None
+    assert clone(three) is None  # a quarter as many as slots are kept
+    assert clone(one) is not None
+    assert clone(two) is None
+
+
 def test_a_slot_never_holds_more_codes_than_fit() -> None:
     slots = FakeSlots()
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=Clock())
@@ -342,13 +375,14 @@ def test_a_clone_goes_on_from_its_recording(
     codes = speak(cloning, replace(request, reference_codes=recorded)).codes
     if behind:
         request = resumed(request, codes[:behind], samples=behind * decoder.frame_samples)
-    cloning.add(3, replace(request, gpu_frames=ALL_FRAMES))
-    chunks = []
-    while not cloning.is_idle:
-        chunks += [chunk for _, chunk in cloning.step().chunks]
-    assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes[behind:])
     expected = whole(decoder, np.concatenate([recorded, codes]))[(len(recorded) + behind) * decoder.frame_samples :]
-    assert_close(b"".join(chunk.pcm for chunk in chunks), expected)
+    for number in range(2):  # the second time the recording is known
+        cloning.add(number, replace(request, gpu_frames=ALL_FRAMES))
+        chunks = []
+        while not cloning.is_idle:
+            chunks += [chunk for _, chunk in cloning.step().chunks]
+        assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes[behind:])
+        assert_close(b"".join(chunk.pcm for chunk in chunks), expected)
 
 
 def test_a_recording_for_which_there_is_no_memory_is_refused(cloning: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
