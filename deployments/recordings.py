@@ -34,9 +34,10 @@ class ByRecording(Generic[T]):
         self._lock = Lock()
         self._hits = self._misses = 0
 
-    def get(self, audio: NDArray[np.float32], compute: Callable[[], T]) -> T:
-        """The result for a recording [samples], computed where it is not there."""
-        key = hashlib.blake2b(np.ascontiguousarray(audio).data, digest_size=16).digest()
+    def get(self, recording: NDArray[np.float32] | bytes, compute: Callable[[], T]) -> T:
+        """The result for a recording, its samples or a file, computed where it is not there."""
+        data = recording if isinstance(recording, bytes) else np.ascontiguousarray(recording).data
+        key = hashlib.sha256(data).digest()  # which processors have instructions for
         with self._lock:
             if key in self._results:
                 self._results.move_to_end(key)

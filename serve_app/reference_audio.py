@@ -1,7 +1,6 @@
 """The recording a client sends to be cloned: decoded within limits, mono, at the model's sample rate."""
 
 import asyncio
-import base64
 import binascii
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import soxr
 from numpy.typing import NDArray
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
+from deployments.recordings import ByRecording
 
 # Playlists and other formats that open further files are not among them; no protocol is allowed either.
 DEMUXERS = "aac,ac3,aiff,amr,asf,au,caf,flac,matroska,mov,mp3,ogg,w64,wav,webm"
@@ -36,12 +36,19 @@ MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4000, 192_000
 
 # Apart from the threads that encode other clients' audio: no number of uploads can take those.
 _DECODING = ThreadPoolExecutor(2, "reference-audio")
+# A voice comes with every request: 11 minutes of samples, by what was sent.
+_DECODED: ByRecording[NDArray[np.float32]] = ByRecording(max_bytes=64 << 20, size=lambda audio: audio.nbytes)
 
 
 async def decode_aside(ref_audio: str, sample_rate: int) -> NDArray[np.float32]:
-    """`decode_reference` away from the event loop, few at a time."""
+    """`decode_reference` away from the event loop, few at a time, and once for all who send the same."""
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_DECODING, decode_reference, ref_audio, sample_rate)
+    return await loop.run_in_executor(_DECODING, _decode_once, ref_audio, sample_rate)
+
+
+def _decode_once(ref_audio: str, sample_rate: int) -> NDArray[np.float32]:
+    sent = f"{sample_rate} {ref_audio}".encode(errors="surrogatepass")
+    return _DECODED.get(sent, lambda: decode_reference(ref_audio, sample_rate))
 
 
 def decode_reference(ref_audio: str, sample_rate: int) -> NDArray[np.float32]:
@@ -68,7 +75,7 @@ def _payload(ref_audio: str) -> bytes:
     if len(encoded) // 4 * 3 > MAX_BYTES + 2:
         raise PayloadTooLarge(f"ref_audio is larger than {MAX_BYTES} bytes.", "ref_audio")
     try:
-        return base64.b64decode(encoded, validate=True)
+        return binascii.a2b_base64(encoded, strict_mode=True)
     except (binascii.Error, ValueError) as error:
         raise _bad("send a data URL or base64; paths and URLs are not opened") from error
 

@@ -408,7 +408,7 @@ async def test_a_large_body_that_waits_too_long_is_a_429(monkeypatch: pytest.Mon
 async def test_a_recording_over_the_limit_is_a_413(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference_audio, "MAX_BYTES", 100)
     async with client_for(speaking(BASE)) as client:
-        body = BODY | {"ref_audio": data_url(recording()), "x_vector_only_mode": True}
+        body = BODY | {"ref_audio": data_url(recording(1.25)), "x_vector_only_mode": True}
         response = await client.post(SPEECH, json=body)
     assert (response.status_code, error_of(response)["param"]) == (413, "ref_audio")
 

@@ -14,7 +14,7 @@ import soundfile
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from serve_app import reference_audio
-from serve_app.reference_audio import decode_reference
+from serve_app.reference_audio import decode_aside, decode_reference
 from tests.serve_app.fake import tone
 from tests.serve_app.test_audio import pitch
 
@@ -152,6 +152,25 @@ def test_what_browsers_and_phones_record(container: str, codec: str) -> None:
     audio = decode(data_url(file.getvalue()))
     assert audio.size / RATE == pytest.approx(1, abs=0.06)
     assert pitch(audio, RATE) == pytest.approx(440, abs=2)
+
+
+@pytest.mark.anyio
+async def test_what_was_sent_before_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+
+    def note(ref_audio: str, sample_rate: int) -> np.ndarray:
+        decoded.append(ref_audio)
+        return decode_reference(ref_audio, sample_rate)
+
+    monkeypatch.setattr(reference_audio, "decode_reference", note)
+    one, other = (data_url(recording(seconds)) for seconds in (1.125, 1.375))
+    sizes = [
+        len(await decode_aside(sent, rate)) for sent, rate in ((one, RATE), (one, RATE), (one, 8000), (other, RATE))
+    ]
+    assert sizes == [27000, 27000, 9000, 33000]
+    assert decoded == [one, one, other]
+    with pytest.raises(InvalidRequest):
+        await decode_aside("\ud800", RATE)
 
 
 def test_too_short_and_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
