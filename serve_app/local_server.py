@@ -7,6 +7,7 @@ import math
 import os
 import re
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -98,8 +99,11 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
         _temp_dir=str(folder.ray),
     )
     report("starting the proxy")
-    _start_proxy(address)
-    roll_out(config, report)
+    proxy = _Beside(lambda: _start_proxy(address))
+    _await_controller(proxy)
+    roll_out(config, report, check=proxy.check)
+    proxy.join()
+    proxy.check()
     _await_ready(address, report)
 
 
@@ -165,11 +169,41 @@ def _start_proxy(address: Address) -> None:
         raise StartError(f"the HTTP proxy did not start: {reason}") from error
 
 
-def roll_out(config: AppConfig, report: Report) -> None:
+class _Beside(threading.Thread):
+    """Work that goes on beside the rest of the start."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(daemon=True)  # whoever stops the start does not wait for it
+        self._work = work
+        self._error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            self._error = error
+
+    def check(self) -> None:
+        """Raise what the work has raised."""
+        if self._error is not None:
+            raise self._error
+
+
+def _await_controller(starting: _Beside) -> None:
+    """Return once Serve's controller takes applications: its proxy needs some seconds more."""
+    from ray.util import list_named_actors
+
+    while not any(actor["namespace"] == "serve" for actor in list_named_actors(all_namespaces=True)):
+        starting.check()
+        time.sleep(_POLL_S / 5)
+
+
+def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = lambda: None) -> None:
     """Deploy the application on a running Serve, return once all of it runs.
 
-    `report` gets a line whenever a deployment's state changes. Raises StartError as soon as a constructor has raised:
-    on one machine it would raise again.
+    `report` gets a line whenever a deployment's state changes; `check` may raise what makes waiting vain. Raises
+    StartError as soon as a constructor has raised: on one machine it would raise again.
     """
     from ray import serve
 
@@ -181,6 +215,7 @@ def roll_out(config: AppConfig, report: Report) -> None:
     while (application := serve.status().applications[APP_NAME]).status != "RUNNING":
         if failures := _failures(application):
             raise StartError("\n".join(failures))
+        check()
         line = ", ".join(f"{name} {state.status.value.lower()}" for name, state in application.deployments.items())
         if line != last:
             report(f"{line} ({time.monotonic() - started_s:.0f} s)")
