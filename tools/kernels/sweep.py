@@ -57,6 +57,17 @@ _PIPELINES = (
     (16, 512, 4, 3, 4),
     (8, 256, 4, 4, 4),
 )
+# The same for more rows than MAX_BLOCK_M, where a program may have twice the warps.
+_WIDE_PIPELINES = (
+    (32, 64, 8, 6, 1),
+    (32, 128, 8, 4, 1),
+    (64, 64, 8, 4, 1),
+    (64, 64, 8, 6, 1),
+    (64, 128, 8, 3, 1),
+    (128, 64, 8, 4, 1),
+    (128, 64, 8, 3, 1),
+    (16, 128, 8, 6, 1),
+)
 _TILES_OF_A_JOB = 4
 _REPLAYS = 12
 _L2_TIMES = 3  # weights walked through, in L2 sizes
@@ -134,7 +145,7 @@ def _split_tiles(case: Case, rows: int) -> Iterator[Tile]:
 def _pipelined_tiles(case: Case, rows: int) -> Iterator[Tile]:
     if rows < 2:
         return
-    for block_n, block_k, warps, stages, chains in _PIPELINES:
+    for block_n, block_k, warps, stages, chains in (*_PIPELINES, *(_WIDE_PIPELINES if rows > MAX_BLOCK_M else ())):
         if block_n < 16 and case.columns > 2048:
             continue  # enough programs without
         for block_m in (16, MAX_BLOCK_M) if rows > MAX_BLOCK_M else (16,):

@@ -71,7 +71,7 @@ MEASURED: dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, i
         16: ("pipelined", 64, 64, 4, 6, 1, 64),
         32: ("pipelined", 64, 64, 4, 6, 1, 64),
         64: ("pipelined", 64, 64, 4, 6, 1, 16),
-        128: ("pipelined", 64, 64, 4, 6, 1, 64),
+        128: ("pipelined", 64, 64, 8, 6, 1, 16),
     },
     (2048, 2048, False): {
         1: ("vector", 16, 256, 8, 1, 1, 16),
