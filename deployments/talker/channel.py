@@ -108,6 +108,11 @@ class Unpacker:
             messages.append(message)
         return messages
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a message has begun to arrive, and not ended."""
+        return bool(self._buffer)
+
     def _take(self) -> Command | Report | None:
         if len(self._buffer) < _LENGTH.size:
             return None

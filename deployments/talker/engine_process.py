@@ -7,6 +7,7 @@ The process ends when its socket does, so it never outlives its replica, and it 
 import contextlib
 import gc
 import logging
+import math
 import os
 import select
 import socket
@@ -42,6 +43,7 @@ from deployments.talker.watchdog import Watchdog
 logger = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 1 << 20
+_REST_S = 0.005
 
 
 @dataclass(slots=True)
@@ -181,17 +183,25 @@ class EngineProcess:
         return start
 
     def _receive(self, *, timeout_s: float | None) -> list[Command]:
-        """The commands that have arrived, waiting at most `timeout_s` for more bytes."""
-        readable, _, _ = select.select([self.connection], [], [], timeout_s)
-        if not readable:
-            return []
-        try:
-            data = self.connection.recv(_RECEIVE_BYTES)
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            raise PipeClosedError
-        return [command for command in self.unpacker.feed(data) if isinstance(command, Start | Submit | Append | Abort)]
+        """The commands that have arrived, waiting at most `timeout_s` for more bytes; for the rest of one that has
+        begun to come, at most _REST_S: a recording takes several reads, and a step between two of them.
+        """
+        messages: list[Command | Report] = []
+        until_s = math.inf
+        while select.select([self.connection], [], [], timeout_s)[0]:
+            try:
+                data = self.connection.recv(_RECEIVE_BYTES)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                raise PipeClosedError
+            messages += self.unpacker.feed(data)
+            now_s = time.monotonic()
+            until_s = min(until_s, now_s + _REST_S)
+            timeout_s = until_s - now_s
+            if not self.unpacker.is_inside or timeout_s <= 0:
+                break
+        return [command for command in messages if isinstance(command, Start | Submit | Append | Abort)]
 
     def _say_alive(self) -> None:
         with contextlib.suppress(PipeClosedError):  # the engine's thread notices by itself

@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
-from deployments.protocol import FrameChunk
+from deployments.protocol import FrameChunk, Reference
 from deployments.talker.channel import (
     Abort,
     Alive,
@@ -299,3 +300,21 @@ def test_an_error_of_the_device_ends_the_process(start: Start, monkeypatch: pyte
         monkeypatch.setattr(Engine, "step", broken_step)
         replica.send(Submit(1, ask()))
         assert not any(isinstance(report, Produced) for report in replica.reports)
+
+
+def test_a_large_command_is_read_to_its_end_but_not_waited_for() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = EngineProcess(theirs)
+        recording = Reference(np.zeros(240_000, np.float32), "Said.")
+        large = encode(Submit(1, ask(voice=None, reference=recording)))
+        writing = Thread(target=ours.sendall, args=(large + large[:1000],))
+        writing.start()
+        commands = process._receive(timeout_s=10)
+        while len(commands) < 1:  # on a machine that is too busy the rest came too late
+            commands += process._receive(timeout_s=10)
+        assert [command.id for command in commands if isinstance(command, Submit)] == [1]
+        writing.join()
+        began_s = time.monotonic()
+        assert process._receive(timeout_s=0) == []
+        assert time.monotonic() - began_s < 5
