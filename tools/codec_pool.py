@@ -24,7 +24,7 @@ import numpy as np
 from deployments.codec import batcher, stream
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob
 from deployments.codec.capacity import Capacity
-from deployments.codec.planner import MAX_BATCH_FRAMES, MAX_BATCH_SIZE, MAX_CALL_S, ChunkPlan, call_sizes, paced
+from deployments.codec.planner import MAX_BATCH_FRAMES, MAX_BATCH_SIZE, ChunkPlan, call_sizes, longest_call_s, paced
 from deployments.codec.state import DecoderState
 from deployments.codec.stream import DecodingStart, StreamDecoder
 from deployments.config import CodecConfig
@@ -79,7 +79,7 @@ class Pool:
         """Streams that one call of so many frames each takes: as many as a start has tried (loading.py)."""
         batch = 1
         while 2 * batch <= MAX_BATCH_SIZE and 2 * batch * frames <= MAX_BATCH_FRAMES:
-            if 2 * self.work_s(batch * frames) > MAX_CALL_S:
+            if 2 * self.work_s(batch * frames) > longest_call_s(self.workers):
                 break
             batch *= 2
         return batch

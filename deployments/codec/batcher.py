@@ -3,6 +3,7 @@
 import asyncio
 import time
 from bisect import insort
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from deployments.codec.decoder import CodecDecoder, to_pcm16
-from deployments.codec.planner import CALL_FRAMES, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, MAX_CALL_S
+from deployments.codec.planner import CALL_FRAMES, MANY_WORKERS, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, longest_call_s
 from deployments.codec.state import DecoderState
 from deployments.codec.workers import out_of_memory
 from deployments.errors import EngineError
@@ -28,6 +29,11 @@ _USUAL_FRAMES = 8  # of a call: short ones at a stream's beginning, wide ones be
 # its worker waits for it, rather than begin a call for a stream that has time, which would take far longer.
 _URGENT_S = 0.5
 _RETURN_S = 0.02
+# Where there are many workers and its listener has more than this in hand behind its call, a job waits so long for
+# others to share the call with, and so long before it takes the last idle worker.
+_PLENTY_S = 0.6
+_PATIENCE_S = 0.15
+_LAST_WORKER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,9 @@ class _Waiter:
     decoded: asyncio.Future[Decoded] = field(compare=False)
     came_s: float = field(compare=False)
 
+    def is_urgent(self, now_s: float) -> bool:
+        return self.deadline_s - now_s <= _URGENT_S
+
     def settle(self, task: asyncio.Future[Decoded]) -> None:
         if self.decoded.done():  # its stream left while it was decoded
             return
@@ -116,6 +125,9 @@ class _Waiter:
 class DecodeGate:
     """Holds jobs back while every worker is busy, then lets the most urgent ones through together.
 
+    Of many workers one may be idle while jobs that are not wanted for long wait for others to share a call with, which
+    costs less, and leave it to an urgent one.
+
     `decode` takes one job; the jobs of a batch reach it in one tick of the event loop, where `@serve.batch` without a
     wait gathers them. So that it gathers no others with them, the next batch waits until this one is `taken`. A batch
     holds its worker until its last job is done. All methods belong to one event loop.
@@ -128,18 +140,20 @@ class DecodeGate:
         workers: int,
         max_batch_size: int = MAX_BATCH_SIZE,
         max_batch_frames: int = MAX_BATCH_FRAMES,
-        max_call_s: float = MAX_CALL_S,
+        max_call_s: float | None = None,
         largest: Mapping[int, int] | None = None,
     ) -> None:
         """A batch has at most `max_batch_size` jobs and `max_batch_frames` frames in all: the next one waits for it.
 
-        Jobs share a batch only as long as the call is expected to end within `max_call_s`. `largest` says how many jobs
-        of so many frames have been decoded together: more would be a new shape.
+        Jobs share a batch only as long as the call is expected to end within `max_call_s`, by default what suits so
+        many workers. `largest` says how many jobs of so many frames have been decoded together: more would be a new
+        shape.
         """
         self._decode = decode
         self._max_batch_size, self._max_batch_frames = max_batch_size, max_batch_frames
-        self._max_call_s, self._largest = max_call_s, largest or {}
+        self._max_call_s, self._largest = max_call_s or longest_call_s(workers), largest or {}
         self._workers = workers
+        self._has_many_workers = workers >= MANY_WORKERS
         self._idle_workers = workers
         self._returns_s: list[float] = []  # until then streams with little time may ask again, each for one worker
         self._waiting: list[_Waiter] = []  # by deadline
@@ -192,17 +206,36 @@ class DecodeGate:
             return
         now_s = time.monotonic()
         self._returns_s = [until_s for until_s in self._returns_s if until_s > now_s]
-        if self._waiting[0].deadline_s - now_s <= _URGENT_S:
+        shapes = Counter(waiter.job.shape for waiter in self._waiting)
+        starts_s = [self._starts_s(waiter, shapes[waiter.job.shape]) for waiter in self._waiting]
+        first = next((waiter for waiter, at_s in zip(self._waiting, starts_s, strict=True) if at_s <= now_s), None)
+        if first is None:
+            asyncio.get_running_loop().call_later(min(starts_s) - now_s, self._dispatch)
+            return
+        if first.is_urgent(now_s):
             self._returns_s = self._returns_s[1:]  # this may be the one
         elif self._idle_workers <= len(self._returns_s):
             asyncio.get_running_loop().call_later(self._returns_s[0] - now_s, self._dispatch)  # or a little earlier
             return
-        self._start(self._next_batch())
+        self._start(self._next_batch(first, now_s))
 
-    def _next_batch(self) -> list[_Waiter]:
-        shape = self._waiting[0].job.shape
-        fitting = [waiter for waiter in self._waiting if waiter.job.shape == shape]
-        batch = fitting[: self._size(len(fitting), shape)]
+    def _starts_s(self, waiter: _Waiter, alike: int) -> float:
+        """Until when a job, one of so many `alike`, waits though a worker is idle."""
+        frames, silent = shape = waiter.job.shape
+        if silent or not self._has_many_workers or self._idle_workers == self._workers:
+            return waiter.came_s  # where nothing is decoded nobody may come whom it could wait for
+        patience_s = _PATIENCE_S if alike < self._size(self._max_batch_size, shape) else 0.0
+        if self._idle_workers == 1:
+            patience_s = _LAST_WORKER_S
+        call_s = self.seconds_per_frame * (2 * frames + CALL_FRAMES)
+        return min(waiter.came_s + patience_s, waiter.deadline_s - call_s - _PLENTY_S)
+
+    def _next_batch(self, first: _Waiter, now_s: float) -> list[_Waiter]:
+        """Those that share a call with `first`. Of many workers another one is soon free for those that have time."""
+        fitting = [waiter for waiter in self._waiting if waiter.job.shape == first.job.shape]
+        if self._has_many_workers and first.is_urgent(now_s):
+            fitting = [waiter for waiter in fitting if waiter.is_urgent(now_s)]
+        batch = fitting[: self._size(len(fitting), first.job.shape)]
         self._waiting = [waiter for waiter in self._waiting if waiter not in batch]
         return batch
 

@@ -16,7 +16,6 @@ from deployments.codec.fold import FoldedDecoder, fold
 from deployments.codec.planner import (
     MAX_BATCH_FRAMES,
     MAX_BATCH_SIZE,
-    MAX_CALL_S,
     REPLAY_SIZES,
     call_sizes,
     replay_sizes,
@@ -139,10 +138,10 @@ class CodecDecoder:
             raise EngineError(f"codes {lowest} to {highest} are not within 0 to {self.config.codebook_size - 1}")
 
 
-def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int]) -> dict[int, int]:
+def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: float) -> dict[int, int]:
     """Make every call once that there will be: the first of a shape takes longer, on a GPU as on a CPU.
 
-    Returns the largest batch of each number of frames.
+    Returns the largest batch of each number of frames, of those that take no longer than `max_call_s`.
     """
     sizes, state = call_sizes(chunk_frames), decoder.initial_state()
     codes = torch.zeros((MAX_BATCH_SIZE, max(REPLAY_SIZES), decoder.config.num_quantizers), dtype=torch.long)
@@ -152,7 +151,7 @@ def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int]) -> dict[int, int
     for size in sizes:
         most = min(MAX_BATCH_SIZE, max(1, MAX_BATCH_FRAMES // size))
         batch, seconds = 1, 0.0
-        while batch == 1 or (batch <= most and 2 * seconds <= MAX_CALL_S):
+        while batch == 1 or (batch <= most and 2 * seconds <= max_call_s):
             decoder.decode(codes[:batch, :size], [state] * batch)
             started_s = time.monotonic()
             decoder.decode(codes[:batch, :size], [state] * batch)

@@ -14,6 +14,9 @@ GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are those that one call of a GPU decode
 MAX_BATCH_SIZE = 16
 MAX_BATCH_FRAMES = 64
 MAX_CALL_S = 0.25
+# With so many workers another one is free soon: streams share longer calls, and may wait for each other.
+MANY_WORKERS = 4
+LONG_CALL_S = 0.4
 # What a call costs besides its frames, in frames: 4 on a Xeon with AMX, 3 with the embedded voice.
 CALL_FRAMES = 4.0
 _LONGEST_FIRST = 4  # frames of a first chunk
@@ -35,6 +38,11 @@ def paced(ramp: tuple[int, ...], seconds_per_frame: float, wait_s: float) -> tup
 
     first = next((size for size in sizes if keeps_up(size)), sizes[-1])
     return tuple(max(first, size) for size in ramp)
+
+
+def longest_call_s(workers: int) -> float:
+    """How long a call may be that streams share, where there are so many workers."""
+    return LONG_CALL_S if workers >= MANY_WORKERS else MAX_CALL_S
 
 
 def call_sizes(ramp: Iterable[int]) -> tuple[int, ...]:

@@ -54,3 +54,13 @@ def test_a_row_for_each_rate(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_full_pool_is_hardly_late() -> None:
     """Load widens no second chunk beyond what plays meanwhile: it was late for six of ten streams."""
     assert simulate(Pool(replicas=4, workers=4, duration_s=30.0), 16).late < 0.15
+
+
+def test_streams_share_calls_and_the_first_audio_hardly_waits_for_a_worker() -> None:
+    """Of many workers: 11.3 of 14 were busy at ten requests a second, and each in twenty waited 25 ms and more."""
+    many = Pool(replicas=2, workers=7, duration_s=30.0)
+    idle, busy = (simulate(many, rate) for rate in (4, 10))
+    assert busy.late < 0.01
+    assert busy.batch > 1.25
+    assert busy.percentile_ms(0.95) < 1.1 * idle.percentile_ms(0.95)
+    assert simulate(replace(many, chunk_frames=(1, 1, 2, 4, 8)), 8).batch > 1.5

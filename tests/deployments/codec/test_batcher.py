@@ -149,6 +149,74 @@ async def test_no_more_workers_wait_than_streams_may_come_back(fake: FakeDecoder
     await asyncio.gather(*patient)
 
 
+MANY = 4
+
+
+async def many_of_which_are_idle(fake: FakeDecoder, idle: int) -> tuple[DecodeGate, list[asyncio.Task[Decoded]], float]:
+    """A gate of many workers; the others decode, the first of them for who needs it now."""
+    gate, now_s = gate_of(fake, workers=MANY, max_batch_size=2), time.monotonic()
+    tasks = [asyncio.create_task(gate.submit(job(now_s, frames=20 + number))) for number in range(MANY - idle)]
+    await until(lambda: sum(map(len, fake.calls)) == MANY - idle)
+    return gate, tasks, now_s
+
+
+@pytest.mark.anyio
+async def test_who_has_plenty_in_hand_waits_for_another_to_share_a_call(fake: FakeDecoder) -> None:
+    gate, tasks, now_s = await many_of_which_are_idle(fake, 2)
+    tasks.append(asyncio.create_task(gate.submit(job(now_s + 30, frames=8))))
+    await settle()
+    assert gate.num_waiting == 1
+    tasks += [asyncio.create_task(gate.submit(job(now_s + later, frames=8))) for later in (31, 32)]
+    await until(lambda: fake.calls[-1] == [now_s + 30, now_s + 31])
+    await settle()
+    assert gate.num_waiting == 1, "a call takes two, and the last worker is left to the urgent"
+    await _cancel(tasks)
+
+
+@pytest.mark.anyio
+async def test_who_has_plenty_in_hand_goes_alone_in_the_end(fake: FakeDecoder) -> None:
+    gate, tasks, now_s = await many_of_which_are_idle(fake, 2)
+    began_s = time.monotonic()
+    tasks.append(asyncio.create_task(gate.submit(job(now_s + 30))))
+    await settle()
+    async with asyncio.timeout(10):
+        while gate.num_waiting:  # noqa: ASYNC110, the gate's clock lets it through
+            await asyncio.sleep(0.001)
+    assert time.monotonic() - began_s > 0.1
+    await _cancel(tasks)
+
+
+@pytest.mark.anyio
+async def test_the_last_idle_worker_is_left_to_the_urgent(fake: FakeDecoder) -> None:
+    gate, tasks, now_s = await many_of_which_are_idle(fake, 1)
+    tasks += [asyncio.create_task(gate.submit(job(now_s + later))) for later in (30, 31)]
+    await settle()
+    assert gate.num_waiting == 2
+    tasks.append(asyncio.create_task(gate.submit(job(now_s + 0.1))))
+    await until(lambda: fake.calls[-1] == [now_s + 0.1])
+    assert gate.num_waiting == 2, "it takes none along that has time"
+    await _cancel(tasks)
+
+
+@pytest.mark.parametrize(("workers", "busy"), [(MANY, 0), (MANY - 1, 1)])
+@pytest.mark.anyio
+async def test_nobody_waits_where_nothing_is_decoded_or_few_workers_are(
+    fake: FakeDecoder, workers: int, busy: int
+) -> None:
+    gate, now_s = gate_of(fake, workers=workers), time.monotonic()
+    tasks = [asyncio.create_task(gate.submit(job(now_s, frames=20))) for _ in range(busy)]
+    await until(lambda: len(fake.running) == busy)
+    tasks.append(asyncio.create_task(gate.submit(job(now_s + 30))))
+    await until(lambda: now_s + 30 in fake.running)
+    await _cancel(tasks)
+
+
+async def _cancel(tasks: list[asyncio.Task[Decoded]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def test_a_timer_that_fires_early_leaves_nobody_waiting() -> None:
     """As those of Serve's event loop do: they count from the beginning of the loop's turn."""
 

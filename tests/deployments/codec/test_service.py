@@ -225,8 +225,9 @@ def test_every_call_has_been_made_before_a_replica_is_ready(
         return decode(decoder, codes, states)
 
     monkeypatch.setattr(CodecDecoder, "decode", noting)
-    for name, value in (("MAX_BATCH_SIZE", 4), ("MAX_BATCH_FRAMES", 8), ("MAX_CALL_S", 60.0)):
+    for name, value in (("MAX_BATCH_SIZE", 4), ("MAX_BATCH_FRAMES", 8)):
         monkeypatch.setattr(f"deployments.codec.decoder.{name}", value)
+    monkeypatch.setattr("deployments.codec.planner.MAX_CALL_S", 60.0)
     config = CodecConfig(chunk_frames=(1, 4), precision="float32")
     assert load_codec(tiny, config).largest_batches == {1: 4, 4: 2}
     assert shapes == {(1, 1), (2, 1), (4, 1), (1, 4), (2, 4)}
