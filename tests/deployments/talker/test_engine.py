@@ -3,6 +3,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -595,10 +596,10 @@ def test_who_finds_no_decoder_slot_is_refused_alone(checkpoint: Path, monkeypatc
     engine = build_engine(checkpoint, CONFIG)
     begin = engine.audio.open
 
-    def full_for_one(number: int, prefix: Codes | None, *, heard: int | None = None, frames: int) -> None:
+    def full_for_one(number: int, prefix: Codes | None, **options: Any) -> None:
         if number == 1:
             raise Overloaded("full")
-        begin(number, prefix, heard=heard, frames=frames)
+        begin(number, prefix, **options)
 
     monkeypatch.setattr(engine.audio, "open", full_for_one)
     for number in range(3):
