@@ -32,8 +32,8 @@ _MAX_FLIGHTS = 2  # one runs, one waits behind it: what comes meanwhile makes th
 _FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
 _MAX_WAITING = CODE_RING // 2
 _REPLAY_PATIENCE_S = 0.1  # a replay is many calls: younger streams may go first for that long
-# A stream whose listener has so much in hand waits for others to share its call, for so long at most, and until so many
-# of all streams want the same. A call of many frames leaves none to first frames while it runs.
+# A stream whose listener has so much in hand waits for others to share its call, for so long at most, until one of so
+# many streams wants the same, and no call runs. A call of many frames leaves none to first frames while it runs.
 _CALM_S = 0.4
 _PATIENCE_S = 0.1
 _SHARING = 4
@@ -53,7 +53,7 @@ class _Stream:
     called: int = 0  # frames in calls, landed or not
     landed: int = 0
     begins_with: bytes = b""  # the codes of a recording that others may go on from as well, while it is replayed
-    calm_since_s: float = math.inf  # when its next chunk could have been decoded, while it waits for others
+    ready_since_s: float = math.inf  # when its next chunk could have been decoded
 
     @property
     def waiting(self) -> int:
@@ -69,9 +69,9 @@ class _Stream:
         return self.clock.deadline_s(self.opened_s)
 
     def is_calm(self, now_s: float) -> bool:
-        """Whether its listener has time, and its slot room."""
+        """Whether its listener has time, and it has not waited for long."""
         calm = not self.replaying and self.clock.has_begun and self.waiting < 2 * _CALL_SIZES[0]
-        return calm and self.clock.lead_s(now_s) >= _CALM_S
+        return calm and self.clock.lead_s(now_s) >= _CALM_S and now_s - self.ready_since_s < _PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,28 +256,24 @@ class AudioStreams:
         wishes = [(stream, size) for stream, size in wishes if size]
         if not wishes:
             return None
-        wishes.sort(key=lambda wish: wish[0].deadline_s(now_s))
+        for stream, _ in wishes:
+            stream.ready_since_s = min(stream.ready_since_s, now_s)
+        wishes.sort(key=lambda wish: (wish[0].is_calm(now_s), wish[0].deadline_s(now_s)))
         first, frames = wishes[0]
         if first.is_calm(now_s):
-            return self._shared_call(wishes, now_s)
+            return None if self._calls else self._shared_call(wishes)
         streams = [stream for stream, size in wishes if size == frames]
         urgent = sum(not stream.is_calm(now_s) for stream in streams)
         most = min(self._decoder.largest_batch(frames), max(urgent, _BULK_FRAMES // frames))
         return self._call(streams[:most], frames)
 
-    def _shared_call(self, wishes: list[tuple[_Stream, int]], now_s: float) -> _Call | None:
-        """Of streams that all have time: when enough want the same, or one has waited long, and no other call runs."""
-        for stream, _ in wishes:
-            stream.calm_since_s = min(stream.calm_since_s, now_s)
-        if self._calls:
-            return None
+    def _shared_call(self, wishes: list[tuple[_Stream, int]]) -> _Call | None:
+        """Of streams that all have time, when enough of them want the same."""
         for frames in dict.fromkeys(size for _, size in wishes):
             streams = [stream for stream, size in wishes if size == frames]
             most = max(1, _BULK_FRAMES // frames)
             if len(streams) >= _power_of_two(min(most, max(1, len(self._streams) // _SHARING))):
                 return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
-            if any(now_s - stream.calm_since_s >= _PATIENCE_S for stream in streams):
-                return self._call(streams, frames)
         return None
 
     def _call(self, streams: list[_Stream], frames: int) -> _Call:
@@ -288,7 +284,7 @@ class AudioStreams:
             if not was_replaying:
                 stream.plan.count()
             stream.called = min(stream.called + frames, stream.written)
-            stream.calm_since_s = math.inf
+            stream.ready_since_s = math.inf
             if was_replaying and not stream.replaying and stream.begins_with:
                 self._keep(stream)
         return _Call(flight, streams, audible, frames)

@@ -262,6 +262,18 @@ def test_a_stream_with_time_waits_no_longer_than_bearable() -> None:
     assert [(len(called), frames) for called, frames in slots.calls] == [(1, 12)]
 
 
+def test_a_stream_that_has_waited_goes_like_any_other_however_busy_the_device_is() -> None:
+    slots, clock = FakeSlots(), Clock()
+    audio = playing(slots, clock, 12)
+    push(audio, 0, 12)
+    push(audio, 1, 12)
+    push(audio, 2, 12)
+    assert [(len(called), frames) for called, frames in slots.calls] == [(2, 12)]  # it has not ended
+    clock.now_s += 0.11
+    audio.take()
+    assert [(len(called), frames) for called, frames in slots.calls] == [(2, 12), (1, 12)]
+
+
 def test_a_stream_alone_does_not_wait() -> None:
     slots, clock = FakeSlots(), Clock()
     audio = playing(slots, clock, 1)
