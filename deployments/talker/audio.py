@@ -32,8 +32,8 @@ _MAX_FLIGHTS = 2  # one runs, one waits behind it: what comes meanwhile makes th
 _FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
 _MAX_WAITING = CODE_RING // 2
 _REPLAY_PATIENCE_S = 0.1  # a replay is many calls: younger streams may go first for that long
-# A stream whose listener has so much in hand waits for others to share its call: until one in so many wants the same and
-# no call runs, but no longer than that. Shared calls are small enough for a first frame to wait for one.
+# A stream whose listener has so much in hand waits for others to share its call: until one in so many wants the same
+# and no call runs, but no longer than that. Shared calls are small enough for a first frame to wait for one.
 _CALM_S = 0.4
 _PATIENCE_S = 0.1
 _SHARING = 4
