@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -32,16 +33,16 @@ def test_one_queue_over_all_cores_is_no_worse_than_one_for_each() -> None:
 
 
 def test_two_replicas_at_random_are_worse_than_the_least_busy_of_all() -> None:
-    of_all, of_two = (simulate(replace(EIGHT, of_two=two), 4) for two in (False, True))
-    assert of_all.late <= of_two.late
+    of_all, of_two = (simulate(replace(EIGHT, of_two=two), 5) for two in (False, True))
+    assert of_all.late < of_two.late
     assert of_all.percentile_ms(0.95) < of_two.percentile_ms(0.95)
 
 
 def test_an_idle_pool_is_early_and_a_small_one_refuses() -> None:
     assert simulate(EIGHT, 0.5).late == 0
-    small = simulate(replace(EIGHT, replicas=2), 4)  # carries a third of that
-    assert small.refused > len(small.stalled_s) / 2
-    assert small.late < 0.15
+    small = [simulate(replace(EIGHT, replicas=2, seed=seed), 4) for seed in (1, 2, 3)]  # carries a third of that
+    assert all(each.refused > len(each.stalled_s) / 2 for each in small)
+    assert fmean(each.late for each in small) < 0.1
 
 
 def test_a_row_for_each_rate(capsys: pytest.CaptureFixture[str]) -> None:
