@@ -39,3 +39,4 @@ class DecoderChoice:
     directory: str
     precision: str
     chunk_frames: tuple[int, ...]
+    max_call_s: float

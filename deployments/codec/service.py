@@ -9,7 +9,7 @@ from deployments import metrics
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob, decode_batch
 from deployments.codec.channel import DecoderChoice
 from deployments.codec.loading import decodes_in_processes, load_codec
-from deployments.codec.planner import ChunkPlan, paced
+from deployments.codec.planner import ChunkPlan, longest_call_s, paced
 from deployments.codec.state import DecoderState
 from deployments.codec.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.worker_client import WorkerProcesses
@@ -62,7 +62,8 @@ class CodecService:
         self.workers = Workers(config.workers, on_gpu=decoder.device.type == "cuda")
         self._processes: WorkerProcesses | None = None
         if decodes_in_processes(config, decoder):
-            choice = DecoderChoice(str(self._codec.directory), decoder.precision, config.chunk_frames)
+            longest_s = longest_call_s(config.workers)
+            choice = DecoderChoice(str(self._codec.directory), decoder.precision, config.chunk_frames, longest_s)
             self._processes = WorkerProcesses(config.workers, decoder, choice)
             largest = self._processes.largest_batches
         self.gate = DecodeGate(

@@ -20,7 +20,6 @@ import torch
 from deployments.codec.batcher import Decoded, DecodeJob, decode_batch
 from deployments.codec.channel import DecoderChoice, SharedJob, SharedOutcome, SharedOutcomes
 from deployments.codec.decoder import CodecDecoder, warm_up
-from deployments.codec.planner import LONG_CALL_S
 from deployments.codec.state import DecoderState, SharedStates
 
 
@@ -58,7 +57,7 @@ def main(control: int, descriptor: int, choice: str) -> None:
     torch.set_num_threads(1)
     asked = DecoderChoice(**json.loads(choice))
     decoder = CodecDecoder.load(Path(asked.directory), dtype=getattr(torch, asked.precision))
-    largest = warm_up(decoder, asked.chunk_frames, LONG_CALL_S)
+    largest = warm_up(decoder, asked.chunk_frames, asked.max_call_s)
     states = SharedStates(decoder.initial_state(), descriptor)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process that has threads must not be forked"
     gc.collect()

@@ -47,15 +47,18 @@ SHORT = json.dumps({"input": "Hello.", "voice": "alloy", "response_format": "pcm
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A running server; the URLs of its proxy and of its ingress replicas."""
+    """A running server, and the URL of its proxy."""
 
     proxy: str
-    replicas: list[str]
     mark: str
 
     def ingresses(self) -> list[int]:
         """Processes of its ingress replicas."""
         return [process for process, command in marked(self.mark).items() if "ServeReplica:talkray:Ingress" in command]
+
+    def replicas(self) -> list[str]:
+        """URLs of its ingress replicas."""
+        return [f"http://127.0.0.1:{port}" for port in http_ports(self.ingresses())]
 
 
 def http_ports(replicas: list[int]) -> list[int]:
@@ -72,9 +75,7 @@ def service() -> Iterator[Service]:
     ) as process:
         assert process.stdout is not None
         read_until(process.stdout, "serving")
-        started = Service(f"http://127.0.0.1:{port}", [], mark)
-        started.replicas.extend(f"http://127.0.0.1:{port}" for port in http_ports(started.ingresses()))
-        yield started
+        yield Service(f"http://127.0.0.1:{port}", mark)
         process.communicate(timeout=BOUND_S)
     assert marked(mark) == {}
 
@@ -104,7 +105,7 @@ async def heard(http: aiohttp.ClientSession, keeper: str, hearer: str, writers: 
 
 
 async def test_any_replica_writes_and_hears(service: Service, http: aiohttp.ClientSession) -> None:
-    [one, other] = service.replicas
+    [one, other] = service.replicas()
     for keeper, hearer, writers in ((one, other, [one, other]), (other, one, [one]), (one, one, [other])):
         wav = await heard(http, keeper, hearer, writers)
         assert wav.startswith(b"RIFF")

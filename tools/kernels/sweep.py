@@ -56,9 +56,7 @@ _PIPELINES = (
     (64, 128, 4, 3, 2),
     (16, 512, 4, 3, 4),
     (8, 256, 4, 4, 4),
-)
-# The same for more rows than MAX_BLOCK_M, where a program may have twice the warps.
-_WIDE_PIPELINES = (
+    # For more rows than MAX_BLOCK_M:
     (32, 64, 8, 6, 1),
     (32, 128, 8, 4, 1),
     (64, 64, 8, 4, 1),
@@ -145,7 +143,9 @@ def _split_tiles(case: Case, rows: int) -> Iterator[Tile]:
 def _pipelined_tiles(case: Case, rows: int) -> Iterator[Tile]:
     if rows < 2:
         return
-    for block_n, block_k, warps, stages, chains in (*_PIPELINES, *(_WIDE_PIPELINES if rows > MAX_BLOCK_M else ())):
+    for block_n, block_k, warps, stages, chains in _PIPELINES:
+        if warps > 4 and rows <= MAX_BLOCK_M:
+            continue
         if block_n < 16 and case.columns > 2048:
             continue  # enough programs without
         for block_m in (16, MAX_BLOCK_M) if rows > MAX_BLOCK_M else (16,):

@@ -25,7 +25,7 @@ COUNT = 2
 
 
 def choice(directory: Path) -> DecoderChoice:
-    return DecoderChoice(str(directory), "float32", (1, 4))
+    return DecoderChoice(str(directory), "float32", (1, 4), 0.25)
 
 
 @pytest.fixture(scope="module")

@@ -145,6 +145,11 @@ class FakeSlots:
     flights: list[PendingFlight] = field(default_factory=list)
     begun: list[DecoderState | None] = field(default_factory=list)
 
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Streams and frames of each call."""
+        return [(len(called), frames) for called, frames in self.calls]
+
     def largest_batch(self, frames: int) -> int:
         return 8
 
@@ -247,7 +252,7 @@ def test_streams_with_time_wait_for_each_other() -> None:
     push(audio, 0, 12)
     assert slots.calls == []
     push(audio, 1, 12)
-    assert [(len(called), frames) for called, frames in slots.calls] == [(2, 12)]
+    assert slots.shapes == [(2, 12)]
 
 
 def test_a_stream_with_time_waits_no_longer_than_bearable() -> None:
@@ -259,7 +264,7 @@ def test_a_stream_with_time_waits_no_longer_than_bearable() -> None:
     assert slots.calls == []
     clock.now_s += 0.02
     audio.take()
-    assert [(len(called), frames) for called, frames in slots.calls] == [(1, 12)]
+    assert slots.shapes == [(1, 12)]
 
 
 def test_a_stream_that_has_waited_goes_like_any_other_however_busy_the_device_is() -> None:
@@ -268,17 +273,17 @@ def test_a_stream_that_has_waited_goes_like_any_other_however_busy_the_device_is
     push(audio, 0, 12)
     push(audio, 1, 12)
     push(audio, 2, 12)
-    assert [(len(called), frames) for called, frames in slots.calls] == [(2, 12)]  # it has not ended
+    assert slots.shapes == [(2, 12)]  # it has not ended
     clock.now_s += 0.11
     audio.take()
-    assert [(len(called), frames) for called, frames in slots.calls] == [(2, 12), (1, 12)]
+    assert slots.shapes == [(2, 12), (1, 12)]
 
 
 def test_a_stream_alone_does_not_wait() -> None:
     slots, clock = FakeSlots(), Clock()
     audio = playing(slots, clock, 1)
     push(audio, 0, 12)
-    assert [(len(called), frames) for called, frames in slots.calls] == [(1, 12)]
+    assert slots.shapes == [(1, 12)]
 
 
 def test_a_first_frame_finds_one_shared_call_before_it_at_most() -> None:
@@ -286,10 +291,10 @@ def test_a_first_frame_finds_one_shared_call_before_it_at_most() -> None:
     audio = playing(slots, clock, 12)
     for stream in range(4):
         push(audio, stream, 12)
-    assert [(len(called), frames) for called, frames in slots.calls] == [(2, 12)]
+    assert slots.shapes == [(2, 12)]
     audio.open(12, None, frames=ALL_FRAMES)
     push(audio, 12, 1)
-    assert [(len(called), frames) for called, frames in slots.calls] == [(2, 12), (1, 1)]
+    assert slots.shapes == [(2, 12), (1, 1)]
 
 
 def test_a_stream_whose_listener_has_little_left_goes_at_once() -> None:
@@ -297,7 +302,7 @@ def test_a_stream_whose_listener_has_little_left_goes_at_once() -> None:
     audio = playing(slots, clock, 12)
     clock.now_s = 15 * FRAME_S - 0.3
     push(audio, 0, 12)
-    assert [(len(called), frames) for called, frames in slots.calls] == [(1, 12)]
+    assert slots.shapes == [(1, 12)]
 
 
 def test_the_end_of_a_stream_is_one_call() -> None:
@@ -305,7 +310,7 @@ def test_the_end_of_a_stream_is_one_call() -> None:
     audio = playing(slots, clock, 1)
     push(audio, 0, 5)
     assert audio.finish(0)
-    assert [(len(called), frames) for called, frames in slots.calls] == [(1, 8)]
+    assert slots.shapes == [(1, 8)]
     slots.flights[-1].done = True
     [(number, pcm)] = audio.take()
     assert (number, len(pcm)) == (0, 2 * 5)  # a sample a frame
