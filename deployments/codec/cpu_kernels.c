@@ -192,18 +192,15 @@ FOR_AVX512 static void sums_avx512(const struct convolution *c, ptrdiff_t first,
     }
 }
 
-FOR_AMX static void configure_tiles(void) {
-    struct {
-        uint8_t palette, start, reserved[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } all = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) {
-        all.bytes[tile] = 64;
-        all.rows[tile] = 16;
-    }
-    _tile_loadconfig(&all);
-}
+/* Constant: GCC 12 tells its optimiser only of the first eight bytes that the instruction reads, and so other values may
+ * never be written. */
+static const struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} ALL_TILES = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+
+FOR_AMX static void configure_tiles(void) { _tile_loadconfig(&ALL_TILES); }
 
 FOR_AMX static void release_tiles(void) { _tile_release(); }
 #else
