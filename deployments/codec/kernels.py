@@ -7,6 +7,26 @@ costs no copies. `triton_backend.py` launches them; the tests compare them with 
 import triton
 import triton.language as tl
 
+from deployments.kernel_launch import wait_for_predecessor
+
+
+@triton.jit
+def wave(x, frequency, amplitude):
+    """x [rows, n] + amplitude * sin(frequency * x)^2, whose factors are [n].
+
+    tl.sin, which serves any angle, took longer than the products. sin(r)^2 for |r| <= pi / 2, to which its period of pi
+    brings every angle, is a polynomial of r^2 within 7e-7.
+    """
+    angle = frequency[None, :] * x
+    turns = tl.floor(angle * 0.3183098861837907 + 0.5)
+    r = (angle - turns * 3.140625) - turns * 9.67653589793e-4  # pi in two parts
+    square = r * r
+    sine = 1.1298744357191026e-4 * square - 3.1012322288006544e-3
+    sine = sine * square + 4.435602203011513e-2
+    sine = sine * square - 0.3332865238189697
+    sine = sine * square + 0.9999919533729553
+    return x + amplitude[None, :] * (sine * square)
+
 
 @triton.jit(do_not_specialize=("num_rows", "time", "dilation"))
 def conv_kernel(
@@ -14,7 +34,7 @@ def conv_kernel(
     wave_ptr, frequency_ptr, amplitude_ptr,
     num_rows, time, num_in, num_out, num_wave, dilation, state_stride, eps,
     TAPS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr,
-    RESIDUAL: tl.constexpr, PLAIN: tl.constexpr, WAVE: tl.constexpr, PRECISION: tl.constexpr,
+    RESIDUAL: tl.constexpr, PLAIN: tl.constexpr, WAVE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """y = x (through TAPS taps, TAPS = 1 is a plain product) * weight + ..., then what the flags ask for.
@@ -24,9 +44,10 @@ def conv_kernel(
     input row by its root mean square, GATED makes silu(x gate) * (x weight), PLAIN stores the result, WAVE stores
     result + amplitude * sin(frequency * result)^2, whose factors repeat every num_wave outputs.
     """
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)  # neighbours read the same rows
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
+    wait_for_predecessor(PDL)
     row_ok, out_ok = m < num_rows, n < num_out
     context = (TAPS - 1) * dilation
     row = m % time
@@ -75,18 +96,18 @@ def conv_kernel(
     if PLAIN:
         tl.store(y_ptr + places, accumulator.to(y_ptr.dtype.element_ty), mask=ok)
     if WAVE:
-        frequency = tl.load(frequency_ptr + n % num_wave, mask=out_ok, other=0.0)[None, :]
-        amplitude = tl.load(amplitude_ptr + n % num_wave, mask=out_ok, other=0.0)[None, :]
-        sine = tl.sin(frequency * accumulator)
-        wave = accumulator + amplitude * (sine * sine)
-        tl.store(wave_ptr + places, wave.to(wave_ptr.dtype.element_ty), mask=ok)
+        frequency = tl.load(frequency_ptr + n % num_wave, mask=out_ok, other=0.0)
+        amplitude = tl.load(amplitude_ptr + n % num_wave, mask=out_ok, other=0.0)
+        tl.store(wave_ptr + places, wave(accumulator, frequency, amplitude).to(wave_ptr.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=("time",))
 def remember_kernel(
-    x_ptr, state_ptr, slots_ptr, time, context, channels, state_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr, state_ptr, slots_ptr, time, context, channels, state_stride,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """state [slots, context, channels] becomes the last `context` rows of (state, x), x being [B, time, channels]."""
+    wait_for_predecessor(PDL)
     stream = tl.program_id(0)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     rows = tl.arange(0, ROWS)
@@ -102,12 +123,13 @@ def remember_kernel(
 @triton.jit(do_not_specialize=("frames",))
 def embed_kernel(
     ring_ptr, slots_ptr, positions_ptr, tables_ptr, y_ptr, frames, ring, codebook_size, channels,
-    GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Latents [B * frames, channels]: sums of codebook rows.
 
     A stream's frame p stands at p % ring in ring [slots, ring, GROUPS].
     """
+    wait_for_predecessor(PDL)
     row = tl.program_id(0)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots_ptr + row // frames)
@@ -126,7 +148,7 @@ def embed_kernel(
 def attention_kernel(
     qkv_ptr, cache_ptr, slots_ptr, positions_ptr, y_ptr, frames, log_theta,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr, RING: tl.constexpr,
-    FRAMES: tl.constexpr, PRECISION: tl.constexpr,
+    FRAMES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Sliding-window attention of one stream and head.
 
@@ -135,6 +157,7 @@ def attention_kernel(
     RING >= WINDOW - 1 + frames, so that what is overwritten has left every window of this call.
     """
     stream, head = tl.program_id(0), tl.program_id(1)
+    wait_for_predecessor(PDL)
     kv_head = head // (HEADS // KV_HEADS)
     slot = tl.load(slots_ptr + stream)
     begin = tl.load(positions_ptr + slot).to(tl.int32)
@@ -201,9 +224,10 @@ def attention_kernel(
 @triton.jit(do_not_specialize=("time",))
 def depthwise_norm_kernel(
     x_ptr, state_ptr, slots_ptr, weight_ptr, bias_ptr, y_ptr, time, channels, state_stride, eps,
-    TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    TAPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Depthwise convolution of one row, then mean 0 and deviation 1 over its channels."""
+    wait_for_predecessor(PDL)
     m = tl.program_id(0)
     row = m % time
     c = tl.arange(0, BLOCK)
@@ -227,9 +251,10 @@ def depthwise_norm_kernel(
 def waveform_kernel(
     x_ptr, state_ptr, slots_ptr, weight_ptr, bias_ptr, pcm_ptr, broken_ptr,
     num_rows, time, channels, state_stride, full_scale,
-    TAPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    TAPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The last convolution, to one channel: int16, clipped. broken [B] becomes 1 where a sample is not finite."""
+    wait_for_predecessor(PDL)
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     c = tl.arange(0, BLOCK)
     row_ok = m < num_rows

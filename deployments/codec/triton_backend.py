@@ -23,6 +23,10 @@ from deployments.codec.state import DecoderState
 _MIN_DOT = 16
 _TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
 _ENOUGH_BLOCKS = 100  # of an H200's 132 multiprocessors
+_SMALL_BLOCKS = 90  # of 32 columns; fewer are cut once more
+_MANY_BLOCKS = 640  # several for each: then blocks of fewer threads, two of them at once, are faster
+_SHORT_CALL_FRAMES = 16
+_DEPENDENT_LAUNCH = (9, 0)  # from this compute capability on
 _LAYER_NORM_EPS = 1e-6
 
 
@@ -49,6 +53,8 @@ class TritonBackend:
         self.config = config = folded.config
         self.frame_samples = config.frame_samples
         self.shared_bytes = _shared_bytes(self.device)  # of a multiprocessor, for one block
+        is_cuda = self.device.type == "cuda"
+        self.launches_early = is_cuda and torch.cuda.get_device_capability(self.device) >= _DEPENDENT_LAUNCH
         self.scratch_slot = num_slots
         self.ring = config.cached_frames
         self.memories = self._allocate(num_slots + 1)
@@ -113,6 +119,9 @@ class _TritonCall:
         self.backend, self.slots, self.frames, self.batch = backend, slots, frames, len(slots)
         self.config: DecoderConfig = backend.config
         self.broken = torch.zeros_like(slots)
+        # A short call is bound by the launches. In a long one blocks that wait would keep others from their places.
+        pdl = backend.launches_early and self.batch * frames <= _SHORT_CALL_FRAMES
+        self._launch = {"PDL": pdl, "launch_pdl": pdl}
 
     def _empty(self, rows: int, channels: int) -> Tensor:
         return torch.empty((rows, channels), device=self.backend.device, dtype=self.backend.dtype)
@@ -126,6 +135,7 @@ class _TritonCall:
         kernels.embed_kernel[(len(y), -(-channels // block))](
             backend.codes, self.slots, backend.positions, tables, y,
             self.frames, backend.codes.shape[1], self.config.codebook_size, channels, GROUPS=groups, BLOCK=block,
+            **self._launch,
         )  # fmt: skip
         return Signal(y)
 
@@ -153,6 +163,7 @@ class _TritonCall:
             qkv.rows, backend.caches[layer], self.slots, backend.positions, y, self.frames, log(config.rope_theta),
             HEADS=heads, KV_HEADS=config.num_key_value_heads, SIZE=size, WINDOW=config.sliding_window,
             RING=backend.ring, FRAMES=_MIN_DOT, PRECISION=backend.products,
+            **self._launch,
         )  # fmt: skip
         return Signal(y)
 
@@ -163,7 +174,7 @@ class _TritonCall:
         channels, taps = rows.shape[1], len(block.taps)
         kernels.depthwise_norm_kernel[(len(rows),)](
             rows, memory, self.slots, block.taps, block.bias, normed, time, channels, memory.stride(0),
-            _LAYER_NORM_EPS, TAPS=taps, BLOCK=_power(channels),
+            _LAYER_NORM_EPS, TAPS=taps, BLOCK=_power(channels), **self._launch,
         )  # fmt: skip
         self._remember(rows, memory, time)
         return Signal(normed)
@@ -193,7 +204,7 @@ class _TritonCall:
         kernels.waveform_kernel[(-(-len(rows) // size),)](
             rows, memory, self.slots, conv.weight, conv.bias, pcm, self.broken,
             len(rows), time, channels, memory.stride(0), float(PCM_SCALE),
-            TAPS=len(conv.weight), ROWS=size, BLOCK=_power(channels),
+            TAPS=len(conv.weight), ROWS=size, BLOCK=_power(channels), **self._launch,
         )  # fmt: skip
         self._remember(rows, memory, time)
         return pcm
@@ -206,8 +217,9 @@ class _TritonCall:
         _, context, channels = memory.shape
         rows, block = _power(context), min(64, _power(channels))
         kernels.remember_kernel[(self.batch, -(-channels // block))](
-            x, memory, self.slots, time, context, channels, memory.stride(0), ROWS=rows, BLOCK=block
-        )
+            x, memory, self.slots, time, context, channels, memory.stride(0), ROWS=rows, BLOCK=block,
+            **self._launch,
+        )  # fmt: skip
 
     def _multiply(self, x: Tensor, step: "_Step", *, time: int) -> tuple[Tensor, Tensor]:
         """Plain output and output behind the snake, each [rows, outs]; one not asked for is x."""
@@ -223,7 +235,7 @@ class _TritonCall:
             shared_bytes=self.backend.shared_bytes,
         )
         unused = step.weight
-        kernels.conv_kernel[(-(-len(x) // tiles["BLOCK_M"]), -(-num_out // tiles["BLOCK_N"]))](
+        kernels.conv_kernel[(-(-num_out // tiles["BLOCK_N"]), -(-len(x) // tiles["BLOCK_M"]))](
             x,
             x if step.memory is None else step.memory,
             self.slots,
@@ -252,6 +264,7 @@ class _TritonCall:
             PLAIN=step.plain,
             WAVE=step.snake is not None,
             PRECISION=self.backend.products,
+            **self._launch,
             **tiles,
         )
         return y, snaked
@@ -278,24 +291,37 @@ def choose_tiles(
 ) -> dict[str, int]:
     """Tile sizes and launch options of a product [num_rows, taps * num_in] x [.., num_out].
 
-    The largest tile that still occupies the GPU; where none does, small ones with long steps, bound by latency. Few
-    kinds of tiles, since each is compiled for each kind of layer. `weights` matrices share the rows.
+    The largest tile that still occupies the GPU and leaves no more of its columns empty than a narrower one; where none
+    does, small ones with long steps, bound by latency. Few kinds of tiles, since each is compiled for each kind of
+    layer. `weights` matrices share the rows.
     """
+
+    def blocks(block_m: int, block_n: int) -> int:
+        return -(-num_rows // block_m) * -(-num_out // block_n)
+
     fitting = [
         (block_m, block_n)
         for block_m, block_n in _TILES
-        if block_m <= num_rows and -(-num_rows // block_m) * -(-num_out // block_n) >= _ENOUGH_BLOCKS
+        if block_m <= num_rows
+        and blocks(block_m, block_n) >= _ENOUGH_BLOCKS
+        and (block_n < 128 or 2 * blocks(block_m, block_n) == blocks(block_m, block_n // 2))
     ]
-    block_m, block_n = fitting[0] if fitting else (_MIN_DOT, 32) if num_rows <= _MIN_DOT else (32, 32)
+    if fitting:
+        block_m, block_n = fitting[0]
+    else:
+        block_m = _MIN_DOT if num_rows <= _MIN_DOT else 32
+        block_n = 32 if blocks(block_m, 32) >= _SMALL_BLOCKS else 16
     longest = (128 if block_m <= 32 else 64) * 2 // value_bytes
     block_k = next(size for size in (128, 64, 32, 16) if size <= longest and num_in % size == 0)
     stage_bytes = (block_m + weights * block_n) * block_k * value_bytes
+    has_many = blocks(block_m, block_n) >= _MANY_BLOCKS and value_bytes == 2 and weights == 1
+    most_stages = 6 if block_m <= 32 else 3 if has_many else 4
     return {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
         "BLOCK_K": block_k,
-        "num_warps": 8 if block_m * block_n > 128 * 64 else 4,
-        "num_stages": min(4, max(2, shared_bytes // stage_bytes)),
+        "num_warps": 8 if block_m * block_n > 128 * 64 and not has_many else 4,
+        "num_stages": min(most_stages, max(2, shared_bytes // stage_bytes)),
     }
 
 

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deployments.kernel_launch import wait_for_predecessor
 from deployments.talker.attention import Context
-from deployments.talker.kernels.launch import wait_for_predecessor
 from deployments.talker.kernels.qkv import HeadNorms, Heads, new_position, rotated
 
 MIN_BLOCK = 16  # positions: the tensor cores' smallest product
