@@ -24,7 +24,15 @@ import numpy as np
 from deployments.codec import batcher, stream
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob
 from deployments.codec.capacity import Capacity
-from deployments.codec.planner import MAX_BATCH_FRAMES, MAX_BATCH_SIZE, ChunkPlan, call_sizes, longest_call_s, paced
+from deployments.codec.planner import (
+    MAX_BATCH_FRAMES,
+    MAX_BATCH_SIZE,
+    ChunkPlan,
+    call_sizes,
+    chosen_ramp,
+    longest_call_s,
+    paced,
+)
 from deployments.codec.state import DecoderState
 from deployments.codec.stream import DecodingStart, StreamDecoder
 from deployments.config import CodecConfig
@@ -63,13 +71,18 @@ class Pool:
 
     replicas: int
     workers: int  # of each
-    chunk_frames: tuple[int, ...] = CodecConfig().chunk_frames
+    chunk_frames: tuple[int, ...] | None = None  # what suits the workers
     call_s: float = 0.046
     frame_s: float = 0.009
     of_two: bool = False  # a stream goes to the better of two at random, not of all
     patience_s: float = 0.5
     duration_s: float = 60.0
     seed: int = 1
+
+    @property
+    def ramp(self) -> tuple[int, ...]:
+        """What chunks grow by."""
+        return chosen_ramp(self.chunk_frames, self.workers)
 
     def work_s(self, frames: int) -> float:
         """What a call of so many frames takes on average."""
@@ -124,7 +137,7 @@ class _Replica:
     _jobs: list[tuple[DecodeJob, asyncio.Future[Decoded]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        largest = {size: self.pool.largest(size) for size in call_sizes(self.pool.chunk_frames)}
+        largest = {size: self.pool.largest(size) for size in call_sizes(self.pool.ramp)}
         self.gate = DecodeGate(self._decode, workers=self.pool.workers, largest=largest)
         self.capacity = Capacity(max_late_s=CodecConfig().max_late_s, workers_carry=lambda: self.gate.capacity)
 
@@ -144,7 +157,7 @@ class _Replica:
 
     async def _listen(self, frames: int, asked_s: float) -> tuple[float, float]:
         clock, first_s = PlaybackClock(), math.inf
-        ramp = paced(self.pool.chunk_frames, self.gate.seconds_per_frame, self.gate.wait_s)
+        ramp = paced(self.pool.ramp, self.gate.seconds_per_frame, self.gate.wait_s)
         plan, start = ChunkPlan(ramp), DecodingStart(_NOTHING)
         decoder = StreamDecoder(
             self.gate.submit,
@@ -233,7 +246,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--replicas", type=int, default=16)
     parser.add_argument("--workers", type=int, default=1, help="of each replica, a core each")
     parser.add_argument("--rates", type=_numbers(float), default=(4.0, 8.0, 10.0), help="requests a second")
-    parser.add_argument("--chunk-frames", type=_numbers(int), default=CodecConfig().chunk_frames)
+    parser.add_argument("--chunk-frames", type=_numbers(int), help="what suits the workers")
     parser.add_argument("--call-ms", type=float, default=46.0)
     parser.add_argument("--frame-ms", type=float, default=9.0)
     parser.add_argument("--of-two", action="store_true", help="Serve's own router: the better of two at random")

@@ -32,7 +32,7 @@ _RETURN_S = 0.02
 # Where there are many workers and its listener has more than this in hand behind its call, a job waits so long for
 # others to share the call with, and so long before it takes the last idle worker.
 _PLENTY_S = 0.6
-_PATIENCE_S = 0.15
+_PATIENCE_S = 0.3
 _LAST_WORKER_S = 1.0
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from deployments import metrics
+from deployments.codec.planner import chosen_ramp
 from deployments.config import CodecConfig
 from deployments.frames import Generate
 from deployments.limits import StreamLimit
@@ -134,7 +135,8 @@ class CodecLoad:
     def __init__(self, config: CodecConfig, workers_carry: Callable[[], float] = lambda: math.inf) -> None:
         """The workers carry so many streams at the moment."""
         self._workers = config.workers
-        self._chunk_frames = config.chunk_frames[-1]  # a stream holds these back on purpose: others wait for a worker
+        # A stream holds these back on purpose: others wait for a worker.
+        self._chunk_frames = chosen_ramp(config.chunk_frames, config.workers)[-1]
         self._capacity = Capacity(max_late_s=config.max_late_s, workers_carry=workers_carry)
         self._streams: set[_Stream] = set()
         self._calls = 0  # that decode now

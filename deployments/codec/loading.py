@@ -17,7 +17,7 @@ from deployments.codec.cpu_kernels import BUILT
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16, warm_up
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.fold import fold
-from deployments.codec.planner import longest_call_s
+from deployments.codec.planner import chosen_ramp, longest_call_s
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
 from deployments.codec.stream import Opening
@@ -81,7 +81,11 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     encoder = CodecEncoder.load(directory) if _clones(checkpoint) else None
     # With `inline` nothing is decoded here, and no start waits for it.
     warms = config.placement != "inline" and not decodes_in_processes(config, decoder)
-    largest = warm_up(decoder, config.chunk_frames, longest_call_s(config.workers)) if warms else {}
+    largest = (
+        warm_up(decoder, chosen_ramp(config.chunk_frames, config.workers), longest_call_s(config.workers))
+        if warms
+        else {}
+    )
     openings = {} if config.placement == "inline" else dict(_openings(checkpoint, decoder))
     return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, largest, openings)
 

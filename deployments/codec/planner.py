@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from deployments.playback import FRAME_S
 
 MIN_LEAD_S = 0.25  # covers a decode and a frame of the talker
+RAMP = (1, 1, 2, 4, 8, 12)  # of a CPU, whose last chunks are the widest where few share a call
 GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are those that one call of a GPU decodes of each stream
 # Of one call of a worker. Streams share it only while it takes no longer than that: an urgent one may have to wait.
 MAX_BATCH_SIZE = 16
@@ -23,6 +24,11 @@ _LONGEST_FIRST = 4  # frames of a first chunk
 _OF_PLAYING = 0.6  # of the time that a chunk plays, what the next one may take: some take half as long again
 # Of calls that only bring the decoder's state behind frames that exist, besides the sizes of chunks.
 REPLAY_SIZES = (12, 24, 48, 96, 192)
+
+
+def chosen_ramp(chunk_frames: tuple[int, ...] | None, workers: int) -> tuple[int, ...]:
+    """What chunks grow by: `chunk_frames`, or what suits so many workers."""
+    return chunk_frames or (RAMP[:-1] if workers >= MANY_WORKERS else RAMP)
 
 
 def paced(ramp: tuple[int, ...], seconds_per_frame: float, wait_s: float) -> tuple[int, ...]:

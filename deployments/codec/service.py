@@ -9,7 +9,7 @@ from deployments import metrics
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob, decode_batch
 from deployments.codec.channel import DecoderChoice
 from deployments.codec.loading import decodes_in_processes, load_codec
-from deployments.codec.planner import ChunkPlan, longest_call_s, paced
+from deployments.codec.planner import ChunkPlan, chosen_ramp, longest_call_s, paced
 from deployments.codec.state import DecoderState
 from deployments.codec.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.worker_client import WorkerProcesses
@@ -57,13 +57,13 @@ class CodecService:
     def __init__(self, model: str, config: CodecConfig, *, decode: Decode) -> None:
         """`decode` takes one job; it is called for all jobs of a batch at once and ends in `decode_batch`."""
         self._codec = load_codec(model, config)
-        self._ramp, self._repaired = config.chunk_frames, 0
+        self._ramp, self._repaired = chosen_ramp(config.chunk_frames, config.workers), 0
         decoder, largest = self._codec.decoder, self._codec.largest_batches
         self.workers = Workers(config.workers, on_gpu=decoder.device.type == "cuda")
         self._processes: WorkerProcesses | None = None
         if decodes_in_processes(config, decoder):
             longest_s = longest_call_s(config.workers)
-            choice = DecoderChoice(str(self._codec.directory), decoder.precision, config.chunk_frames, longest_s)
+            choice = DecoderChoice(str(self._codec.directory), decoder.precision, self._ramp, longest_s)
             self._processes = WorkerProcesses(config.workers, decoder, choice)
             largest = self._processes.largest_batches
         self.gate = DecodeGate(

@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deployments.codec.planner import ChunkPlan, call_sizes, paced, parts
+from deployments.codec.planner import MANY_WORKERS, ChunkPlan, call_sizes, chosen_ramp, paced, parts
 
 RAMP = (1, 2, 4, 8, 12)
 FRAME_S = 0.08
@@ -144,3 +144,10 @@ def test_load_widens_chunks_as_far_as_the_lead_allows(in_hand: float, sizes: lis
     for size in sizes:
         assert plan.next_size(50, ended=False, lead_s=lead_s, load=3) == size
         lead_s += size * FRAME_S
+
+
+def test_many_workers_share_calls_of_shorter_chunks() -> None:
+    few, many = (chosen_ramp(None, workers) for workers in (MANY_WORKERS - 1, MANY_WORKERS))
+    assert max(many) < max(few)
+    assert few[: len(many)] == many
+    assert chosen_ramp((1, 24), MANY_WORKERS) == (1, 24)

@@ -131,3 +131,20 @@ def test_only_a_stream_that_is_not_finite_is_flagged(network: DecoderNetwork, de
     _, now = decoder.decode(slots, 1)
     _, behind = decoder.decode(slots, 1)  # what a slot remembers is broken as well
     assert [flags.tolist() for flags in (before, now, behind)] == [[0, 0, 0], [0, 1, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize("rows", [1, 4, 32, 640, 8192, 491_520])
+@pytest.mark.parametrize("columns", [96, 192, 288, 384, 1536, 6144])
+def test_tiles_fit_the_gpu_and_waste_few_columns(rows: int, columns: int) -> None:
+    pytest.importorskip("triton")
+    from deployments.codec.triton_backend import choose_tiles
+
+    shared_bytes = 232_448  # of an H200
+    tiles = choose_tiles(rows, 192, columns, value_bytes=2, weights=1, shared_bytes=shared_bytes)
+    stage = (tiles["BLOCK_M"] + tiles["BLOCK_N"]) * tiles["BLOCK_K"] * 2
+    assert stage * tiles["num_stages"] <= shared_bytes
+    assert tiles["BLOCK_M"] <= max(32, rows)
+    columns_made = -(-columns // tiles["BLOCK_N"]) * tiles["BLOCK_N"]
+    assert columns_made <= columns * 4 / 3
+    if tiles["BLOCK_N"] > 64:
+        assert columns_made == -(-columns // 64) * 64, "narrower tiles leave fewer empty"
