@@ -144,10 +144,13 @@ async def behind(url: str) -> str:
         return sum(float(line.split()[-1]) for line in found if all(label in line for label in labels))
 
     codec, talker = (total("decoded_seconds_total", f'pool="{pool}"') for pool in ("codec", "talker"))
-    calls, alone = total("batch_size_count", _OF_CODEC), total("batch_size_bucket", _OF_CODEC, 'le="1.0"')
+    # Batches have 1, 2, 4, ... streams. Ray's sums of histograms are of the middles of their buckets.
+    calls = total("batch_size_count", _OF_CODEC)
+    up_to = {size: total("batch_size_bucket", _OF_CODEC, f'le="{size}.0"') for size in (1, 2, 4, 8, 16)}
+    streams = sum(size * (count - up_to.get(size // 2, 0.0)) for size, count in up_to.items())
     return (
         f"{codec:.0f} s of audio decoded by the pool, {codec / (codec + talker):.1%} of all; "
-        f"streams shared {1 - alone / calls:.1%} of its calls"
+        f"streams shared {1 - up_to[1] / calls:.1%} of its calls, {streams / calls:.2f} each on average"
     )
 
 
