@@ -8,6 +8,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
+import soundfile
 import soxr
 from numpy.typing import NDArray
 
@@ -32,6 +33,7 @@ MAX_BYTES = 10 << 20  # of the file, before base64
 MIN_SECONDS, MAX_SECONDS = 0.5, 30.0
 TIMEOUT_S = 10.0  # for decoding
 MAX_CHANNELS = 8
+_PLAIN_WAV = ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE")
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4000, 192_000
 
 # Apart from the threads that encode other clients' audio: no number of uploads can take those.
@@ -53,7 +55,8 @@ def _decode_once(ref_audio: str, sample_rate: int) -> NDArray[np.float32]:
 
 def decode_reference(ref_audio: str, sample_rate: int) -> NDArray[np.float32]:
     """float32 [samples] at `sample_rate`. Raises InvalidRequest, PayloadTooLarge. Takes too long for an event loop."""
-    audio, recorded_rate = _decode(_payload(ref_audio))
+    data = _payload(ref_audio)
+    audio, recorded_rate = _read_wav(data) or _decode(data)
     if audio.size < MIN_SECONDS * recorded_rate:
         raise _bad(f"shorter than {MIN_SECONDS:g} seconds")
     if not np.isfinite(audio).all():
@@ -78,6 +81,24 @@ def _payload(ref_audio: str) -> bytes:
         return binascii.a2b_base64(encoded, strict_mode=True)
     except (binascii.Error, ValueError) as error:
         raise _bad("send a data URL or base64; paths and URLs are not opened") from error
+
+
+def _read_wav(data: bytes) -> tuple[NDArray[np.float32], int] | None:
+    """As `_decode`, in a tenth of the time; None where it is no WAV of plain samples."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+        return None
+    try:
+        with soundfile.SoundFile(BytesIO(data)) as file:
+            if file.subtype not in _PLAIN_WAV:
+                return None
+            _check_frame(file.channels, file.samplerate, 0)
+            most = int(MAX_SECONDS * file.samplerate)
+            samples = file.read(most + 1, dtype="float32", always_2d=True)  # whatever its header promises
+    except soundfile.LibsndfileError:
+        return None
+    if len(samples) > most:
+        raise _bad(f"longer than {MAX_SECONDS:g} seconds")
+    return (_mono(samples.T), file.samplerate) if len(samples) else None
 
 
 def _decode(data: bytes) -> tuple[NDArray[np.float32], int]:
