@@ -1,8 +1,9 @@
-/* What the codec does on a CPU faster than torch: a convolution of few channels in bfloat16, a snake in one pass.
+/* What the codec does on a CPU faster than torch: products, with what follows them, and a snake in one pass.
  *
- * torch takes five passes for a snake (a product, a sine, a square, a sum and a rounding), and oneDNN a third of what
- * the matrix units of a core can do for such a convolution. Built at install time where a compiler is there
- * (pyproject.toml); cpu_kernels.py calls it, and torch_backend.py torch where it was not built.
+ * torch takes five passes for a snake (a product, a sine, a square, a sum and a rounding). oneDNN reads the weights of
+ * a product of few rows at 10 GB/s, of which a core can read 15, and reaches a third of what its matrix units can do
+ * for a convolution of few channels. Built at install time where a compiler is there (pyproject.toml); cpu_kernels.py
+ * calls it, and torch_backend.py torch where it was not built.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -20,7 +21,7 @@
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* That of all functions here, as cpu_kernels.py has it: one built for another one is not called. */
-int interface(void) { return 1; }
+int interface(void) { return 2; }
 
 ALWAYS_INLINE float widened(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;
@@ -49,6 +50,40 @@ ALWAYS_INLINE float sine_squared(float x) {
     sine = sine * square - 1.66666666666666667e-1f;
     sine = sine * square * r + r;
     return sine * sine;
+}
+
+/* e^x within 2e-7 of it, for x in -87 to 88; what is beyond counts as that. */
+ALWAYS_INLINE float exponential(float x) {
+    x = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
+    float power = __builtin_rintf(x * 1.44269504088896341f);
+    float r = (x - power * 0.693359375f) + power * 2.12194440054690583e-4f;
+    float e = 1.9875691500e-4f;
+    e = e * r + 1.3981999507e-3f;
+    e = e * r + 8.3334519073e-3f;
+    e = e * r + 4.1665795894e-2f;
+    e = e * r + 1.6666665459e-1f;
+    e = e * r + 5.0000001201e-1f;
+    e = e * r * r + r + 1.0f;
+    uint32_t bits = ((uint32_t)(int32_t)power + 127u) << 23;
+    float scale;
+    memcpy(&scale, &bits, sizeof scale);
+    return e * scale;
+}
+
+/* x times its sigmoid */
+ALWAYS_INLINE float silu(float x) { return x / (1.0f + exponential(-x)); }
+
+/* x times the normal distribution's integral up to it, by Abramowitz and Stegun's 7.1.26: within 2e-7 of that. */
+ALWAYS_INLINE float gelu(float x) {
+    float z = __builtin_fabsf(x) * 0.707106781186547524f;
+    float t = 1.0f / (1.0f + 0.3275911f * z);
+    float tail = 1.061405429f;
+    tail = tail * t - 1.453152027f;
+    tail = tail * t + 1.421413741f;
+    tail = tail * t - 0.284496736f;
+    tail = tail * t + 0.254829592f;
+    tail = 0.5f * tail * t * exponential(-z * z);
+    return x < 0.0f ? x * tail : x - x * tail;
 }
 
 ALWAYS_INLINE void snake_rows(const void *in, int halves_in, void *out, int halves_out, const float *frequency,
@@ -87,30 +122,59 @@ FOR_THIS_CPU void add_bfloat16(float *restrict sum, const uint16_t *restrict hal
         sum[place] += widened(halves[place]);
 }
 
-/* Convolutions in bfloat16. The weight stands as the units of a core read it, in tiles of 32 inputs and 16 outputs:
+/* Convolutions in bfloat16; a matrix product is one of one tap. The weight stands in the order in which it is read, in
+ * tiles of 32 inputs and 16 outputs as the units of a core want them:
  * [outputs / 32][taps][inputs / 32][2][16 pairs of inputs][16 outputs][2], cpu_kernels.py packs it. */
 enum { NONE, AVX512_BF16, AMX_BF16 };
-enum { SIDE = 32, TILE = SIDE * SIDE / 2 }; /* rows, inputs and outputs of a step; values of one tile of weights */
+enum { SIDE = 32, HALF = SIDE / 2, TILE = SIDE * HALF }; /* inputs and outputs of a step; values of one tile of weights */
+enum { AHEAD = 1024 }; /* bytes: weights are fetched so far before they are multiplied with */
 
 struct convolution {
-    const uint16_t *rows; /* [context + time, inputs] */
+    const uint16_t *rows; /* [streams, context + time, inputs] */
     const uint16_t *weight;
-    ptrdiff_t taps, dilation, inputs;
+    ptrdiff_t streams, time, taps, dilation, inputs;
 };
 
-/* sums [32, 32] of 32 rows from `first` on, for 32 outputs whose weights begin at `weight`. */
-static void sums_plain(const struct convolution *c, ptrdiff_t first, const uint16_t *weight, float *sums) {
-    memset(sums, 0, SIDE * SIDE * sizeof *sums);
+/* Up to 16 rows of one stream, which are multiplied together. */
+struct some_rows {
+    const uint16_t *first; /* where they begin for the first tap */
+    ptrdiff_t count;
+    ptrdiff_t place, known; /* of the results: the row of the first one, and how many rows were there before */
+};
+
+/* The sixteens of all streams have numbers. The last one of a stream has some rows again, where others precede it. */
+static ptrdiff_t sixteens(const struct convolution *c) { return c->streams * ((c->time + HALF - 1) / HALF); }
+
+static struct some_rows sixteen(const struct convolution *c, ptrdiff_t number) {
+    ptrdiff_t each = (c->time + HALF - 1) / HALF, stream = number / each, wanted = number % each * HALF;
+    ptrdiff_t last = c->time > HALF ? c->time - HALF : 0, first = wanted < last ? wanted : last;
+    ptrdiff_t length = (c->taps - 1) * c->dilation + c->time;
+    struct some_rows some = {c->rows + (stream * length + first) * c->inputs, c->time < HALF ? c->time : HALF,
+                             stream * c->time + first, wanted - first};
+    return some;
+}
+
+/* sums [count, 32] of some rows, for 32 outputs whose weights begin at `weight`. */
+static void sums_plain(const struct convolution *c, const struct some_rows *some, const uint16_t *weight, float *sums) {
+    memset(sums, 0, HALF * SIDE * sizeof *sums);
     for (ptrdiff_t tap = 0; tap < c->taps; tap++)
         for (ptrdiff_t input = 0; input < c->inputs; input++) {
             const uint16_t *tile = weight + (tap * c->inputs + input) / SIDE * 2 * TILE + input % SIDE / 2 * SIDE;
-            const uint16_t *column = c->rows + (first + tap * c->dilation) * c->inputs + input;
-            for (ptrdiff_t row = 0; row < SIDE; row++)
+            const uint16_t *column = some->first + tap * c->dilation * c->inputs + input;
+            for (ptrdiff_t row = 0; row < some->count; row++)
                 for (ptrdiff_t output = 0; output < SIDE; output++)
-                    sums[row * SIDE + output] +=
-                        widened(column[row * c->inputs]) *
-                        widened(tile[output / (SIDE / 2) * TILE + output % (SIDE / 2) * 2 + input % 2]);
+                    sums[row * SIDE + output] += widened(column[row * c->inputs]) *
+                                                 widened(tile[output / HALF * TILE + output % HALF * 2 + input % 2]);
         }
+}
+
+/* sums [count, 32] of rows [count, inputs] float32, for 32 outputs with weights [inputs, 32]. */
+static void float_sums_plain(const float *rows, const float *weight, ptrdiff_t count, ptrdiff_t inputs, float *sums) {
+    memset(sums, 0, HALF * SIDE * sizeof *sums);
+    for (ptrdiff_t row = 0; row < count; row++)
+        for (ptrdiff_t input = 0; input < inputs; input++)
+            for (ptrdiff_t output = 0; output < SIDE; output++)
+                sums[row * SIDE + output] += rows[row * inputs + input] * weight[input * SIDE + output];
 }
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 11)
@@ -135,138 +199,287 @@ int matrix_units(void) {
     return AVX512_BF16;
 }
 
-/* As sums_plain. */
-FOR_AMX static void sums_amx(const struct convolution *c, ptrdiff_t first, const uint16_t *weight, float *sums) {
-    const ptrdiff_t stride = c->inputs * 2;
+/* For the block of rows that comes first; the others find the weights in the cache. */
+FOR_AVX512 ALWAYS_INLINE void fetch(const void *weight, ptrdiff_t bytes) {
+#pragma GCC unroll 32
+    for (ptrdiff_t line = 0; line < bytes; line += 64)
+        _mm_prefetch((const char *)weight + AHEAD + line, _MM_HINT_T0);
+}
+
+/* sums [2, 16, 32] of two times some rows, as sums_plain; or of one, and the other is NULL. */
+FOR_AMX ALWAYS_INLINE void sums_of_tiles(const struct convolution *c, const struct some_rows *some,
+                                         const struct some_rows *others, const uint16_t *weight, int is_new,
+                                         float *sums) {
+    const ptrdiff_t stride = c->inputs * 2, step = c->dilation * c->inputs;
+    const uint16_t *upper = some->first, *lower = others ? others->first : 0;
     _tile_zero(0);
     _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (ptrdiff_t tap = 0; tap < c->taps; tap++) {
-        const uint16_t *upper = c->rows + (first + tap * c->dilation) * c->inputs;
-        const uint16_t *lower = upper + SIDE / 2 * c->inputs;
+    if (others) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (ptrdiff_t tap = 0; tap < c->taps; tap++, upper += step, lower += others ? step : 0)
         for (ptrdiff_t input = 0; input < c->inputs; input += SIDE, weight += 2 * TILE) {
+            if (is_new)
+                fetch(weight, 2 * TILE * sizeof *weight);
             _tile_loadd(4, upper + input, stride);
             _tile_loadd(6, weight, 64);
             _tile_loadd(7, weight + TILE, 64);
-            _tile_loadd(5, lower + input, stride);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+            if (others) {
+                _tile_loadd(5, lower + input, stride);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
         }
-    }
     _tile_stored(0, sums, SIDE * 4);
-    _tile_stored(1, sums + SIDE / 2, SIDE * 4);
-    _tile_stored(2, sums + SIDE / 2 * SIDE, SIDE * 4);
-    _tile_stored(3, sums + SIDE / 2 * SIDE + SIDE / 2, SIDE * 4);
-}
-
-/* As sums_plain, eight rows at a time. */
-FOR_AVX512 static void sums_avx512(const struct convolution *c, ptrdiff_t first, const uint16_t *weight, float *sums) {
-    for (ptrdiff_t row = 0; row < SIDE; row += 8) {
-        __m512 left[8], right[8];
-        for (int each = 0; each < 8; each++)
-            left[each] = right[each] = _mm512_setzero_ps();
-        const uint16_t *tile = weight;
-        for (ptrdiff_t tap = 0; tap < c->taps; tap++) {
-            const uint16_t *rows = c->rows + (first + row + tap * c->dilation) * c->inputs;
-            for (ptrdiff_t input = 0; input < c->inputs; input += SIDE, tile += 2 * TILE)
-                for (ptrdiff_t pair = 0; pair < SIDE / 2; pair++) {
-                    __m512bh w_left = (__m512bh)_mm512_loadu_si512(tile + pair * SIDE);
-                    __m512bh w_right = (__m512bh)_mm512_loadu_si512(tile + TILE + pair * SIDE);
-#pragma GCC unroll 8
-                    for (int each = 0; each < 8; each++) {
-                        int two;
-                        memcpy(&two, rows + each * c->inputs + input + 2 * pair, sizeof two);
-                        __m512bh x = (__m512bh)_mm512_set1_epi32(two);
-                        left[each] = _mm512_dpbf16_ps(left[each], x, w_left);
-                        right[each] = _mm512_dpbf16_ps(right[each], x, w_right);
-                    }
-                }
-        }
-        for (int each = 0; each < 8; each++) {
-            _mm512_storeu_ps(sums + (row + each) * SIDE, left[each]);
-            _mm512_storeu_ps(sums + (row + each) * SIDE + SIDE / 2, right[each]);
-        }
+    _tile_stored(1, sums + HALF, SIDE * 4);
+    if (others) {
+        _tile_stored(2, sums + TILE, SIDE * 4);
+        _tile_stored(3, sums + TILE + HALF, SIDE * 4);
     }
 }
 
-/* Constant: GCC 12 tells its optimiser only of the first eight bytes that the instruction reads, and so other values may
- * never be written. */
-static const struct {
-    uint8_t palette, start, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-} ALL_TILES = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+FOR_AMX static void sums_amx(const struct convolution *c, const struct some_rows *some, const struct some_rows *others,
+                             const uint16_t *weight, int is_new, float *sums) {
+    if (!others)
+        sums_of_tiles(c, some, 0, weight, 1, sums);
+    else if (is_new)
+        sums_of_tiles(c, some, others, weight, 1, sums);
+    else
+        sums_of_tiles(c, some, others, weight, 0, sums);
+}
 
-FOR_AMX static void configure_tiles(void) { _tile_loadconfig(&ALL_TILES); }
+/* As sums_plain, of `count` rows from `row` on. */
+FOR_AVX512 ALWAYS_INLINE void sums_of_dots(const struct convolution *c, const struct some_rows *some, ptrdiff_t row,
+                                           int count, const uint16_t *weight, float *sums) {
+    __m512 left[8], right[8];
+    for (int each = 0; each < count; each++)
+        left[each] = right[each] = _mm512_setzero_ps();
+    for (ptrdiff_t tap = 0; tap < c->taps; tap++) {
+        const uint16_t *rows = some->first + (row + tap * c->dilation) * c->inputs;
+        for (ptrdiff_t input = 0; input < c->inputs; input += SIDE, weight += 2 * TILE) {
+            if (row == 0)
+                fetch(weight, 2 * TILE * sizeof *weight);
+            for (ptrdiff_t pair = 0; pair < HALF; pair++) {
+                __m512bh w_left = (__m512bh)_mm512_loadu_si512(weight + pair * SIDE);
+                __m512bh w_right = (__m512bh)_mm512_loadu_si512(weight + TILE + pair * SIDE);
+#pragma GCC unroll 8
+                for (int each = 0; each < count; each++) {
+                    int two;
+                    memcpy(&two, rows + each * c->inputs + input + 2 * pair, sizeof two);
+                    __m512bh x = (__m512bh)_mm512_set1_epi32(two);
+                    left[each] = _mm512_dpbf16_ps(left[each], x, w_left);
+                    right[each] = _mm512_dpbf16_ps(right[each], x, w_right);
+                }
+            }
+        }
+    }
+    for (int each = 0; each < count; each++) {
+        _mm512_storeu_ps(sums + (row + each) * SIDE, left[each]);
+        _mm512_storeu_ps(sums + (row + each) * SIDE + HALF, right[each]);
+    }
+}
+
+/* As float_sums_plain, of `count` rows. */
+FOR_AVX512 ALWAYS_INLINE void float_sums_of(const float *rows, const float *weight, int count, ptrdiff_t inputs,
+                                            int is_new, float *sums) {
+    __m512 left[8], right[8];
+    for (int each = 0; each < count; each++)
+        left[each] = right[each] = _mm512_setzero_ps();
+    for (ptrdiff_t input = 0; input < inputs; input++, weight += SIDE) {
+        if (is_new)
+            fetch(weight, SIDE * sizeof *weight);
+        __m512 w_left = _mm512_loadu_ps(weight), w_right = _mm512_loadu_ps(weight + HALF);
+#pragma GCC unroll 8
+        for (int each = 0; each < count; each++) {
+            __m512 x = _mm512_set1_ps(rows[each * inputs + input]);
+            left[each] = _mm512_fmadd_ps(x, w_left, left[each]);
+            right[each] = _mm512_fmadd_ps(x, w_right, right[each]);
+        }
+    }
+    for (int each = 0; each < count; each++) {
+        _mm512_storeu_ps(sums + each * SIDE, left[each]);
+        _mm512_storeu_ps(sums + each * SIDE + HALF, right[each]);
+    }
+}
+
+/* `work` for eight rows at a time, then for as many as are left: registers are named when this is compiled. */
+#define EIGHT_BY_EIGHT(count, work)                                                                              \
+    for (ptrdiff_t row = 0, rows_left = (count); rows_left > 0;) {                                               \
+        int some_of_them = rows_left >= 8 ? 8 : rows_left >= 4 ? 4 : rows_left >= 2 ? 2 : 1;                     \
+        switch (some_of_them) {                                                                                  \
+        case 8:                                                                                                  \
+            work(8);                                                                                             \
+            break;                                                                                               \
+        case 4:                                                                                                  \
+            work(4);                                                                                             \
+            break;                                                                                               \
+        case 2:                                                                                                  \
+            work(2);                                                                                             \
+            break;                                                                                               \
+        default:                                                                                                 \
+            work(1);                                                                                             \
+        }                                                                                                        \
+        row += some_of_them;                                                                                     \
+        rows_left -= some_of_them;                                                                               \
+    }
+
+FOR_AVX512 static void sums_avx512(const struct convolution *c, const struct some_rows *some, const uint16_t *weight,
+                                   float *sums) {
+#define DOTS(rows) sums_of_dots(c, some, row, rows, weight, sums)
+    EIGHT_BY_EIGHT(some->count, DOTS)
+}
+
+FOR_AVX512 static void float_sums_avx512(const float *rows, const float *weight, ptrdiff_t count, ptrdiff_t inputs,
+                                         int is_new, float *sums) {
+#define FLOATS(number)                                                                                           \
+    float_sums_of(rows + row * inputs, weight, number, inputs, is_new && row == 0, sums + row * SIDE)
+    EIGHT_BY_EIGHT(count, FLOATS)
+}
+
+/* Of the tiles of rows and their sums, 1 to 16 rows each. The instruction is written out: GCC 12 tells its optimiser
+ * only of the first eight bytes that the intrinsic reads, and the other values are never written. */
+FOR_AMX static void configure_tiles(ptrdiff_t rows) {
+    struct {
+        uint8_t palette, start, reserved[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } tiles = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {0}};
+    for (int tile = 0; tile < 8; tile++)
+        tiles.rows[tile] = tile < 6 && rows < HALF ? rows : HALF;
+    __asm__ volatile("ldtilecfg %0" : : "m"(tiles));
+}
 
 FOR_AMX static void release_tiles(void) { _tile_release(); }
 #else
 int matrix_units(void) { return NONE; }
-#define sums_avx512 sums_plain
-#define sums_amx sums_plain
-static void configure_tiles(void) {}
+static void sums_avx512(const struct convolution *c, const struct some_rows *some, const uint16_t *weight, float *sums) {
+    sums_plain(c, some, weight, sums);
+}
+static void sums_amx(const struct convolution *c, const struct some_rows *some, const struct some_rows *others,
+                     const uint16_t *weight, int is_new, float *sums) {
+    (void)is_new;
+    sums_plain(c, some, weight, sums);
+    if (others)
+        sums_plain(c, others, weight, sums + TILE);
+}
+static void float_sums_avx512(const float *rows, const float *weight, ptrdiff_t count, ptrdiff_t inputs, int is_new,
+                              float *sums) {
+    (void)is_new;
+    float_sums_plain(rows, weight, count, inputs, sums);
+}
+static void configure_tiles(ptrdiff_t rows) { (void)rows; }
 static void release_tiles(void) {}
 #endif
 
-/* What becomes of the sums of a block, [time, outputs] all, each with its bias [outputs] float32. */
+/* What becomes of sums and their bias [outputs] float32, as cpu_kernels.py numbers it: `out` [rows, outputs] is float32,
+ * or has that added to it, or is bfloat16, also behind a snake of that amplitude [outputs], behind gelu, or, with half
+ * as many outputs, the product of silu of the first 16 of 32 with the others. */
+enum { WIDE, ADDED, ROUNDED, SNAKED, GELU, GATED };
+
 struct results {
-    uint16_t *rounded;      /* bfloat16, behind a snake where there is an amplitude [outputs]; or NULL, and then they */
-    float *total;           /* are added to this */
+    int kind;
+    void *out;
     const float *bias, *amplitude;
     ptrdiff_t outputs;
 };
 
-/* The rows from `row` on of a block that begins at row `first`, 32 outputs from `output` on. */
-FOR_THIS_CPU static void finish(const struct results *r, const float *sums, ptrdiff_t first, ptrdiff_t row,
+/* `count` rows of sums, 32 outputs from `output` on, whose first row is `place`. */
+FOR_THIS_CPU static void finish(const struct results *r, const float *sums, ptrdiff_t place, ptrdiff_t count,
                                 ptrdiff_t output) {
     const float *bias = r->bias + output;
-    for (ptrdiff_t end = first + SIDE; row < end; row++) {
-        const float *own = sums + (row - first) * SIDE;
-        ptrdiff_t place = row * r->outputs + output;
-        if (!r->rounded) {
-            float *restrict total = r->total + place;
+    for (ptrdiff_t row = 0; row < count; row++) {
+        const float *own = sums + row * SIDE;
+        float *restrict wide = (float *)r->out + (place + row) * r->outputs + output;
+        uint16_t *restrict out = (uint16_t *)r->out + (place + row) * r->outputs + output;
+        if (r->kind == WIDE) {
             for (ptrdiff_t each = 0; each < SIDE; each++)
-                total[each] += own[each] + bias[each];
-        } else if (!r->amplitude) {
-            uint16_t *restrict out = r->rounded + place;
+                wide[each] = own[each] + bias[each];
+        } else if (r->kind == ADDED) {
+            for (ptrdiff_t each = 0; each < SIDE; each++)
+                wide[each] += own[each] + bias[each];
+        } else if (r->kind == ROUNDED) {
             for (ptrdiff_t each = 0; each < SIDE; each++)
                 out[each] = rounded(own[each] + bias[each]);
-        } else {
+        } else if (r->kind == SNAKED) {
             const float *amplitude = r->amplitude + output;
-            uint16_t *restrict out = r->rounded + place;
             for (ptrdiff_t each = 0; each < SIDE; each++) {
                 float x = own[each] + bias[each];
                 out[each] = rounded(x + amplitude[each] * sine_squared(x));
             }
+        } else if (r->kind == GELU) {
+            for (ptrdiff_t each = 0; each < SIDE; each++)
+                out[each] = rounded(gelu(own[each] + bias[each]));
+        } else {
+            out = (uint16_t *)r->out + ((place + row) * r->outputs + output) / 2;
+            for (ptrdiff_t each = 0; each < HALF; each++)
+                out[each] = rounded(silu(own[each] + bias[each]) * (own[HALF + each] + bias[HALF + each]));
         }
     }
 }
 
-/* A convolution of rows [(taps - 1) * dilation + time, inputs] bfloat16; inputs and outputs are multiples of 32, time
- * is at least 32. `units` are those of matrix_units, or fewer. See `results` for the rest. */
-void convolve(int units, const uint16_t *rows, const uint16_t *weight, const float *bias, const float *amplitude,
-              uint16_t *rounded, float *total, ptrdiff_t time, ptrdiff_t taps, ptrdiff_t dilation, ptrdiff_t inputs,
-              ptrdiff_t outputs) {
-    const struct convolution c = {rows, weight, taps, dilation, inputs};
-    const struct results r = {rounded, total, bias, amplitude, outputs};
-    float sums[SIDE * SIDE] __attribute__((aligned(64)));
+/* A convolution of rows [streams, (taps - 1) * dilation + time, inputs] bfloat16; inputs and outputs are multiples of
+ * 32. Less than 16 rows of time are those of one stream. `units` are those of matrix_units, or fewer. See `results` for
+ * the rest. */
+void convolve(int units, int kind, const uint16_t *rows, const uint16_t *weight, const float *bias,
+              const float *amplitude, void *out, ptrdiff_t streams, ptrdiff_t time, ptrdiff_t taps, ptrdiff_t dilation,
+              ptrdiff_t inputs, ptrdiff_t outputs) {
+    const struct convolution c = {rows, weight, streams, time, taps, dilation, inputs};
+    const struct results r = {kind, out, bias, amplitude, outputs};
+    const ptrdiff_t count = sixteens(&c);
+    float sums[2 * HALF * SIDE] __attribute__((aligned(64)));
     if (units == AMX_BF16)
-        configure_tiles();
+        configure_tiles(time);
     for (ptrdiff_t output = 0; output < outputs; output += SIDE)
-        for (ptrdiff_t row = 0; row < time; row += SIDE) {
-            ptrdiff_t first = row + SIDE <= time ? row : time - SIDE; /* the last block has some rows again */
+        for (ptrdiff_t number = 0; number < count; number += 2) {
             const uint16_t *panel = weight + output * taps * inputs;
+            int pairs = number + 1 < count;
+            struct some_rows two[2] = {sixteen(&c, number), sixteen(&c, number + pairs)};
             if (units == AMX_BF16)
-                sums_amx(&c, first, panel, sums);
-            else if (units == AVX512_BF16)
-                sums_avx512(&c, first, panel, sums);
-            else
-                sums_plain(&c, first, panel, sums);
-            finish(&r, sums, first, row, output);
+                sums_amx(&c, &two[0], pairs ? &two[1] : 0, panel, number == 0, sums);
+            for (int each = 0; each < 1 + pairs; each++) {
+                const struct some_rows *some = &two[each];
+                float *own = sums + each * TILE;
+                if (units == AVX512_BF16)
+                    sums_avx512(&c, some, panel, own);
+                else if (units == NONE)
+                    sums_plain(&c, some, panel, own);
+                finish(&r, own + some->known * SIDE, some->place + some->known, some->count - some->known, output);
+            }
         }
     if (units == AMX_BF16)
         release_tiles();
+}
+
+/* out [time, outputs] = rows [time, inputs] times a weight [outputs / 32][inputs][32] plus bias, all float32. */
+void multiply(int units, const float *rows, const float *weight, const float *bias, float *out, ptrdiff_t time,
+              ptrdiff_t inputs, ptrdiff_t outputs) {
+    const struct results r = {WIDE, out, bias, 0, outputs};
+    float sums[HALF * SIDE] __attribute__((aligned(64)));
+    for (ptrdiff_t output = 0; output < outputs; output += SIDE)
+        for (ptrdiff_t row = 0; row < time; row += HALF) {
+            ptrdiff_t count = time - row < HALF ? time - row : HALF;
+            if (units == NONE)
+                float_sums_plain(rows + row * inputs, weight + output * inputs, count, inputs, sums);
+            else
+                float_sums_avx512(rows + row * inputs, weight + output * inputs, count, inputs, row == 0, sums);
+            finish(&r, sums, row, count, output);
+        }
+}
+
+/* out [rows, channels] bfloat16: rows of float32 over their root mean square. */
+FOR_THIS_CPU void normed_bfloat16(const float *in, uint16_t *out, float eps, ptrdiff_t rows, ptrdiff_t channels) {
+    for (ptrdiff_t row = 0; row < rows; row++, in += channels, out += channels) {
+        float squares[SIDE] = {0}, sum = 0.0f;
+        for (ptrdiff_t channel = 0; channel < channels; channel += SIDE)
+            for (ptrdiff_t each = 0; each < SIDE; each++)
+                squares[each] += in[channel + each] * in[channel + each];
+        for (ptrdiff_t each = 0; each < SIDE; each++)
+            sum += squares[each];
+        float scale = 1.0f / __builtin_sqrtf(sum / channels + eps);
+        for (ptrdiff_t channel = 0; channel < channels; channel++)
+            out[channel] = rounded(in[channel] * scale);
+    }
 }

@@ -40,7 +40,10 @@ class Call(Protocol):
         gelu: bool = False,
         residual: Signal | None = None,
     ) -> Signal:
-        """The product of rows: of their `norm`, behind `gelu`, times silu of the product with `gate`."""
+        """The product of rows: of their `norm`, behind `gelu`, times silu of the product with `gate`.
+
+        `residual` may be overwritten.
+        """
         ...
 
     def attend(self, qkv: Signal, layer: Layer) -> Signal:

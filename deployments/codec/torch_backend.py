@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from deployments.codec.cpu_kernels import SIDE, Convolution, add, apply_snake
+from deployments.codec.cpu_kernels import Convolution, ExactConvolution, add, apply_snake, fits, normed, unfolded
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, with_frequency
 from deployments.codec.forward import Signal, latents, waveform
 from deployments.codec.reference import rotary_tables, rotate
@@ -36,8 +36,7 @@ class _Product:
     """A convolution [B, context + time, in] -> [B, time, out] with its weight in the order of those who read it.
 
     Few rows are multiplied as a matrix, after they were copied tap by tap. Many are a convolution, which needs no
-    copies: our own, two to three times as fast as oneDNN's, where the CPU multiplies bfloat16, else oneDNN's, which
-    takes milliseconds for a handful of rows, however few the channels are.
+    copies, but takes milliseconds for a handful of rows, however few the channels are.
     """
 
     def __init__(
@@ -48,27 +47,16 @@ class _Product:
         self._dilation, self._context, self.dtype = dilation, (self._taps - 1) * dilation, dtype
         self._bias = None if bias is None else bias.to(dtype)
         self._packs = weight.is_cpu and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        weight, is_wide = weight.to(dtype), channels >= _MANY_CHANNELS
+        weight, has_few_rows = weight.to(dtype), channels >= _MANY_CHANNELS and not may_be_long
         self._matrix = self._packed_matrix(weight)
-        self._own: Convolution | None = None
-        self._enough: float = inf  # rows of results for a convolution
-        if is_wide and not may_be_long:
-            return
-        if bias is not None and Convolution.fits(weight, dtype):
-            self._own, self._enough = Convolution(weight, bias, dilation), _ENOUGH_ROWS if is_wide else SIDE
-        else:
-            self._kernel, self._enough = self._packed_kernel(weight), _ENOUGH_ROWS
+        self._enough = inf if has_few_rows else _ENOUGH_ROWS  # rows of results for a convolution
+        if not has_few_rows:
+            self._kernel = self._packed_kernel(weight)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """`rows` must be contiguous."""
         rows = rows.to(self.dtype)
-        if rows.shape[1] - self._context >= self._enough:
-            return self._convolve(rows) if self._own is None else self._own(rows)
-        return self._multiply(rows)
-
-    def own(self, time: int) -> Convolution | None:
-        """What makes so many rows and does the next steps with them, too; if there is such a thing."""
-        return self._own if time >= self._enough else None
+        return self._multiply(rows) if rows.shape[1] - self._context < self._enough else self._convolve(rows)
 
     def _packed_matrix(self, weight: Tensor) -> Tensor:
         matrix = weight.permute(2, 0, 1).flatten(1).contiguous()
@@ -86,7 +74,7 @@ class _Product:
         return packed
 
     def _multiply(self, rows: Tensor) -> Tensor:
-        rows = self._unfolded(rows) if self._taps > 1 else rows
+        rows = unfolded(rows, self._taps, self._dilation) if self._taps > 1 else rows
         if not self._packs:
             return F.linear(rows, self._matrix, self._bias)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._matrix, self._bias, "none", [], "")
@@ -102,13 +90,6 @@ class _Product:
             )
         return out.squeeze(2).transpose(1, 2)
 
-    def _unfolded(self, rows: Tensor) -> Tensor:
-        """What each output row is a product of, [B, time, taps * in]."""
-        batch, length, channels = rows.shape
-        shape = (batch, length - self._context, self._taps, channels)
-        strides = (length * channels, channels, self._dilation * channels, 1)
-        return rows.as_strided(shape, strides).flatten(2)
-
 
 class _ProductToOneChannel:
     """A convolution [B, context + time, in] -> [B, time, 1]: every row times all taps, then sums along diagonals."""
@@ -119,9 +100,6 @@ class _ProductToOneChannel:
         assert conv.dilation == conv.weight.shape[2] == 1, conv.weight.shape
         self._taps = conv.weight[:, :, 0].T.contiguous()
         self._bias = conv.bias
-
-    def own(self, time: int) -> None:
-        """See _Product."""
 
     def __call__(self, rows: Tensor) -> Tensor:
         products = rows @ self._taps  # [B, context + time, taps]
@@ -190,7 +168,7 @@ class TorchBackend:
         x = latents(call, self.folded)
         if followed_by >= heard:
             return x.rows, call.states()
-        return waveform(call, self.folded, Signal(x.rows[:, -heard:])).view(len(states), -1), call.states()
+        return waveform(call, self.folded, Signal(x.rows[:, -heard:].contiguous())).view(len(states), -1), call.states()
 
     def _silence(self) -> Iterator[Tensor]:
         """What a stream remembers before its first frame."""
@@ -206,29 +184,44 @@ class TorchBackend:
             )
 
 
-def _packed(
-    folded: FoldedDecoder, dtype: torch.dtype
-) -> Iterator[tuple[Conv | Linear, "_Product | _ProductToOneChannel"]]:
-    # The whole signal goes through these: rounding is heard most there, and exactness costs least.
+_AnyProduct = Convolution | ExactConvolution | _Product | _ProductToOneChannel
+
+
+def _packed(folded: FoldedDecoder, dtype: torch.dtype) -> Iterator[tuple[Conv | Linear, _AnyProduct]]:
+    is_own = dtype == torch.bfloat16
+
+    def exact(weight: Tensor, bias: Tensor | None, dilation: int = 1) -> _AnyProduct:
+        # The whole signal goes through these: rounding is heard most there, and exactness costs least.
+        if is_own and fits(weight):
+            return ExactConvolution(weight, bias, dilation)
+        return _Product(weight, bias, dilation, torch.float32)
+
+    def product(
+        weight: Tensor, bias: Tensor | None, dilation: int = 1, *, gated: bool = False, may_be_long: bool = False
+    ) -> _AnyProduct:
+        if is_own and fits(weight):
+            return Convolution(weight, bias, dilation, gated=gated)
+        return _Product(weight, bias, dilation, dtype, may_be_long=may_be_long)
+
     for conv in (folded.pre_conv, *(upsample for upsample, _ in folded.stages)):
-        yield conv, _Product(conv.weight, conv.bias, conv.dilation, torch.float32)
+        yield conv, exact(conv.weight, conv.bias, conv.dilation)
     for linear in (folded.input_proj, folded.output_proj):
-        yield linear, _Product(linear.weight[None], linear.bias, 1, torch.float32)
+        yield linear, exact(linear.weight[None], linear.bias)
     for layer in folded.layers:
         for linear in (layer.qkv, layer.output, layer.down):
-            yield linear, _Product(linear.weight[None], linear.bias, 1, dtype)
+            yield linear, product(linear.weight[None], linear.bias)
         gate_up = torch.cat((layer.gate.weight, layer.up.weight), dim=1)
-        yield layer.up, _Product(gate_up[None], None, 1, dtype)
+        yield layer.up, product(gate_up[None], None, gated=True)
     for _, block in folded.stages:
         for linear in (block.up, block.down):
-            yield linear, _Product(linear.weight[None], linear.bias, 1, dtype)
+            yield linear, product(linear.weight[None], linear.bias)
     *blocks, last = folded.blocks
     for conv in (folded.first_conv, *(block.conv for block in blocks)):
-        yield conv, _Product(conv.weight, conv.bias, conv.dilation, dtype)
+        yield conv, product(conv.weight, conv.bias, conv.dilation)
     for unit in (unit for block in folded.blocks for unit in block.units):
         dilated, pointwise = unit.dilated, unit.pointwise
-        yield dilated, _Product(dilated.weight, dilated.bias, dilated.dilation, dtype, may_be_long=True)
-        yield pointwise, _Product(pointwise.weight, pointwise.bias, 1, dtype)
+        yield dilated, product(dilated.weight, dilated.bias, dilated.dilation, may_be_long=True)
+        yield pointwise, product(pointwise.weight, pointwise.bias)
     yield last.conv, _ProductToOneChannel(last.conv)
 
 
@@ -269,7 +262,13 @@ class _TorchCall:
         residual: Signal | None = None,
     ) -> Signal:
         """As in Call. A gate is packed together with its product."""
-        y = self._backend.products[linear](_normed(x.rows, self._backend.config.rms_norm_eps) if norm else x.rows)
+        product, eps = self._backend.products[linear], self._backend.config.rms_norm_eps
+        if isinstance(product, Convolution):
+            rows = normed(x.rows, eps) if norm else x.rows.to(product.dtype)
+            if residual is not None:
+                return Signal(product(rows, total=residual.rows))
+            return Signal(product(rows, gelu=gelu, wide=gate is None and not gelu))
+        y = product(_normed(x.rows, eps) if norm else x.rows)
         if residual is not None:
             return Signal(residual.rows + y)
         y = y.float()
@@ -315,11 +314,10 @@ class _TorchCall:
             for own, memory in zip(rows, self._memories, strict=True):
                 own[:context] = memory[index]
                 memory[index] = own[time:].clone()
-        convolution = product.own(time)
-        if convolution is not None and residual is not None:
-            return Signal(convolution(rows, total=residual.rows), snake)
-        if convolution is not None and snake is not None and snake.frequency is None and not keep:
-            return Signal(convolution(rows, snake=snake))
+        if isinstance(product, Convolution) and residual is not None:
+            return Signal(product(rows, total=residual.rows), snake)
+        if isinstance(product, Convolution) and snake is not None and snake.frequency is None and not keep:
+            return Signal(product(rows, snake=snake))
         y = product(rows).reshape(batch, time * conv.upsampling, -1)
         return Signal(y if residual is None else add(residual.rows, y), snake)
 

@@ -5,10 +5,20 @@ import shutil
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import conv1d
+from torch.nn.functional import conv1d, gelu, silu
 
 from deployments.codec import cpu_kernels, torch_backend
-from deployments.codec.cpu_kernels import MATRIX_UNITS, SIDE, Convolution, add, apply_snake
+from deployments.codec.cpu_kernels import (
+    MATRIX_UNITS,
+    SIDE,
+    Convolution,
+    ExactConvolution,
+    add,
+    apply_snake,
+    fits,
+    normed,
+    unfolded,
+)
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
 from deployments.codec.fold import Snake
 from deployments.model_store import locate
@@ -66,44 +76,118 @@ def test_a_sum_of_two_types() -> None:
     assert torch.equal(total, exact)
 
 
+def exactly(rows: Tensor, weight: Tensor, bias: Tensor, dilation: int) -> Tensor:
+    """A convolution in float64."""
+    kernel = weight.double().permute(2, 1, 0)
+    return conv1d(rows.double().transpose(1, 2), kernel, bias.double(), dilation=dilation).transpose(1, 2)
+
+
+SHAPES = [  # taps, dilation, inputs, outputs, time
+    (1, 1, 32, 32, 32),
+    (7, 1, 32, 64, 33),
+    (7, 9, 96, 96, 100),
+    (2, 1, 64, 96, 63),
+    (3, 3, 160, 32, 64),
+    (1, 1, 96, 32, 1),
+    (1, 1, 64, 64, 7),
+    (7, 1, 32, 64, 4),
+    (2, 3, 32, 32, 15),
+    (7, 9, 64, 32, 16),
+    (7, 3, 32, 32, 48),
+]
+
+
 @pytest.mark.parametrize("units", range(MATRIX_UNITS + 1))
-@pytest.mark.parametrize(
-    ("taps", "dilation", "inputs", "outputs", "time"),
-    [(1, 1, 32, 32, 32), (7, 1, 32, 64, 33), (7, 9, 96, 96, 100), (2, 1, 64, 96, 63), (3, 3, 160, 32, 64)],
-)
+@pytest.mark.parametrize(("taps", "dilation", "inputs", "outputs", "time"), SHAPES)
 def test_a_convolution(units: int, taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
+    """And what is done with its results at once."""
     weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
-    rows = random(2, (taps - 1) * dilation + time, inputs, seed=2).bfloat16()
+    rows = random(3, (taps - 1) * dilation + time, inputs, seed=2).bfloat16()
     convolution = Convolution(weight, bias, dilation, units=units)
-    got = convolution(rows)
-    kernel = weight.bfloat16().double().permute(2, 1, 0)
-    exact = conv1d(rows.double().transpose(1, 2), kernel, bias.double(), dilation=dilation).transpose(1, 2)
+    exact = exactly(rows, weight.bfloat16(), bias, dilation)
+    got, snake = convolution(rows), Snake(random(outputs, seed=3), None)
     assert got.shape == exact.shape
-    assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
+    snaked = exact + snake.amplitude.double() * exact.sin().square()
+    for rounded, wanted in (
+        (got, exact),
+        (convolution(rows, snake=snake), snaked),
+        (convolution(rows, gelu=True), gelu(exact)),
+    ):
+        assert rounded.dtype == torch.bfloat16
+        assert ((rounded.double() - wanted).abs() <= ROUNDING * wanted.abs() + 1e-5).all()
 
-    snake = Snake(random(outputs, seed=3), None)
-    behind = exact + snake.amplitude.double() * exact.sin().square()
-    assert ((convolution(rows, snake=snake).double() - behind).abs() <= ROUNDING * behind.abs() + 1e-5).all()
-
-    total = random(2, time, outputs, seed=4)
+    total = random(3, time, outputs, seed=4)
     behind = exact + total.double()
     assert convolution(rows, total=total) is total
     assert ((total.double() - behind).abs() <= 1e-5).all()
+    assert ((convolution(rows, wide=True).double() - exact).abs() <= 1e-5).all()
+
+
+@pytest.mark.parametrize("units", range(MATRIX_UNITS + 1))
+@pytest.mark.parametrize("time", [1, 5, 40])
+def test_a_gated_product(units: int, time: int) -> None:
+    weight, bias, rows = random(1, 64, 96) / 8, random(96, seed=1), 4 * random(2, time, 64, seed=2).bfloat16()
+    gates, ups = exactly(rows, weight.bfloat16(), bias, 1).chunk(2, dim=2)
+    got = Convolution(weight, bias, gated=True, units=units)(rows)
+    exact = silu(gates) * ups
+    assert got.shape == exact.shape
+    assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
 
 
 def test_a_row_depends_on_no_other() -> None:
-    """However many rows a call has: sums have one order."""
-    weight, bias, rows = random(7, 32, 32), random(32, seed=1), random(1, 106, 32, seed=2).bfloat16()
+    """However many rows a call has, of how many streams: sums have one order."""
+    weight, bias, rows = random(7, 32, 32), random(32, seed=1), random(2, 106, 32, seed=2).bfloat16()
     convolution = Convolution(weight, bias, 1)
-    assert torch.equal(convolution(rows)[:, 40:80], convolution(rows[:, 40:86]))
+    for time in (1, 7, 16, 40):
+        assert torch.equal(convolution(rows)[1:, 40 : 40 + time], convolution(rows[1:, 40 : 46 + time]))
+
+
+@pytest.mark.parametrize("units", range(MATRIX_UNITS + 1))
+@pytest.mark.parametrize(("taps", "dilation", "inputs", "outputs", "time"), SHAPES)
+def test_an_exact_convolution(units: int, taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
+    weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
+    rows = random(3, (taps - 1) * dilation + time, inputs, seed=2)
+    got, exact = ExactConvolution(weight, bias, dilation, units=units)(rows), exactly(rows, weight, bias, dilation)
+    assert got.shape == exact.shape
+    assert ((got.double() - exact).abs() <= 1e-5).all()
+
+
+def test_products_of_what_is_not_finite_are_not_finite() -> None:
+    for bad in (torch.nan, torch.inf):
+        rows = torch.zeros(1, 3, 32)
+        rows[0, 1, 5] = bad
+        product, exact = Convolution(torch.ones(1, 32, 32), None), ExactConvolution(torch.ones(1, 32, 32), None)
+        gated = Convolution(torch.ones(1, 32, 32), None, gated=True)
+        halves = rows.bfloat16()
+        for result in (
+            product(halves),
+            product(halves, wide=True),
+            product(halves, gelu=True),
+            gated(halves),
+            exact(rows),
+        ):
+            assert result.isfinite().all(dim=2).tolist() == [[True, False, True]]
+
+
+def test_rows_over_their_root_mean_square() -> None:
+    x = random(2, 3, 96) * torch.tensor([1e-4, 1.0, 300.0])[:, None]
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    assert ((normed(x, 1e-5).double() - exact).abs() <= ROUNDING * exact.abs() + 1e-6).all()
+    x[1, 2, 3] = torch.nan
+    assert normed(x, 1e-5).isfinite().all(dim=2).tolist() == [[True] * 3, [True, True, False]]
+
+
+def test_unfolded_rows() -> None:
+    rows = random(2, 10, 4)
+    taps = unfolded(rows, 3, 2).view(2, 6, 3, 4)
+    assert torch.equal(taps, torch.stack([rows[:, 2 * tap : 2 * tap + 6] for tap in range(3)], dim=2))
 
 
 def test_what_fits() -> None:
     weight = torch.zeros(7, 2 * SIDE, SIDE)
-    assert Convolution.fits(weight, torch.bfloat16) == (MATRIX_UNITS > 0)
-    assert not Convolution.fits(weight, torch.float32)
-    assert not Convolution.fits(weight[:, : SIDE + 1], torch.bfloat16)
-    assert not Convolution.fits(weight[:, :, :5], torch.bfloat16)
+    assert fits(weight) == (MATRIX_UNITS > 0)
+    assert not fits(weight[:, : SIDE + 1])
+    assert not fits(weight[:, :, :5])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -119,6 +203,6 @@ def test_a_decoder_with_them_sounds_as_one_without(dtype: torch.dtype, monkeypat
 
     own = decoded(dtype)
     monkeypatch.setattr(cpu_kernels, "_functions", {})
-    monkeypatch.setattr(torch_backend.Convolution, "fits", lambda *_: False)
+    monkeypatch.setattr(torch_backend, "fits", lambda _: False)
     exact, plain = decoded(torch.float32), decoded(dtype)
     assert snr_db(exact, own) > max(MIN_SNR_DB, min(100.0, snr_db(exact, plain) - 1.0))
