@@ -21,7 +21,7 @@
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* That of all functions here, as cpu_kernels.py has it: one built for another one is not called. */
-int interface(void) { return 2; }
+int interface(void) { return 3; }
 
 ALWAYS_INLINE float widened(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;
@@ -104,17 +104,40 @@ ALWAYS_INLINE void snake_rows(const void *in, int halves_in, void *out, int halv
     }
 }
 
-/* out [rows, channels] = x + amplitude * sin(frequency * x)^2 of in [rows, channels]; NULL: every frequency is 1. */
-#define SNAKE(name, halves_in, halves_out)                                                                       \
+/* in as it is, in another type */
+ALWAYS_INLINE void convert_rows(const void *in, int halves_in, void *out, int halves_out, ptrdiff_t count) {
+    if (halves_in == halves_out) {
+        memcpy(out, in, count * (halves_in ? sizeof(uint16_t) : sizeof(float)));
+        return;
+    }
+    for (ptrdiff_t place = 0; place < count; place++) {
+        if (halves_in)
+            ((float *)out)[place] = widened(((const uint16_t *)in)[place]);
+        else
+            ((uint16_t *)out)[place] = rounded(((const float *)in)[place]);
+    }
+}
+
+/* What a convolution reads: out [context + rows, channels] = past [context, channels], then of in [rows, channels]
+ * x + amplitude * sin(frequency * x)^2. No frequency: each is 1. No amplitude: x. The last `context` rows of out are the
+ * next past. */
+#define GATHER(name, halves_in, halves_out)                                                                      \
     FOR_THIS_CPU void name(const void *in, void *out, const float *frequency, const float *amplitude,            \
-                           ptrdiff_t rows, ptrdiff_t channels) {                                                 \
-        snake_rows(in, halves_in, out, halves_out, frequency, amplitude, rows, channels);                        \
+                           const void *past, void *next, ptrdiff_t context, ptrdiff_t rows, ptrdiff_t channels) { \
+        const size_t known = context * channels * (halves_out ? sizeof(uint16_t) : sizeof(float));               \
+        char *now = (char *)out + known;                                                                         \
+        memcpy(out, past, known);                                                                                \
+        if (amplitude)                                                                                           \
+            snake_rows(in, halves_in, now, halves_out, frequency, amplitude, rows, channels);                    \
+        else                                                                                                     \
+            convert_rows(in, halves_in, now, halves_out, rows *channels);                                        \
+        memcpy(next, (char *)out + rows * channels * (halves_out ? sizeof(uint16_t) : sizeof(float)), known);     \
     }
 
-SNAKE(snake_float_float, 0, 0)
-SNAKE(snake_float_bfloat16, 0, 1)
-SNAKE(snake_bfloat16_float, 1, 0)
-SNAKE(snake_bfloat16_bfloat16, 1, 1)
+GATHER(gather_float_float, 0, 0)
+GATHER(gather_float_bfloat16, 0, 1)
+GATHER(gather_bfloat16_float, 1, 0)
+GATHER(gather_bfloat16_bfloat16, 1, 1)
 
 /* sum [count] += halves [count] */
 FOR_THIS_CPU void add_bfloat16(float *restrict sum, const uint16_t *restrict halves, ptrdiff_t count) {
@@ -482,4 +505,138 @@ FOR_THIS_CPU void normed_bfloat16(const float *in, uint16_t *out, float eps, ptr
         for (ptrdiff_t channel = 0; channel < channels; channel++)
             out[channel] = rounded(in[channel] * scale);
     }
+}
+
+/* Sixteen values, of anywhere in memory. */
+typedef float sixteen_floats __attribute__((vector_size(64), aligned(4)));
+
+ALWAYS_INLINE float sum_of(const sixteen_floats *values) {
+    float sums[HALF];
+    memcpy(sums, values, sizeof sums);
+    for (int width = HALF / 2; width > 0; width /= 2)
+        for (int each = 0; each < width; each++)
+            sums[each] += sums[each + width];
+    return sums[0];
+}
+
+/* Of size values each, a multiple of 16. */
+ALWAYS_INLINE float dot(const float *a, const float *b, ptrdiff_t size) {
+    sixteen_floats sum = {0};
+    for (ptrdiff_t place = 0; place < size; place += HALF)
+        sum += *(const sixteen_floats *)(a + place) * *(const sixteen_floats *)(b + place);
+    return sum_of(&sum);
+}
+
+/* x [size] with its first half and its second one as pairs, each turned by an angle. */
+ALWAYS_INLINE void rotate(float *x, const float *cosines, const float *sines, ptrdiff_t size) {
+    for (ptrdiff_t first = 0, second = size / 2; second < size; first++, second++) {
+        float one = x[first], other = x[second];
+        x[first] = one * cosines[first] - other * sines[first];
+        x[second] = other * cosines[second] + one * sines[second];
+    }
+}
+
+/* Rows of one head, those of the past and those of this call. */
+struct head_rows {
+    const float *past, *now;
+    ptrdiff_t count, stride; /* of the past; from one row of now to the next */
+};
+
+ALWAYS_INLINE const float *row_of(const struct head_rows *rows, ptrdiff_t number, ptrdiff_t size) {
+    return number < rows->count ? rows->past + number * size : rows->now + (number - rows->count) * rows->stride;
+}
+
+/* next [count, size]: the last rows. */
+static void keep(const struct head_rows *rows, float *next, ptrdiff_t frames, ptrdiff_t size) {
+    ptrdiff_t old = frames < rows->count ? rows->count - frames : 0;
+    memcpy(next, rows->past + (rows->count - old) * size, old * size * sizeof *next);
+    for (ptrdiff_t row = old; row < rows->count; row++)
+        memcpy(next + row * size, row_of(rows, frames + row, size), size * sizeof *next);
+}
+
+enum { MOST_KEYS = 256, MOST_SIZE = 256 };
+
+/* out [size] bfloat16: values [first to last] weighted by the softmax of their keys' products with q [size]. */
+ALWAYS_INLINE void weigh(const float *q, const struct head_rows *keys, const struct head_rows *values, ptrdiff_t first,
+                         ptrdiff_t last, ptrdiff_t size, uint16_t *out) {
+    float weights[MOST_KEYS], total = 0.0f, largest = -__builtin_inff(), scale = 1.0f / __builtin_sqrtf((float)size);
+    sixteen_floats sums[MOST_SIZE / HALF];
+    const ptrdiff_t count = last + 1 - first;
+    for (ptrdiff_t each = 0; each < count; each++) {
+        weights[each] = scale * dot(q, row_of(keys, first + each, size), size);
+        largest = weights[each] > largest ? weights[each] : largest;
+    }
+    for (ptrdiff_t each = 0; each < count; each++)
+        weights[each] = exponential(weights[each] - largest);
+    for (ptrdiff_t each = 0; each < count; each++)
+        total += weights[each];
+    memset(sums, 0, size * sizeof *q);
+    for (ptrdiff_t each = 0; each < count; each++) {
+        const float *row = row_of(values, first + each, size);
+        for (ptrdiff_t place = 0; place < size; place += HALF)
+            sums[place / HALF] += weights[each] * *(const sixteen_floats *)(row + place);
+    }
+    for (ptrdiff_t place = 0; place < size; place++)
+        out[place] = rounded(((const float *)sums)[place] / total);
+}
+
+/* Attention of one stream's frames to themselves and those before them, at most `window` in all.
+ *
+ * qkv [frames, heads + 2 * kv_heads, size], whose queries and keys are turned in place by angles with these cosines and
+ * sines [frames, size]; history and next [2, kv_heads, window - 1, size], of which `known` rows are those of frames;
+ * out [frames, heads, size] bfloat16. A window has at most 256 frames, size is a multiple of 32 up to 256. */
+FOR_THIS_CPU void attend(float *qkv, const float *cosines, const float *sines, const float *history, float *next,
+                         uint16_t *out, ptrdiff_t frames, ptrdiff_t heads, ptrdiff_t kv_heads, ptrdiff_t window,
+                         ptrdiff_t size, ptrdiff_t known) {
+    const ptrdiff_t width = (heads + 2 * kv_heads) * size, past = window - 1, unknown = past > known ? past - known : 0;
+    for (ptrdiff_t frame = 0; frame < frames; frame++)
+        for (ptrdiff_t head = 0; head < heads + kv_heads; head++)
+            rotate(qkv + frame * width + head * size, cosines + frame * size, sines + frame * size, size);
+    for (ptrdiff_t kv_head = 0; kv_head < kv_heads; kv_head++) {
+        const float *now = qkv + (heads + kv_head) * size, *before = history + kv_head * past * size;
+        const struct head_rows keys = {before, now, past, width};
+        const struct head_rows values = {before + kv_heads * past * size, now + kv_heads * size, past, width};
+        for (ptrdiff_t frame = 0; frame < frames; frame++)
+            for (ptrdiff_t head = kv_head * heads / kv_heads; head < (kv_head + 1) * heads / kv_heads; head++)
+                weigh(qkv + frame * width + head * size, &keys, &values, frame > unknown ? frame : unknown,
+                      frame + past, size, out + (frame * heads + head) * size);
+        keep(&keys, next + kv_head * past * size, frames, size);
+        keep(&values, next + (kv_heads + kv_head) * past * size, frames, size);
+    }
+}
+
+/* A convolution of each channel of one stream, each row then over its deviation from its mean.
+ *
+ * past [count - 1, channels] and now [time, channels] are its rows, taps are [count, channels], bias [channels]; out
+ * [time, channels] bfloat16; next [count - 1, channels]: the last rows. Channels are at most 4096. */
+FOR_THIS_CPU void depthwise_norm(const float *past, const float *now, const float *taps, const float *bias, float *next,
+                                 uint16_t *out, float eps, ptrdiff_t time, ptrdiff_t count, ptrdiff_t channels) {
+    const struct head_rows rows = {past, now, count - 1, channels};
+    float sums[4096];
+    for (ptrdiff_t row = 0; row < time; row++) {
+        double mean = 0.0, square = 0.0;
+        memcpy(sums, bias, channels * sizeof *bias);
+        for (ptrdiff_t tap = 0; tap < count; tap++) {
+            const float *own = row_of(&rows, row + tap, channels), *weight = taps + tap * channels;
+            for (ptrdiff_t channel = 0; channel < channels; channel++)
+                sums[channel] += own[channel] * weight[channel];
+        }
+        for (ptrdiff_t channel = 0; channel < channels; channel++)
+            mean += sums[channel];
+        mean /= channels;
+        for (ptrdiff_t channel = 0; channel < channels; channel++)
+            square += (sums[channel] - mean) * (sums[channel] - mean);
+        const float shift = (float)mean, scale = (float)(1.0 / __builtin_sqrt(square / channels + eps));
+        for (ptrdiff_t channel = 0; channel < channels; channel++)
+            out[row * channels + channel] = rounded((sums[channel] - shift) * scale);
+    }
+    keep(&rows, next, time, channels);
+}
+
+/* out [time] = bias + a convolution to one channel of rows [count - 1 + time, channels], taps are [count, channels];
+ * channels are a multiple of 16. */
+FOR_THIS_CPU void convolve_to_one(const float *rows, const float *taps, const float *bias, float *out, ptrdiff_t time,
+                                  ptrdiff_t count, ptrdiff_t channels) {
+    for (ptrdiff_t row = 0; row < time; row++)
+        out[row] = *bias + dot(rows + row * channels, taps, count * channels);
 }

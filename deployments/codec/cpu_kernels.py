@@ -5,7 +5,7 @@ They are called through ctypes, whose calls leave Python to other threads.
 
 import ctypes
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from importlib.util import find_spec
@@ -20,14 +20,18 @@ _TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 SIDE = 32  # inputs and outputs of the blocks that a product is made of
 _HALF = SIDE // 2  # and rows
 _LINE = 64  # bytes
+_MOST = 256  # keys of a query, and values of each
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_ssize_t
-_INTERFACE = 2  # what is called here, and how: both files change it together
-_SNAKES = [f"snake_{source}_{target}" for source in _TYPES.values() for target in _TYPES.values()]
+_INTERFACE = 3  # what is called here, and how: both files change it together
+_GATHERS = [f"gather_{source}_{target}" for source in _TYPES.values() for target in _TYPES.values()]
 _PARAMETERS = {
-    **{name: [*[_POINTER] * 4, *[_COUNT] * 2] for name in _SNAKES},
+    **{name: [*[_POINTER] * 6, *[_COUNT] * 3] for name in _GATHERS},
     "add_bfloat16": [*[_POINTER] * 2, _COUNT],
+    "convolve_to_one": [*[_POINTER] * 4, *[_COUNT] * 3],
     "convolve": [*[ctypes.c_int] * 2, *[_POINTER] * 5, *[_COUNT] * 6],
     "multiply": [ctypes.c_int, *[_POINTER] * 4, *[_COUNT] * 3],
+    "attend": [*[_POINTER] * 6, *[_COUNT] * 6],
+    "depthwise_norm": [*[_POINTER] * 6, ctypes.c_float, *[_COUNT] * 3],
     "normed_bfloat16": [*[_POINTER] * 2, ctypes.c_float, *[_COUNT] * 2],
 }
 
@@ -202,17 +206,76 @@ def normed(x: Tensor, eps: float) -> Tensor:
     return out
 
 
-def apply_snake(snake: Snake, x: Tensor, out: Tensor) -> bool:
-    """Fill `out` [B, time, channels] with x behind the snake, each stream's rows without gaps; False: not done."""
-    function = _functions.get(f"snake_{_TYPES.get(x.dtype)}_{_TYPES.get(out.dtype)}")
-    _, time, channels = x.shape
+def attends(size: int, window: int) -> bool:
+    """Whether `attend` takes heads of this size and windows of so many frames."""
+    return size % SIDE == 0 and max(size, window) <= _MOST
+
+
+def attend(qkv: Tensor, rotary: Sequence[Tensor], history: Tensor, *, heads: int, known: int) -> tuple[Tensor, Tensor]:
+    """Attention of one stream [frames, heads * size] bfloat16, and its next history.
+
+    `qkv` [frames, (heads + 2 * kv_heads) * size] float32 is lost, `rotary` are cosines and sines [frames, size],
+    `history` [2, kv_heads, window - 1, size] float32 has `known` frames, and as many are used as it has rows.
+    """
+    _, kv_heads, past, size = history.shape
+    frames, following = len(qkv), torch.empty_like(history)
+    out = qkv.new_empty((frames, heads * size), dtype=torch.bfloat16)
+    tensors = (qkv, *rotary, history, following, out)
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    _functions["attend"](*pointers, frames, heads, kv_heads, past + 1, size, known)
+    return out, following
+
+
+def depthwise_norm(x: Tensor, memory: Tensor, taps: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """One stream's rows [time, channels] behind the convolution of each channel, normed, in bfloat16; its next memory.
+
+    x, `memory` [count - 1, channels] and `taps` [count, channels] are float32, channels at most 4096.
+    """
+    out, following = torch.empty_like(x, dtype=torch.bfloat16), torch.empty_like(memory)
+    tensors = (memory, x, taps, bias, following, out)
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    _functions["depthwise_norm"](*pointers, eps, len(x), *taps.shape)
+    return out, following
+
+
+def gather(x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = ()) -> list[Tensor] | None:
+    """Fill `out` [B, context + time, channels] with the streams' pasts [context, channels], and x behind the snake.
+
+    Returns the next pasts; None: not done. Rows of each stream have no gaps, pasts are of the type of `out`.
+    """
+    function = _functions.get(f"gather_{_TYPES.get(x.dtype)}_{_TYPES.get(out.dtype)}")
+    streams, time, channels = x.shape
     rows = channels, 1
     if function is None or not x.is_cpu or x.stride()[1:] != rows or out.stride()[1:] != rows:
-        return False
-    frequency = None if snake.frequency is None else snake.frequency.data_ptr()
-    for source, target in zip(x, out, strict=True):
-        function(source.data_ptr(), target.data_ptr(), frequency, snake.amplitude.data_ptr(), time, channels)
-    return True
+        return None
+    frequency = None if snake is None or snake.frequency is None else snake.frequency.data_ptr()
+    amplitude = None if snake is None else snake.amplitude.data_ptr()
+    context, nexts = out.shape[1] - time, [torch.empty_like(past) for past in pasts]
+    assert len(pasts) == (streams if context else 0), len(pasts)
+    source, target = x.data_ptr(), out.data_ptr()
+    from_one, to_one = x.stride(0) * x.itemsize, out.stride(0) * out.itemsize
+    for stream in range(streams):
+        past, following = (pasts[stream].data_ptr(), nexts[stream].data_ptr()) if context else (target, target)
+        function(source, target, frequency, amplitude, past, following, context, time, channels)
+        source, target = source + from_one, target + to_one
+    return nexts
+
+
+def convolve_to_one(rows: Tensor, taps: Tensor, bias: Tensor) -> Tensor | None:
+    """A convolution of rows [B, count - 1 + time, channels] with taps [count, channels] -> [B, time, 1], or None.
+
+    None is: not done. All in float32.
+    """
+    function, (streams, length, channels), count = _functions.get("convolve_to_one"), rows.shape, len(taps)
+    if function is None or not rows.is_cpu or channels % _HALF or not rows.is_contiguous():
+        return None
+    out = rows.new_empty(streams, length - count + 1, 1)
+    for own, samples in zip(rows, out, strict=True):
+        pointers = (own.data_ptr(), taps.data_ptr(), bias.data_ptr(), samples.data_ptr())
+        function(*pointers, len(samples), count, channels)
+    return out
 
 
 def add(total: Tensor, x: Tensor) -> Tensor:

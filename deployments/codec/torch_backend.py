@@ -16,7 +16,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from deployments.codec.cpu_kernels import Convolution, ExactConvolution, add, apply_snake, fits, normed, unfolded
+from deployments.codec import cpu_kernels
+from deployments.codec.cpu_kernels import (
+    Convolution,
+    ExactConvolution,
+    add,
+    convolve_to_one,
+    fits,
+    gather,
+    normed,
+    unfolded,
+)
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, with_frequency
 from deployments.codec.forward import Signal, latents, waveform
 from deployments.codec.reference import rotary_tables, rotate
@@ -98,10 +108,14 @@ class _ProductToOneChannel:
 
     def __init__(self, conv: Conv) -> None:
         assert conv.dilation == conv.weight.shape[2] == 1, conv.weight.shape
-        self._taps = conv.weight[:, :, 0].T.contiguous()
+        self._rows = conv.weight[:, :, 0].contiguous()
+        self._taps = self._rows.T.contiguous()
         self._bias = conv.bias
 
     def __call__(self, rows: Tensor) -> Tensor:
+        samples = convolve_to_one(rows, self._rows, self._bias)
+        if samples is not None:
+            return samples
         products = rows @ self._taps  # [B, context + time, taps]
         batch, length, taps = products.shape
         diagonals = products.as_strided((batch, length - taps + 1, taps), (length * taps, taps, taps + 1))
@@ -126,12 +140,23 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
+def _gather(x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = ()) -> list[Tensor]:
+    """Fill `out` [B, context + time, channels] with the streams' pasts, and x behind the snake; the next pasts."""
+    nexts = gather(x, out, snake, pasts)
+    if nexts is not None:
+        return nexts
+    time = x.shape[1]
+    context = out.shape[1] - time
+    _apply(snake, x, out[:, context:])
+    for own, past in zip(out, pasts, strict=False):
+        own[:context] = past
+    return [own[time:].clone() for own in out] if context else []
+
+
 def _apply(snake: Snake | None, x: Tensor, out: Tensor) -> None:
     """Fill `out` [B, time, channels] with x behind the snake."""
     if snake is None:
         out.copy_(x)
-        return
-    if apply_snake(snake, x, out):
         return
     wave = _scratch.take("wave", x.shape, x.device)
     exact = x if x.dtype == torch.float32 else _scratch.take("exact", x.shape, x.device).copy_(x)
@@ -280,6 +305,8 @@ class _TorchCall:
     def attend(self, qkv: Signal, layer: Layer) -> Signal:
         """As in Call."""
         config, index = self._backend.config, self._backend.memories[layer]
+        if self._is_own(layer.output) and cpu_kernels.attends(config.head_dim, config.sliding_window):
+            return Signal(torch.stack(list(self._attended(qkv.rows, index))))
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         rows = qkv.rows.view(*qkv.rows.shape[:2], -1, config.head_dim).transpose(1, 2)
         q, k, v = torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
@@ -288,9 +315,22 @@ class _TorchCall:
         y = torch.cat([_attend(*stream, index) for stream in streams])
         return Signal(y.transpose(1, 2).flatten(2))
 
+    def _is_own(self, linear: Linear) -> bool:
+        """Whether this product takes rows in bfloat16, which our kernels make."""
+        return isinstance(self._backend.products[linear], Convolution)
+
+    def _attended(self, qkv: Tensor, index: int) -> Iterator[Tensor]:
+        heads = self._backend.config.num_attention_heads
+        for own, known, memory, *rotary in zip(qkv, self._positions, self._memories, *self._rotary, strict=True):
+            tables = [table[0] for table in rotary]
+            y, memory[index] = cpu_kernels.attend(own, tables, memory[index], heads=heads, known=known)
+            yield y
+
     def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
         """As in Call."""
         new, index = x.rows.float(), self._backend.memories[block]
+        if self._is_own(block.up):
+            return Signal(torch.stack(list(self._normed_streams(new, block, index))))
         rows = torch.cat((torch.stack([memory[index] for memory in self._memories]), new), dim=1)
         time = new.shape[1]
         for own, memory in zip(rows, self._memories, strict=True):
@@ -298,22 +338,25 @@ class _TorchCall:
         y = block.bias + sum(rows[:, tap : tap + time] * weight for tap, weight in enumerate(block.taps))
         return Signal(F.layer_norm(y, y.shape[2:], eps=_LAYER_NORM_EPS))
 
+    def _normed_streams(self, new: Tensor, block: ConvNeXt, index: int) -> Iterator[Tensor]:
+        for own, memory in zip(new, self._memories, strict=True):
+            y, memory[index] = cpu_kernels.depthwise_norm(own, memory[index], block.taps, block.bias, _LAYER_NORM_EPS)
+            yield y
+
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
     ) -> Signal:
         """As in Call. A snake is done with the product, or left to the layer behind, which copies its rows anyway."""
         batch, time, channels = x.rows.shape
         product, context = self._backend.products[conv], conv.context
-        if context or x.snake is not None or x.rows.dtype != product.dtype:
+        rows = x.rows
+        if context or x.snake is not None or rows.dtype != product.dtype:
             rows = _scratch.take("rows", (batch, context + time, channels), self._backend.device, product.dtype)
-            _apply(x.snake, x.rows, rows[:, context:])
-        else:
-            rows = x.rows
-        if context:
-            index = self._backend.memories[conv]
-            for own, memory in zip(rows, self._memories, strict=True):
-                own[:context] = memory[index]
-                memory[index] = own[time:].clone()
+            index = self._backend.memories[conv] if context else 0
+            pasts = [memory[index] for memory in self._memories] if context else []
+            nexts = _gather(x.rows, rows, x.snake, pasts)
+            for memory, following in zip(self._memories, nexts, strict=False):
+                memory[index] = following
         if isinstance(product, Convolution) and residual is not None:
             return Signal(product(rows, total=residual.rows), snake)
         if isinstance(product, Convolution) and snake is not None and snake.frequency is None and not keep:
@@ -328,10 +371,12 @@ class _TorchCall:
     def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TorchCall", Signal]]:
         """As in Call. Units add to a copy: new memory for each of their sums would leave the cache."""
         for call, rows in self._cut(x.rows):
-            yield (
-                call,
-                Signal(_scratch.take("signal", rows.shape, rows.device).copy_(rows) if block.units else rows, x.snake),
-            )
+            if block.units:
+                signal = _scratch.take("signal", rows.shape, rows.device)
+                _gather(rows, signal)
+                yield call, Signal(signal, x.snake)
+            else:
+                yield call, Signal(rows, x.snake)
 
     def _cut(self, x: Tensor) -> Iterator[tuple["_TorchCall", Tensor]]:
         _, time, channels = x.shape

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import conv1d, gelu, silu
+from torch.nn.functional import conv1d, gelu, layer_norm, silu
 
 from deployments.codec import cpu_kernels, torch_backend
 from deployments.codec.cpu_kernels import (
@@ -14,8 +14,12 @@ from deployments.codec.cpu_kernels import (
     Convolution,
     ExactConvolution,
     add,
-    apply_snake,
+    attend,
+    attends,
+    convolve_to_one,
+    depthwise_norm,
     fits,
+    gather,
     normed,
     unfolded,
 )
@@ -39,34 +43,104 @@ def test_what_was_built_for_another_version_is_not_called(monkeypatch: pytest.Mo
     assert cpu_kernels._built() == {}
 
 
-@pytest.mark.parametrize("target", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+TYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("target", TYPES)
+@pytest.mark.parametrize("source", TYPES)
 @pytest.mark.parametrize("channels", [1, 7, 96])
-def test_a_snake(source: torch.dtype, target: torch.dtype, channels: int) -> None:
-    """Of several streams, into rows behind a context, for small values and for large ones."""
+def test_gathering_rows(source: torch.dtype, target: torch.dtype, channels: int) -> None:
+    """Of several streams, behind their pasts, through a snake or none, for small values and for large ones."""
     x = (random(2, 5, channels) * torch.tensor([0.1, 30.0])[:, None, None]).to(source)
+    pasts = [random(3, channels, seed=seed).to(target) for seed in (4, 5)]
     amplitude, frequency = random(channels, seed=1), random(channels, seed=2).abs() * 4
     rows = torch.full((2, 8, channels), 7.0, dtype=target)
-    for snake in (Snake(amplitude, frequency), Snake(amplitude, None)):
-        assert apply_snake(snake, x, rows[:, 3:])
-        turned = x.float() if snake.frequency is None else x.float() * snake.frequency
-        exact = x.double() + amplitude.double() * turned.double().sin().square()
+    for snake in (Snake(amplitude, frequency), Snake(amplitude, None), None):
+        nexts = gather(x, rows, snake, pasts)
+        assert nexts is not None
+        exact = x.double()
+        if snake is not None:
+            turned = x.float() if snake.frequency is None else x.float() * snake.frequency
+            exact = exact + amplitude.double() * turned.double().sin().square()
         error = (rows[:, 3:].double() - exact).abs()
         assert (error <= 1e-5 + (ROUNDING if target == torch.bfloat16 else 0.0) * exact.abs()).all()
-        assert (rows[:, :3] == 7).all()
+        assert all(torch.equal(own[:3], past) for own, past in zip(rows, pasts, strict=True))
+        assert all(torch.equal(own[-3:], following) for own, following in zip(rows, nexts, strict=True))
+
+
+def test_a_past_that_is_longer_than_what_comes() -> None:
+    past, rows = random(54, 4), torch.empty(1, 57, 4)
+    nexts = gather(random(1, 3, 4, seed=1), rows, None, [past])
+    assert nexts is not None
+    assert torch.equal(nexts[0], rows[0, 3:])
 
 
 def test_what_is_not_finite_stays_so() -> None:
     x = torch.tensor([[[torch.nan, torch.inf, -torch.inf, 1.0]]])
-    for target in (torch.float32, torch.bfloat16):
-        out = torch.empty(1, 1, 4, dtype=target)
-        assert apply_snake(Snake(torch.ones(4), None), x, out)
-        assert torch.isfinite(out).tolist() == [[[False, False, False, True]]]
+    for target in TYPES:
+        for snake in (Snake(torch.ones(4), None), None):
+            out = torch.empty(1, 1, 4, dtype=target)
+            assert gather(x, out, snake) == []
+            assert torch.isfinite(out).tolist() == [[[False, False, False, True]]]
 
 
 def test_rows_with_gaps_are_left_to_torch() -> None:
     x = random(1, 4, 8)[:, :, ::2]
-    assert not apply_snake(Snake(torch.ones(4), None), x, torch.empty(1, 4, 4))
+    assert gather(x, torch.empty(1, 4, 4), Snake(torch.ones(4), None)) is None
+    assert convolve_to_one(x, torch.ones(2, 4), torch.ones(1)) is None
+
+
+@pytest.mark.parametrize(("taps", "channels"), [(7, 96), (1, 16), (3, 48)])
+def test_a_convolution_to_one_channel(taps: int, channels: int) -> None:
+    rows, weight, bias = random(2, 20 + taps, channels), random(taps, channels, seed=1), random(1, seed=2)
+    got = convolve_to_one(rows, weight, bias)
+    assert got is not None
+    assert ((got.double() - exactly(rows, weight[:, :, None], bias, 1)).abs() <= 1e-4).all()
+
+
+@pytest.mark.parametrize(("frames", "known"), [(1, 0), (1, 3), (1, 40), (5, 2), (12, 40), (30, 7)])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(2, 2, 64), (4, 2, 32)])
+def test_attention(frames: int, known: int, heads: int, kv_heads: int, size: int) -> None:
+    window = 16
+    qkv, history = random(frames, (heads + 2 * kv_heads) * size), random(2, kv_heads, window - 1, size, seed=1)
+    angles = random(frames, size // 2, seed=2).double().repeat(1, 2)
+    q, k, v = qkv.double().view(frames, -1, size).transpose(0, 1).split([heads, kv_heads, kv_heads])
+    q, k = (
+        x * angles.cos() + torch.cat((-x[..., size // 2 :], x[..., : size // 2]), dim=-1) * angles.sin() for x in (q, k)
+    )
+    keys, values = torch.cat((history.double(), torch.stack((k, v))), dim=2).repeat_interleave(heads // kv_heads, dim=1)
+    key, query = torch.arange(window - 1 + frames), torch.arange(frames)[:, None]
+    mask = (key >= query) & (key < query + window) & (key >= window - 1 - known)
+    scores = (q @ keys.transpose(1, 2) / size**0.5).masked_fill(~mask, -torch.inf)
+    exact = (scores.softmax(dim=-1) @ values).transpose(0, 1).flatten(1)
+
+    tables, before = [angles.cos().float(), angles.sin().float()], history.clone()
+    got, following = attend(qkv.clone(), tables, history, heads=heads, known=known)
+    assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
+    wanted = torch.cat((history.double(), torch.stack((k, v))), dim=2)[:, :, -(window - 1) :]
+    assert ((following.double() - wanted).abs() <= 1e-5).all()
+    assert torch.equal(history, before), "states are never written in place"
+    qkv[-1, 0] = torch.nan
+    assert not attend(qkv, tables, history, heads=heads, known=known)[0].isfinite().all()
+
+
+def test_which_attention_is_ours() -> None:
+    assert attends(64, 72)
+    assert not attends(64, 257)
+    assert not attends(8, 72)
+
+
+@pytest.mark.parametrize("time", [1, 4, 30])
+def test_a_depthwise_convolution_and_its_norm(time: int) -> None:
+    x, past, taps, bias = random(time, 96) + 3, random(6, 96, seed=1), random(7, 96, seed=2), random(96, seed=3)
+    got, following = depthwise_norm(x, past, taps, bias, 1e-6)
+    rows = torch.cat((past, x)).double()
+    exact = bias + sum(rows[tap : tap + time] * taps[tap] for tap in range(7))
+    exact = layer_norm(exact, (96,), eps=1e-6)
+    assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-4).all()
+    assert torch.equal(following, rows[time:].float())
+    x[-1, 5] = torch.inf
+    assert not depthwise_norm(x, past, taps, bias, 1e-6)[0][-1].isfinite().any()
 
 
 def test_a_sum_of_two_types() -> None:
