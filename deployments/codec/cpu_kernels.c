@@ -21,7 +21,7 @@
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* That of all functions here, as cpu_kernels.py has it: one built for another one is not called. */
-int interface(void) { return 3; }
+int interface(void) { return 4; }
 
 ALWAYS_INLINE float widened(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;
@@ -446,11 +446,11 @@ FOR_THIS_CPU static void finish(const struct results *r, const float *sums, ptrd
 /* A convolution of rows [streams, (taps - 1) * dilation + time, inputs] bfloat16; inputs and outputs are multiples of
  * 32. Less than 16 rows of time are those of one stream. `units` are those of matrix_units, or fewer. See `results` for
  * the rest. */
-void convolve(int units, int kind, const uint16_t *rows, const uint16_t *weight, const float *bias,
+void convolve(ptrdiff_t units, ptrdiff_t kind, const uint16_t *rows, const uint16_t *weight, const float *bias,
               const float *amplitude, void *out, ptrdiff_t streams, ptrdiff_t time, ptrdiff_t taps, ptrdiff_t dilation,
               ptrdiff_t inputs, ptrdiff_t outputs) {
     const struct convolution c = {rows, weight, streams, time, taps, dilation, inputs};
-    const struct results r = {kind, out, bias, amplitude, outputs};
+    const struct results r = {(int)kind, out, bias, amplitude, outputs};
     const ptrdiff_t count = sixteens(&c);
     float sums[2 * HALF * SIDE] __attribute__((aligned(64)));
     if (units == AMX_BF16)
@@ -477,7 +477,7 @@ void convolve(int units, int kind, const uint16_t *rows, const uint16_t *weight,
 }
 
 /* out [time, outputs] = rows [time, inputs] times a weight [outputs / 32][inputs][32] plus bias, all float32. */
-void multiply(int units, const float *rows, const float *weight, const float *bias, float *out, ptrdiff_t time,
+void multiply(ptrdiff_t units, const float *rows, const float *weight, const float *bias, float *out, ptrdiff_t time,
               ptrdiff_t inputs, ptrdiff_t outputs) {
     const struct results r = {WIDE, out, bias, 0, outputs};
     float sums[HALF * SIDE] __attribute__((aligned(64)));
@@ -492,18 +492,50 @@ void multiply(int units, const float *rows, const float *weight, const float *bi
         }
 }
 
-/* out [rows, channels] bfloat16: rows of float32 over their root mean square. */
-FOR_THIS_CPU void normed_bfloat16(const float *in, uint16_t *out, float eps, ptrdiff_t rows, ptrdiff_t channels) {
-    for (ptrdiff_t row = 0; row < rows; row++, in += channels, out += channels) {
+/* out [streams, time, taps, bytes]: what each row of a convolution is a product of, of rows of so many bytes
+ * [streams, (taps - 1) * dilation + time]. */
+void unfold(const char *rows, char *out, ptrdiff_t streams, ptrdiff_t time, ptrdiff_t taps, ptrdiff_t dilation,
+            ptrdiff_t bytes) {
+    for (ptrdiff_t stream = 0; stream < streams; stream++, rows += (taps - 1) * dilation * bytes)
+        for (ptrdiff_t row = 0; row < time; row++, rows += bytes)
+            for (ptrdiff_t tap = 0; tap < taps; tap++, out += bytes)
+                memcpy(out, rows + tap * dilation * bytes, bytes);
+}
+
+/* out [frames, channels] = the sum of the tables' entries [.., channels] of codes [frames, groups], each in the table
+ * that begins at the group's offset. */
+FOR_THIS_CPU void embed(const int64_t *codes, const int64_t *offsets, const float *tables, float *restrict out,
+                        ptrdiff_t frames, ptrdiff_t groups, ptrdiff_t channels) {
+    for (ptrdiff_t frame = 0; frame < frames; frame++, codes += groups, out += channels) {
+        memset(out, 0, channels * sizeof *out);
+        for (ptrdiff_t group = 0; group < groups; group++) {
+            const float *entry = tables + (codes[group] + offsets[group]) * channels;
+            for (ptrdiff_t channel = 0; channel < channels; channel++)
+                out[channel] += entry[channel];
+        }
+    }
+}
+
+/* out [rows, channels], bfloat16 where asked: rows of float32 over their root mean square. Channels are a multiple of
+ * 32. */
+FOR_THIS_CPU void norm(const float *in, void *out, ptrdiff_t halves, const float *eps, ptrdiff_t rows,
+                       ptrdiff_t channels) {
+    for (ptrdiff_t row = 0; row < rows; row++, in += channels) {
         float squares[SIDE] = {0}, sum = 0.0f;
         for (ptrdiff_t channel = 0; channel < channels; channel += SIDE)
             for (ptrdiff_t each = 0; each < SIDE; each++)
                 squares[each] += in[channel + each] * in[channel + each];
         for (ptrdiff_t each = 0; each < SIDE; each++)
             sum += squares[each];
-        float scale = 1.0f / __builtin_sqrtf(sum / channels + eps);
-        for (ptrdiff_t channel = 0; channel < channels; channel++)
-            out[channel] = rounded(in[channel] * scale);
+        const float scale = 1.0f / __builtin_sqrtf(sum / channels + *eps);
+        float *restrict wide = (float *)out + row * channels;
+        uint16_t *restrict half = (uint16_t *)out + row * channels;
+        if (halves)
+            for (ptrdiff_t channel = 0; channel < channels; channel++)
+                half[channel] = rounded(in[channel] * scale);
+        else
+            for (ptrdiff_t channel = 0; channel < channels; channel++)
+                wide[channel] = in[channel] * scale;
     }
 }
 
@@ -583,12 +615,13 @@ ALWAYS_INLINE void weigh(const float *q, const struct head_rows *keys, const str
 /* Attention of one stream's frames to themselves and those before them, at most `window` in all.
  *
  * qkv [frames, heads + 2 * kv_heads, size], whose queries and keys are turned in place by angles with these cosines and
- * sines [frames, size]; history and next [2, kv_heads, window - 1, size], of which `known` rows are those of frames;
+ * sines [frames, size]; history and next [2, kv_heads, window - 1, size], of which as many rows as `known` says are those of frames;
  * out [frames, heads, size] bfloat16. A window has at most 256 frames, size is a multiple of 32 up to 256. */
 FOR_THIS_CPU void attend(float *qkv, const float *cosines, const float *sines, const float *history, float *next,
                          uint16_t *out, ptrdiff_t frames, ptrdiff_t heads, ptrdiff_t kv_heads, ptrdiff_t window,
-                         ptrdiff_t size, ptrdiff_t known) {
-    const ptrdiff_t width = (heads + 2 * kv_heads) * size, past = window - 1, unknown = past > known ? past - known : 0;
+                         ptrdiff_t size, const int64_t *known) {
+    const ptrdiff_t width = (heads + 2 * kv_heads) * size, past = window - 1;
+    const ptrdiff_t unknown = past > *known ? past - *known : 0;
     for (ptrdiff_t frame = 0; frame < frames; frame++)
         for (ptrdiff_t head = 0; head < heads + kv_heads; head++)
             rotate(qkv + frame * width + head * size, cosines + frame * size, sines + frame * size, size);
@@ -610,7 +643,8 @@ FOR_THIS_CPU void attend(float *qkv, const float *cosines, const float *sines, c
  * past [count - 1, channels] and now [time, channels] are its rows, taps are [count, channels], bias [channels]; out
  * [time, channels] bfloat16; next [count - 1, channels]: the last rows. Channels are at most 4096. */
 FOR_THIS_CPU void depthwise_norm(const float *past, const float *now, const float *taps, const float *bias, float *next,
-                                 uint16_t *out, float eps, ptrdiff_t time, ptrdiff_t count, ptrdiff_t channels) {
+                                 uint16_t *out, const float *eps, ptrdiff_t time,
+                                 ptrdiff_t count, ptrdiff_t channels) {
     const struct head_rows rows = {past, now, count - 1, channels};
     float sums[4096];
     for (ptrdiff_t row = 0; row < time; row++) {
@@ -626,7 +660,7 @@ FOR_THIS_CPU void depthwise_norm(const float *past, const float *now, const floa
         mean /= channels;
         for (ptrdiff_t channel = 0; channel < channels; channel++)
             square += (sums[channel] - mean) * (sums[channel] - mean);
-        const float shift = (float)mean, scale = (float)(1.0 / __builtin_sqrt(square / channels + eps));
+        const float shift = (float)mean, scale = (float)(1.0 / __builtin_sqrt(square / channels + *eps));
         for (ptrdiff_t channel = 0; channel < channels; channel++)
             out[row * channels + channel] = rounded((sums[channel] - shift) * scale);
     }
@@ -639,4 +673,20 @@ FOR_THIS_CPU void convolve_to_one(const float *rows, const float *taps, const fl
                                   ptrdiff_t count, ptrdiff_t channels) {
     for (ptrdiff_t row = 0; row < time; row++)
         out[row] = *bias + dot(rows + row * channels, taps, count * channels);
+}
+
+/* A call of one of the functions above: its address, and its arguments, which are all pointers or ptrdiff_t so that any
+ * of them can be called in one way. */
+enum { MOST_ARGUMENTS = 15 };
+struct step {
+    void (*function)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                     int64_t, int64_t, int64_t, int64_t);
+    int64_t arguments[MOST_ARGUMENTS];
+};
+
+void replay(const struct step *steps, ptrdiff_t count) {
+    for (const struct step *step = steps; step < steps + count; step++) {
+        const int64_t *a = step->arguments;
+        step->function(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]);
+    }
 }

@@ -5,6 +5,7 @@ They are called through ctypes, whose calls leave Python to other threads.
 
 import ctypes
 import mmap
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
@@ -13,27 +14,32 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from deployments.codec.fold import Snake
+from deployments.codec.fold import ConvNeXt, Snake
 
 _Function = Callable[..., int]
+New = Callable[[str, Sequence[int], torch.dtype], Tensor]  # memory for one of the results, of a shape and a type
 _TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 SIDE = 32  # inputs and outputs of the blocks that a product is made of
 _HALF = SIDE // 2  # and rows
 _LINE = 64  # bytes
 _MOST = 256  # keys of a query, and values of each
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_ssize_t
-_INTERFACE = 3  # what is called here, and how: both files change it together
+_INTERFACE = 4  # what is called here, and how: both files change it together
 _GATHERS = [f"gather_{source}_{target}" for source in _TYPES.values() for target in _TYPES.values()]
 _PARAMETERS = {
     **{name: [*[_POINTER] * 6, *[_COUNT] * 3] for name in _GATHERS},
     "add_bfloat16": [*[_POINTER] * 2, _COUNT],
     "convolve_to_one": [*[_POINTER] * 4, *[_COUNT] * 3],
-    "convolve": [*[ctypes.c_int] * 2, *[_POINTER] * 5, *[_COUNT] * 6],
-    "multiply": [ctypes.c_int, *[_POINTER] * 4, *[_COUNT] * 3],
-    "attend": [*[_POINTER] * 6, *[_COUNT] * 6],
-    "depthwise_norm": [*[_POINTER] * 6, ctypes.c_float, *[_COUNT] * 3],
-    "normed_bfloat16": [*[_POINTER] * 2, ctypes.c_float, *[_COUNT] * 2],
+    "convolve": [*[_COUNT] * 2, *[_POINTER] * 5, *[_COUNT] * 6],
+    "multiply": [_COUNT, *[_POINTER] * 4, *[_COUNT] * 3],
+    "unfold": [*[_POINTER] * 2, *[_COUNT] * 5],
+    "embed": [*[_POINTER] * 4, *[_COUNT] * 3],
+    "norm": [*[_POINTER] * 2, _COUNT, _POINTER, *[_COUNT] * 2],
+    "attend": [*[_POINTER] * 6, *[_COUNT] * 5, _POINTER],
+    "depthwise_norm": [*[_POINTER] * 7, *[_COUNT] * 3],
+    "replay": [_POINTER, _COUNT],
 }
+_WORDS = 16  # of a step of a replay: the function and its arguments
 
 
 class Kind(IntEnum):
@@ -63,6 +69,54 @@ _functions = _built()
 BUILT = bool(_functions)
 # What multiplies bfloat16 here: 0 nothing, 1 AVX-512's dot products, 2 AMX. Asked once: AMX wants the kernel's leave.
 MATRIX_UNITS = _functions["matrix_units"]() if BUILT else 0
+
+
+class _Calls(threading.local):
+    """Those of this thread, while they are recorded."""
+
+    recorded: list[tuple[int, ...]] | None = None
+
+
+_calls = _Calls()
+
+
+def _call(name: str, *words: int | None) -> None:
+    function = _functions[name]
+    function(*words)
+    if _calls.recorded is not None:
+        address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+        _calls.recorded.append((address, *(word or 0 for word in words)))
+
+
+class Recording:
+    """Calls of kernels, to be made again at once, with other tensors in place of some.
+
+    Between two kernels Python and torch take 50 us: what they need has left the cache, which weights flow through.
+    """
+
+    def __init__(self, calls: Callable[[], object], tensors: Sequence[Tensor]) -> None:
+        """Make the `calls` of this module. All other tensors that they work on stay where they are."""
+        _calls.recorded = []
+        try:
+            calls()
+            steps = _calls.recorded
+        finally:
+            _calls.recorded = None
+        words = [word for step in steps for word in (*step, *[0] * (_WORDS - len(step)))]
+        numbers = {tensor.data_ptr(): number for number, tensor in enumerate(tensors)}
+        self._words = torch.tensor(words, dtype=torch.int64)
+        self._places = torch.tensor([place for place, word in enumerate(words) if word in numbers])
+        self._numbers = torch.tensor([numbers[word] for word in words if word in numbers])
+
+    def replay(self, tensors: Sequence[Tensor]) -> None:
+        """The calls, with these tensors in place of those that they were recorded with."""
+        pointers = torch.tensor([tensor.data_ptr() for tensor in tensors])
+        self._words[self._places] = pointers[self._numbers]
+        _functions["replay"](self._words.data_ptr(), len(self._words) // _WORDS)
+
+
+def _empty(_: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty(*shape, dtype=dtype)
 
 
 def fits(weight: Tensor) -> bool:
@@ -136,6 +190,7 @@ class Convolution:
         total: Tensor | None = None,
         gelu: bool = False,
         wide: bool = False,
+        new: New = _empty,
     ) -> Tensor:
         """`rows` [B, context + time, in] bfloat16 without gaps -> [B, time, out] bfloat16, or float32 if `wide`.
 
@@ -150,19 +205,19 @@ class Convolution:
         if total is not None:
             out, kind = total, Kind.ADDED
         elif wide:
-            out, kind = rows.new_empty((streams, time, width), dtype=torch.float32), Kind.WIDE
+            out, kind = new("out", (streams, time, width), torch.float32), Kind.WIDE
         else:
-            out, kind = rows.new_empty((streams, time, width)), Kind.GATED if self._gated else Kind.ROUNDED
+            out, kind = new("out", (streams, time, width), torch.bfloat16), Kind.GATED if self._gated else Kind.ROUNDED
             kind = Kind.GELU if gelu else kind if snake is None else Kind.SNAKED
         if taps > 1 and time < _HALF:
-            rows, taps, dilation, inputs = unfolded(rows, taps, dilation), 1, 1, taps * inputs
+            rows, taps, dilation, inputs = unfolded(rows, taps, dilation, new), 1, 1, taps * inputs
         if taps == 1:
             streams, time = 1, streams * time
         assert rows.is_contiguous(), rows.stride()
         assert out.is_contiguous(), out.stride()
         amplitude = None if snake is None else snake.amplitude.data_ptr()
         pointers = (rows.data_ptr(), self._weight.data_ptr(), self._bias.data_ptr(), amplitude, out.data_ptr())
-        _functions["convolve"](self._units, kind, *pointers, streams, time, taps, dilation, inputs, outputs)
+        _call("convolve", self._units, kind.value, *pointers, streams, time, taps, dilation, inputs, outputs)
         return out
 
 
@@ -178,31 +233,43 @@ class ExactConvolution:
         self._weight = _pages.copy(weight.reshape(self._taps * inputs, -1, SIDE).transpose(0, 1).float())
         self._bias = weight.new_zeros(outputs) if bias is None else bias.float().contiguous()
 
-    def __call__(self, rows: Tensor) -> Tensor:
+    def __call__(self, rows: Tensor, *, new: New = _empty) -> Tensor:
         """`rows` [B, context + time, in] float32 without gaps -> [B, time, out] float32."""
         assert rows.dtype == torch.float32, rows.dtype
-        rows = unfolded(rows, self._taps, self._dilation) if self._taps > 1 else rows
+        rows = unfolded(rows, self._taps, self._dilation, new) if self._taps > 1 else rows
         assert rows.is_contiguous(), rows.stride()
         panels, inputs, _ = self._weight.shape
-        out = rows.new_empty(*rows.shape[:2], panels * SIDE)
+        out = new("out", (*rows.shape[:2], panels * SIDE), torch.float32)
         pointers = (rows.data_ptr(), self._weight.data_ptr(), self._bias.data_ptr(), out.data_ptr())
-        _functions["multiply"](self._units, *pointers, out[:, :, 0].numel(), inputs, panels * SIDE)
+        _call("multiply", self._units, *pointers, len(rows) * rows.shape[1], inputs, panels * SIDE)
         return out
 
 
-def unfolded(rows: Tensor, taps: int, dilation: int) -> Tensor:
+def unfolded(rows: Tensor, taps: int, dilation: int, new: New) -> Tensor:
     """What each row of a convolution is a product of, [B, time, taps * in], of rows [B, context + time, in]."""
-    batch, length, channels = rows.shape
-    shape = (batch, length - (taps - 1) * dilation, taps, channels)
-    return rows.as_strided(shape, (length * channels, channels, dilation * channels, 1)).flatten(2).contiguous()
+    streams, length, channels = rows.shape
+    time = length - (taps - 1) * dilation
+    out = new("unfolded", (streams, time, taps * channels), rows.dtype)
+    _call("unfold", rows.data_ptr(), out.data_ptr(), streams, time, taps, dilation, channels * rows.itemsize)
+    return out
 
 
-def normed(x: Tensor, eps: float) -> Tensor:
-    """x [..., channels] float32 over its root mean square, bfloat16; channels are a multiple of 32."""
+def embed(codes: Tensor, offsets: Tensor, tables: Tensor, *, new: New = _empty) -> Tensor:
+    """Sums [B, frames, channels] of the entries of codes [B, frames, groups], all tensors without gaps."""
+    streams, frames, groups = codes.shape
+    channels = tables.shape[1]
+    out = new("out", (streams, frames, channels), torch.float32)
+    pointers = (codes.data_ptr(), offsets.data_ptr(), tables.data_ptr(), out.data_ptr())
+    _call("embed", *pointers, streams * frames, groups, channels)
+    return out
+
+
+def normed(x: Tensor, eps: Tensor, dtype: torch.dtype, *, new: New = _empty) -> Tensor:
+    """x [..., channels] float32 over its root mean square, in another type; channels are a multiple of 32."""
     assert x.is_contiguous(), x.stride()
-    out = torch.empty_like(x, dtype=torch.bfloat16)
-    channels = x.shape[-1]
-    _functions["normed_bfloat16"](x.data_ptr(), out.data_ptr(), eps, x.numel() // channels, channels)
+    out, channels = new("out", x.shape, dtype), x.shape[-1]
+    rows = x.numel() // channels
+    _call("norm", x.data_ptr(), out.data_ptr(), int(dtype == torch.bfloat16), eps.data_ptr(), rows, channels)
     return out
 
 
@@ -211,78 +278,81 @@ def attends(size: int, window: int) -> bool:
     return size % SIDE == 0 and max(size, window) <= _MOST
 
 
-def attend(qkv: Tensor, rotary: Sequence[Tensor], history: Tensor, *, heads: int, known: int) -> tuple[Tensor, Tensor]:
-    """Attention of one stream [frames, heads * size] bfloat16, and its next history.
+def attend(qkv: Tensor, rotary: Sequence[Tensor], histories: tuple[Tensor, Tensor], known: Tensor, out: Tensor) -> None:
+    """Attention of one stream, `out` [frames, heads * size] bfloat16.
 
-    `qkv` [frames, (heads + 2 * kv_heads) * size] float32 is lost, `rotary` are cosines and sines [frames, size],
-    `history` [2, kv_heads, window - 1, size] float32 has `known` frames, and as many are used as it has rows.
+    `qkv` [frames, (heads + 2 * kv_heads) * size] float32 is lost, `rotary` are cosines and sines [frames, size], the
+    history [2, kv_heads, window - 1, size] float32 has as many frames as `known` [1] int64 says, the last of as many
+    rows. The next history is another tensor, which is filled.
     """
-    _, kv_heads, past, size = history.shape
-    frames, following = len(qkv), torch.empty_like(history)
-    out = qkv.new_empty((frames, heads * size), dtype=torch.bfloat16)
-    tensors = (qkv, *rotary, history, following, out)
+    _, kv_heads, past, size = histories[0].shape
+    tensors = (qkv, *rotary, *histories, out)
     assert all(tensor.is_contiguous() for tensor in tensors)
     pointers = [tensor.data_ptr() for tensor in tensors]
-    _functions["attend"](*pointers, frames, heads, kv_heads, past + 1, size, known)
-    return out, following
+    _call("attend", *pointers, len(qkv), out.shape[1] // size, kv_heads, past + 1, size, known.data_ptr())
 
 
-def depthwise_norm(x: Tensor, memory: Tensor, taps: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """One stream's rows [time, channels] behind the convolution of each channel, normed, in bfloat16; its next memory.
+def depthwise_norm(x: Tensor, memories: tuple[Tensor, Tensor], block: ConvNeXt, eps: Tensor, out: Tensor) -> None:
+    """One stream's rows [time, channels] behind the convolution of each channel, normed, `out` in bfloat16.
 
-    x, `memory` [count - 1, channels] and `taps` [count, channels] are float32, channels at most 4096.
+    x and the memory [taps - 1, channels] are float32, channels at most 4096. The next memory is another tensor, which
+    is filled.
     """
-    out, following = torch.empty_like(x, dtype=torch.bfloat16), torch.empty_like(memory)
-    tensors = (memory, x, taps, bias, following, out)
+    past, following = memories
+    tensors = (past, x, block.taps, block.bias, following, out, eps)
     assert all(tensor.is_contiguous() for tensor in tensors)
-    pointers = [tensor.data_ptr() for tensor in tensors]
-    _functions["depthwise_norm"](*pointers, eps, len(x), *taps.shape)
-    return out, following
+    _call("depthwise_norm", *[tensor.data_ptr() for tensor in tensors], len(x), *block.taps.shape)
 
 
-def gather(x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = ()) -> list[Tensor] | None:
+def gather(
+    x: Tensor,
+    out: Tensor,
+    snake: Snake | None = None,
+    pasts: Sequence[Tensor] = (),
+    nexts: Sequence[Tensor] = (),
+) -> bool:
     """Fill `out` [B, context + time, channels] with the streams' pasts [context, channels], and x behind the snake.
 
-    Returns the next pasts; None: not done. Rows of each stream have no gaps, pasts are of the type of `out`.
+    And `nexts`, which may be the pasts, with its last rows. False: not done. Rows of each stream have no gaps, pasts
+    are of the type of `out`.
     """
-    function = _functions.get(f"gather_{_TYPES.get(x.dtype)}_{_TYPES.get(out.dtype)}")
+    name = f"gather_{_TYPES.get(x.dtype)}_{_TYPES.get(out.dtype)}"
     streams, time, channels = x.shape
     rows = channels, 1
-    if function is None or not x.is_cpu or x.stride()[1:] != rows or out.stride()[1:] != rows:
-        return None
+    if name not in _functions or not x.is_cpu or x.stride()[1:] != rows or out.stride()[1:] != rows:
+        return False
     frequency = None if snake is None or snake.frequency is None else snake.frequency.data_ptr()
     amplitude = None if snake is None else snake.amplitude.data_ptr()
-    context, nexts = out.shape[1] - time, [torch.empty_like(past) for past in pasts]
-    assert len(pasts) == (streams if context else 0), len(pasts)
+    context = out.shape[1] - time
+    assert len(pasts) == len(nexts) == (streams if context else 0), len(pasts)
     source, target = x.data_ptr(), out.data_ptr()
     from_one, to_one = x.stride(0) * x.itemsize, out.stride(0) * out.itemsize
     for stream in range(streams):
         past, following = (pasts[stream].data_ptr(), nexts[stream].data_ptr()) if context else (target, target)
-        function(source, target, frequency, amplitude, past, following, context, time, channels)
+        _call(name, source, target, frequency, amplitude, past, following, context, time, channels)
         source, target = source + from_one, target + to_one
-    return nexts
+    return True
 
 
-def convolve_to_one(rows: Tensor, taps: Tensor, bias: Tensor) -> Tensor | None:
+def convolve_to_one(rows: Tensor, taps: Tensor, bias: Tensor, *, new: New = _empty) -> Tensor | None:
     """A convolution of rows [B, count - 1 + time, channels] with taps [count, channels] -> [B, time, 1], or None.
 
     None is: not done. All in float32.
     """
-    function, (streams, length, channels), count = _functions.get("convolve_to_one"), rows.shape, len(taps)
-    if function is None or not rows.is_cpu or channels % _HALF or not rows.is_contiguous():
+    (streams, length, channels), count = rows.shape, len(taps)
+    if "convolve_to_one" not in _functions or not rows.is_cpu or channels % _HALF or not rows.is_contiguous():
         return None
-    out = rows.new_empty(streams, length - count + 1, 1)
+    out = new("out", (streams, length - count + 1, 1), torch.float32)
     for own, samples in zip(rows, out, strict=True):
         pointers = (own.data_ptr(), taps.data_ptr(), bias.data_ptr(), samples.data_ptr())
-        function(*pointers, len(samples), count, channels)
+        _call("convolve_to_one", *pointers, len(samples), count, channels)
     return out
 
 
 def add(total: Tensor, x: Tensor) -> Tensor:
     """`total` float32, to which x of the same shape is added."""
-    function = _functions.get("add_bfloat16")
     fits = x.dtype == torch.bfloat16 and total.dtype == torch.float32 and total.is_contiguous() and x.is_contiguous()
-    if function is None or not x.is_cpu or not fits:
+    if "add_bfloat16" not in _functions or not x.is_cpu or not fits:
         return total.add_(x)
-    function(total.data_ptr(), x.data_ptr(), x.numel())
+    _call("add_bfloat16", total.data_ptr(), x.data_ptr(), x.numel())
     return total

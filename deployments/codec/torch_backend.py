@@ -7,9 +7,11 @@ stays in the cache.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
+from itertools import chain
 from math import inf, prod
 
 import torch
@@ -20,12 +22,13 @@ from deployments.codec import cpu_kernels
 from deployments.codec.cpu_kernels import (
     Convolution,
     ExactConvolution,
+    New,
+    Recording,
     add,
     convolve_to_one,
     fits,
     gather,
     normed,
-    unfolded,
 )
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, with_frequency
 from deployments.codec.forward import Signal, latents, waveform
@@ -38,6 +41,8 @@ _MANY_CHANNELS = 512
 # From here on a convolution of many channels beats a matrix product. oneDNN takes a path that is hundreds of times
 # slower for some lengths: with torch 2.11 for 768 channels and 96 to 112 rows, with 2.13 for 100.
 _ENOUGH_ROWS = 128
+_POSITIONS = 2048  # frames whose angles are known before there are more
+_RECORDED_FRAMES = 64  # of all streams: calls of more are rare, and Python's part of them is small
 _PIECE = 250_000  # values that a block makes at once: some buffers of as many fit a second-level cache of 2 MB
 _ROWS_OF_A_PIECE = 16  # pieces are multiples of it: with torch 2.11 others, such as 520 or 587 rows, may take that path
 
@@ -84,7 +89,7 @@ class _Product:
         return packed
 
     def _multiply(self, rows: Tensor) -> Tensor:
-        rows = unfolded(rows, self._taps, self._dilation) if self._taps > 1 else rows
+        rows = self._unfolded(rows) if self._taps > 1 else rows
         if not self._packs:
             return F.linear(rows, self._matrix, self._bias)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._matrix, self._bias, "none", [], "")
@@ -100,6 +105,13 @@ class _Product:
             )
         return out.squeeze(2).transpose(1, 2)
 
+    def _unfolded(self, rows: Tensor) -> Tensor:
+        """What each output row is a product of, [B, time, taps * in]."""
+        batch, length, channels = rows.shape
+        shape = (batch, length - self._context, self._taps, channels)
+        strides = (length * channels, channels, self._dilation * channels, 1)
+        return rows.as_strided(shape, strides).flatten(2)
+
 
 class _ProductToOneChannel:
     """A convolution [B, context + time, in] -> [B, time, 1]: every row times all taps, then sums along diagonals."""
@@ -112,8 +124,8 @@ class _ProductToOneChannel:
         self._taps = self._rows.T.contiguous()
         self._bias = conv.bias
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        samples = convolve_to_one(rows, self._rows, self._bias)
+    def __call__(self, rows: Tensor, *, new: New) -> Tensor:
+        samples = convolve_to_one(rows, self._rows, self._bias, new=new)
         if samples is not None:
             return samples
         products = rows @ self._taps  # [B, context + time, taps]
@@ -127,6 +139,7 @@ class _Scratch(threading.local):
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._taken: list[Tensor] | None = None
 
     def take(self, name: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
         """The buffer of that name, whose former content is lost."""
@@ -134,23 +147,36 @@ class _Scratch(threading.local):
         buffer = self._buffers.get(key)
         if buffer is None or len(buffer) < size:
             self._buffers[key] = buffer = torch.empty(size, dtype=dtype, device=device)
+        if self._taken is not None:
+            self._taken.append(buffer)
         return buffer[:size].view(shape)
+
+    @contextmanager
+    def kept(self) -> Iterator[list[Tensor]]:
+        """What is taken meanwhile; it stays where it is while that is held, also when larger buffers are needed."""
+        taken: list[Tensor] = []
+        self._taken = taken
+        try:
+            yield taken
+        finally:
+            self._taken = None
 
 
 _scratch = _Scratch()
 
 
-def _gather(x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = ()) -> list[Tensor]:
-    """Fill `out` [B, context + time, channels] with the streams' pasts, and x behind the snake; the next pasts."""
-    nexts = gather(x, out, snake, pasts)
-    if nexts is not None:
-        return nexts
+def _gather(
+    x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = (), nexts: Sequence[Tensor] = ()
+) -> None:
+    """Fill `out` [B, context + time, channels] with the streams' pasts, and x behind the snake, and then `nexts`."""
+    if gather(x, out, snake, pasts, nexts):
+        return
     time = x.shape[1]
     context = out.shape[1] - time
     _apply(snake, x, out[:, context:])
-    for own, past in zip(out, pasts, strict=False):
+    for own, past, following in zip(out, pasts, nexts, strict=False):
         own[:context] = past
-    return [own[time:].clone() for own in out] if context else []
+        following.copy_(own[time:])
 
 
 def _apply(snake: Snake | None, x: Tensor, out: Tensor) -> None:
@@ -175,12 +201,34 @@ class TorchBackend:
         self.products = dict(_packed(folded, dtype))
         self.memories: dict[Conv | ConvNeXt | Layer, int] = {}  # index of a layer's tensor in a stream's state
         self.initial_state = DecoderState(0, tuple(self._silence()))
+        self.attends = self._is_own(*(layer.output for layer in folded.layers)) and cpu_kernels.attends(
+            self.config.head_dim, self.config.sliding_window
+        )
+        self.eps, self.layer_norm_eps = (
+            torch.tensor(eps, device=self.device) for eps in (self.config.rms_norm_eps, _LAYER_NORM_EPS)
+        )
+        *others, _ = self.products
+        self._is_own_throughout = (
+            self.attends and self._is_own(*others) and folded.blocks[-1].conv.channels % _ROWS_OF_A_PIECE == 0
+        )
+        self._rotary, self._recorded = self._rotary_tables(_POSITIONS), _Recorded()
 
     def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
         """Unbounded samples [B, frames * frame_samples], and the next states of the streams."""
-        call = _TorchCall(self, codes, states)
+        if not self._is_own_throughout or codes[:, :, 0].numel() > _RECORDED_FRAMES:
+            call = _TorchCall(self, codes, states)
+            return self.decoded(call), call.states()
+        recorded = self._recorded.calls.get(codes.shape[:2])
+        if recorded is not None:
+            return recorded(codes, states)
+        call = _TorchCall(self, codes.clone(), list(map(_copied, states)))
+        self._recorded.calls[codes.shape[:2]] = _RecordedCall(self, call)
+        return call.audio.view(len(states), -1).clone(), call.states()
+
+    def decoded(self, call: "_TorchCall") -> Tensor:
+        """Unbounded samples [B, frames * frame_samples]."""
         samples = waveform(call, self.folded, latents(call, self.folded))
-        return samples.view(len(states), -1), call.states()
+        return samples.clone().view(call.streams, -1)
 
     def advance(
         self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int
@@ -194,6 +242,24 @@ class TorchBackend:
         if followed_by >= heard:
             return x.rows, call.states()
         return waveform(call, self.folded, Signal(x.rows[:, -heard:].contiguous())).view(len(states), -1), call.states()
+
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [..., head_dim] of positions [...]."""
+        last = int(positions.max())
+        cosines, sines = self._rotary
+        if last >= len(cosines):
+            cosines, sines = self._rotary = self._rotary_tables(2 * last)
+        return cosines[positions], sines[positions]
+
+    def _rotary_tables(self, count: int) -> tuple[Tensor, Tensor]:
+        numbers = torch.arange(count, device=self.device)[None]
+        config = self.config
+        tables = rotary_tables(numbers, head_dim=config.head_dim, theta=config.rope_theta, dtype=torch.float32)
+        return tables[0][0, 0], tables[1][0, 0]
+
+    def _is_own(self, *layers: Conv | Linear) -> bool:
+        """Whether these products are those of our kernels."""
+        return all(isinstance(self.products[layer], Convolution | ExactConvolution) for layer in layers)
 
     def _silence(self) -> Iterator[Tensor]:
         """What a stream remembers before its first frame."""
@@ -254,27 +320,39 @@ class _TorchCall:
     """One pass. Every layer reads its tensor of each stream and puts the one for the next call there."""
 
     def __init__(self, backend: TorchBackend, codes: Tensor, states: Sequence[DecoderState]) -> None:
-        self._backend, self._codes = backend, codes
+        self._backend, self.codes, self.streams = backend, codes, len(states)
         self._positions = [state.position for state in states]
-        self._memories = [list(state.tensors) for state in states]  # of each stream, of each layer
-        config, frames = backend.config, codes.shape[1]
-        positions = torch.tensor(self._positions, device=backend.device)
-        numbers = positions[:, None] + torch.arange(frames, device=backend.device)
-        self._mask = _window_mask(positions, frames, window=config.sliding_window)
-        self._rotary = rotary_tables(numbers, head_dim=config.head_dim, theta=config.rope_theta, dtype=torch.float32)
+        self.memories = [list(state.tensors) for state in states]  # of each stream, of each layer
+        self.nexts = [_like(state) for state in states]
+        frames, device = codes.shape[1], backend.device
+        self.known = torch.tensor(self._positions, device=device)
+        self.rotary = backend.rotary(self.known[:, None] + torch.arange(frames, device=device))
+        self._mask = None
+        if not backend.attends:
+            self._mask = _window_mask(self.known, frames, window=backend.config.sliding_window)
+        self.audio = _scratch.take("audio", (len(states) * frames * backend.config.frame_samples,), device)
+        self._samples = [self.audio]  # where the next ones go
 
     def states(self) -> list[DecoderState]:
         """Of the streams behind this call."""
-        frames = self._codes.shape[1]
+        frames = self.codes.shape[1]
         return [
             DecoderState(position + frames, tuple(memory))
-            for position, memory in zip(self._positions, self._memories, strict=True)
+            for position, memory in zip(self._positions, self.memories, strict=True)
         ]
 
     def embed(self) -> Signal:
         """As in Call."""
         folded = self._backend.folded
-        return Signal(F.embedding(self._codes + folded.offsets, folded.tables).sum(dim=2))
+        if self._backend.attends:
+            new = self._new("embedded")
+            return Signal(cpu_kernels.embed(self.codes, folded.offsets, folded.tables, new=new))
+        return Signal(F.embedding(self.codes + folded.offsets, folded.tables).sum(dim=2))
+
+    def _new(self, name: str) -> New:
+        """Memory for what a kernel makes, until one of the same name makes something."""
+        device = self._backend.device
+        return lambda part, shape, dtype: _scratch.take(f"{name} {part}", shape, device, dtype)
 
     def linear(
         self,
@@ -287,13 +365,16 @@ class _TorchCall:
         residual: Signal | None = None,
     ) -> Signal:
         """As in Call. A gate is packed together with its product."""
-        product, eps = self._backend.products[linear], self._backend.config.rms_norm_eps
-        if isinstance(product, Convolution):
-            rows = normed(x.rows, eps) if norm else x.rows.to(product.dtype)
-            if residual is not None:
-                return Signal(product(rows, total=residual.rows))
-            return Signal(product(rows, gelu=gelu, wide=gate is None and not gelu))
-        y = product(_normed(x.rows, eps) if norm else x.rows)
+        product = self._backend.products[linear]
+        if isinstance(product, Convolution | ExactConvolution):
+            new = self._new(str(id(linear)))
+            rows = normed(x.rows, self._backend.eps, product.dtype, new=self._new("normed")) if norm else x.rows
+            if isinstance(product, ExactConvolution):
+                return Signal(product(rows, new=new))
+            total, wide = None if residual is None else residual.rows, gate is None and not gelu
+            return Signal(product(rows.to(product.dtype), total=total, gelu=gelu, wide=wide, new=new))
+        assert not isinstance(product, _ProductToOneChannel)
+        y = product(_normed(x.rows, self._backend.config.rms_norm_eps) if norm else x.rows)
         if residual is not None:
             return Signal(residual.rows + y)
         y = y.float()
@@ -304,69 +385,88 @@ class _TorchCall:
 
     def attend(self, qkv: Signal, layer: Layer) -> Signal:
         """As in Call."""
-        config, index = self._backend.config, self._backend.memories[layer]
-        if self._is_own(layer.output) and cpu_kernels.attends(config.head_dim, config.sliding_window):
-            return Signal(torch.stack(list(self._attended(qkv.rows, index))))
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        rows = qkv.rows.view(*qkv.rows.shape[:2], -1, config.head_dim).transpose(1, 2)
+        backend, index = self._backend, self._backend.memories[layer]
+        heads, kv_heads = backend.config.num_attention_heads, backend.config.num_key_value_heads
+        if self._mask is None:
+            shape = (*qkv.rows.shape[:2], heads * backend.config.head_dim)
+            y = _scratch.take("attended", shape, backend.device, torch.bfloat16)
+            for stream, histories in enumerate(self._turned(index)):
+                rotary = [table[stream] for table in self.rotary]
+                cpu_kernels.attend(qkv.rows[stream], rotary, histories, self.known[stream], y[stream])
+            return Signal(y)
+        rows = qkv.rows.view(*qkv.rows.shape[:2], -1, backend.config.head_dim).transpose(1, 2)
         q, k, v = torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
-        q, new = rotate(q, self._rotary), torch.stack((rotate(k, self._rotary), v), dim=1)
-        streams = zip(torch.split(q, 1), new, torch.split(self._mask, 1), self._memories, strict=True)
-        y = torch.cat([_attend(*stream, index) for stream in streams])
+        cosines, sines = (table[:, None] for table in self.rotary)
+        q, new = rotate(q, (cosines, sines)), torch.stack((rotate(k, (cosines, sines)), v), dim=1)
+        streams = zip(torch.split(q, 1), new, torch.split(self._mask, 1), self._turned(index), strict=True)
+        y = torch.cat([_attend(*stream) for stream in streams])
         return Signal(y.transpose(1, 2).flatten(2))
 
-    def _is_own(self, linear: Linear) -> bool:
-        """Whether this product takes rows in bfloat16, which our kernels make."""
-        return isinstance(self._backend.products[linear], Convolution)
-
-    def _attended(self, qkv: Tensor, index: int) -> Iterator[Tensor]:
-        heads = self._backend.config.num_attention_heads
-        for own, known, memory, *rotary in zip(qkv, self._positions, self._memories, *self._rotary, strict=True):
-            tables = [table[0] for table in rotary]
-            y, memory[index] = cpu_kernels.attend(own, tables, memory[index], heads=heads, known=known)
-            yield y
+    def _turned(self, index: int) -> list[tuple[Tensor, Tensor]]:
+        """What each stream remembers in a layer, and what is to be filled with what it will. Pieces may have both."""
+        pairs = [(memory[index], following[index]) for memory, following in zip(self.memories, self.nexts, strict=True)]
+        for memory, (_, following) in zip(self.memories, pairs, strict=True):
+            memory[index] = following
+        return pairs
 
     def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
         """As in Call."""
-        new, index = x.rows.float(), self._backend.memories[block]
-        if self._is_own(block.up):
-            return Signal(torch.stack(list(self._normed_streams(new, block, index))))
-        rows = torch.cat((torch.stack([memory[index] for memory in self._memories]), new), dim=1)
+        new, memories = x.rows.float(), self._turned(self._backend.memories[block])
+        if isinstance(self._backend.products[block.up], Convolution):
+            y = _scratch.take("depthwise", new.shape, new.device, torch.bfloat16)
+            for own, pair, out in zip(new, memories, y, strict=True):
+                cpu_kernels.depthwise_norm(own, pair, block, self._backend.layer_norm_eps, out)
+            return Signal(y)
+        rows = torch.cat((torch.stack([past for past, _ in memories]), new), dim=1)
         time = new.shape[1]
-        for own, memory in zip(rows, self._memories, strict=True):
-            memory[index] = own[time:].clone()
+        for own, (_, following) in zip(rows, memories, strict=True):
+            following.copy_(own[time:])
         y = block.bias + sum(rows[:, tap : tap + time] * weight for tap, weight in enumerate(block.taps))
         return Signal(F.layer_norm(y, y.shape[2:], eps=_LAYER_NORM_EPS))
-
-    def _normed_streams(self, new: Tensor, block: ConvNeXt, index: int) -> Iterator[Tensor]:
-        for own, memory in zip(new, self._memories, strict=True):
-            y, memory[index] = cpu_kernels.depthwise_norm(own, memory[index], block.taps, block.bias, _LAYER_NORM_EPS)
-            yield y
 
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
     ) -> Signal:
         """As in Call. A snake is done with the product, or left to the layer behind, which copies its rows anyway."""
-        batch, time, channels = x.rows.shape
-        product, context = self._backend.products[conv], conv.context
-        rows = x.rows
-        if context or x.snake is not None or rows.dtype != product.dtype:
-            rows = _scratch.take("rows", (batch, context + time, channels), self._backend.device, product.dtype)
-            index = self._backend.memories[conv] if context else 0
-            pasts = [memory[index] for memory in self._memories] if context else []
-            nexts = _gather(x.rows, rows, x.snake, pasts)
-            for memory, following in zip(self._memories, nexts, strict=False):
-                memory[index] = following
-        if isinstance(product, Convolution) and residual is not None:
-            return Signal(product(rows, total=residual.rows), snake)
-        if isinstance(product, Convolution) and snake is not None and snake.frequency is None and not keep:
-            return Signal(product(rows, snake=snake))
-        y = product(rows).reshape(batch, time * conv.upsampling, -1)
+        batch, time, _ = x.rows.shape
+        product, rows = self._backend.products[conv], self._rows(x, conv)
+        if isinstance(product, Convolution):
+            is_between = snake is not None and snake.frequency is None and not keep
+            new = self._new("unit" if is_between else str(id(conv)))
+            if residual is not None:
+                return Signal(product(rows, total=residual.rows, new=new), snake)
+            if is_between:
+                return Signal(product(rows, snake=snake, new=new))
+            y = product(rows, new=new)
+        elif isinstance(product, ExactConvolution):
+            y = product(rows, new=self._new(str(id(conv))))
+        else:
+            assert not isinstance(product, _ProductToOneChannel)
+            y = product(rows)
+        y = y.reshape(batch, time * conv.upsampling, -1)
         return Signal(y if residual is None else add(residual.rows, y), snake)
+
+    def _rows(self, x: Signal, conv: Conv) -> Tensor:
+        """Those that a convolution reads, its context first."""
+        (batch, time, channels), dtype = x.rows.shape, self._backend.products[conv].dtype
+        if not conv.context and x.snake is None and x.rows.dtype == dtype:
+            return x.rows
+        rows = _scratch.take("rows", (batch, conv.context + time, channels), self._backend.device, dtype)
+        memories = self._turned(self._backend.memories[conv]) if conv.context else []
+        _gather(x.rows, rows, x.snake, [past for past, _ in memories], [following for _, following in memories])
+        return rows
 
     def samples(self, x: Signal, conv: Conv) -> Tensor:
         """As in Call."""
-        return self.conv(x, conv).rows.flatten()
+        product, rows = self._backend.products[conv], self._rows(x, conv)
+        assert isinstance(product, _ProductToOneChannel)
+
+        def new(_: str, shape: Sequence[int], __: torch.dtype) -> Tensor:
+            count = prod(shape)
+            taken, self._samples[0] = self._samples[0][:count], self._samples[0][count:]
+            return taken.view(shape)
+
+        return product(rows, new=new).flatten()
 
     def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TorchCall", Signal]]:
         """As in Call. Units add to a copy: new memory for each of their sums would leave the cache."""
@@ -388,21 +488,61 @@ class _TorchCall:
 
     def _alone(self) -> "Iterator[_TorchCall]":
         """A call for each stream, which leaves its memories here."""
-        if len(self._memories) == 1:
+        if len(self.memories) == 1:
             yield self
             return
-        for memory in self._memories:
+        for memory, following in zip(self.memories, self.nexts, strict=True):
             call = copy(self)
-            call._memories = [memory]
+            call.memories, call.nexts = [memory], [following]
             yield call
 
 
-def _attend(q: Tensor, new: Tensor, mask: Tensor, memory: list[Tensor], index: int) -> Tensor:
+class _RecordedCall:
+    """The calls of kernels that a batch of one shape takes, made again for others; of one thread."""
+
+    def __init__(self, backend: TorchBackend, call: "_TorchCall") -> None:
+        """Make them for this call, whose streams share no state."""
+        tensors = [*_tensors(call.memories), *_tensors(call.nexts)]
+        self._backend, self._inputs, self._audio = backend, (call.codes, call.known, *call.rotary), call.audio
+        with _scratch.kept() as self._buffers:
+            self._recording = Recording(lambda: backend.decoded(call), tensors)
+
+    def __call__(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
+        """As TorchBackend.decode."""
+        call = _TorchCall(self._backend, codes, states)
+        for own, new in zip(self._inputs, (codes, call.known, *call.rotary), strict=True):
+            own.copy_(new)
+        self._recording.replay([*_tensors(call.memories), *_tensors(call.nexts)])
+        call.memories = call.nexts
+        return self._audio.view(len(states), -1).clone(), call.states()
+
+
+class _Recorded(threading.local):
+    """Calls of a thread, by streams and frames."""
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple[int, ...], _RecordedCall] = {}
+
+
+def _copied(state: DecoderState) -> DecoderState:
+    return replace(state, tensors=tuple(map(torch.clone, state.tensors)))
+
+
+def _like(state: DecoderState) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in state.tensors]
+
+
+def _tensors(states: Iterable[Iterable[Tensor]]) -> Iterator[Tensor]:
+    for tensor in chain.from_iterable(states):
+        assert tensor.is_contiguous(), tensor.stride()
+        yield tensor
+
+
+def _attend(q: Tensor, new: Tensor, mask: Tensor, histories: tuple[Tensor, Tensor]) -> Tensor:
     """Of one stream, [1, heads, frames, size], with new keys and values [2, heads, frames, size]."""
-    history = memory[index].shape[2]
-    known = torch.cat((memory[index], new), dim=2)
-    last = known[:, :, -history:]
-    memory[index] = last.clone() if 4 * new.shape[2] > history else last  # it keeps all of `known` alive
+    past, following = histories
+    known = torch.cat((past, new), dim=2)
+    following.copy_(known[:, :, -past.shape[2] :])
     grouped = q.shape[1] != known.shape[1]
     return F.scaled_dot_product_attention(q, known[:1], known[1:], attn_mask=mask, enable_gqa=grouped)
 

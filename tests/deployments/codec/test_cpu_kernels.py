@@ -1,6 +1,7 @@
 """The codec's kernels for CPUs against the same in float64, and a decoder with them against one without."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import conv1d, gelu, layer_norm, silu
 
 from deployments.codec import cpu_kernels, torch_backend
+from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.cpu_kernels import (
     MATRIX_UNITS,
     SIDE,
@@ -18,14 +20,17 @@ from deployments.codec.cpu_kernels import (
     attends,
     convolve_to_one,
     depthwise_norm,
+    embed,
     fits,
     gather,
     normed,
-    unfolded,
 )
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
-from deployments.codec.fold import Snake
+from deployments.codec.fold import ConvNeXt, Linear, Snake, fold
+from deployments.codec.reference import DecoderNetwork
 from deployments.model_store import locate
+from talkray_tools.random_codec import randomize_decoder
+from tests.deployments.codec.conftest import CONFIG
 
 ROUNDING = 2.0**-8  # to the nearest bfloat16, relative
 
@@ -54,10 +59,9 @@ def test_gathering_rows(source: torch.dtype, target: torch.dtype, channels: int)
     x = (random(2, 5, channels) * torch.tensor([0.1, 30.0])[:, None, None]).to(source)
     pasts = [random(3, channels, seed=seed).to(target) for seed in (4, 5)]
     amplitude, frequency = random(channels, seed=1), random(channels, seed=2).abs() * 4
-    rows = torch.full((2, 8, channels), 7.0, dtype=target)
+    rows, nexts = torch.full((2, 8, channels), 7.0, dtype=target), [torch.empty_like(past) for past in pasts]
     for snake in (Snake(amplitude, frequency), Snake(amplitude, None), None):
-        nexts = gather(x, rows, snake, pasts)
-        assert nexts is not None
+        assert gather(x, rows, snake, pasts, nexts)
         exact = x.double()
         if snake is not None:
             turned = x.float() if snake.frequency is None else x.float() * snake.frequency
@@ -70,9 +74,8 @@ def test_gathering_rows(source: torch.dtype, target: torch.dtype, channels: int)
 
 def test_a_past_that_is_longer_than_what_comes() -> None:
     past, rows = random(54, 4), torch.empty(1, 57, 4)
-    nexts = gather(random(1, 3, 4, seed=1), rows, None, [past])
-    assert nexts is not None
-    assert torch.equal(nexts[0], rows[0, 3:])
+    assert gather(random(1, 3, 4, seed=1), rows, None, [past], [past])
+    assert torch.equal(past, rows[0, 3:])
 
 
 def test_what_is_not_finite_stays_so() -> None:
@@ -80,13 +83,13 @@ def test_what_is_not_finite_stays_so() -> None:
     for target in TYPES:
         for snake in (Snake(torch.ones(4), None), None):
             out = torch.empty(1, 1, 4, dtype=target)
-            assert gather(x, out, snake) == []
+            assert gather(x, out, snake)
             assert torch.isfinite(out).tolist() == [[[False, False, False, True]]]
 
 
 def test_rows_with_gaps_are_left_to_torch() -> None:
     x = random(1, 4, 8)[:, :, ::2]
-    assert gather(x, torch.empty(1, 4, 4), Snake(torch.ones(4), None)) is None
+    assert not gather(x, torch.empty(1, 4, 4), Snake(torch.ones(4), None))
     assert convolve_to_one(x, torch.ones(2, 4), torch.ones(1)) is None
 
 
@@ -115,13 +118,15 @@ def test_attention(frames: int, known: int, heads: int, kv_heads: int, size: int
     exact = (scores.softmax(dim=-1) @ values).transpose(0, 1).flatten(1)
 
     tables, before = [angles.cos().float(), angles.sin().float()], history.clone()
-    got, following = attend(qkv.clone(), tables, history, heads=heads, known=known)
+    got, following = torch.empty(frames, heads * size, dtype=torch.bfloat16), torch.empty_like(history)
+    attend(qkv.clone(), tables, (history, following), torch.tensor(known), got)
     assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
     wanted = torch.cat((history.double(), torch.stack((k, v))), dim=2)[:, :, -(window - 1) :]
     assert ((following.double() - wanted).abs() <= 1e-5).all()
     assert torch.equal(history, before), "states are never written in place"
     qkv[-1, 0] = torch.nan
-    assert not attend(qkv, tables, history, heads=heads, known=known)[0].isfinite().all()
+    attend(qkv, tables, (history, following), torch.tensor(known), got)
+    assert not got.isfinite().all()
 
 
 def test_which_attention_is_ours() -> None:
@@ -133,14 +138,17 @@ def test_which_attention_is_ours() -> None:
 @pytest.mark.parametrize("time", [1, 4, 30])
 def test_a_depthwise_convolution_and_its_norm(time: int) -> None:
     x, past, taps, bias = random(time, 96) + 3, random(6, 96, seed=1), random(7, 96, seed=2), random(96, seed=3)
-    got, following = depthwise_norm(x, past, taps, bias, 1e-6)
+    nothing, eps = Linear(torch.empty(0, 0), None), torch.tensor(1e-6)
+    got, following = torch.empty(time, 96, dtype=torch.bfloat16), torch.empty_like(past)
+    depthwise_norm(x, (past, following), ConvNeXt(taps, bias, nothing, nothing), eps, got)
     rows = torch.cat((past, x)).double()
     exact = bias + sum(rows[tap : tap + time] * taps[tap] for tap in range(7))
     exact = layer_norm(exact, (96,), eps=1e-6)
     assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-4).all()
     assert torch.equal(following, rows[time:].float())
     x[-1, 5] = torch.inf
-    assert not depthwise_norm(x, past, taps, bias, 1e-6)[0][-1].isfinite().any()
+    depthwise_norm(x, (past, following), ConvNeXt(taps, bias, nothing, nothing), eps, got)
+    assert not got[-1].isfinite().any()
 
 
 def test_a_sum_of_two_types() -> None:
@@ -243,18 +251,70 @@ def test_products_of_what_is_not_finite_are_not_finite() -> None:
             assert result.isfinite().all(dim=2).tolist() == [[True, False, True]]
 
 
-def test_rows_over_their_root_mean_square() -> None:
-    x = random(2, 3, 96) * torch.tensor([1e-4, 1.0, 300.0])[:, None]
+@pytest.mark.parametrize("target", TYPES)
+def test_rows_over_their_root_mean_square(target: torch.dtype) -> None:
+    x, eps = random(2, 3, 96) * torch.tensor([1e-4, 1.0, 300.0])[:, None], torch.tensor(1e-5)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    assert ((normed(x, 1e-5).double() - exact).abs() <= ROUNDING * exact.abs() + 1e-6).all()
+    got, rounding = normed(x, eps, target), ROUNDING if target == torch.bfloat16 else 0.0
+    assert got.dtype == target
+    assert ((got.double() - exact).abs() <= rounding * exact.abs() + 1e-6).all()
     x[1, 2, 3] = torch.nan
-    assert normed(x, 1e-5).isfinite().all(dim=2).tolist() == [[True] * 3, [True, True, False]]
+    assert normed(x, eps, target).isfinite().all(dim=2).tolist() == [[True] * 3, [True, True, False]]
 
 
-def test_unfolded_rows() -> None:
-    rows = random(2, 10, 4)
-    taps = unfolded(rows, 3, 2).view(2, 6, 3, 4)
-    assert torch.equal(taps, torch.stack([rows[:, 2 * tap : 2 * tap + 6] for tap in range(3)], dim=2))
+def test_sums_of_the_entries_of_codes() -> None:
+    tables, offsets = random(3 * 10, 40), torch.arange(3) * 10
+    codes = torch.randint(10, (2, 5, 3), generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(
+        embed(codes, offsets, tables).double(), tables.double()[codes + offsets].sum(dim=2), atol=1e-5
+    )
+
+
+def decoder_of_whole_blocks() -> CodecDecoder:
+    """In bfloat16, of which kernels make all."""
+    changes = {"codebook_dim": 64, "decoder_dim": 128, "head_dim": 32, "hidden_size": 64}
+    shape = {**CONFIG["decoder_config"], **changes, "intermediate_size": 96, "latent_dim": 64}  # type: ignore[dict-item]
+    config = SpeechTokenizerConfig.from_dict({**CONFIG, "decoder_config": shape}).decoder
+    network = DecoderNetwork(config)
+    randomize_decoder(network, generator=torch.Generator().manual_seed(0), stress=None)
+    return CodecDecoder(fold(network.requires_grad_(requires_grad=False).state_dict(), config), dtype=torch.bfloat16)
+
+
+@pytest.mark.skipif(not MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
+def test_recorded_calls_make_what_calls_one_by_one_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of streams at other positions than those that they were recorded with, before and after buffers have grown."""
+    decoder = decoder_of_whole_blocks()
+    shapes = ((1, 1), (3, 2), (2, 12), (1, 1), (3, 2))
+
+    def decoded() -> list[Tensor]:
+        generator, states, parts = torch.Generator().manual_seed(0), [decoder.initial_state()] * 3, []
+        for streams, frames in shapes * 2:
+            size = (streams, frames, decoder.config.num_quantizers)
+            codes = torch.randint(decoder.config.codebook_size, size, generator=generator)
+            before = [[tensor.clone() for tensor in state.tensors] for state in states]
+            audio, after = decoder.decode(codes, states[:streams])
+            for state, tensors in zip(states, before, strict=True):
+                assert all(map(torch.equal, state.tensors, tensors)), "states are never written in place"
+            states[:streams] = after
+            parts += [audio, *after[0].tensors]
+        return parts
+
+    recorded = decoded()
+    monkeypatch.setattr(torch_backend, "_RECORDED_FRAMES", 0)
+    assert all(map(torch.equal, recorded, decoded()))
+
+
+@pytest.mark.skipif(not MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
+def test_threads_have_recordings_of_their_own() -> None:
+    decoder, count = decoder_of_whole_blocks(), 4
+    codes = torch.randint(32, (count, 3, 4), generator=torch.Generator().manual_seed(0))
+    states = [decoder.initial_state()]
+
+    def decoded(row: int) -> Tensor:
+        return torch.cat([decoder.decode(codes[row : row + 1], states)[0] for _ in range(20)])
+
+    with ThreadPoolExecutor(count) as pool:
+        assert all(map(torch.equal, pool.map(decoded, range(count)), map(decoded, range(count))))
 
 
 def test_what_fits() -> None:
