@@ -4,8 +4,8 @@
     python -m tools.codec_pool --replicas 4 --workers 3 --rates 4,8,10 --chunk-frames 2,2,2,4,4,8,12
 
 Only what a call takes is assumed: `--call-ms` and so many `--frame-ms` for each of its frames, as `talkray bench codec`
-says, 15 % more or less. A stream that a replica does not let in within `--patience-s` is refused. Left out is what
-crosses handles.
+says, 15 % more or less, and up to `1 + --crowded` times that, the more workers are busy. A stream that a replica does
+not let in within `--patience-s` is refused. Left out is what crosses handles.
 """
 
 import argparse
@@ -74,6 +74,7 @@ class Pool:
     chunk_frames: tuple[int, ...] | None = None  # what suits the workers
     call_s: float = 0.046
     frame_s: float = 0.009
+    crowded: float = 0.0  # how much longer calls take where all workers are busy, as a share: cores share their memory
     of_two: bool = False  # a stream goes to the better of two at random, not of all
     patience_s: float = 0.5
     duration_s: float = 60.0
@@ -127,8 +128,16 @@ class Result:
 
 
 @dataclass(slots=True)
+class _Cores:
+    """Of all replicas."""
+
+    busy: int = 0
+
+
+@dataclass(slots=True)
 class _Replica:
     pool: Pool
+    cores: _Cores
     dice: random.Random
     streams: int = 0
     busy_s: float = 0.0
@@ -183,11 +192,15 @@ class _Replica:
     def _begin(self) -> None:
         jobs, self._jobs = self._jobs, []
         self.gate.taken()
+        self.cores.busy += 1
+        share = self.cores.busy / (self.pool.replicas * self.pool.workers)
         work_s = self.pool.work_s(sum(len(job.codes) for job, _ in jobs)) * self.dice.lognormvariate(0, _DEVIATION)
+        work_s *= 1 + self.pool.crowded * share
         self.busy_s += work_s
         asyncio.get_running_loop().call_later(work_s, self._finish, jobs)
 
     def _finish(self, jobs: list[tuple[DecodeJob, asyncio.Future[Decoded]]]) -> None:
+        self.cores.busy -= 1
         self.capacity.decoded(max(job.stall_s(_now_s()) for job, _ in jobs), now_s=_now_s())
         for job, done in jobs:
             pcm = np.ones(len(job.codes) * _FRAME_SAMPLES, np.int16)
@@ -208,7 +221,8 @@ def _now_s() -> float:
 async def _load(pool: Pool, rate: float) -> Result:
     dice = random.Random(pool.seed)  # of what is asked: the same for every pool
     others = random.Random(pool.seed)
-    replicas = [_Replica(pool, others) for _ in range(pool.replicas)]
+    cores = _Cores()
+    replicas = [_Replica(pool, cores, others) for _ in range(pool.replicas)]
     listeners: list[asyncio.Task[tuple[float, float] | None]] = []
     began_s = _now_s()
     while (left_s := began_s + pool.duration_s - _now_s()) > 0:
@@ -249,6 +263,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--chunk-frames", type=_numbers(int), help="what suits the workers")
     parser.add_argument("--call-ms", type=float, default=46.0)
     parser.add_argument("--frame-ms", type=float, default=9.0)
+    parser.add_argument(
+        "--crowded", type=float, default=0.0, help="how much longer calls take where all workers are busy"
+    )
     parser.add_argument("--of-two", action="store_true", help="Serve's own router: the better of two at random")
     parser.add_argument("--patience-s", type=float, default=0.5, help="seconds that a stream waits to be let in")
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of each rate")
@@ -259,6 +276,7 @@ def main(arguments: list[str]) -> int:
         chunk_frames=options.chunk_frames,
         call_s=options.call_ms / 1e3,
         frame_s=options.frame_ms / 1e3,
+        crowded=options.crowded,
         of_two=options.of_two,
         patience_s=options.patience_s,
         duration_s=options.duration,

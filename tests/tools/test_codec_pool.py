@@ -65,3 +65,9 @@ def test_streams_share_calls_and_the_first_audio_hardly_waits_for_a_worker() -> 
     assert busy.batch > 1.5
     assert busy.percentile_ms(0.95) < 1.2 * idle.percentile_ms(0.95)
     assert simulate(many, 8).batch > 1.5
+
+
+def test_crowded_cores_are_slower() -> None:
+    alone, crowded = (simulate(replace(EIGHT, crowded=share), 4) for share in (0.0, 0.65))
+    assert crowded.busy_cores > 1.1 * alone.busy_cores
+    assert crowded.percentile_ms(0.5) > alone.percentile_ms(0.5)
