@@ -150,7 +150,7 @@ FOR_THIS_CPU void add_bfloat16(float *restrict sum, const uint16_t *restrict hal
  * [outputs / 32][taps][inputs / 32][2][16 pairs of inputs][16 outputs][2], cpu_kernels.py packs it. */
 enum { NONE, AVX512_BF16, AMX_BF16 };
 enum { SIDE = 32, HALF = SIDE / 2, TILE = SIDE * HALF }; /* inputs and outputs of a step; values of one tile of weights */
-enum { AHEAD = 1024 }; /* bytes: weights are fetched so far before they are multiplied with */
+enum { AHEAD = 2048 }; /* bytes: weights are fetched so far before they are multiplied with */
 
 struct convolution {
     const uint16_t *rows; /* [streams, context + time, inputs] */

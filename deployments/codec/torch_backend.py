@@ -1,5 +1,8 @@
 """The forward pass in torch, on any device. On a CPU every layer is one convolution, its weights packed once.
 
+In bfloat16 on a CPU that multiplies it, kernels of our own (cpu_kernels.py) make what they fit. Where they make all,
+as of the released shape, the calls of a batch are recorded and replayed.
+
 In a lower precision only the products are: what is added up, the snakes, the last convolution and attention stay in
 float32. On a CPU, layers of many channels are bound by their weights and take all streams together. The others are
 bound by what flows through them and take one stream and a short piece of time through all remaining layers, so that it
