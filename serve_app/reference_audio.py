@@ -8,7 +8,6 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-import soundfile
 import soxr
 from numpy.typing import NDArray
 
@@ -85,6 +84,8 @@ def _payload(ref_audio: str) -> bytes:
 
 def _read_wav(data: bytes) -> tuple[NDArray[np.float32], int] | None:
     """As `_decode`, in a tenth of the time; None where it is no WAV of plain samples."""
+    import soundfile
+
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         return None
     try:

@@ -615,8 +615,9 @@ ALWAYS_INLINE void weigh(const float *q, const struct head_rows *keys, const str
 /* Attention of one stream's frames to themselves and those before them, at most `window` in all.
  *
  * qkv [frames, heads + 2 * kv_heads, size], whose queries and keys are turned in place by angles with these cosines and
- * sines [frames, size]; history and next [2, kv_heads, window - 1, size], of which as many rows as `known` says are those of frames;
- * out [frames, heads, size] bfloat16. A window has at most 256 frames, size is a multiple of 32 up to 256. */
+ * sines [frames, size]; history and next [2, kv_heads, window - 1, size], of which as many rows as `known` says are
+ * those of frames; out [frames, heads, size] bfloat16. A window has at most 256 frames, size is a multiple of 32 up to
+ * 256. */
 FOR_THIS_CPU void attend(float *qkv, const float *cosines, const float *sines, const float *history, float *next,
                          uint16_t *out, ptrdiff_t frames, ptrdiff_t heads, ptrdiff_t kv_heads, ptrdiff_t window,
                          ptrdiff_t size, const int64_t *known) {
@@ -643,8 +644,8 @@ FOR_THIS_CPU void attend(float *qkv, const float *cosines, const float *sines, c
  * past [count - 1, channels] and now [time, channels] are its rows, taps are [count, channels], bias [channels]; out
  * [time, channels] bfloat16; next [count - 1, channels]: the last rows. Channels are at most 4096. */
 FOR_THIS_CPU void depthwise_norm(const float *past, const float *now, const float *taps, const float *bias, float *next,
-                                 uint16_t *out, const float *eps, ptrdiff_t time,
-                                 ptrdiff_t count, ptrdiff_t channels) {
+                                 uint16_t *out, const float *eps, ptrdiff_t time, ptrdiff_t count,
+                                 ptrdiff_t channels) {
     const struct head_rows rows = {past, now, count - 1, channels};
     float sums[4096];
     for (ptrdiff_t row = 0; row < time; row++) {

@@ -220,7 +220,7 @@ class TorchBackend:
         """Unbounded samples [B, frames * frame_samples], and the next states of the streams."""
         if not self._is_own_throughout or codes[:, :, 0].numel() > _RECORDED_FRAMES:
             call = _TorchCall(self, codes, states)
-            return self.decoded(call), call.states()
+            return self.decoded(call).clone(), call.states()
         recorded = self._recorded.calls.get(codes.shape[:2])
         if recorded is not None:
             return recorded(codes, states)
@@ -229,9 +229,8 @@ class TorchBackend:
         return call.audio.view(len(states), -1).clone(), call.states()
 
     def decoded(self, call: "_TorchCall") -> Tensor:
-        """Unbounded samples [B, frames * frame_samples]."""
-        samples = waveform(call, self.folded, latents(call, self.folded))
-        return samples.clone().view(call.streams, -1)
+        """Unbounded samples [B, frames * frame_samples], perhaps in memory that the thread's next call takes."""
+        return waveform(call, self.folded, latents(call, self.folded)).view(call.streams, -1)
 
     def advance(
         self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int
