@@ -14,7 +14,7 @@ from torch import Tensor
 
 from deployments.talker.attention import Context, GatheredAttention, SharedAttention
 from deployments.talker.batch_state import BatchState
-from deployments.talker.input_tables import MAX_DENSE_ROWS, InputTables
+from deployments.talker.input_tables import InputTables
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.sampling import NARROW, WIDE, Breadth, Draw, NoiseSource, penalise_repetition, philox_noise
 
@@ -39,7 +39,6 @@ class PrefillRows:
 class FrameStep:
     """The networks of one talker over the state of a batch, in plain PyTorch on any device."""
 
-    packed_rows = MAX_DENSE_ROWS  # rows of a pass up to which prompts are packed
     breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # those that are worth a recording of their own
 
     def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, by_rows: bool = False) -> None:

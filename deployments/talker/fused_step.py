@@ -5,11 +5,11 @@ from torch import Tensor
 
 from deployments.talker.batch_state import BatchState
 from deployments.talker.frame_step import MIN_NEW_TOKENS, NOT_FINITE, FrameStep, PrefillRows
-from deployments.talker.input_tables import InputTables
+from deployments.talker.input_tables import MAX_DENSE_ROWS, InputTables
 from deployments.talker.kernels.backends import choose_backend
 from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul
 from deployments.talker.kernels.predictor import FusedPredictor
-from deployments.talker.kernels.prompt import MAX_PROMPT_ROWS, PromptAttention
+from deployments.talker.kernels.prompt import PromptAttention
 from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kernels.state import Gathered, StateKernels
@@ -19,10 +19,9 @@ from deployments.talker.sampling import WIDE, Breadth, Draw
 
 
 class FusedStep(FrameStep):
-    """Everything of a step that decodes, and short prompts. Long prompts take plain PyTorch: they fill the GPU."""
+    """Everything of a step that decodes, and prompts. What follows the first rows of a long one takes plain PyTorch."""
 
     breadths = (WIDE,)
-    packed_rows = MAX_PROMPT_ROWS  # two short passes cost less than one that the fused kernels do not take
 
     def __init__(
         self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str = "auto", pdl: bool = True
@@ -31,7 +30,7 @@ class FusedStep(FrameStep):
         super().__init__(tables, state, cache)
         config, max_num_seqs = self.config, state.size.max_num_seqs
         self.pdl = pdl
-        max_rows = max(max_num_seqs, MAX_PROMPT_ROWS)
+        max_rows = max(max_num_seqs, MAX_DENSE_ROWS)
         self.stack = FusedStack(
             self.talker.model, config.talker, max_rows=max_rows, positions=state.size.max_model_len, pdl=pdl
         )
@@ -64,7 +63,7 @@ class FusedStep(FrameStep):
 
     def prefill(self, rows: PrefillRows, *, length: int) -> None:
         """See FrameStep."""
-        if length or len(rows.positions) > MAX_PROMPT_ROWS:
+        if length:
             super().prefill(rows, length=length)
             return
         owners = rows.owners.long()

@@ -173,7 +173,7 @@ class ModelRunner:
         sized = [(each, each.prompt.num_rows if self._retraces else each.num_positions) for each in sequences]
         limit = self._prefills[-1].num_rows
         alone = self._by_rows or self.shape.deterministic
-        for parts in pack(sized, num_rows=limit, together=0 if alone else self.step.packed_rows):
+        for parts in pack(sized, num_rows=limit, together=0 if alone else limit):
             self._run_prefill(parts)
         if self._retraces:
             self._retrace(sequences)

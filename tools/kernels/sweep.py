@@ -21,8 +21,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.kernels import measured_tiles
 from deployments.talker.kernels.matmul import (
-    MAX_BLOCK_M,
     MAX_VECTOR_ROWS,
+    SHARED_ROWS,
     Form,
     Product,
     Tile,
@@ -37,9 +37,9 @@ from tools.kernels.reference import reference_matmul
 
 BANDWIDTH = 4.3e12  # bytes per second of a device-to-device copy on one H200, measured
 # What a batch pads to: numbers of rows between these take the tile of the next one.
-_ROWS = (1, 2, 16, 32, 64, 128)
+_ROWS = (1, 2, 16, 32, 64, 128, 256, 512)
 # A frame's first pass through the predictor has two rows a sequence.
-_PREDICTOR_ROWS = (1, 2, 4, 16, 32, 64, 128)
+_PREDICTOR_ROWS = (1, 2, 4, 16, 32, 64, 128, 256, 512)
 _SHARED_MEMORY = 227_000  # bytes a program may have
 _MAX_REGISTERS = 128  # of a thread, for weights that wait in registers
 # block_n, block_k, warps, stages, chains
@@ -56,7 +56,7 @@ _PIPELINES = (
     (64, 128, 4, 3, 2),
     (16, 512, 4, 3, 4),
     (8, 256, 4, 4, 4),
-    # For more rows than MAX_BLOCK_M:
+    # For more rows than SHARED_ROWS:
     (32, 64, 8, 6, 1),
     (32, 128, 8, 4, 1),
     (64, 64, 8, 4, 1),
@@ -144,14 +144,16 @@ def _pipelined_tiles(case: Case, rows: int) -> Iterator[Tile]:
     if rows < 2:
         return
     for block_n, block_k, warps, stages, chains in _PIPELINES:
-        if warps > 4 and rows <= MAX_BLOCK_M:
+        if warps > 4 and rows <= SHARED_ROWS:
             continue
         if block_n < 16 and case.columns > 2048:
             continue  # enough programs without
-        for block_m in (16, MAX_BLOCK_M) if rows > MAX_BLOCK_M else (16,):
-            covered = MAX_BLOCK_M if block_m == MAX_BLOCK_M else max(16, rows)
+        for block_m in (16, 64, 128) if rows > SHARED_ROWS else (16,):
+            covered = block_m if block_m >= SHARED_ROWS else max(16, rows)
+            if covered > 128:
+                continue
             shared = stages * block_k * 2 * (covered + block_n * (2 if case.gated else 1))
-            if shared <= _SHARED_MEMORY and (block_n < 64 or case.gated or rows > MAX_BLOCK_M):
+            if shared <= _SHARED_MEMORY and (block_n < 64 or case.gated or rows > SHARED_ROWS):
                 yield Tile(Form.PIPELINED, block_n, block_k, warps, stages, chains, block_m)
 
 

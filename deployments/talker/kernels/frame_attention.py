@@ -53,7 +53,7 @@ def _frame_attention(
     k_1 = tl.where(is_new, k_1.to(dtype).to(tl.float32), past_1)
     k_2 = tl.where(is_new, k_2.to(dtype).to(tl.float32), past_2)
     v_1, v_2 = tl.where(is_new, v_1, values_1), tl.where(is_new, v_2, values_2)
-    is_writer = is_new & (head % group == 0)
+    is_writer = tl.where(head % group == 0, is_new, False)
     tl.store(keys + cached, k_1.to(dtype), mask=is_writer)
     tl.store(keys + cached + half, k_2.to(dtype), mask=is_writer)
     tl.store(values + cached, v_1.to(dtype), mask=is_writer)

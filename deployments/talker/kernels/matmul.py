@@ -17,8 +17,9 @@ from deployments.kernel_launch import prefetch_to_l2, wait_for_predecessor
 
 # Rows up to which plain multiply-adds beat the tensor cores' padding to 16 rows.
 MAX_VECTOR_ROWS = 4
-# The most rows that a tile may ask for beyond those there are; more rows than that may be shared among programs.
-MAX_BLOCK_M = 64
+# From so many rows of a program on there may be more rows than it covers, which programs share.
+SHARED_ROWS = 64
+_MAX_BLOCK_M = 128
 
 
 class Form(StrEnum):
@@ -42,7 +43,7 @@ class Tile:
     warps: int
     stages: int = 1  # of a pipeline
     chains: int = 1  # of a pipeline: sums that do not wait for each other, each over a part of `block_k`
-    block_m: int = 16  # rows that a program on tensor cores covers at least; with MAX_BLOCK_M it covers no more either
+    block_m: int = 16  # rows that a program on tensor cores covers at least; from SHARED_ROWS on no more either
 
 
 @dataclass(slots=True)
@@ -302,9 +303,11 @@ def matmul(x: Rows, weight: Tensor, out: Rows, tile: Tile, product: Product, *, 
     """
     rows, k_size = x.values.shape
     n_size = weight.shape[0] // (2 if product.gated else 1)
-    block_m = rows if tile.form is Form.VECTOR else max(tile.block_m, triton.next_power_of_2(rows))
-    if tile.block_m == MAX_BLOCK_M:
-        block_m = MAX_BLOCK_M
+    block_m = tile.block_m
+    if tile.form is Form.VECTOR:
+        block_m = rows
+    elif block_m < SHARED_ROWS:
+        block_m = max(block_m, triton.next_power_of_2(rows))
     _KERNELS[tile.form][(n_size // tile.block_n, triton.cdiv(rows, block_m))](
         x.values, weight, bias, x.squares if product.eps is not None else None, residual, out.values,
         out.squares if residual is not None else None, rows, x.squares.stride(0), product.eps or 0.0,
@@ -337,6 +340,6 @@ def normalise(x: Rows, weight: Tensor, out: Tensor, eps: float, *, pdl: bool = F
 def like_rows(rows: int, width: int, like: Tensor, *, max_parts: int = 1024) -> Rows:
     """Uninitialised rows of the type and device of `like`."""
     squares = torch.empty(
-        (max_parts, max(MAX_BLOCK_M, triton.next_power_of_2(rows))), dtype=torch.float32, device=like.device
+        (max_parts, max(_MAX_BLOCK_M, triton.next_power_of_2(rows))), dtype=torch.float32, device=like.device
     )
     return Rows(torch.empty((rows, width), dtype=like.dtype, device=like.device), squares, 1)

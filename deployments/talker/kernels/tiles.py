@@ -1,6 +1,6 @@
 """How each product is cut up: what measured best, and for shapes that nobody measured what fits."""
 
-from deployments.talker.kernels.matmul import MAX_VECTOR_ROWS, Form, Tile
+from deployments.talker.kernels.matmul import MAX_VECTOR_ROWS, SHARED_ROWS, Form, Tile
 from deployments.talker.kernels.measured_tiles import MEASURED
 
 
@@ -21,7 +21,8 @@ def default_tile(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:
     if rows <= 32:
         return Tile(Form.PIPELINED, _divisor(columns, 16), _divisor(depth, 128), 4, 6)
     stages = 2 if gated else 3
-    return Tile(Form.PIPELINED, _divisor(columns, 32), _divisor(depth, 128), 4, stages)
+    block_m = 16 if rows <= SHARED_ROWS else SHARED_ROWS
+    return Tile(Form.PIPELINED, _divisor(columns, 32), _divisor(depth, 128), 4, stages, block_m=block_m)
 
 
 def _divisor(size: int, largest: int) -> int:

@@ -311,7 +311,7 @@ def tolerance(place: Place) -> float:
 def test_prompts_of_any_length_are_those_of_float32(
     place: Place, checkpoint: Path, exact_hidden: Callable[[int], torch.Tensor]
 ) -> None:
-    """Fused kernels take up to 128 rows, plain PyTorch up to 512 in one pass, longer ones several."""
+    """Fused kernels take the first 512 rows, plain PyTorch those behind them."""
     engine = load(checkpoint, place, streams=4, by_rows=False)
     before, errors = engine.runner.num_eager, {}
     for rows in PROMPT_ROWS:
