@@ -55,7 +55,7 @@ class CodecConfig(Strict):
     # inline leaves all to it; the ingress then asks the talkers itself, and the pool only encodes recordings to clone,
     # for a talker on a CPU.
     placement: Literal["hybrid", "pool", "inline"] = "hybrid"
-    gpu_frames: Annotated[int, Field(ge=1)] = 12  # hybrid, with an idle pool: time for a CPU to take over
+    gpu_frames: Annotated[int, Field(ge=1)] = 9  # hybrid, with an idle pool: time for a CPU to take over
     workers: Annotated[int, Field(ge=1)] = (
         1  # decode in a replica: one is a thread, more are processes, on a GPU threads
     )
