@@ -11,6 +11,7 @@ from deployments.errors import EngineError, TalkerLost
 from deployments.failover import Received, persist
 from deployments.protocol import (
     ALL_FRAMES,
+    ClonePrompt,
     Codes,
     FinishReason,
     FrameChunk,
@@ -61,6 +62,7 @@ class Frames:
         self._pcm = bytearray()
         self._marks: Marks = ()
         self._readings: tuple[Reading, ...] = ()
+        self._clone_prompt: ClonePrompt | None = None
         self.num_text_tokens = 0
         self.finish_reason: FinishReason | None = None
 
@@ -71,6 +73,7 @@ class Frames:
         if chunk.marks:
             self._marks = reached(chunk, "from-talker").marks
         self._readings += chunk.readings
+        self._clone_prompt = chunk.clone_prompt or self._clone_prompt
         self._num_code_groups = chunk.codes.shape[1]
         self.num_text_tokens = max(self.num_text_tokens, chunk.num_text_tokens)
         self.finish_reason = chunk.finish_reason
@@ -105,6 +108,11 @@ class Frames:
         readings, self._readings = self._readings, ()
         return readings
 
+    def take_clone_prompt(self) -> ClonePrompt | None:
+        """The one that has arrived since the last time."""
+        prompt, self._clone_prompt = self._clone_prompt, None
+        return prompt
+
     def peek(self, count: int) -> list[Codes]:
         """The next `count` frames at most, each [num_code_groups]; they stay."""
         return self._frames[:count]
@@ -134,14 +142,23 @@ class Audio:
         if len(pcm):
             self._delivered = self._position
         tokens, marks = self._frames.num_text_tokens, self._frames.take_marks()
-        readings = self._frames.take_readings()
-        return PcmChunk(pcm.tobytes(), codes, tokens, finish_reason, self._delivered, marks, readings=readings)
+        readings, prompt = self._frames.take_readings(), self._frames.take_clone_prompt()
+        return PcmChunk(
+            pcm.tobytes(), codes, tokens, finish_reason, self._delivered, marks, readings, clone_prompt=prompt
+        )
 
 
-def forward(request: SynthesisRequest, generate: Generate, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+def forward(
+    request: SynthesisRequest,
+    generate: Generate,
+    info: ModelInfo,
+    *,
+    learn: Callable[[PcmChunk], None] = lambda chunk: None,
+) -> AsyncGenerator[PcmChunk, None]:
     """Audio of one utterance as a talker's GPU makes it, on one talker after the other where it has to be.
 
-    `generate` asks a talker. Raises what it raises, and EngineError where audio is missing at the end.
+    `generate` asks a talker; `learn` sees each chunk first. Raises what `generate` raises, and EngineError where audio
+    is missing at the end.
     """
     frames = Frames(info.frame_samples)
     silence = None if request.leading_silence else LeadingSilence(info.sample_rate)
@@ -154,7 +171,9 @@ def forward(request: SynthesisRequest, generate: Generate, info: ModelInfo) -> A
         codes, pcm = frames.take_heard()
         if frames.finish_reason is not None and frames.available:
             raise EngineError(f"the talker has left {frames.available} frames without audio: speech is missing")
-        return audio.chunk(codes, pcm, chunk.finish_reason)
+        item = audio.chunk(codes, pcm, chunk.finish_reason)
+        learn(item)
+        return item
 
     asked = GenerateRequest(request, gpu_frames=ALL_FRAMES)
     return all_frames(generate, asked, with_audio, frame_samples=info.frame_samples)

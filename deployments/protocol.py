@@ -3,6 +3,7 @@
 Everything here is a frozen value of small plain objects, cheap to pickle. Codes are int16: 16 codes are 32 bytes.
 """
 
+import hashlib
 import time
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -63,12 +64,38 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """A recording to clone: float32 mono audio at the model's sample rate, and what is said in it."""
+class ClonePrompt:
+    """All that a checkpoint takes from a recording: a hundredth of its samples, and any replica speaks from it."""
 
-    audio: NDArray[np.float32]  # [samples]
+    speaker: NDArray[np.float32]  # [hidden]
+    codes: Codes | None = None  # [frames, num_code_groups]; None where only the speaker vector was asked for
+
+    @property
+    def nbytes(self) -> int:
+        """Of both."""
+        return self.speaker.nbytes + (0 if self.codes is None else self.codes.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A recording to clone, and what is said in it: its samples, or what a replica has made of them before."""
+
+    audio: NDArray[np.float32] | None  # [samples] of mono audio at the model's sample rate; None beside a `prompt`
     text: str | None = None
     x_vector_only: bool = False
+    prompt: ClonePrompt | None = None  # with codes, unless `x_vector_only`
+    key: bytes = b""  # recordings of one key have the same samples; by default made from these
+
+    def __post_init__(self) -> None:
+        """Samples are hashed where a recording comes in, and nowhere behind."""
+        if not self.key and self.audio is not None:
+            object.__setattr__(self, "key", hashlib.sha256(np.ascontiguousarray(self.audio).data).digest())
+
+    @property
+    def samples(self) -> NDArray[np.float32]:
+        """Of a recording that comes without a prompt."""
+        assert self.audio is not None, "either samples or a prompt"
+        return self.audio
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +183,7 @@ class FrameChunk:
     pcm: bytes = b""  # s16le, whole frames
     marks: Marks = ()  # of a marked request's first audio: all stages down to the engine and back up
     readings: tuple[Reading, ...] = ()  # where `word_times` were asked for and the talker knows them
+    clone_prompt: ClonePrompt | None = None  # first, of a recording that came as samples: to be sent in their place
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +203,7 @@ class PcmChunk:
     heard: tuple[tuple[float, float], ...] = ()  # from the ingress on: seconds of audio, characters of the spoken text
     seed: int | None = None  # with which it is spoken, where that is another one than the request's
     segment: int = 0  # of a long text, from the ingress on: the codec begins anew with each
+    clone_prompt: ClonePrompt | None = None  # as in FrameChunk
 
 
 @dataclass(frozen=True, slots=True)

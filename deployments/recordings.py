@@ -1,14 +1,10 @@
-"""What was computed from reference recordings, kept by what is in them: clones of one voice come again and again."""
+"""What was computed from reference recordings, kept by their keys: clones of one voice come again and again."""
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 from typing import Generic, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 T = TypeVar("T")
 
@@ -34,33 +30,40 @@ class ByRecording(Generic[T]):
         self._lock = Lock()
         self._hits = self._misses = 0
 
-    def get(self, recording: NDArray[np.float32] | bytes, compute: Callable[[], T]) -> T:
-        """The result for a recording, its samples or a file, computed where it is not there."""
-        data = recording if isinstance(recording, bytes) else np.ascontiguousarray(recording).data
-        key = hashlib.sha256(data).digest()  # which processors have instructions for
+    def get(self, key: bytes, compute: Callable[[], T]) -> T:
+        """The result for a recording, computed where it is not there."""
+        result = self.find(key)
+        with self._lock:
+            self._hits += result is not None
+            self._misses += result is None
+        if result is None:
+            result = compute()  # twice where two ask for it at once: neither waits for the other
+            self.keep(key, result)
+        return result
+
+    def find(self, key: bytes) -> T | None:
+        """The result for a recording, where it is there; this is no lookup that counts."""
         with self._lock:
             if key in self._results:
                 self._results.move_to_end(key)
-                self._hits += 1
-                return self._results[key]
-            self._misses += 1
-        result = compute()  # twice where two ask for it at once: neither waits for the other
+            return self._results.get(key)
+
+    def keep(self, key: bytes, result: T) -> None:
+        """A result from elsewhere; it replaces the one that is there."""
+        size = self._size(result)
+        if size > self._max_bytes:
+            return
         with self._lock:
-            self._keep(key, result)
-        return result
+            if key in self._results:
+                self._held -= self._size(self._results.pop(key))
+            self._results[key] = result
+            self._held += size
+            while self._held > self._max_bytes:
+                _, oldest = self._results.popitem(last=False)
+                self._held -= self._size(oldest)
 
     def take_lookups(self) -> Lookups:
         """Those since the last time."""
         with self._lock:
             lookups, self._hits, self._misses = Lookups(self._hits, self._misses), 0, 0
         return lookups
-
-    def _keep(self, key: bytes, result: T) -> None:
-        size = self._size(result)
-        if key in self._results or size > self._max_bytes:
-            return
-        self._results[key] = result
-        self._held += size
-        while self._held > self._max_bytes:
-            _, oldest = self._results.popitem(last=False)
-            self._held -= self._size(oldest)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from fastapi import FastAPI
 from ray import serve
@@ -13,13 +14,14 @@ from deployments.errors import CodecLost, NotReady, TalkerLost
 from deployments.failover import Received, persist
 from deployments.frames import forward
 from deployments.handles import call, stream
-from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest, reached
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
 from serve_app.api import Node, create_api
 from serve_app.bounded_websocket import BoundedWebSocket
 from serve_app.config import ApiSettings
 from serve_app.live_text import LiveTexts
 from serve_app.pool_watch import PoolWatch, scrape
 from serve_app.posted_text import PostedTexts
+from serve_app.reference_audio import by_prompt, learn
 from serve_app.speech_request import MAX_BODY_BYTES
 
 # A handle call waits for a replica however long that takes; a client that asks whether we are ready does not.
@@ -50,27 +52,46 @@ class HandleSynthesizer:
 
         A replica that is lost is followed by another one, which goes on at the very next sample.
         """
+        request = _by_prompt(request)
         talker, info, reference = self._talker, self._info, request.reference
         if talker is None:
             return self._from_codec(request)
         assert info is not None, "whoever asks for speech has asked for what is loaded"
-        if reference is not None and not reference.x_vector_only and not info.talker_on_gpu:
+        is_read = reference is None or reference.x_vector_only or reference.prompt is not None
+        if not is_read and not info.talker_on_gpu:
             return self._from_codec(request)
-        return forward(request, lambda asked: stream(talker, "generate", asked, lost=TalkerLost), info)
+
+        def ask(asked: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+            asked = replace(asked, synthesis=_by_prompt(asked.synthesis))
+            return stream(talker, "generate", asked, lost=TalkerLost)
+
+        return forward(request, ask, info, learn=lambda chunk: _learn(request, chunk))
 
     def _from_codec(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         received = Received()
 
         def ask() -> AsyncGenerator[PcmChunk, None]:
-            return stream(self._codec, "synthesize", received.rest(request), lost=CodecLost)
+            return stream(self._codec, "synthesize", _by_prompt(received.rest(request)), lost=CodecLost)
 
         def take(chunk: PcmChunk) -> PcmChunk | None:
+            _learn(request, chunk)
             if not len(chunk.codes) and not chunk.pcm and chunk.finish_reason is None:
                 return None  # a heartbeat
             received.add(chunk.codes, chunk.position)
             return reached(chunk, "from-codec")
 
         return persist(ask, take, request_id=request.request_id, lost=CodecLost)
+
+
+def _by_prompt(request: SynthesisRequest) -> SynthesisRequest:
+    """`request` without the samples of a recording that a replica has answered for since it came."""
+    reference = request.reference
+    return request if reference is None else replace(request, reference=by_prompt(reference))
+
+
+def _learn(request: SynthesisRequest, chunk: PcmChunk) -> None:
+    if request.reference is not None and chunk.clone_prompt is not None:
+        learn(request.reference, chunk.clone_prompt)
 
 
 class Ingress:

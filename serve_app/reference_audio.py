@@ -1,9 +1,14 @@
-"""The recording a client sends to be cloned: decoded within limits, mono, at the model's sample rate."""
+"""The recording a client sends to be cloned: decoded within limits, mono, at the model's sample rate.
+
+Replicas answer with what they made of its samples, the prompt, which then goes to whatever replica in their place.
+"""
 
 import asyncio
 import binascii
+import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -11,8 +16,10 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
+from deployments import metrics
 from deployments.errors import InvalidRequest, PayloadTooLarge
-from deployments.recordings import ByRecording
+from deployments.protocol import ClonePrompt, ModelInfo, Reference
+from deployments.recordings import ByRecording, Lookups
 
 # Playlists and other formats that open further files are not among them; no protocol is allowed either.
 DEMUXERS = "aac,ac3,aiff,amr,asf,au,caf,flac,matroska,mov,mp3,ogg,w64,wav,webm"
@@ -39,17 +46,46 @@ MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4000, 192_000
 _DECODING = ThreadPoolExecutor(2, "reference-audio")
 # A voice comes with every request: 11 minutes of samples, by what was sent.
 _DECODED: ByRecording[NDArray[np.float32]] = ByRecording(max_bytes=64 << 20, size=lambda audio: audio.nbytes)
+# And of those that a replica has answered for, 2,700 of ten seconds.
+_PROMPTS: ByRecording[ClonePrompt] = ByRecording(max_bytes=32 << 20, size=lambda prompt: prompt.nbytes)
 
 
-async def decode_aside(ref_audio: str, sample_rate: int) -> NDArray[np.float32]:
-    """`decode_reference` away from the event loop, few at a time, and once for all who send the same."""
+async def read_aside(ref_audio: str, text: str | None, info: ModelInfo, *, x_vector_only: bool) -> Reference:
+    """What to ask replicas for: by a prompt where there is one, else by samples. Raises as `decode_reference`.
+
+    Away from the event loop, few at a time, and once for all who send the same.
+    """
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_DECODING, _decode_once, ref_audio, sample_rate)
+    reference = await loop.run_in_executor(_DECODING, _read, ref_audio, text, info, x_vector_only)
+    known = reference.prompt is not None
+    metrics.references("prompt", Lookups(hits=int(known), misses=int(not known)))
+    return reference
 
 
-def _decode_once(ref_audio: str, sample_rate: int) -> NDArray[np.float32]:
-    sent = f"{sample_rate} {ref_audio}".encode(errors="surrogatepass")
-    return _DECODED.get(sent, lambda: decode_reference(ref_audio, sample_rate))
+def _read(ref_audio: str, text: str | None, info: ModelInfo, x_vector_only: bool) -> Reference:
+    sent = hashlib.sha256(f"{info.name} {info.sample_rate} ".encode())
+    sent.update(ref_audio.encode(errors="surrogatepass"))
+    reference = by_prompt(Reference(None, text, x_vector_only, key=sent.digest()))
+    if reference.prompt is not None:
+        return reference
+    audio = _DECODED.get(reference.key, lambda: decode_reference(ref_audio, info.sample_rate))
+    return replace(reference, audio=audio)
+
+
+def by_prompt(reference: Reference) -> Reference:
+    """`reference` by its prompt, where that has all that is wanted of it."""
+    prompt = None if reference.prompt is not None else _PROMPTS.find(reference.key)
+    if prompt is None or (prompt.codes is None and not reference.x_vector_only):
+        return reference
+    return replace(reference, audio=None, prompt=prompt)
+
+
+def learn(reference: Reference, prompt: ClonePrompt) -> None:
+    """Keep what a replica has made of a recording: the first prompt that has codes, so that clones stay as they are."""
+    known = _PROMPTS.find(reference.key)
+    if known is None or known.codes is None:
+        codes = None if prompt.codes is None else prompt.codes.copy()
+        _PROMPTS.keep(reference.key, ClonePrompt(prompt.speaker.copy(), codes))  # no views into all that came with it
 
 
 def decode_reference(ref_audio: str, sample_rate: int) -> NDArray[np.float32]:

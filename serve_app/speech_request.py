@@ -16,7 +16,7 @@ from serve_app import voices
 from serve_app.audio import AudioFormat, OutputRate
 from serve_app.config import ApiSettings
 from serve_app.languages import foreign_language, language_name
-from serve_app.reference_audio import decode_aside
+from serve_app.reference_audio import read_aside
 
 # Figures and signs become words: prose with many of them grows by less than a half, nothing but figures fivefold.
 _MOST_GROWTH = 2
@@ -241,5 +241,4 @@ async def _reference(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -
     text = _cleaned("ref_text", body.ref_text, settings) or None
     if text is None and not body.x_vector_only_mode:
         raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")
-    audio = await decode_aside(body.ref_audio, info.sample_rate)
-    return Reference(audio, text, body.x_vector_only_mode)
+    return await read_aside(body.ref_audio, text, info, x_vector_only=body.x_vector_only_mode)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from deployments import metrics
 from deployments.codec.config import SpeechTokenizerConfig
@@ -25,15 +24,15 @@ from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest
 from deployments.model_store import locate
 from deployments.progress import report_stage
-from deployments.protocol import Codes, ModelKind
+from deployments.protocol import Codes, ModelKind, Reference
 from deployments.recordings import ByRecording
 
 _PROBE_FRAMES = 4
 # Where nothing is decoded here, a recording may take more than one core: two make its codes in 0.6 of the time. As many
 # everywhere: sums, and so codes, depend on it, and another replica that goes on with a stream makes the same.
 _INLINE_THREADS = 4
-# Kept for recordings that come again: about fifty.
-_REFERENCE_BYTES = 256 << 20
+# Kept for recordings that come again: codes of a thousand of 24 seconds, decoder states of about fifty.
+_CODES_BYTES, _STATE_BYTES = 8 << 20, 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +45,37 @@ class Codec:
     sample_rate: int
     largest_batches: dict[int, int] = field(default_factory=dict)  # decoded so far, by frames of a stream
     openings: dict[str, Opening] = field(default_factory=dict)  # by speaker
-    references: ByRecording[tuple[Codes, DecoderState]] = field(
-        default_factory=lambda: ByRecording(max_bytes=_REFERENCE_BYTES, size=_reference_bytes)
+    references: ByRecording[Codes] = field(
+        default_factory=lambda: ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
+    )
+    states: ByRecording[DecoderState] = field(  # behind recordings, by their codes: these may come without samples
+        default_factory=lambda: ByRecording(max_bytes=_STATE_BYTES, size=_state_bytes)
     )
 
-    def encode_reference(self, audio: NDArray[np.float32]) -> tuple[Codes, DecoderState]:
-        """Codes [frames, num_code_groups] of a recording [samples], and the decoder's state behind them."""
+    def read(self, reference: Reference) -> tuple[Codes, DecoderState]:
+        """Codes [frames, num_code_groups] of a recording, and the decoder's state behind them."""
+        codes = self.codes(reference)
+        return codes, self.states.get(codes.tobytes(), lambda: self.decoder.recall(torch.from_numpy(codes).long()))
+
+    def known(self, reference: Reference) -> tuple[Codes, DecoderState] | None:
+        """As `read`, without its work, where a recording that comes without samples has been met before."""
+        codes = None if reference.prompt is None else reference.prompt.codes
+        state = None if codes is None else self.states.find(codes.tobytes())
+        return None if codes is None or state is None else (codes, state)
+
+    def codes(self, reference: Reference) -> Codes:
+        """Codes [frames, num_code_groups] of a recording. Raises InvalidRequest."""
+        if reference.prompt is not None:
+            assert reference.prompt.codes is not None, "the ingress sends samples where codes are missing"
+            return reference.prompt.codes.copy()  # torch takes no arrays that it may not write to
         if self.encoder is None:
             raise InvalidRequest("this checkpoint has no speech encoder, so it cannot clone a recording", "ref_audio")
         encoder = self.encoder
-
-        def encode() -> tuple[Codes, DecoderState]:
-            codes = encoder.encode(audio)
-            return codes, self.decoder.recall(torch.from_numpy(codes).long())
-
-        return self.references.get(audio, encode)
+        return self.references.get(reference.key, lambda: encoder.encode(reference.samples))
 
 
-def _reference_bytes(reference: tuple[Codes, DecoderState]) -> int:
-    codes, state = reference
-    return codes.nbytes + sum(tensor.nbytes for tensor in state.tensors)
+def _state_bytes(state: DecoderState) -> int:
+    return sum(tensor.nbytes for tensor in state.tensors)
 
 
 def load_codec(model: str, config: CodecConfig) -> Codec:

@@ -125,7 +125,10 @@ class CodecService:
         reference = request.reference
         if reference is None or reference.x_vector_only:
             return None, self._codec.decoder.initial_state()
-        begun = await self.workers.run(self._codec.encode_reference, reference.audio)
+        known = self._codec.known(reference)
+        if known is not None:
+            return known  # and waits for no worker
+        begun = await self.workers.run(self._codec.read, reference)
         metrics.references("codes", self._codec.references.take_lookups())
         return begun
 

@@ -188,6 +188,7 @@ class Engine:
         sequence = Sequence(
             sequence_id, request, prompt, sampling, limit, prefix + given, num_given=len(given), token_starts=starts
         )
+        sequence.clone_prompt = self.prompts.clone_prompt(request)
         if sequence.num_frames >= limit.frames:
             self._open_audio(sequence)  # its last audio may be missing still
             self._ended.append((sequence_id, FrameChunk(self._no_codes, sequence.num_text_tokens, limit.reason)))
@@ -357,9 +358,12 @@ class Engine:
         """All that a sequence's reader does not have yet."""
         first, frames = sequence.num_sent, sequence.frames[sequence.num_sent :]
         readings = (Reading(first, tuple(sequence.readings)),) if sequence.readings else ()
+        clone, sequence.clone_prompt = sequence.clone_prompt, None
         sequence.num_sent, sequence.readings = sequence.num_frames, []
         codes = np.stack(frames) if frames else self._no_codes
-        return FrameChunk(codes, sequence.num_text_tokens, sequence.finish_reason, pcm, readings=readings)
+        return FrameChunk(
+            codes, sequence.num_text_tokens, sequence.finish_reason, pcm, readings=readings, clone_prompt=clone
+        )
 
     def _with_audio(self, chunks: list[tuple[int, FrameChunk]]) -> list[tuple[int, FrameChunk]]:
         """`chunks` and the audio that is ready; a last chunk waits until its stream's audio is complete."""

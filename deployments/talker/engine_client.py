@@ -219,4 +219,5 @@ async def _next_chunk(queue: "asyncio.Queue[Item]") -> FrameChunk:
     num_text_tokens = max(chunk.num_text_tokens for chunk in chunks)
     marks = next((chunk.marks for chunk in chunks if chunk.marks), ())
     readings = tuple(reading for chunk in chunks for reading in chunk.readings)
-    return FrameChunk(codes, num_text_tokens, chunks[-1].finish_reason, pcm, marks, readings)
+    clone_prompt = next((chunk.clone_prompt for chunk in chunks if chunk.clone_prompt), None)
+    return FrameChunk(codes, num_text_tokens, chunks[-1].finish_reason, pcm, marks, readings, clone_prompt)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import Codes, GenerateRequest, ModelKind, SynthesisRequest
+from deployments.protocol import ClonePrompt, Codes, GenerateRequest, ModelKind, Reference, SynthesisRequest
 from deployments.recordings import ByRecording
 from deployments.talker.input_tables import Ids, InputTables
 from deployments.talker.model.config import ModelConfig
@@ -53,6 +53,12 @@ class _Track:
     dense: tuple[Tensor, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Speaker:
+    vector: Tensor  # [hidden], on the encoder's device
+    on_host: Tensor  # the same, there before anything that is computed from it: nobody waits for the copy
+
+
 class PromptBuilder:
     """Builds prompts for one loaded checkpoint."""
 
@@ -69,22 +75,38 @@ class PromptBuilder:
         self.config: ModelConfig = self.talker.config
         self.tokenizer = tokenizer
         self.speaker_encoder, self.encode = speaker_encoder, encode
-        self.speakers: ByRecording[Tensor] = ByRecording(max_bytes=_SPEAKER_BYTES, size=lambda vector: vector.nbytes)
+        self.speakers: ByRecording[_Speaker] = ByRecording(
+            max_bytes=_SPEAKER_BYTES, size=lambda speaker: speaker.vector.nbytes
+        )
         self.references: ByRecording[Codes] = ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
 
     def with_codes(self, request: GenerateRequest) -> GenerateRequest:
         """`request` with the codes of the recording that it is to go on from, if any. Raises InvalidRequest."""
         reference, encode = request.synthesis.reference, self.encode
-        if reference is None or reference.x_vector_only or request.reference_codes is not None or encode is None:
+        if reference is None or reference.x_vector_only or request.reference_codes is not None:
             return request
-        audio = reference.audio
+        if reference.prompt is not None:
+            assert reference.prompt.codes is not None, "the ingress sends samples where codes are missing"
+            return replace(request, reference_codes=reference.prompt.codes.copy())  # torch wants to write to arrays
+        if encode is None:
+            return request
         try:
-            codes = self.references.get(audio, lambda: encode(audio))
+            codes = self.references.get(reference.key, lambda: encode(reference.samples))
         except torch.OutOfMemoryError:
+            many = f"{len(reference.samples)} samples"
             raise InvalidRequest(
-                f"the GPU has no memory to read a recording of {len(audio)} samples: send a shorter one", "ref_audio"
+                f"the GPU has no memory to read a recording of {many}: send a shorter one", "ref_audio"
             ) from None
         return replace(request, reference_codes=codes)
+
+    def clone_prompt(self, request: GenerateRequest) -> ClonePrompt | None:
+        """What was made of the samples that `request` brought to its prompt, once that is prefilled."""
+        reference = request.synthesis.reference
+        if reference is None or reference.prompt is not None:
+            return None
+        speaker = self.speakers.find(reference.key)
+        codes = None if reference.x_vector_only else request.reference_codes
+        return None if speaker is None else ClonePrompt(speaker.on_host.numpy(), codes)
 
     def build(self, request: GenerateRequest) -> Prompt:
         """The prompt of a request; raises InvalidRequest where its text holds nothing to say."""
@@ -171,15 +193,22 @@ class PromptBuilder:
         """A built-in speaker's row, the x-vector of the reference, or none for described voices."""
         if request.reference is not None:
             assert self.speaker_encoder is not None, "only base checkpoints are asked to clone"
-            vector = self._speaker_vector(self.speaker_encoder, request.reference.audio)
+            vector = self._speaker_vector(self.speaker_encoder, request.reference)
             return _Track(self._dense(1), (vector.to(self.tables.text)[None],))
         if self.config.kind is ModelKind.CUSTOM_VOICE:
             assert request.voice is not None, "the ingress names a speaker"
             return _Track([self.config.speakers[request.voice]])
         return _Track([])
 
-    def _speaker_vector(self, encoder: SpeakerEncoder, audio: NDArray[np.float32]) -> Tensor:
-        return self.speakers.get(audio, lambda: encoder.embed(torch.from_numpy(audio.copy())))
+    def _speaker_vector(self, encoder: SpeakerEncoder, reference: Reference) -> Tensor:
+        if reference.prompt is not None:
+            return torch.from_numpy(reference.prompt.speaker.copy())
+
+        def embed() -> _Speaker:
+            vector = encoder.embed(torch.from_numpy(reference.samples.copy()))
+            return _Speaker(vector, vector.to("cpu", non_blocking=True))
+
+        return self.speakers.get(reference.key, embed).vector
 
     def _clone_rows(
         self, request: GenerateRequest, body: list[int], frames: _Track

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.playback import FRAME_S, PlaybackClock
-from deployments.protocol import Codes, FinishReason, GenerateRequest, Sampling
+from deployments.protocol import ClonePrompt, Codes, FinishReason, GenerateRequest, Sampling
 from deployments.talker.prompt import Prompt
 
 # Attention reads so far ahead of what is said, and means nothing where so little of it is on the text.
@@ -44,6 +44,7 @@ class Sequence:
     )  # where word times are wanted: characters before each token, and in all
     next_reading: float = 0.0  # how far in the text its next frame is, in characters
     readings: list[float] = field(default_factory=list)  # of the frames behind `num_sent`
+    clone_prompt: ClonePrompt | None = None  # for the stream's reader, until it has it
     playback: PlaybackClock = field(default_factory=PlaybackClock)
     num_sent: int = field(init=False)  # frames that the stream's reader has
     _num_played: int = field(init=False)  # frames that `playback` knows of; those of a prefix were heard elsewhere

@@ -1,11 +1,8 @@
-import numpy as np
-from numpy.typing import NDArray
-
 from deployments.recordings import ByRecording, Lookups
 
 
-def recording(number: int) -> NDArray[np.float32]:
-    return np.full(100, number, np.float32)
+def recording(number: int) -> bytes:
+    return bytes([number])
 
 
 class Computing:
@@ -42,3 +39,13 @@ def test_what_is_larger_than_the_bound_is_not_kept() -> None:
     for number, size in ((1, 10), (2, 26), (2, 26), (1, 10)):
         computing.get(results, number, size)
     assert computing.calls == [1, 2, 2]
+
+
+def test_what_comes_from_elsewhere_replaces_what_is_there_within_the_bound() -> None:
+    results = ByRecording[bytes](max_bytes=25, size=len)
+    for key, result in ((b"a", b"1" * 10), (b"b", b"2" * 10), (b"a", b"3" * 15), (b"c", b"4" * 26)):
+        results.keep(key, result)
+    assert [results.find(key) for key in (b"a", b"b", b"c")] == [b"3" * 15, b"2" * 10, None]
+    results.keep(b"d", b"5")
+    assert [results.find(key) for key in (b"a", b"b", b"d")] == [None, b"2" * 10, b"5"]
+    assert results.take_lookups() == Lookups()

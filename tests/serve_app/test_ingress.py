@@ -8,8 +8,18 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from deployments.errors import CodecLost, Overloaded
-from deployments.protocol import FinishReason, FrameChunk, GenerateRequest, PcmChunk, Reference, SynthesisRequest
+from deployments.errors import CodecLost, Overloaded, TalkerLost
+from deployments.protocol import (
+    ALL_FRAMES,
+    ClonePrompt,
+    Codes,
+    FinishReason,
+    FrameChunk,
+    GenerateRequest,
+    PcmChunk,
+    Reference,
+    SynthesisRequest,
+)
 from serve_app.ingress import HandleSynthesizer
 from tests.deployments.test_handles import from_replica
 from tests.serve_app.fake import CUSTOM_VOICE
@@ -46,15 +56,36 @@ class Codec:
         done = 0 if resume is None else len(resume.codes)
         count, error = self._scripts.pop(0) if self._scripts else (self._total - done, None)
         for number in range(done, done + count):
-            yield PcmChunk(bytes([number]), np.full((1, GROUPS), number, np.int16), 3, None, (number + 1) * SAMPLES)
+            prompt = read_by_replica(self.requests[-1].reference) if number == done else None
+            codes = np.full((1, GROUPS), number, np.int16)
+            yield PcmChunk(bytes([number]), codes, 3, None, (number + 1) * SAMPLES, clone_prompt=prompt)
         if error is not None:
             raise error
         yield PcmChunk(b"", np.zeros((0, GROUPS), np.int16), 3, FinishReason.STOP, self._total * SAMPLES)
 
 
-async def listen(codec: Codec) -> list[PcmChunk]:
-    async with aclosing(HandleSynthesizer(codec).synthesize(REQUEST)) as chunks:
+async def listen(codec: Codec, request: SynthesisRequest = REQUEST) -> list[PcmChunk]:
+    async with aclosing(HandleSynthesizer(codec).synthesize(request)) as chunks:
         return [chunk async for chunk in chunks]
+
+
+def read_by_replica(reference: Reference | None) -> ClonePrompt | None:
+    """What a talker answers to a recording that comes as samples."""
+    if reference is None or reference.prompt is not None:
+        return None
+    codes = None if reference.x_vector_only else np.full((2, GROUPS), len(reference.samples), np.int16)
+    return ClonePrompt(reference.samples[:4], codes)
+
+
+def clone(number: int, *, x_vector_only: bool = False) -> SynthesisRequest:
+    return replace(REQUEST, reference=Reference(np.full(100, number, np.float32), "Said.", x_vector_only))
+
+
+def sent(requests: list[SynthesisRequest]) -> list[str]:
+    """Of the recording, to replica after replica."""
+    references = [request.reference for request in requests]
+    assert all(each is not None and (each.audio is None) == (each.prompt is not None) for each in references)
+    return ["prompt" if each is not None and each.prompt is not None else "samples" for each in references]
 
 
 async def test_signs_of_life_stay_inside() -> None:
@@ -86,6 +117,101 @@ async def test_overload_at_the_start_is_an_answer() -> None:
     with pytest.raises(Overloaded):
         await listen(codec)
     assert len(codec.requests) == 1
+
+
+async def test_samples_are_sent_until_a_codec_has_answered_for_them() -> None:
+    codec = Codec(3, (0, DEAD), (1, DEAD))
+    await listen(codec, clone(1))  # two replicas die, the second behind its first chunk
+    await listen(codec, clone(1))
+    await listen(codec, clone(2))
+    assert sent(codec.requests) == ["samples", "samples", "prompt", "prompt", "samples"]
+
+
+class CloningTalker:
+    """A handle to talkers that bring audio with each frame; each dies behind so many frames, the last one does not."""
+
+    def __init__(self, *dies_behind: int) -> None:
+        self._dies_behind = list(dies_behind)
+        self.requests: list[GenerateRequest] = []
+
+    def options(self, *, method_name: str, stream: bool) -> "CloningTalker":
+        return self
+
+    def remote(self, request: GenerateRequest) -> "CloningTalker":
+        self.requests.append(request)
+        return self
+
+    def cancel(self) -> None:
+        pass
+
+    async def __aiter__(self) -> AsyncGenerator[FrameChunk, None]:
+        request = self.requests[-1]
+        prompt, done = (
+            read_by_replica(request.synthesis.reference),
+            0 if request.prefix is None else len(request.prefix),
+        )
+        yield FrameChunk(np.zeros((0, GROUPS), np.int16), 3)
+        left = self._dies_behind.pop(0) if self._dies_behind else 4 - done
+        for number in range(done, done + left):
+            codes = np.full((1, GROUPS), number, np.int16)
+            yield FrameChunk(codes, 3, None, b"\1\1" * SAMPLES, clone_prompt=prompt if number == done else None)
+        if done + left < 4:
+            raise from_replica(TalkerLost("killed"))
+        yield FrameChunk(np.zeros((0, GROUPS), np.int16), 3, FinishReason.STOP)
+
+
+async def told(synthesizer: HandleSynthesizer, request: SynthesisRequest) -> Codes:
+    async with aclosing(synthesizer.synthesize(request)) as chunks:
+        return np.concatenate([chunk.codes async for chunk in chunks])
+
+
+def beside(talker: CloningTalker, codec: Codec, *, on_gpu: bool = True) -> HandleSynthesizer:
+    synthesizer = HandleSynthesizer(codec, talker=talker)
+    synthesizer._info = replace(CUSTOM_VOICE, talker_on_gpu=on_gpu)
+    return synthesizer
+
+
+async def test_samples_are_sent_until_a_talker_has_answered_for_them() -> None:
+    talker = CloningTalker(0, 2, 0)
+    synthesizer = beside(talker, Codec(0))
+    for request in (clone(3), clone(3), clone(4)):
+        assert (await told(synthesizer, request))[:, 0].tolist() == [0, 1, 2, 3]
+    requests = [request.synthesis for request in talker.requests]
+    assert sent(requests) == ["samples", "samples", "prompt", "prompt", "prompt", "samples"]
+    assert [request.gpu_frames for request in talker.requests] == [ALL_FRAMES] * 6
+
+
+async def test_who_waits_in_a_long_text_goes_by_what_its_first_segment_has_brought() -> None:
+    """Its segments are asked for with the request as it came."""
+    talker, request = CloningTalker(), clone(5)
+    for segment in (request, replace(request, continues=True)):
+        await told(beside(talker, Codec(0)), segment)
+    assert sent([asked.synthesis for asked in talker.requests]) == ["samples", "prompt"]
+
+
+async def test_two_at_once_and_one_that_leaves() -> None:
+    talker = CloningTalker()
+    synthesizer = beside(talker, Codec(0))
+    left, heard = (synthesizer.synthesize(clone(6)) for _ in range(2))
+    async with aclosing(left), aclosing(heard):
+        await anext(left)
+        assert [chunk.finish_reason async for chunk in heard][-1] is FinishReason.STOP
+    await told(synthesizer, clone(6))
+    assert sent([asked.synthesis for asked in talker.requests])[-1] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("x_vector_only", "codec_asked", "talker_sent"), [(False, 1, ["prompt"]), (True, 0, ["samples", "prompt"])]
+)
+async def test_a_talker_on_a_cpu_is_asked_where_nothing_is_to_be_read(
+    x_vector_only: bool, codec_asked: int, talker_sent: list[str]
+) -> None:
+    codec, talker = Codec(1), CloningTalker()
+    synthesizer, request = beside(talker, codec, on_gpu=False), clone(7 + x_vector_only, x_vector_only=x_vector_only)
+    for _ in range(2):
+        await told(synthesizer, request)
+    assert sent(codec.requests) == ["samples"] * codec_asked
+    assert sent([asked.synthesis for asked in talker.requests]) == talker_sent
 
 
 class Talker:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -13,9 +14,11 @@ import pytest
 import soundfile
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
+from deployments.protocol import ClonePrompt, Reference
+from deployments.recordings import ByRecording
 from serve_app import reference_audio
-from serve_app.reference_audio import decode_aside, decode_reference
-from tests.serve_app.fake import tone
+from serve_app.reference_audio import by_prompt, decode_reference, learn, read_aside
+from tests.serve_app.fake import BASE, tone
 from tests.serve_app.test_audio import pitch
 
 RATE = 24000
@@ -178,13 +181,76 @@ async def test_what_was_sent_before_is_not_decoded_again(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(reference_audio, "decode_reference", note)
     one, other = (data_url(recording(seconds)) for seconds in (1.125, 1.375))
-    sizes = [
-        len(await decode_aside(sent, rate)) for sent, rate in ((one, RATE), (one, RATE), (one, 8000), (other, RATE))
+    asked = ((one, RATE), (one, RATE), (one, 8000), (other, RATE))
+    references = [
+        await read_aside(sent, "Said.", replace(BASE, sample_rate=rate), x_vector_only=False) for sent, rate in asked
     ]
-    assert sizes == [27000, 27000, 9000, 33000]
+    assert [len(reference.samples) for reference in references] == [27000, 27000, 9000, 33000]
+    first, again, *others = (reference.key for reference in references)
+    assert first == again
+    assert len({first, *others}) == 3
     assert decoded == [one, one, other]
     with pytest.raises(InvalidRequest):
-        await decode_aside("\ud800", RATE)
+        await read_aside("\ud800", "Said.", BASE, x_vector_only=False)
+
+
+SPEAKER = np.arange(4, dtype=np.float32)
+CODES = np.arange(32, dtype=np.int16).reshape(2, 16)
+
+
+async def read(ref_audio: str, name: str, *, x_vector_only: bool = False) -> Reference:
+    return await read_aside(ref_audio, "Said.", replace(BASE, name=name), x_vector_only=x_vector_only)
+
+
+@pytest.mark.anyio
+async def test_what_replicas_made_of_a_recording_stands_for_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    ref_audio = data_url(recording(0.625))
+    learn(await read(ref_audio, "prompts"), ClonePrompt(SPEAKER, CODES))
+    monkeypatch.setattr(reference_audio, "decode_reference", None)  # not even where samples have been forgotten
+    monkeypatch.setattr(reference_audio, "_DECODED", ByRecording(max_bytes=0, size=lambda audio: audio.nbytes))
+    for x_vector_only in (False, True):
+        known = await read(ref_audio, "prompts", x_vector_only=x_vector_only)
+        assert known.audio is None
+        assert known.prompt is not None
+        assert known.prompt.codes is not None
+        np.testing.assert_array_equal(known.prompt.speaker, SPEAKER)
+        np.testing.assert_array_equal(known.prompt.codes, CODES)
+
+
+@pytest.mark.anyio
+async def test_another_model_is_asked_with_samples() -> None:
+    ref_audio = data_url(recording(0.625))
+    learn(await read(ref_audio, "one model"), ClonePrompt(SPEAKER, CODES))
+    assert (await read(ref_audio, "another model")).audio is not None
+
+
+@pytest.mark.anyio
+async def test_a_speaker_vector_is_no_prompt_for_a_clone_in_context() -> None:
+    ref_audio = data_url(recording(0.75))
+    learn(await read(ref_audio, "vector", x_vector_only=True), ClonePrompt(SPEAKER))
+    assert (await read(ref_audio, "vector", x_vector_only=True)).audio is None
+    in_context = await read(ref_audio, "vector")
+    assert in_context.audio is not None
+    for codes in (CODES, None, CODES + 1):  # the first codes stay
+        learn(in_context, ClonePrompt(SPEAKER, codes))
+    prompt = by_prompt(in_context).prompt
+    assert prompt is not None
+    assert prompt.codes is not None
+    np.testing.assert_array_equal(prompt.codes, CODES)
+
+
+@pytest.mark.anyio
+async def test_a_prompt_that_has_given_way_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = ClonePrompt(SPEAKER, CODES)
+    prompts = ByRecording[ClonePrompt](max_bytes=prompt.nbytes, size=lambda each: each.nbytes)
+    monkeypatch.setattr(reference_audio, "_PROMPTS", prompts)
+    one, other = (data_url(recording(seconds)) for seconds in (0.625, 0.75))
+    for ref_audio in (one, other):
+        reference = await read(ref_audio, "small")
+        assert reference.audio is not None
+        learn(reference, prompt)
+    assert (await read(other, "small")).audio is None
+    assert (await read(one, "small")).audio is not None
 
 
 def test_too_short_and_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

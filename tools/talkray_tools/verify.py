@@ -132,7 +132,7 @@ class Subject:
         if model.kind is ModelKind.VOICE_DESIGN:
             return GenerateRequest(replace(synthesis, instructions=DESCRIPTION))
         assert self.reference is not None, "a base checkpoint was given one"
-        codes = None if self.reference.x_vector_only else self.codec.encode_reference(self.reference.audio)[0]
+        codes = None if self.reference.x_vector_only else self.codec.codes(self.reference)
         return GenerateRequest(replace(synthesis, reference=self.reference), codes)
 
     def speak(self, *requests: GenerateRequest, most: int | None = None) -> list[Speech]:
@@ -321,7 +321,7 @@ def _official_arguments(synthesis: SynthesisRequest, scratch: Path, sample_rate:
     if synthesis.instructions is not None:
         arguments["instruct"] = synthesis.instructions
     if synthesis.reference is not None:
-        np.save(scratch / "reference.npy", synthesis.reference.audio)
+        np.save(scratch / "reference.npy", synthesis.reference.samples)
         arguments["ref_audio"] = (str(scratch / "reference.npy"), sample_rate)
         arguments["ref_text"] = synthesis.reference.text
         arguments["x_vector_only_mode"] = synthesis.reference.x_vector_only

@@ -17,6 +17,7 @@ from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
 from deployments.protocol import (
+    ClonePrompt,
     Codes,
     FinishReason,
     FrameChunk,
@@ -156,6 +157,39 @@ async def test_a_clone_goes_on_from_its_reference(
     assert asked.reference_codes is not None
     assert np.array_equal(asked.reference_codes, reference_codes)
     assert_same_audio(chunks, one_shot(random_codes(3), kind="Base", behind=reference_codes))
+
+
+async def test_a_clone_by_its_prompt_is_not_read_again(
+    base: CodecService, tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where its recording has been read nor at a replica that never heard it: the sound is the same."""
+    audio = np.random.default_rng(1).uniform(-0.5, 0.5, 12000).astype(np.float32)
+    samples = replace(REQUEST, reference=Reference(audio, "What is said."))
+    talker = Talker(random_codes(3))
+    whole = await collect(base.synthesize(samples, talker.generate))
+    prompt = ClonePrompt(np.zeros(4, np.float32), talker.requests[0].reference_codes)
+    lean = replace(REQUEST, reference=Reference(None, "What is said.", prompt=prompt))
+    for service in (base, make_service(tiny_checkpoint("Base"))):
+        monkeypatch.setattr(CodecEncoder, "encode", None)
+        for _ in range(2):
+            chunks = await collect(service.synthesize(lean, talker.generate))
+            assert joined_pcm(chunks).tobytes() == joined_pcm(whole).tobytes()
+            assert np.array_equal(talker.requests[-1].reference_codes, talker.requests[0].reference_codes)
+        monkeypatch.setattr(service.workers, "run", None)
+        assert (await service._begin(lean))[0] is not None  # waits for no worker
+
+
+async def test_the_prompt_of_a_recording_comes_back_with_the_first_audio(base: CodecService) -> None:
+    prompt = ClonePrompt(np.ones(4, np.float32))
+    samples = Reference(np.zeros(24000, np.float32), x_vector_only=True)
+
+    async def generate(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        yield FrameChunk(random_codes(4)[:3], 3, clone_prompt=prompt)
+        yield FrameChunk(random_codes(4)[3:6], 3, FinishReason.STOP)
+
+    chunks = await collect(base.synthesize(replace(REQUEST, reference=samples), generate))
+    assert [chunk.clone_prompt for chunk in chunks] == [prompt] + [None] * (len(chunks) - 1)
+    assert chunks[0].pcm
 
 
 async def test_a_clone_by_its_voice_alone_begins_in_silence(

@@ -12,9 +12,11 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import CODE_RING, Pcm, PlainSlots
 from deployments.codec.state import DecoderState
 from deployments.errors import InvalidRequest, Overloaded
-from deployments.protocol import ALL_FRAMES, Codes, Reference
+from deployments.protocol import ALL_FRAMES, Codes, FrameChunk, GenerateRequest, Reference
 from deployments.talker.audio import AudioStreams
 from deployments.talker.engine import Engine, StepOutput
+from deployments.talker.loading import build_engine
+from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import ask, resumed, speak
 
 FRAME_S = 0.08
@@ -419,6 +421,31 @@ def test_a_clone_goes_on_from_its_recording(
             chunks += [chunk for _, chunk in cloning.step().chunks]
         assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes[behind:])
         assert_close(b"".join(chunk.pcm for chunk in chunks), expected)
+
+
+def chunks_alone(engine: Engine, request: GenerateRequest) -> list[FrameChunk]:
+    engine.add(0, request)
+    chunks = []
+    while not engine.is_idle:
+        chunks += [chunk for _, chunk in engine.step().chunks]
+    return chunks
+
+
+def test_a_clone_by_its_prompt_sounds_the_same_where_its_recording_was_never_heard(
+    cloning: Engine, tiny_checkpoint: Callable[[str], Path]
+) -> None:
+    reference = Reference(RECORDING[:9600], "Said.")
+    request = replace(ask(frames=14, voice=None, ignore_eos=True, reference=reference), gpu_frames=ALL_FRAMES)
+    chunks = chunks_alone(cloning, request)
+    (prompt,) = [chunk.clone_prompt for chunk in chunks if chunk.clone_prompt is not None]
+    lean = replace(
+        request, synthesis=replace(request.synthesis, reference=replace(reference, audio=None, prompt=prompt))
+    )
+    again = chunks_alone(build_engine(tiny_checkpoint("Base"), CONFIG), lean)
+    assert np.array_equal(np.concatenate([c.codes for c in again]), np.concatenate([c.codes for c in chunks]))
+    assert b"".join(chunk.pcm for chunk in again) == b"".join(chunk.pcm for chunk in chunks)
+    assert prompt.codes is not None
+    assert all(chunk.clone_prompt is None for chunk in again)
 
 
 def test_a_recording_for_which_there_is_no_memory_is_refused(cloning: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 import itertools
 import math
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, GenerateRequest, Reference, Sampling
+from deployments.recordings import Lookups
 from deployments.talker import engine as engine_module
 from deployments.talker.engine import Engine, StepOutput, complete
 from deployments.talker.kv_cache import KVCache
@@ -197,6 +199,44 @@ def clone(text: str, *, in_context: bool, non_streaming_mode: bool = False) -> G
     request = ask(text, frames=9, voice=None, reference=reference, non_streaming_mode=non_streaming_mode)
     codes = rng.integers(0, 2048, (5, 16)).astype(np.int16)
     return replace(request, reference_codes=codes if in_context else None)
+
+
+def by_prompt(engine: Engine, request: GenerateRequest) -> GenerateRequest:
+    """`request` without samples and codes, as the answer of an engine that got them allows to ask for it."""
+    engine.add(0, request)
+    told = []
+    while not engine.is_idle:
+        told += [chunk.clone_prompt for _, chunk in engine.step().chunks]
+    prompt, *others = told
+    assert prompt is not None
+    assert others == [None] * len(others)
+    assert request.synthesis.reference is not None
+    reference = replace(request.synthesis.reference, audio=None, prompt=prompt)
+    return GenerateRequest(replace(request.synthesis, reference=reference))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_prompt_that_one_engine_made_stands_for_the_samples_at_another(
+    engine_of: Kinds, tiny_checkpoint: Callable[[str], Path], number: int
+) -> None:
+    request, other = CLONES[number], build_engine(tiny_checkpoint("Base"), CONFIG)
+    lean = by_prompt(engine_of("Base"), request)
+    spoken = speak(other, lean)
+    assert same(spoken, speak(engine_of("Base"), request))
+    rest = speak(other, resumed(lean, spoken.codes[:4]))
+    assert np.array_equal(rest.codes, spoken.codes[4:])
+    other.add(0, lean)
+    assert [chunk.clone_prompt for _, chunk in other.step().chunks] == [None]
+    other.abort(0)
+    lookups = other.prompts.speakers.take_lookups(), other.prompts.references.take_lookups()
+    assert lookups == (Lookups(), Lookups())  # nothing was looked for, and nothing computed
+    assert len(pickle.dumps(lean)) < 5000
+
+
+def test_samples_are_not_hashed_behind_the_ingress(engine_of: Kinds, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = pickle.loads(pickle.dumps(CLONES[1]))
+    monkeypatch.setattr("hashlib.sha256", None)
+    assert same(speak(engine_of("Base"), request), speak(engine_of("Base"), CLONES[1]))
 
 
 CLONES = [

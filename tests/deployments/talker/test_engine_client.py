@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from deployments.errors import CheckpointError, InvalidRequest, Overloaded, TalkerLost
 from deployments.mailbox import MailboxServer, WrittenText
-from deployments.protocol import FrameChunk, GenerateRequest, Mailbox
+from deployments.protocol import ClonePrompt, FrameChunk, GenerateRequest, Mailbox
 from deployments.talker.deployment import TalkerReplica
 from deployments.talker.engine import Engine
-from deployments.talker.engine_client import EngineClient
+from deployments.talker.engine_client import EngineClient, _next_chunk
 from deployments.talker.loading import build_engine
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, speak
@@ -219,3 +219,12 @@ async def test_text_without_words_is_refused_when_it_ends(client: EngineClient) 
     with pytest.raises(InvalidRequest):
         await listen(client, replace(request, synthesis=replace(request.synthesis, live=server.share("token", text))))
     await server.aclose()
+
+
+async def test_the_prompt_of_a_recording_is_in_the_chunk_of_what_has_arrived() -> None:
+    prompt, codes = ClonePrompt(np.zeros(4, np.float32)), np.zeros((1, 16), np.int16)
+    queue: asyncio.Queue[FrameChunk | Exception] = asyncio.Queue()
+    for told in (None, prompt, None):
+        queue.put_nowait(FrameChunk(codes, 3, clone_prompt=told))
+    chunk = await _next_chunk(queue)
+    assert (len(chunk.codes), chunk.clone_prompt) == (3, prompt)
