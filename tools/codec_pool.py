@@ -2,10 +2,12 @@
 
     python -m tools.codec_pool --replicas 16 --workers 1 --rates 4,8,10
     python -m tools.codec_pool --replicas 4 --workers 3 --rates 4,8,10 --chunk-frames 2,2,2,4,4,8,12
+    python -m tools.codec_pool --replicas 3 --workers 5 --rates 4,8,10 --hybrid
 
 Only what a call takes is assumed: `--call-ms` and so many `--frame-ms` for each of its frames, as `talkray bench codec`
 says, 15 % more or less, and up to `1 + --crowded` times that, the more workers are busy. A stream that a replica does
-not let in within `--patience-s` is refused. Left out is what crosses handles.
+not let in within `--patience-s` is refused. With `--hybrid` a GPU makes the audio of first frames with their codes.
+Left out is what crosses handles.
 """
 
 import argparse
@@ -33,11 +35,12 @@ from deployments.codec.planner import (
     longest_call_s,
     paced,
 )
+from deployments.codec.service import Placement
 from deployments.codec.state import DecoderState
 from deployments.codec.stream import DecodingStart, StreamDecoder
 from deployments.config import CodecConfig
 from deployments.playback import FRAME_S, PlaybackClock
-from deployments.protocol import FinishReason, FrameChunk
+from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk
 
 _FRAME_SAMPLES, _SAMPLE_RATE = 24, 300  # what audio is made of does not matter
 _NOTHING = DecoderState(0, ())
@@ -75,6 +78,7 @@ class Pool:
     call_s: float = 0.046
     frame_s: float = 0.009
     crowded: float = 0.0  # how much longer calls take where all workers are busy, as a share: cores share their memory
+    hybrid: bool = False  # a GPU decodes first frames, as many as `Placement` says
     of_two: bool = False  # a stream goes to the better of two at random, not of all
     patience_s: float = 0.5
     duration_s: float = 60.0
@@ -108,6 +112,7 @@ class Result:
     refused: int
     busy_cores: float
     batch: float  # streams of a call, mean
+    decoded: float  # the share of the audio that the pool made
 
     @property
     def late(self) -> float:
@@ -123,7 +128,7 @@ class Result:
         return (
             f"| {rate:g} | {self.percentile_ms(0.5):.0f} / {self.percentile_ms(0.95):.0f} "
             f"| {100 * self.late:.1f} % | {self.refused} of {self.refused + len(self.stalled_s)} "
-            f"| {self.busy_cores:.1f} | {self.batch:.2f} |"
+            f"| {self.busy_cores:.1f} | {self.batch:.2f} | {100 * self.decoded:.0f} % |"
         )
 
 
@@ -132,6 +137,8 @@ class _Cores:
     """Of all replicas."""
 
     busy: int = 0
+    frames: int = 0  # of all streams
+    frames_of_gpu: int = 0
 
 
 @dataclass(slots=True)
@@ -143,12 +150,15 @@ class _Replica:
     busy_s: float = 0.0
     gate: DecodeGate = field(init=False)
     capacity: Capacity = field(init=False)
+    placement: Placement = field(init=False)
     _jobs: list[tuple[DecodeJob, asyncio.Future[Decoded]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         largest = {size: self.pool.largest(size) for size in call_sizes(self.pool.ramp)}
         self.gate = DecodeGate(self._decode, workers=self.pool.workers, largest=largest)
         self.capacity = Capacity(max_late_s=CodecConfig().max_late_s, workers_carry=lambda: self.gate.capacity)
+        self.placement = Placement(CodecConfig(placement="hybrid" if self.pool.hybrid else "pool"))
+        self.placement.talker_on_gpu = True
 
     async def listen(self, frames: int) -> tuple[float, float] | None:
         """One stream to its end: when its first audio came, and how long it was silent behind that; None: refused."""
@@ -156,15 +166,19 @@ class _Replica:
         self.streams += 1
         async with AsyncExitStack() as room:
             try:
-                async with asyncio.timeout(self.pool.patience_s):
-                    await room.enter_async_context(self.capacity.enter("", at_once=False))
-                return await self._listen(frames, asked_s)
+                gpu_frames = room.enter_context(self.placement.admit(self.gate.capacity))
+                if gpu_frames < ALL_FRAMES:
+                    async with asyncio.timeout(self.pool.patience_s):
+                        await room.enter_async_context(self.capacity.enter("", at_once=gpu_frames > 0))
+                self.cores.frames += frames
+                self.cores.frames_of_gpu += min(frames, gpu_frames)
+                return await self._listen(frames, asked_s, gpu_frames)
             except TimeoutError:
                 return None
             finally:
                 self.streams -= 1
 
-    async def _listen(self, frames: int, asked_s: float) -> tuple[float, float]:
+    async def _listen(self, frames: int, asked_s: float, gpu_frames: int) -> tuple[float, float]:
         clock, first_s = PlaybackClock(), math.inf
         ramp = paced(self.pool.ramp, self.gate.seconds_per_frame, self.gate.wait_s)
         plan, start = ChunkPlan(ramp), DecodingStart(_NOTHING)
@@ -176,7 +190,7 @@ class _Replica:
             sample_rate=_SAMPLE_RATE,
             load=lambda: self.gate.load,
         )
-        async with aclosing(decoder.run(_talker(frames))) as chunks:
+        async with aclosing(decoder.run(_talker(frames, gpu_frames), gpu_frames=gpu_frames)) as chunks:
             async for chunk in chunks:
                 first_s = min(first_s, _now_s() - asked_s)
                 clock.deliver(len(chunk.codes) * FRAME_S, now_s=_now_s())
@@ -208,10 +222,12 @@ class _Replica:
                 done.set_result(Decoded(pcm, DecoderState(job.state.position + len(job.codes), ())))
 
 
-async def _talker(frames: int) -> AsyncGenerator[FrameChunk, None]:
+async def _talker(frames: int, gpu_frames: int) -> AsyncGenerator[FrameChunk, None]:
+    sound = np.ones(_FRAME_SAMPLES, np.int16).tobytes()
     for number in range(frames):
         await asyncio.sleep(_NEXT_CODES_S if number else _FIRST_CODES_S)
-        yield FrameChunk(np.zeros((1, 16), np.int16), 1, FinishReason.STOP if number == frames - 1 else None)
+        reason, pcm = FinishReason.STOP if number == frames - 1 else None, sound if number < gpu_frames else b""
+        yield FrameChunk(np.zeros((1, 16), np.int16), 1, reason, pcm)
 
 
 def _now_s() -> float:
@@ -236,7 +252,8 @@ async def _load(pool: Pool, rate: float) -> Result:
     batches, jobs = (sum(getattr(replica.gate, count) for replica in replicas) for count in ("batches", "jobs"))
     busy_cores = sum(replica.busy_s for replica in replicas) / (_now_s() - began_s)
     firsts, stalls = [first for first, _ in heard], [stalled for _, stalled in heard]
-    return Result(firsts, stalls, len(outcomes) - len(heard), busy_cores, jobs / batches)
+    refused, decoded = len(outcomes) - len(heard), 1 - cores.frames_of_gpu / cores.frames
+    return Result(firsts, stalls, refused, busy_cores, jobs / batches, decoded)
 
 
 def simulate(pool: Pool, rate: float) -> Result:
@@ -266,6 +283,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--crowded", type=float, default=0.0, help="how much longer calls take where all workers are busy"
     )
+    parser.add_argument("--hybrid", action="store_true", help="a GPU makes the audio of first frames")
     parser.add_argument("--of-two", action="store_true", help="Serve's own router: the better of two at random")
     parser.add_argument("--patience-s", type=float, default=0.5, help="seconds that a stream waits to be let in")
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of each rate")
@@ -277,12 +295,14 @@ def main(arguments: list[str]) -> int:
         call_s=options.call_ms / 1e3,
         frame_s=options.frame_ms / 1e3,
         crowded=options.crowded,
+        hybrid=options.hybrid,
         of_two=options.of_two,
         patience_s=options.patience_s,
         duration_s=options.duration,
     )
-    print("| r/s | first audio p50 / p95, ms | streams that paused | refused | busy cores | streams a call |")
-    print("|---|---|---|---|---|---|")
+    titles = "r/s", "first audio p50 / p95, ms", "paused", "refused", "busy cores", "streams a call", "made by the pool"
+    print(f"| {' | '.join(titles)} |")
+    print(f"|{'---|' * len(titles)}")
     for rate in options.rates:
         print(simulate(pool, rate).row(rate), flush=True)
     return 0

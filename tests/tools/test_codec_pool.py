@@ -45,6 +45,16 @@ def test_an_idle_pool_is_early_and_a_small_one_refuses() -> None:
     assert fmean(each.late for each in small) < 0.1
 
 
+def test_a_gpu_helps_a_pool_that_cannot_carry_its_streams_and_leaves_the_others_to_it() -> None:
+    hybrid = replace(EIGHT, hybrid=True)
+    quiet, busy = simulate(hybrid, 1), simulate(hybrid, 12)
+    assert quiet.decoded > 0.8
+    assert busy.decoded < 0.6
+    assert quiet.late == busy.late == busy.refused == 0
+    assert simulate(EIGHT, 12).refused > 0
+    assert simulate(EIGHT, 1).decoded == 1
+
+
 def test_a_row_for_each_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--replicas", "2", "--rates", "0.5,1", "--duration", "5", "--chunk-frames", "2,4"]) == 0
     _, _, first, second = capsys.readouterr().out.splitlines()
