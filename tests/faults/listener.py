@@ -6,12 +6,16 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import ray
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 
-from deployments.protocol import Codes, FinishReason, PcmChunk, SynthesisRequest
+from deployments.errors import ReplicaLost
+from deployments.protocol import Codes, FinishReason, GenerateRequest, PcmChunk, SynthesisRequest
+from serve_app import ingress
 from serve_app.ingress import HandleSynthesizer
 from serve_app.live_text import LiveText, LiveTexts
 from serve_app.local_server import APP_NAME
@@ -41,6 +45,22 @@ class Listener:
         self._long_text, self._live_texts = LongText(self._synthesizer), LiveTexts()
         self._num_sounding = 0  # streams that have brought audio
         self._more_sound = asyncio.Condition()
+        self._recordings: list[str] = []
+        self._stream, ingress.stream = ingress.stream, self._noting  # type: ignore[attr-defined]
+
+    async def recordings(self) -> list[str]:
+        """How replicas were asked to clone, in turn: "codec samples", "talker prompt"."""
+        return self._recordings
+
+    def _noting(
+        self, handle: DeploymentHandle, method: str, request: object, *, lost: type[ReplicaLost]
+    ) -> AsyncGenerator[Any, None]:
+        asked = request.synthesis if isinstance(request, GenerateRequest) else request
+        if isinstance(asked, SynthesisRequest) and asked.reference is not None:
+            what = "samples" if asked.reference.prompt is None else "prompt"
+            assert (asked.reference.audio is None) == (what == "prompt")
+            self._recordings.append(f"{'codec' if asked is request else 'talker'} {what}")
+        return self._stream(handle, method, request, lost=lost)
 
     async def all_sound(self, count: int) -> None:
         """Return once so many streams have brought audio."""

@@ -33,10 +33,12 @@ def long_requests(count: int, *, frames: int) -> list[SynthesisRequest]:
 class Speaking:
     """Streams, a fixed number at once."""
 
-    def __init__(self, streams: list[SynthesisRequest], *, at_once: int, word_s: float = 0.0) -> None:
-        """Where a word takes time, texts are written while they are spoken."""
+    def __init__(
+        self, streams: list[SynthesisRequest], *, at_once: int, word_s: float = 0.0, inline: bool = False
+    ) -> None:
+        """Where a word takes time, texts are written while they are spoken. `inline` as in Listener."""
         self._word_s = word_s
-        self._listener = Listener.options(scheduling_strategy=_here()).remote()
+        self._listener = Listener.options(scheduling_strategy=_here()).remote(inline=inline)
         self._at_once = at_once
         self._left = deque(streams)
         self._going: list[Any] = []
@@ -53,6 +55,15 @@ class Speaking:
             self._going.append(self._listener.listen.remote(self._left.popleft(), self._word_s))
         ended, self._going = ray.wait(self._going, timeout=0.05) if self._going else ([], [])
         self.heard += ray.get(ended)
+
+    def add(self, streams: list[SynthesisRequest]) -> None:
+        """More of them, behind the others."""
+        self._left.extend(streams)
+
+    def recordings(self) -> list[str]:
+        """As in Listener."""
+        noted: list[str] = ray.get(self._listener.recordings.remote())
+        return noted
 
     def drop_rest(self) -> None:
         """Begin none of those that have not begun."""

@@ -2,15 +2,19 @@
 
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from deployments.protocol import Reference
 from tests.faults.conftest import AT_ONCE, STREAMS
 from tests.faults.kills import speak
 from tests.faults.listener import Heard
-from tests.faults.pools import CODEC, ENGINE, TALKER, Service, redeploy
+from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, redeploy, serving, tiny_model
 from tests.faults.speaking import Speaking, requests, wrong
 
 CONTROLLER = "ServeController"
@@ -31,6 +35,44 @@ def test_kills_of_every_kind(service: Service, undisturbed: list[Heard]) -> None
     speaking, killer = speak(service, STREAMS * 2, at_once=AT_ONCE, kills=6)
     assert wrong(speaking.heard, undisturbed) == []
     assert {kill.what for kill in killer.kills} == {TALKER, CODEC, ENGINE}
+
+
+@pytest.fixture
+def cloning(tmp_path: Path) -> Iterator[Service]:
+    with serving(config(tiny_model(tmp_path / "base", "Base"))) as service:
+        yield service
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_clones_outlive_all_who_have_read_their_recording(cloning: Service, inline: bool) -> None:
+    """Samples are sent once; replicas that never had them go on with streams, and speak new ones, as the first did."""
+    hiss = np.random.default_rng(inline).normal(0, 0.1, 240_000).astype(np.float32)
+    streams = [replace(each, voice=None, reference=Reference(hiss, "Hiss.")) for each in requests(5, frames=60)]
+    speaking = Speaking(streams[:1], at_once=4, inline=inline)
+    speaking.finish()
+    speaking.add(streams)
+    expected = [*speaking.finish()[1:]]
+    beside = "talker prompt" if inline else "codec prompt"
+    assert speaking.recordings() == ["codec samples", *[beside] * len(streams)]
+    speaking.heard.clear()
+    speaking.add(streams)
+    speaking.go_on(may_begin=True)
+    speaking.begun()
+    lost = [(pool, cloning.processes(pool)) for pool in (TALKER, CODEC)]
+    for _, replicas in lost:
+        for victim in replicas:
+            cloning.kill(victim)
+    heard = speaking.finish()
+    for pool, replicas in lost:
+        cloning.replaces(replicas, pool, replicas[0])
+        cloning.wait_for(pool, 2)
+    assert wrong(heard, expected) == []
+    speaking.heard.clear()
+    speaking.add(streams)
+    assert wrong(speaking.finish(), expected) == []
+    asked = speaking.recordings()
+    assert {*asked[1:]} == {beside}
+    assert len(asked) > 1 + 3 * len(streams)  # some were asked for again, and none by samples
 
 
 @pytest.mark.parametrize("what", [ENGINE, TALKER, CODEC])
