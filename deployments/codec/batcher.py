@@ -24,6 +24,10 @@ from deployments.protocol import Codes
 _SMOOTHING = 0.1  # weight of the newest batch
 _HICCUP = 4.0  # a call that takes more times what others did says nothing of the next ones: the machine stood still
 _USABLE = 0.9  # of the workers' time: busier ones fall behind with the next burst
+# Before the first call workers carry half of what those of the start say, which had cores and memory to themselves,
+# and no less than so many streams: one that is decoded tells more than a start on a busy machine.
+_UNTRIED = 0.5
+_LEAST_UNTRIED = 2.0
 _USUAL_FRAMES = 8  # of a call: short ones at a stream's beginning, wide ones behind it
 # A stream whose listener has less than this in hand behind its chunk asks again as soon as that is on its way: so long
 # its worker waits for it, rather than begin a call for a stream that has time, which would take far longer.
@@ -142,12 +146,13 @@ class DecodeGate:
         max_batch_frames: int = MAX_BATCH_FRAMES,
         max_call_s: float | None = None,
         largest: Mapping[int, int] | None = None,
+        tried_s: float = 0.0,
     ) -> None:
         """A batch has at most `max_batch_size` jobs and `max_batch_frames` frames in all: the next one waits for it.
 
         Jobs share a batch only as long as the call is expected to end within `max_call_s`, by default what suits so
         many workers. `largest` says how many jobs of so many frames have been decoded together: more would be a new
-        shape.
+        shape. `tried_s` is what `seconds_per_frame` was before anybody asked, 0 where that is not known.
         """
         self._decode = decode
         self._max_batch_size, self._max_batch_frames = max_batch_size, max_batch_frames
@@ -163,7 +168,7 @@ class DecodeGate:
         self.batches = 0  # let through so far
         self.jobs = 0  # in those batches
         # Of a worker, besides what a call costs itself (CALL_FRAMES), smoothed; 0 before the first batch.
-        self.seconds_per_frame = 0.0
+        self.seconds_per_frame, self._tried_s = 0.0, tried_s
         self.wait_s = 0.0  # of jobs that are wanted soon, for a worker, smoothed
 
     @property
@@ -178,11 +183,16 @@ class DecodeGate:
 
     @property
     def capacity(self) -> float:
-        """Streams that the workers decode in real time by what calls have taken; infinite before the first."""
-        if not self.seconds_per_frame:
+        """Streams that the workers decode in real time by what calls have taken; infinite while that is not known.
+
+        A replica that has just started is the one with the fewest streams: the next ones all come at once.
+        """
+        seconds_per_frame = self.seconds_per_frame or self._tried_s
+        if not seconds_per_frame:
             return inf
-        call_s = self.seconds_per_frame * (_USUAL_FRAMES + CALL_FRAMES)
-        return _USABLE * self._workers * _USUAL_FRAMES * FRAME_S / call_s
+        call_s = seconds_per_frame * (_USUAL_FRAMES + CALL_FRAMES)
+        carried = _USABLE * self._workers * _USUAL_FRAMES * FRAME_S / call_s
+        return carried if self.seconds_per_frame else max(_UNTRIED * carried, _LEAST_UNTRIED)
 
     async def submit(self, job: DecodeJob) -> Decoded:
         """Wait for a worker and decode. Cancelling takes a waiting job back; a running one ends without its caller."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import inf
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from deployments.codec.fold import FoldedDecoder, fold
 from deployments.codec.planner import (
+    CALL_FRAMES,
     MAX_BATCH_FRAMES,
     MAX_BATCH_SIZE,
     REPLAY_SIZES,
@@ -138,16 +140,25 @@ class CodecDecoder:
             raise EngineError(f"codes {lowest} to {highest} are not within 0 to {self.config.codebook_size - 1}")
 
 
-def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: float) -> dict[int, int]:
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a start has found out about a decoder's calls; nothing where it has made none."""
+
+    largest_batches: dict[int, int] = field(default_factory=dict)  # by frames of a stream
+    seconds_per_frame: float = 0.0  # as in DecodeGate
+
+
+def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: float) -> Tried:
     """Make every call once that there will be: the first of a shape takes longer, on a GPU as on a CPU.
 
-    Returns the largest batch of each number of frames, of those that take no longer than `max_call_s`.
+    The largest batches are those whose calls take no longer than `max_call_s`. What a frame costs is the least of what
+    it did in the calls for one stream: others start on the machine as well.
     """
     sizes, state = call_sizes(chunk_frames), decoder.initial_state()
     codes = torch.zeros((MAX_BATCH_SIZE, max(REPLAY_SIZES), decoder.config.num_quantizers), dtype=torch.long)
     for size in call_sizes((*sizes, *REPLAY_SIZES)):
         decoder.advance(codes[:1, :size], [state])
-    largest: dict[int, int] = {}
+    largest, seconds_per_frame = dict[int, int](), inf
     for size in sizes:
         most = min(MAX_BATCH_SIZE, max(1, MAX_BATCH_FRAMES // size))
         batch, seconds = 1, 0.0
@@ -155,9 +166,12 @@ def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: floa
             decoder.decode(codes[:batch, :size], [state] * batch)
             started_s = time.monotonic()
             decoder.decode(codes[:batch, :size], [state] * batch)
+            seconds = time.monotonic() - started_s
+            if batch == 1:
+                seconds_per_frame = min(seconds_per_frame, seconds / (size + CALL_FRAMES))
             largest[size] = batch
-            batch, seconds = 2 * batch, time.monotonic() - started_s
-    return largest
+            batch *= 2
+    return Tried(largest, seconds_per_frame)
 
 
 def _not_finite(made: Tensor) -> list[int]:

@@ -13,7 +13,7 @@ import torch
 from deployments import metrics
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.cpu_kernels import BUILT
-from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16, warm_up
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, Tried, choice, snr_db, to_pcm16, warm_up
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.fold import fold
 from deployments.codec.planner import chosen_ramp, longest_call_s
@@ -43,7 +43,7 @@ class Codec:
     decoder: CodecDecoder
     encoder: CodecEncoder | None
     sample_rate: int
-    largest_batches: dict[int, int] = field(default_factory=dict)  # decoded so far, by frames of a stream
+    tried: Tried = field(default_factory=Tried)
     openings: dict[str, Opening] = field(default_factory=dict)  # by speaker
     references: ByRecording[Codes] = field(
         default_factory=lambda: ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
@@ -91,13 +91,13 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     encoder = CodecEncoder.load(directory) if _clones(checkpoint) else None
     # With `inline` nothing is decoded here, and no start waits for it.
     warms = config.placement != "inline" and not decodes_in_processes(config, decoder)
-    largest = (
+    tried = (
         warm_up(decoder, chosen_ramp(config.chunk_frames, config.workers), longest_call_s(config.workers))
         if warms
-        else {}
+        else Tried()
     )
     openings = {} if config.placement == "inline" else dict(_openings(checkpoint, decoder))
-    return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, largest, openings)
+    return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, tried, openings)
 
 
 def decodes_in_processes(config: CodecConfig, decoder: CodecDecoder) -> bool:

@@ -58,18 +58,19 @@ class CodecService:
         """`decode` takes one job; it is called for all jobs of a batch at once and ends in `decode_batch`."""
         self._codec = load_codec(model, config)
         self._ramp, self._repaired = chosen_ramp(config.chunk_frames, config.workers), 0
-        decoder, largest = self._codec.decoder, self._codec.largest_batches
+        decoder, tried = self._codec.decoder, self._codec.tried
         self.workers = Workers(config.workers, on_gpu=decoder.device.type == "cuda")
         self._processes: WorkerProcesses | None = None
         if decodes_in_processes(config, decoder):
             longest_s = longest_call_s(config.workers)
             choice = DecoderChoice(str(self._codec.directory), decoder.precision, self._ramp, longest_s)
             self._processes = WorkerProcesses(config.workers, decoder, choice)
-            largest = self._processes.largest_batches
+            tried = self._processes.tried
         self.gate = DecodeGate(
             decode,
             workers=config.workers,
-            largest=largest,
+            largest=tried.largest_batches,
+            tried_s=tried.seconds_per_frame,
         )
         self.placement = Placement(config)
 

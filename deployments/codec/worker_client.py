@@ -22,7 +22,7 @@ from queue import SimpleQueue
 
 from deployments.codec.batcher import Decoded, DecodeJob
 from deployments.codec.channel import FORK, DecoderChoice, SharedJob, SharedOutcomes
-from deployments.codec.decoder import CodecDecoder
+from deployments.codec.decoder import CodecDecoder, Tried
 from deployments.codec.state import DecoderState, SharedStates, Slot
 from deployments.codec.workers import CHECK_S, LONGEST_IDLENESS_S
 from deployments.errors import CodecLost, EngineError
@@ -65,7 +65,9 @@ class WorkerProcesses:
             if not loaded:
                 code = self._first.wait()
                 raise EngineError(f"the decoder process ended with code {code} while it loaded; its output says why")
-            self.largest_batches = {int(frames): most for frames, most in json.loads(loaded).items()}
+            tried = json.loads(loaded)
+            batches = {int(frames): most for frames, most in tried["largest_batches"].items()}
+            self.tried = Tried(batches, tried["seconds_per_frame"])
             for _ in range(count):
                 self._idle.put(self._fork())
             failed.pop_all()

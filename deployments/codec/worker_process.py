@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -57,14 +58,14 @@ def main(control: int, descriptor: int, choice: str) -> None:
     torch.set_num_threads(1)
     asked = DecoderChoice(**json.loads(choice))
     decoder = CodecDecoder.load(Path(asked.directory), dtype=getattr(torch, asked.precision))
-    largest = warm_up(decoder, asked.chunk_frames, asked.max_call_s)
+    tried = warm_up(decoder, asked.chunk_frames, asked.max_call_s)
     states = SharedStates(decoder.initial_state(), descriptor)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process that has threads must not be forked"
     gc.collect()
     gc.freeze()  # what is there stays shared
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers that end
     with socket.socket(fileno=control) as ours:
-        ours.sendall(json.dumps(largest).encode() + b"\n")
+        ours.sendall(json.dumps(asdict(tried)).encode() + b"\n")
         while received := _received(ours):
             if os.fork() == 0:
                 ours.close()

@@ -82,6 +82,7 @@ def gate_of(
     max_batch_size: int = 16,
     max_batch_frames: int = 1000,
     max_call_s: float = 60.0,
+    tried_s: float = 0.0,
 ) -> DecodeGate:
     gate = DecodeGate(
         fake,
@@ -89,6 +90,7 @@ def gate_of(
         max_batch_size=max_batch_size,
         max_batch_frames=max_batch_frames,
         max_call_s=max_call_s,
+        tried_s=tried_s,
     )
     fake.taken = gate.taken
     return gate
@@ -446,6 +448,15 @@ def test_what_workers_carry_follows_from_what_calls_have_taken(fake: FakeDecoder
     assert gate.capacity == math.inf
     gate.seconds_per_frame = 0.01
     assert gate.capacity == pytest.approx(0.9 * 2 * 8 * 0.08 / 0.12)  # in calls of eight frames
+    gate.seconds_per_frame = 1.0
+    assert 0 < gate.capacity < 1
+
+
+@pytest.mark.anyio
+async def test_before_the_first_call_those_of_the_start_say_what_workers_carry(fake: FakeDecoder) -> None:
+    gate = gate_of(fake, tried_s=0.005)
+    assert gate.capacity == pytest.approx(0.5 * 0.9 * 8 * 0.08 / 0.06)
+    assert gate_of(fake, tried_s=1.0).capacity == 2  # enough that one stream is decoded, which tells more
     gate.seconds_per_frame = 1.0
     assert 0 < gate.capacity < 1
 

@@ -1,15 +1,17 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from deployments.codec.batcher import Decoded, DecodeJob
-from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.decoder import CodecDecoder, Tried, to_pcm16
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.loading import load_codec
 from deployments.codec.service import CodecService
@@ -17,6 +19,7 @@ from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
 from deployments.protocol import (
+    ALL_FRAMES,
     ClonePrompt,
     Codes,
     FinishReason,
@@ -263,8 +266,22 @@ def test_every_call_has_been_made_before_a_replica_is_ready(
         monkeypatch.setattr(f"deployments.codec.decoder.{name}", value)
     monkeypatch.setattr("deployments.codec.planner.MAX_CALL_S", 60.0)
     config = CodecConfig(chunk_frames=(1, 4), precision="float32")
-    assert load_codec(tiny, config).largest_batches == {1: 4, 4: 2}
+    assert load_codec(tiny, config).tried.largest_batches == {1: 4, 4: 2}
     assert shapes == {(1, 1), (2, 1), (4, 1), (1, 4), (2, 4)}
     shapes.clear()
-    assert load_codec(tiny, config.model_copy(update={"placement": "inline"})).largest_batches == {}
+    assert load_codec(tiny, config.model_copy(update={"placement": "inline"})).tried == Tried()
     assert shapes == set()
+
+
+def test_a_replica_that_has_just_started_knows_how_many_streams_it_carries(
+    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the fewest, so that all that come next are its: what its core cannot decode in time is left to the GPU."""
+    clock = count(step=0.05)
+    monkeypatch.setattr("deployments.codec.decoder.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    service = make_service(tiny_checkpoint("CustomVoice"))
+    service.placement.talker_on_gpu = True
+    assert service.gate.capacity == pytest.approx(0.5 * 0.9 * 8 * 0.08 / (0.05 * 12 / 16))
+    with ExitStack() as streams:
+        asked = [streams.enter_context(service.placement.admit(service.gate.capacity)) for _ in range(12)]
+    assert sum(frames < ALL_FRAMES for frames in asked) == 7
