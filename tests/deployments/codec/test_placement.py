@@ -19,7 +19,7 @@ def placement_of(name: str, *, on_gpu: bool = True) -> Placement:
     [
         ("pool", True, 0),
         ("hybrid", False, 0),
-        ("hybrid", True, 12),
+        ("hybrid", True, 9),
         ("inline", True, ALL_FRAMES),
         ("inline", False, ALL_FRAMES),
     ],
