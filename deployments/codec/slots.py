@@ -94,6 +94,10 @@ class SlotDecoder(Protocol):
         """
         ...
 
+    def precede(self) -> None:
+        """What the caller gives the device next begins behind the calls made so far."""
+        ...
+
 
 class PlainSlots:
     """Slots over the plain decoder, for CPUs and for shapes that the kernels do not know."""
@@ -137,6 +141,9 @@ class PlainSlots:
             if len(slots) == 1:
                 return _Landed([error])
         return _Landed([pcm for slot in slots for pcm in self.decode([slot], frames).land()])  # find the culprit
+
+    def precede(self) -> None:
+        """As in SlotDecoder: calls are over when they return."""
 
     def _decode(self, slots: Sequence[int], frames: int) -> NDArray[np.int16]:
         written = [self._codes[slot][:frames] for slot in slots]
@@ -311,6 +318,10 @@ class GpuSlots:
         for stream in streams:
             stream.called += frames
         return flight
+
+    def precede(self) -> None:
+        """As in SlotDecoder."""
+        torch.cuda.current_stream().wait_stream(self.stream)
 
     def replay(self, call: tuple[int, int], slots: Tensor) -> tuple[Tensor, Tensor]:
         """Enqueue the recorded `call` (batch, frames) for `slots`, in pinned memory; on the GPU, as decode returns."""

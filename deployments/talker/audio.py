@@ -189,6 +189,11 @@ class AudioStreams:
             self._land(self._calls.pop(0))
             self._dispatch()
 
+    def go_first(self) -> None:
+        """Have what the talker's device is given next wait for the call that was just made, if there is no other."""
+        if len(self._calls) == 1:
+            self._decoder.precede()
+
     def finish(self, stream_id: int) -> bool:
         """No frame will follow those pushed. Returns whether audio of them is still to be taken."""
         stream = self._streams.get(stream_id)

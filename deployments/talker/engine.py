@@ -40,6 +40,8 @@ _MAX_HELD = 8
 _CALM_S = 0.41
 # How often to look for audio while no step is under way.
 _AUDIO_POLL_S = 0.0002
+# Up to so many rows the talker's half of a step waits for the decoding of a first frame, which somebody waits for.
+_FEW_ROWS = 8
 # Prefills in a row that raised: then it is not the requests.
 _MAX_FAILED_PREFILLS = 3
 
@@ -290,6 +292,8 @@ class Engine:
         if young:
             self._num_pushed = len(young)
             self.audio.push([sequence.id for sequence in reversed(young)], frames[-len(young) :].clone())
+            if len(sequences) <= _FEW_ROWS and not young[0].num_frames:
+                self.audio.go_first()
 
     def _land(self, output: StepOutput, meanwhile: Callable[[], None]) -> None:
         """Take the frames of the step under way, once they are there; none where audio is ready before."""

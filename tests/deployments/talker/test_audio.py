@@ -146,6 +146,7 @@ class FakeSlots:
     calls: list[tuple[list[int], int]] = field(default_factory=list)
     flights: list[PendingFlight] = field(default_factory=list)
     begun: list[DecoderState | None] = field(default_factory=list)
+    num_preceded: int = 0
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
@@ -169,6 +170,9 @@ class FakeSlots:
         self.flights.append(PendingFlight([np.full(frames, 9000, np.int16) for _ in slots]))
         return self.flights[-1]
 
+    def precede(self) -> None:
+        self.num_preceded += 1
+
 
 def frames_of(count: int) -> Tensor:
     return torch.zeros((count, 16), dtype=torch.int16)
@@ -184,6 +188,21 @@ def test_the_first_frame_starts_at_once_and_later_ones_share_calls() -> None:
     slots.flights[0].done = True
     assert [number for number, _ in audio.take()] == [0]
     assert [len(called) for called, _ in slots.calls] == [1, 1, 4]
+
+
+def test_the_talker_waits_for_a_first_frame_but_not_for_other_calls() -> None:
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=Clock())
+    audio.go_first()
+    assert slots.num_preceded == 0
+    audio.open(0, None, frames=ALL_FRAMES)
+    audio.push([0], frames_of(1))
+    audio.go_first()
+    assert slots.num_preceded == 1
+    audio.open(1, None, frames=ALL_FRAMES)
+    audio.push([1], frames_of(1))
+    audio.go_first()
+    assert slots.num_preceded == 1, "another call is before it"
 
 
 def test_a_stream_that_plays_lets_a_new_one_go_first() -> None:
