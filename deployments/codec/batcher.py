@@ -24,6 +24,7 @@ from deployments.protocol import Codes
 _SMOOTHING = 0.1  # weight of the newest batch
 _HICCUP = 4.0  # a call that takes more times what others did says nothing of the next ones: the machine stood still
 _USABLE = 0.9  # of the workers' time: busier ones fall behind with the next burst
+_LONG = 1.2  # times what calls take on average; a stream reckons with that where others share its call
 # Before the first call workers carry half of what those of the start say, which had cores and memory to themselves,
 # and no less than so many streams: one that is decoded tells more than a start on a busy machine.
 _UNTRIED = 0.5
@@ -241,27 +242,32 @@ class DecodeGate:
         return min(waiter.came_s + patience_s, waiter.deadline_s - call_s - _PLENTY_S)
 
     def _next_batch(self, first: _Waiter, now_s: float) -> list[_Waiter]:
-        """Those that share a call with `first`. Of many workers another one is soon free for those that have time."""
+        """Those that share a call with `first`, as many as let the most urgent come in time, where it still can.
+
+        Of many workers another one is soon free for those that have time.
+        """
         fitting = [waiter for waiter in self._waiting if waiter.job.shape == first.job.shape]
         if self._has_many_workers and first.is_urgent(now_s):
             fitting = [waiter for waiter in fitting if waiter.is_urgent(now_s)]
-        batch = fitting[: self._size(len(fitting), first.job.shape)]
+        size = self._size(len(fitting), first.job.shape, left_s=fitting[0].deadline_s - now_s)
+        batch = fitting[:size]
         self._waiting = [waiter for waiter in self._waiting if waiter not in batch]
         return batch
 
-    def _size(self, waiting: int, shape: tuple[int, bool]) -> int:
+    def _size(self, waiting: int, shape: tuple[int, bool], left_s: float = inf) -> int:
         """Jobs of one call: few sizes, all of which were called before (see planner.py); silent jobs go alone."""
         frames, silent = shape
         known = self._largest.get(frames, self._max_batch_size)
-        most = min(waiting, self._max_batch_size, self._most_frames // frames, known)
+        most_frames, in_time = self._frames_within(self._max_call_s), self._frames_within(left_s / _LONG)
+        if in_time >= frames:  # else it is late alone as well, and should cost no more than it must
+            most_frames = min(most_frames, in_time)
+        most = min(waiting, self._max_batch_size, most_frames // frames, known)
         return 1 if silent else 1 << max(0, most.bit_length() - 1)
 
-    @property
-    def _most_frames(self) -> int:
-        """Of one call, by what frames have cost so far."""
-        if not self.seconds_per_frame:
-            return self._max_batch_frames
-        return max(1, min(self._max_batch_frames, int(self._max_call_s / self.seconds_per_frame - CALL_FRAMES)))
+    def _frames_within(self, call_s: float) -> int:
+        """Of one call that takes no longer, by what frames have cost so far."""
+        most = call_s / self.seconds_per_frame - CALL_FRAMES if self.seconds_per_frame else inf
+        return max(0, int(min(self._max_batch_frames, most)))
 
     def _start(self, batch: list[_Waiter]) -> None:
         self._idle_workers -= 1

@@ -78,7 +78,7 @@ class ChunkPlan:
     What load widens takes a CPU so long that `in_hand` of the time that it plays has to be in the listener's hand.
     """
 
-    def __init__(self, ramp: tuple[int, ...], *, min_lead_s: float = MIN_LEAD_S, in_hand: float = 0.5) -> None:
+    def __init__(self, ramp: tuple[int, ...], *, min_lead_s: float = MIN_LEAD_S, in_hand: float = 0.75) -> None:
         assert ramp, "a ramp has at least one size"
         assert min(ramp) >= 1, ramp
         self._ramp, self._sizes = ramp, call_sizes(ramp)

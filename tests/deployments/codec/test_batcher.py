@@ -200,6 +200,27 @@ async def test_the_last_idle_worker_is_left_to_the_urgent(fake: FakeDecoder) -> 
     await _cancel(tasks)
 
 
+@pytest.mark.parametrize(
+    ("left_s", "calls"),
+    [(2.2, [[2.2], [2.4, 2.6]]), (1.8, [[1.8, 2.0], [2.2]]), (-2.0, [[-2.0, -1.8], [-1.6]])],
+    ids=["in-time", "late-also-alone", "late-already"],
+)
+@pytest.mark.anyio
+async def test_who_comes_in_time_alone_shares_no_call_that_comes_late(
+    fake: FakeDecoder, left_s: float, calls: list[list[float]]
+) -> None:
+    """A call of two takes 2.4 s here, one of one 2.0 s, and perhaps a fifth longer."""
+    gate, now_s = gate_of(fake), time.monotonic()
+    gate.seconds_per_frame = 0.4 / 1.2
+    tasks = [asyncio.create_task(gate.submit(job(now_s + left_s + 0.2 * number))) for number in range(3)]
+    for call in calls:
+        deadlines = [now_s + each for each in call]
+        await until(lambda deadlines=deadlines: list(fake.running) == pytest.approx(deadlines, abs=1e-6))
+        gate.seconds_per_frame = 1e-6
+        fake.finish(*fake.running)
+    await asyncio.gather(*tasks)
+
+
 @pytest.mark.parametrize(("workers", "busy"), [(MANY, 0), (MANY - 1, 1)])
 @pytest.mark.anyio
 async def test_nobody_waits_where_nothing_is_decoded_or_few_workers_are(

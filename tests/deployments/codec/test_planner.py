@@ -137,7 +137,9 @@ def test_first_chunks_play_while_the_next_is_made(frame_ms: float, wait_ms: floa
     assert paced((3, 12), frame_ms / 1000, wait_ms / 1000) == (3, 12)
 
 
-@pytest.mark.parametrize(("in_hand", "sizes"), [(0.5, [1, 2, 4, 12, 12]), (0.0, [1, 8, 12, 12, 12])])
+@pytest.mark.parametrize(
+    ("in_hand", "sizes"), [(0.5, [1, 2, 4, 12, 12]), (0.75, [1, 1, 2, 4, 8]), (0.0, [1, 8, 12, 12, 12])]
+)
 def test_load_widens_chunks_as_far_as_the_lead_allows(in_hand: float, sizes: list[int]) -> None:
     """A CPU makes the second chunk while a single frame plays, however much others wait for it; a GPU is quick."""
     plan, lead_s = ChunkPlan((1, 1, 2, 4, 8, 12), in_hand=in_hand), 0.0
