@@ -27,6 +27,7 @@ from deployments.codec import batcher, stream
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob
 from deployments.codec.capacity import Capacity
 from deployments.codec.planner import (
+    MANY_WORKERS,
     MAX_BATCH_FRAMES,
     MAX_BATCH_SIZE,
     ChunkPlan,
@@ -75,8 +76,8 @@ class Pool:
     replicas: int
     workers: int  # of each
     chunk_frames: tuple[int, ...] | None = None  # what suits the workers
-    call_s: float = 0.046
-    frame_s: float = 0.009
+    call_s: float = 0.015
+    frame_s: float = 0.0046
     crowded: float = 0.0  # how much longer calls take where all workers are busy, as a share: cores share their memory
     hybrid: bool = False  # a GPU decodes first frames, as many as `Placement` says
     of_two: bool = False  # a stream goes to the better of two at random, not of all
@@ -180,7 +181,8 @@ class _Replica:
 
     async def _listen(self, frames: int, asked_s: float, gpu_frames: int) -> tuple[float, float]:
         clock, first_s = PlaybackClock(), math.inf
-        ramp = paced(self.pool.ramp, self.gate.seconds_per_frame, self.gate.wait_s)
+        shared = self.pool.chunk_frames is None and self.pool.workers >= MANY_WORKERS
+        ramp = paced(self.pool.ramp, self.gate.seconds_per_frame, self.gate.wait_s, shared=shared)
         plan, start = ChunkPlan(ramp), DecodingStart(_NOTHING)
         decoder = StreamDecoder(
             self.gate.submit,
@@ -278,8 +280,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--workers", type=int, default=1, help="of each replica, a core each")
     parser.add_argument("--rates", type=_numbers(float), default=(4.0, 8.0, 10.0), help="requests a second")
     parser.add_argument("--chunk-frames", type=_numbers(int), help="what suits the workers")
-    parser.add_argument("--call-ms", type=float, default=46.0)
-    parser.add_argument("--frame-ms", type=float, default=9.0)
+    parser.add_argument("--call-ms", type=float, default=15.0)
+    parser.add_argument("--frame-ms", type=float, default=4.6)
     parser.add_argument(
         "--crowded", type=float, default=0.0, help="how much longer calls take where all workers are busy"
     )

@@ -11,9 +11,10 @@ from deployments.playback import FRAME_S
 MIN_LEAD_S = 0.25  # covers a decode and a frame of the talker
 RAMP = (1, 1, 2, 4, 8, 12)  # of a CPU, whose last chunks are the widest where few share a call
 GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are those that one call of a GPU decodes of each stream
-# Of one call of a worker. Streams share it only while it takes no longer than that: an urgent one may have to wait.
+# Of one call of a worker. More frames cost no less each, and busy cores, which share their memory, take far longer.
 MAX_BATCH_SIZE = 16
-MAX_BATCH_FRAMES = 64
+MAX_BATCH_FRAMES = 16
+# Streams share a call only while it takes no longer than that: an urgent one may have to wait.
 MAX_CALL_S = 0.25
 # With so many workers another one is free soon: streams share longer calls, and may wait for each other.
 MANY_WORKERS = 4
@@ -31,19 +32,25 @@ def chosen_ramp(chunk_frames: tuple[int, ...] | None, workers: int) -> tuple[int
     return chunk_frames or (RAMP[:-1] if workers >= MANY_WORKERS else RAMP)
 
 
-def paced(ramp: tuple[int, ...], seconds_per_frame: float, wait_s: float) -> tuple[int, ...]:
+def paced(ramp: tuple[int, ...], seconds_per_frame: float, wait_s: float, *, shared: bool = False) -> tuple[int, ...]:
     """The ramp, begun with chunks as long as it takes to make the next one while they play.
 
     `seconds_per_frame` is what a frame costs a worker besides the call (CALL_FRAMES), `wait_s` how long chunks that are
-    wanted soon wait for a worker on average: some twice as long.
+    wanted soon wait for a worker on average: some twice as long. Where calls are `shared`, the ramp ends with chunks
+    that play while a full call is made: the shorter they are, the more streams share one.
     """
     sizes = [size for size in sorted({*ramp}) if size <= _LONGEST_FIRST] or [ramp[0]]
 
-    def keeps_up(size: int) -> bool:
-        return 2 * wait_s + seconds_per_frame * (size + CALL_FRAMES) <= _OF_PLAYING * size * FRAME_S
+    def plays(size: int, during_s: float) -> bool:
+        return during_s <= _OF_PLAYING * size * FRAME_S
 
-    first = next((size for size in sizes if keeps_up(size)), sizes[-1])
-    return tuple(max(first, size) for size in ramp)
+    def call_s(frames: int) -> float:
+        return seconds_per_frame * (frames + CALL_FRAMES)
+
+    first = next((size for size in sizes if plays(size, 2 * wait_s + call_s(size))), sizes[-1])
+    full_s, longer = call_s(MAX_BATCH_FRAMES), [size for size in ramp if size >= sizes[-1]]
+    last = next((size for size in longer if shared and plays(size, full_s)), ramp[-1])
+    return tuple(max(first, min(size, last)) for size in ramp)
 
 
 def longest_call_s(workers: int) -> float:

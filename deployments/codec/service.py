@@ -9,7 +9,7 @@ from deployments import metrics
 from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob, decode_batch
 from deployments.codec.channel import DecoderChoice
 from deployments.codec.loading import decodes_in_processes, load_codec
-from deployments.codec.planner import ChunkPlan, chosen_ramp, longest_call_s, paced
+from deployments.codec.planner import MANY_WORKERS, ChunkPlan, chosen_ramp, longest_call_s, paced
 from deployments.codec.state import DecoderState
 from deployments.codec.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.worker_client import WorkerProcesses
@@ -58,6 +58,7 @@ class CodecService:
         """`decode` takes one job; it is called for all jobs of a batch at once and ends in `decode_batch`."""
         self._codec = load_codec(model, config)
         self._ramp, self._repaired = chosen_ramp(config.chunk_frames, config.workers), 0
+        self._shares_calls = config.chunk_frames is None and config.workers >= MANY_WORKERS
         decoder, tried = self._codec.decoder, self._codec.tried
         self.workers = Workers(config.workers, on_gpu=decoder.device.type == "cuda")
         self._processes: WorkerProcesses | None = None
@@ -89,9 +90,10 @@ class CodecService:
         start = self._start(request.resume, reference_codes, state)
         frame_samples = self._codec.decoder.frame_samples
         trims = not request.leading_silence and not start.position
+        ramp = paced(self._ramp, self.gate.seconds_per_frame, self.gate.wait_s, shared=self._shares_calls)
         decoder = StreamDecoder(
             self.gate.submit,
-            ChunkPlan(paced(self._ramp, self.gate.seconds_per_frame, self.gate.wait_s)),
+            ChunkPlan(ramp),
             start,
             frame_samples=frame_samples,
             sample_rate=self._codec.sample_rate,
