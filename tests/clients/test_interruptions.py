@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import aiohttp
 import numpy as np
 
-from tests.clients.test_clients import VOICE, in_order
+from tests.clients.test_clients import VOICE
 from tests.clients.texts import TEXTS
-from tools.demo_voice.transcriber import Transcriber, plain_words
+from tools.demo_voice.transcriber import Transcriber, plain_words, word_errors
 
 INTERRUPTIONS = 20
 SEED = 17
@@ -97,10 +97,9 @@ async def _write(socket: aiohttp.ClientWebSocketResponse, text: str, written: li
 
 
 def words_said(text: str, heard: list[str]) -> int:
-    """How many words of the text had been said by the last one that was heard."""
+    """How many words of the text had been said: the beginning of it that is the most like what was heard."""
     wanted = plain_words(text)
-    most = in_order(wanted, heard)
-    return next(count for count in range(len(wanted) + 1) if in_order(wanted[:count], heard) == most)
+    return min(range(len(wanted) + 1), key=lambda count: word_errors(wanted[:count], heard))
 
 
 async def all_interruptions(url: str) -> list[Interrupted]:
