@@ -64,5 +64,6 @@ class CodecConfig(Strict):
     max_late_s: Annotated[float, Field(gt=0)] = 0.25
     # Frames of a stream's first, second, ... chunk at most; the last repeats. The second is as short as the first: a
     # CPU may need longer for two frames than the first plays. Where it needs longer for one, first chunks are longer.
-    # null: 1, 1, 2, 4, 8, 12; from four workers on, where streams wait for each other to share a call, 8 at most.
+    # null: 1, 1, 2, 4, 8, 12; from four workers on, where streams wait for each other to share a call, 4 at most, or 8
+    # where cores are slow.
     chunk_frames: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] | None = None
