@@ -29,8 +29,11 @@ def test_a_thread_that_waits_is_not_runnable() -> None:
 
 
 def test_a_process_that_stands_still_is_not_runnable() -> None:
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+    script = "print(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
         try:
+            assert process.stdout is not None
+            process.stdout.readline()  # its start is over, which waits for files now and then
             wait_for_state(process.pid, "R")
             assert any_runnable(process.pid)
             os.kill(process.pid, signal.SIGSTOP)
