@@ -88,7 +88,7 @@ class CodecDecoder:
     def recall(self, codes: Tensor) -> DecoderState:
         """State of a stream behind its frames so far, `codes` [frames, num_code_groups] int64, without their audio.
 
-        Costs what the frames within reach of the next sample cost in the transformer, and a dozen in the convolutions.
+        Costs what the frames within reach of the next sample cost in the transformer, and one in the convolutions.
         """
         codes, state = codes[-self.reach :], self.initial_state()
         for size in replay_sizes(len(codes), call_sizes(REPLAY_SIZES)):
@@ -99,7 +99,7 @@ class CodecDecoder:
 
     @torch.inference_mode()
     def advance(self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int = 0) -> list[DecoderState]:
-        """The states that `decode` would return, for less: only the last frames are made audio of.
+        """The states that `decode` would return, for less: only the last samples are made.
 
         Not even those where `advance` is called again for another `followed_by` frames that reach further than the
         convolutions do: what a state then holds of them is as it was before.

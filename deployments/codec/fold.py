@@ -144,6 +144,19 @@ class FoldedDecoder:
             yield from (unit.dilated for unit in block.units)
             yield block.conv
 
+    def reached(self) -> dict[Conv, int]:
+        """How many of the last rows reach into the last sample, or into what is behind it, by the convolution they
+        come to next: of a stage, of a block, or the first one's.
+        """
+        rows, found = 1, dict[Conv, int]()
+        for block in reversed(self.blocks):
+            rows = -(-rows // block.conv.upsampling) + block.conv.context
+            found[block.conv] = rows = rows + sum(unit.dilated.context for unit in block.units)
+        found[self.first_conv] = rows = rows + self.first_conv.context
+        for upsample, convnext in reversed(self.stages):
+            found[upsample] = rows = -(-(rows + convnext.context) // upsample.upsampling) + upsample.context
+        return found
+
 
 @torch.no_grad()
 def fold(tensors: Mapping[str, Tensor], config: DecoderConfig) -> FoldedDecoder:

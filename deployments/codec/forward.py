@@ -4,7 +4,7 @@ What a layer computes is up to a backend: `torch_backend.py` has torch, on any d
 kernels for a GPU.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,9 @@ class Signal:
     rows: Tensor
     snake: Snake | None = None  # which the next convolution takes them through
     snaked: Tensor | None = None  # the rows behind it, from a backend that computes both at once
+
+
+Cut = Callable[[Signal, Conv], Signal]  # what is left of the rows on their way to that convolution
 
 
 class Call(Protocol):
@@ -85,25 +88,39 @@ def latents(call: Call, folded: FoldedDecoder) -> Signal:
 
 def waveform(call: Call, folded: FoldedDecoder, x: Signal) -> Tensor:
     """Samples of latents, [B * time], stream after stream."""
+    return _convolved(call, folded, x, lambda x, _: x)
+
+
+def last_samples(call: Call, folded: FoldedDecoder, x: Signal) -> Tensor:
+    """The last samples of latents, and on the way all that the convolutions have to remember of them.
+
+    Rows that do not reach as far are left out before each layer: so few are left that no block is passed in pieces.
+    """
+    reached = folded.reached()
+    return _convolved(call, folded, x, lambda x, layer: Signal(x.rows[:, -reached[layer] :].contiguous(), x.snake))
+
+
+def _convolved(call: Call, folded: FoldedDecoder, x: Signal, cut: Cut) -> Tensor:
     for upsample, convnext in folded.stages:
-        x = call.conv(x, upsample)
+        x = call.conv(cut(x, upsample), upsample)
         y = call.linear(call.depthwise_norm(x, convnext), convnext.up, gelu=True)
         x = call.linear(y, convnext.down, residual=x)
     first, *_ = blocks = folded.blocks
-    parts = list(_through(blocks, call, call.conv(x, folded.first_conv, snake=first.entry, keep=bool(first.units))))
+    x = call.conv(cut(x, folded.first_conv), folded.first_conv, snake=first.entry, keep=bool(first.units))
+    parts = list(_through(blocks, call, x, cut))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _through(blocks: Sequence[Block], call: Call, x: Signal) -> Iterator[Tensor]:
+def _through(blocks: Sequence[Block], call: Call, x: Signal, cut: Cut) -> Iterator[Tensor]:
     block, *others = blocks
-    for part, piece in call.pieces(x, block):
+    for part, piece in call.pieces(cut(x, block.conv), block):
         y = _units(part, piece, block)
         if not others:
             yield part.samples(y, block.conv)
         else:
             following = others[0]
             y = part.conv(y, block.conv, snake=following.entry, keep=bool(following.units))
-            yield from _through(others, part, y)
+            yield from _through(others, part, y, cut)
 
 
 def _units(call: Call, x: Signal, block: Block) -> Signal:

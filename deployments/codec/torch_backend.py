@@ -34,7 +34,7 @@ from deployments.codec.cpu_kernels import (
     normed,
 )
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, with_frequency
-from deployments.codec.forward import Signal, latents, waveform
+from deployments.codec.forward import Signal, last_samples, latents, waveform
 from deployments.codec.reference import rotary_tables, rotate
 from deployments.codec.state import DecoderState
 
@@ -239,11 +239,11 @@ class TorchBackend:
 
         And what was made last on the way, [B, ...]: it is finite where the states are.
         """
-        call, heard = _TorchCall(self, codes, states), self.config.convolved_frames
+        call = _TorchCall(self, codes, states)
         x = latents(call, self.folded)
-        if followed_by >= heard:
+        if followed_by >= self.config.convolved_frames:
             return x.rows, call.states()
-        return waveform(call, self.folded, Signal(x.rows[:, -heard:].contiguous())).view(len(states), -1), call.states()
+        return last_samples(call, self.folded, x).view(len(states), -1), call.states()
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [..., head_dim] of positions [...]."""

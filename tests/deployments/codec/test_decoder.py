@@ -8,6 +8,7 @@ from torch import Tensor
 
 from deployments.codec import torch_backend
 from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.fold import FoldedDecoder
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
 from deployments.codec.torch_backend import piece_rows
@@ -124,6 +125,23 @@ def test_advancing_leaves_the_state_that_decoding_leaves(decoder: CodecDecoder, 
     audio, _ = decoder.decode(codes[:, 35:], advanced)
     whole, _ = stream(decoder, codes, [40])
     assert (audio - whole[:, 35 * decoder.frame_samples :]).abs().max() < TOLERANCE
+
+
+def test_a_state_needs_no_rows_but_those_that_reach_it(
+    decoder: CodecDecoder, codes: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (expected,) = decoder.decode(codes[:1, :35], [decoder.initial_state()])
+
+    def error() -> float:
+        (state,) = decoder.advance(codes[:1, :35], [decoder.initial_state()])
+        pairs = zip(state.tensors, expected.tensors, strict=True)
+        return max((own - other).abs().max().item() for own, other in pairs)
+
+    reached = decoder._folded.reached()
+    assert error() < TOLERANCE
+    for layer, rows in reached.items():
+        monkeypatch.setattr(FoldedDecoder, "reached", lambda _, fewer=reached | {layer: rows // 2}: fewer)
+        assert error() > TOLERANCE
 
 
 def test_frames_behind_which_many_others_follow_cost_no_convolution(decoder: CodecDecoder, codes: Tensor) -> None:
