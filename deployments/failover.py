@@ -16,11 +16,12 @@ import numpy as np
 
 from deployments import metrics
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
+from deployments.playback import PlaybackClock
 from deployments.protocol import Codes, FinishReason, Progress, SynthesisRequest
 
 logger = logging.getLogger(__name__)
 
-_FIRST_DELAY_S = 0.02
+_FIRST_DELAY_S = 0.02  # where asking at once brought nothing
 _MAX_DELAY_S = 0.5
 
 
@@ -43,15 +44,17 @@ class Received:
 
     def __init__(self, begun: Progress | None = None) -> None:
         """`begun`: what was received elsewhere."""
-        self._was_asked_for = False
+        self._was_asked_for, self._listener = False, PlaybackClock()
         self._codes = [] if begun is None else [begun.codes]
         self.samples = 0 if begun is None else begun.samples
 
-    def add(self, codes: Codes, samples: int) -> None:
-        """Frames that are new, and how many samples have been delivered with them."""
+    def add(self, codes: Codes, samples: int, *, heard_s: float = 0.0) -> None:
+        """Frames that are new, how many samples have been delivered with them, and what its listener gets of it now."""
         if len(codes):
             self._codes.append(codes)
         self.samples = samples
+        if heard_s:
+            self._listener.deliver(heard_s, now_s=time.monotonic())
 
     def rest(self, request: SynthesisRequest) -> SynthesisRequest:
         """What the next replica is asked for: `request` from here on."""
@@ -61,7 +64,10 @@ class Received:
     @property
     def progress(self) -> Progress | None:
         """How far the stream has come; None before its first frame."""
-        return Progress(np.concatenate(self._codes), self.samples) if self._codes else None
+        if not self._codes:
+            return None
+        in_hand_s = max(0.0, self._listener.lead_s(time.monotonic()))
+        return Progress(np.concatenate(self._codes), self.samples, in_hand_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ class Attempts:
     def __init__(self, lost: type[ReplicaLost], limits: RetryLimits) -> None:
         self._lost, self._limits = lost, limits
         self._losses = self._futile = 0
-        self._delay_s = _FIRST_DELAY_S
+        self._delay_s = 0.0
         self._accepted = self._advanced = False  # what the replica asked last did
         self.handover: Handover | None = None  # while nothing new has come since a loss
 
@@ -104,7 +110,7 @@ class Attempts:
 
     def advanced(self) -> None:
         """Something new has come."""
-        self._advanced, self._delay_s, self.handover = True, _FIRST_DELAY_S, None
+        self._advanced, self._delay_s, self.handover = True, 0.0, None
 
     def delay_s(self, error: TalkrayError) -> float:
         """How long to wait before asking again; raises `error` where there is no point in it."""
@@ -122,7 +128,7 @@ class Attempts:
             raise self._lost(
                 f"given up after {self._losses} losses, the first of now: {self.handover.reason}"
             ) from error
-        delay_s, self._delay_s = self._delay_s, min(2 * self._delay_s, _MAX_DELAY_S)
+        delay_s, self._delay_s = self._delay_s, min(max(2 * self._delay_s, _FIRST_DELAY_S), _MAX_DELAY_S)
         return delay_s
 
     def _is_spent(self, waited_s: float) -> bool:

@@ -104,6 +104,7 @@ class Progress:
 
     codes: Codes  # every frame since its beginning
     samples: int  # delivered, on the codec's timeline before trimming
+    in_hand_s: float = 0.0  # of them, those that its listener has not played yet, as far as is known
 
 
 @dataclass(frozen=True, slots=True)

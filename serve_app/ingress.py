@@ -68,7 +68,8 @@ class HandleSynthesizer:
         return forward(request, ask, info, learn=lambda chunk: _learn(request, chunk))
 
     def _from_codec(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        received = Received()
+        received, info = Received(), self._info
+        assert info is not None, "whoever asks for speech has asked for what is loaded"
 
         def ask() -> AsyncGenerator[PcmChunk, None]:
             return stream(self._codec, "synthesize", _by_prompt(received.rest(request)), lost=CodecLost)
@@ -77,7 +78,7 @@ class HandleSynthesizer:
             _learn(request, chunk)
             if not len(chunk.codes) and not chunk.pcm and chunk.finish_reason is None:
                 return None  # a heartbeat
-            received.add(chunk.codes, chunk.position)
+            received.add(chunk.codes, chunk.position, heard_s=len(chunk.pcm) / 2 / info.sample_rate)
             return reached(chunk, "from-codec")
 
         return persist(ask, take, request_id=request.request_id, lost=CodecLost)

@@ -145,4 +145,4 @@ class CodecService:
             before = [] if reference_codes is None else [reference_codes]
             behind = np.concatenate([*before, resume.codes[:num_done]])[-decoder.reach :]
             state = decoder.initial_state()
-        return DecodingStart(state, behind, resume.codes[num_done:], resume.samples, skipped)
+        return DecodingStart(state, behind, resume.codes[num_done:], resume.samples, skipped, resume.in_hand_s)

@@ -86,6 +86,7 @@ class DecodingStart:
     undelivered: Codes | None = None  # frames whose audio is missing though whoever asks has their codes
     position: int = 0  # samples that were delivered
     skipped: int = 0  # of them, those of the first frame that is undelivered
+    in_hand_s: float = 0.0  # as in Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,9 @@ class StreamDecoder:
         self._silence, self._guard, self._opening = silence, guard, opening
         self._frame_samples, self._sample_rate = frame_samples, sample_rate
         self._clock = PlaybackClock()
+        if start.in_hand_s:
+            self._clock.due_s = time.monotonic() + start.in_hand_s
+            plan.skip(start.position // frame_samples)
         self._state = start.state
         self._behind = [] if start.behind is None else list(start.behind)  # what `_state` must be brought behind
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, ReplicaLost, TalkerLost
-from deployments.failover import RetryLimits, persist
+from deployments.failover import Attempts, RetryLimits, persist
 from deployments.protocol import FinishReason, FrameChunk
 
 pytestmark = pytest.mark.anyio
@@ -64,6 +64,15 @@ async def test_a_lost_stream_goes_on_behind_what_the_reader_has(loss: Exception)
     assert await replicas.read() == [1, 2, 3, 4]
     assert replicas.asked == [0, 2, 3]
     assert replicas.closed == 3
+
+
+def test_the_first_other_replica_is_asked_at_once() -> None:
+    attempts = Attempts(TalkerLost, RetryLimits())
+    for _ in range(2):
+        attempts.heard()
+        attempts.advanced()
+        assert attempts.delay_s(LOST) == 0.0
+        assert [attempts.delay_s(Overloaded("full", 1.0)) for _ in range(3)] == [0.02, 0.04, 0.08]
 
 
 async def test_a_stream_that_ends_without_its_last_chunk_is_lost() -> None:

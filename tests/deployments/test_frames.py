@@ -58,5 +58,10 @@ def test_another_replica_goes_on_behind_all_that_was_received() -> None:
     assert received.progress is None
     received = Received(Progress(codes(1), SAMPLES))
     received.add(codes(2, 3), 2 * SAMPLES)
-    assert received.progress is not None
-    assert (received.progress.codes[:, 0].tolist(), received.progress.samples) == ([1, 2, 3], 2 * SAMPLES)
+    progress = received.progress
+    assert progress is not None
+    assert (progress.codes[:, 0].tolist(), progress.samples, progress.in_hand_s) == ([1, 2, 3], 2 * SAMPLES, 0.0)
+    received.add(codes(4), 3 * SAMPLES, heard_s=60.0)
+    progress = received.progress
+    assert progress is not None
+    assert 30.0 < progress.in_hand_s <= 60.0

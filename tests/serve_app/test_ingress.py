@@ -34,8 +34,8 @@ DEAD = ActorUnavailableError("gone", b"0" * 16)
 class Codec:
     """A handle to replicas of which each gives so many frames more, one a chunk, and then dies of an error."""
 
-    def __init__(self, total: int, *scripts: tuple[int, Exception]) -> None:
-        self._total = total
+    def __init__(self, total: int, *scripts: tuple[int, Exception], chunk_bytes: int = 1) -> None:
+        self._total, self._chunk_bytes = total, chunk_bytes
         self._scripts = list(scripts)
         self.requests: list[SynthesisRequest] = []
 
@@ -58,14 +58,18 @@ class Codec:
         for number in range(done, done + count):
             prompt = read_by_replica(self.requests[-1].reference) if number == done else None
             codes = np.full((1, GROUPS), number, np.int16)
-            yield PcmChunk(bytes([number]), codes, 3, None, (number + 1) * SAMPLES, clone_prompt=prompt)
+            yield PcmChunk(
+                bytes([number]) * self._chunk_bytes, codes, 3, None, (number + 1) * SAMPLES, clone_prompt=prompt
+            )
         if error is not None:
             raise error
         yield PcmChunk(b"", np.zeros((0, GROUPS), np.int16), 3, FinishReason.STOP, self._total * SAMPLES)
 
 
 async def listen(codec: Codec, request: SynthesisRequest = REQUEST) -> list[PcmChunk]:
-    async with aclosing(HandleSynthesizer(codec).synthesize(request)) as chunks:
+    synthesizer = HandleSynthesizer(codec)
+    synthesizer._info = CUSTOM_VOICE
+    async with aclosing(synthesizer.synthesize(request)) as chunks:
         return [chunk async for chunk in chunks]
 
 
@@ -104,6 +108,15 @@ async def test_a_stream_goes_on_behind_codes_and_position() -> None:
         assert request.resume is not None
         assert request.resume.codes[:, 0].tolist() == list(range(done))
         assert request.resume.samples == done * SAMPLES
+
+
+async def test_the_next_replica_learns_what_the_listener_has_in_hand() -> None:
+    codec = Codec(3, (0, DEAD), (2, DEAD), chunk_bytes=2 * 60 * CUSTOM_VOICE.sample_rate)
+    await listen(codec)
+    resumes = [request.resume for request in codec.requests]
+    assert resumes[:2] == [None, None]
+    assert resumes[2] is not None
+    assert 100.0 < resumes[2].in_hand_s <= 120.0
 
 
 async def test_before_the_first_chunk_it_begins_again() -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -69,10 +70,14 @@ def numbered(count: int, *, start: int = 1) -> Codes:
 
 
 def decoder_of(
-    decode: Decode, *, silence: LeadingSilence | None = None, guard: EndingGuard | None = None
+    decode: Decode,
+    *,
+    start: DecodingStart = NOWHERE,
+    silence: LeadingSilence | None = None,
+    guard: EndingGuard | None = None,
 ) -> StreamDecoder:
     sizes = {"frame_samples": FRAME_SAMPLES, "sample_rate": SAMPLE_RATE}
-    return StreamDecoder(decode, ChunkPlan(RAMP), NOWHERE, **sizes, silence=silence, guard=guard)
+    return StreamDecoder(decode, ChunkPlan(RAMP), start, **sizes, silence=silence, guard=guard)
 
 
 def run(decode: FakeDecode, source: Source, *, silence: LeadingSilence | None = None) -> AsyncGenerator[PcmChunk, None]:
@@ -253,6 +258,17 @@ async def test_deadlines_follow_the_audio_delivered(decode: FakeDecode) -> None:
     assert third - second == pytest.approx(2 * frame_s)
     assert fourth - third == pytest.approx(4 * frame_s)
     assert fifth - fourth == pytest.approx(8 * frame_s)
+
+
+async def test_a_stream_that_goes_on_here_is_as_urgent_and_as_far_as_it_was(decode: FakeDecode) -> None:
+    heard, now_s = numbered(7), time.monotonic()
+    start = DecodingStart(NOWHERE.state, heard, position=7 * FRAME_SAMPLES, in_hand_s=60.0)
+    source = Source(numbered(20, start=8), reason=FinishReason.STOP)
+    chunks = await collect(decoder_of(decode, start=start).run(source.frames()))
+    assert [len(chunk.codes) for chunk in chunks] == [8, 12]
+    replay, first = next(job for job in decode.jobs if job.silent), decode.jobs[-2]
+    assert now_s + 60.0 <= replay.deadline_s <= now_s + 90.0
+    assert first.deadline_s == replay.deadline_s
 
 
 async def test_quiet_frames_in_front_go_but_their_codes_stay(decode: FakeDecode) -> None:
