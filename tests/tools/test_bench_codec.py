@@ -13,3 +13,4 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
         ("bfloat16", 1, 1),
     ]
     assert timed[1]["snr_db"] > 25
+    assert all(row["silent_ms"] > 0 for row in timed)

@@ -3,7 +3,8 @@
     talkray bench codec --device cuda
 
 Without a checkpoint it takes random weights of the released shape, which cost what trained ones cost. CPU numbers are
-CPU seconds of one thread; GPU numbers are CUDA events around replays of captured calls.
+CPU seconds of one thread, also of a call that only brings a stream's state behind so many frames, as where another
+replica began it. GPU numbers are CUDA events around replays of captured calls.
 """
 
 import argparse
@@ -60,12 +61,15 @@ def _bench_cpu(options: argparse.Namespace) -> list[Row]:
         exact = audio if exact is None else exact
         noise_db = None if audio is exact else snr_db(exact, audio)
         print(f"\n{precision}" + ("" if noise_db is None else f", SNR {noise_db:.1f} dB"))
-        print(f"{'streams':>8}{'frames':>8}{'CPU ms':>10}{'cores per stream':>18}")
+        print(f"{'streams':>8}{'frames':>8}{'CPU ms':>10}{'cores per stream':>18}{'no audio, ms':>14}")
         for streams in options.streams:
             for frames in options.frames:
                 rows.append(_cpu_row(decoder, options, precision, streams, frames) | {"snr_db": noise_db})
                 row = rows[-1]
-                print(f"{streams:>8}{frames:>8}{row['cpu_ms']:>10.1f}{row['cores_per_stream']:>18.3f}", flush=True)
+                silent = f"{row['silent_ms']:>14.1f}" if streams == 1 else ""
+                print(
+                    f"{streams:>8}{frames:>8}{row['cpu_ms']:>10.1f}{row['cores_per_stream']:>18.3f}{silent}", flush=True
+                )
         for kind, measure, counts in (
             ("threads", _threads_row, options.threads),
             ("processes", _processes_row, options.processes),
@@ -81,20 +85,26 @@ def _cpu_row(decoder: CodecDecoder, options: argparse.Namespace, precision: str,
     states = [decoder.initial_state()] * streams
     for _ in range(2):
         _, states = decoder.decode(codes, states)
-    times: list[float] = []
-    while len(times) < options.repeats:
-        start = time.thread_time()
-        _, states = decoder.decode(codes, states)
-        times.append((time.thread_time() - start) * 1e3)
-    cpu_ms = statistics.median(times)
+    cpu_ms = _thread_ms(lambda: decoder.decode(codes, states), options.repeats)
+    silent_ms = _thread_ms(lambda: decoder.advance(codes, states), options.repeats) if streams == 1 else None
     audio_ms = streams * frames * options.frame_ms
     return {
         "precision": precision,
         "streams": streams,
         "frames": frames,
         "cpu_ms": cpu_ms,
+        "silent_ms": silent_ms,
         "cores_per_stream": cpu_ms / audio_ms,
     }
+
+
+def _thread_ms(call: Callable[[], object], repeats: int) -> float:
+    times: list[float] = []
+    while len(times) < repeats:
+        start = time.thread_time()
+        call()
+        times.append((time.thread_time() - start) * 1e3)
+    return statistics.median(times)
 
 
 def _threads_row(decoder: CodecDecoder, options: argparse.Namespace, precision: str, threads: int) -> Row:
