@@ -82,7 +82,7 @@ def tuned() -> dict[str, str]:
 
 def for_a_node() -> dict[str, str]:
     """What belongs into the environment of `ray start` on every node of a cluster."""
-    return {**tuned(), **CLUSTER, **_guard()}
+    return {**tuned(), **CLUSTER, **_found_token(), **_guard()}
 
 
 def apply_local(*, several_nodes: bool = False) -> None:
@@ -109,6 +109,13 @@ def _token() -> dict[str, str]:
     if "RAY_AUTH_MODE" in os.environ:
         return {}
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(_TOKEN_BYTES)}
+
+
+def _found_token() -> dict[str, str]:
+    """`ray start` takes a token wherever it finds one, as a local `ray.init()` leaves one; `serve deploy` does not."""
+    names = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+    is_there = any(os.environ.get(name) for name in names) or Path.home().joinpath(".ray", "auth_token").exists()
+    return {"RAY_AUTH_MODE": "token"} if is_there and "RAY_AUTH_MODE" not in os.environ else {}
 
 
 def _guard() -> dict[str, str]:

@@ -1,6 +1,7 @@
 """A node that is started by hand, as README has it, but for the ports: others may use the well-known ones."""
 
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -31,11 +32,11 @@ serve deploy --address http://127.0.0.1:{dashboard} {folder}/local.yaml
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A user's whose shell finds the commands. Nothing that is started in it outlives the test."""
+    """A new user's whose shell finds the commands. Nothing that is started in it outlives the test."""
     mark = uuid.uuid4().hex
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     own |= {f"RAY_SERVE_{name}_PORT": str(free_port()) for name in PORTS}
-    yield own | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", MARK: mark}
+    yield own | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", MARK: mark, "HOME": str(tmp_path)}
     end_marked(mark)
 
 
@@ -54,8 +55,13 @@ def spoken(url: str) -> bytes:
             time.sleep(0.5)
 
 
+@pytest.mark.parametrize("had_ray", [False, True])
 @pytest.mark.parametrize("files", [4096, pytest.param(20_000, marks=pytest.mark.faults)])
-def test_the_sequence_of_readme_speaks(environment: dict[str, str], files: int) -> None:
+def test_the_sequence_of_readme_speaks(environment: dict[str, str], files: int, had_ray: bool) -> None:
+    if had_ray:  # what a local ray.init() leaves behind
+        token = Path(environment["HOME"], ".ray", "auth_token")
+        token.parent.mkdir()
+        token.write_text(secrets.token_hex(32), encoding="utf-8")
     folder = subprocess.check_output(["mktemp", "-d", "/tmp/XXX"], text=True).strip()  # short, as sockets need
     try:
         config = yaml.safe_load((ROOT / "cluster" / "serve" / "local.yaml").read_text(encoding="utf-8"))

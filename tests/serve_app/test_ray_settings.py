@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from serve_app import ray_settings
-from serve_app.ray_settings import LOCAL, TUNED, apply_local, free_port
+from serve_app.ray_settings import LOCAL, TUNED, apply_local, for_a_node, free_port
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +82,17 @@ def test_the_users_own_way_of_authentication_stays(environment: dict[str, str]) 
     apply_local()
     assert environment["RAY_AUTH_MODE"] == "disabled"
     assert "RAY_AUTH_TOKEN" not in environment
+
+
+@pytest.mark.parametrize("own", [None, "disabled"])
+def test_a_token_that_ray_start_finds_is_one_that_serve_deploy_shows(
+    environment: dict[str, str], tmp_path: Path, own: str | None
+) -> None:
+    environment |= {"HOME": str(tmp_path)} | ({} if own is None else {"RAY_AUTH_MODE": own})
+    assert "RAY_AUTH_MODE" not in for_a_node()
+    tmp_path.joinpath(".ray").mkdir()
+    tmp_path.joinpath(".ray", "auth_token").write_text("0" * 64, encoding="utf-8")
+    assert for_a_node().get("RAY_AUTH_MODE") == (None if own else "token")
 
 
 def test_the_proxy_is_started_by_the_script(environment: dict[str, str]) -> None:
