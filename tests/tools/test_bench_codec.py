@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from talkray_tools.bench_codec import main
 
 
@@ -14,3 +16,14 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     ]
     assert timed[1]["snr_db"] > 25
     assert all(row["silent_ms"] > 0 for row in timed)
+
+
+def test_a_checkpoint_that_is_not_there_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--model", "/nowhere/at/all"])
+    assert capsys.readouterr().err.splitlines()[-1].endswith("there is no checkpoint directory /nowhere/at/all")
+
+
+def test_the_embedded_voice_is_measured(tmp_path: Path) -> None:
+    main(["--smoke", "--model", "embedded", "--precision", "bfloat16", "--out", str(tmp_path / "rows.json")])
+    assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 1

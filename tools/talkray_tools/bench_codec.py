@@ -28,6 +28,7 @@ from deployments.codec.planner import GPU_RAMP
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.slots import PRECISIONS, GpuSlots, Pcm, Precision, fitting_slots
 from deployments.errors import EngineError
+from talkray_tools.arguments import checkpoint
 from talkray_tools.random_codec import Stress, randomize_decoder
 from talkray_tools.released import SHAPES
 
@@ -307,7 +308,9 @@ def _device_name(device: str) -> str:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="talkray bench codec", description=__doc__)
-    parser.add_argument("--model", type=Path, help="checkpoint directory; random weights of the released shape without")
+    parser.add_argument(
+        "--model", type=checkpoint, help="a checkpoint directory, a released name, or embedded; random without"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--precision",

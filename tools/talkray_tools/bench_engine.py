@@ -26,11 +26,11 @@ import numpy as np
 import torch
 
 from deployments.config import TalkerConfig
-from deployments.model_store import locate
 from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, ModelKind, Sampling, SynthesisRequest
 from deployments.talker.engine import Engine
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.loading import StartClock, load_engine
+from talkray_tools.arguments import checkpoint
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from talkray_tools.step_profile import Busy, Share, profile_load, profile_step
@@ -329,7 +329,7 @@ def measure(
 def main(arguments: list[str]) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="talkray bench engine", description="Measure the talker engine.")
-    parser.add_argument("--model", help="a checkpoint directory, a released name, or embedded")
+    parser.add_argument("--model", type=checkpoint, help="a checkpoint directory, a released name, or embedded")
     parser.add_argument("--random", metavar="NAME", default="1.7B-CustomVoice", help="random weights of this shape")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 48, 64])
     parser.add_argument("--steps", type=int, default=40, help="steps that a measurement repeats")
@@ -366,7 +366,7 @@ def main(arguments: list[str]) -> int:
 @contextmanager
 def _checkpoint(options: argparse.Namespace) -> Iterator[Path]:
     if options.model is not None:
-        yield locate(options.model)
+        yield options.model
         return
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch) / "checkpoint"

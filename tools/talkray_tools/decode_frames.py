@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.errors import TalkrayError
-from deployments.model_store import locate
+from talkray_tools.arguments import checkpoint
 
 HEADER = struct.Struct("<4sBBHII")
 RECORD = struct.Struct("<BxxxI")
@@ -36,9 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("frames", type=Path, help="what the server sent")
     parser.add_argument("wav", type=Path)
-    parser.add_argument("--model", default="embedded", help="as of `talkray serve`: its codec decodes")
+    parser.add_argument("--model", type=checkpoint, default="embedded", help="as of `talkray serve`: its codec decodes")
     options = parser.parse_args(arguments)
-    decoder = CodecDecoder.load(locate(options.model) / "speech_tokenizer")
+    decoder = CodecDecoder.load(options.model / "speech_tokenizer")
     with options.frames.open("rb") as stream, wave.open(str(options.wav), "wb") as out:
         rate = read_header(stream, decoder)
         out.setnchannels(1)
