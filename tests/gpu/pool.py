@@ -1,7 +1,7 @@
 """Does a CPU pool of codec replicas keep up beside one GPU? `python -m tests.gpu.pool --model ckpt --out results`.
 
 For each layout of the pool (replicas x workers, and how chunks grow) the application with `codec.placement: pool`, a
-minute at each rate, and at the end, with `--kill`, a minute in which a codec replica dies. On CPUs, in miniature:
+minute at each rate, and at the end, with `--kill 8,8`, two in which a codec replica dies. On CPUs, in miniature:
 `--model embedded --cpu --layouts 1x2 --rates 0.3 --duration 20 --speech-s 1.5`.
 """
 
@@ -113,7 +113,6 @@ def measured(options: argparse.Namespace, layout: Layout, placement: str) -> Ite
     """The rows of one layout."""
     print(f"starting {placement}, {layout}", flush=True)
     with serving(application(options, layout, placement), print) as service:
-        service.wait_for(CODEC, layout.replicas)
         bench = Bench(service, options, placement=f"{placement}-{layout}", talkers=1)
 
         def kill() -> None:
@@ -123,11 +122,11 @@ def measured(options: argparse.Namespace, layout: Layout, placement: str) -> Ite
             os.kill(decoder_processes(service)[0], signal.SIGKILL)
 
         loads: list[tuple[float, str, Callable[[], None] | None]] = [(rate, "load", None) for rate in options.rates]
-        if options.kill is not None:
-            loads.append((options.kill, "a codec replica killed", kill))
-            if layout.workers > 1:
-                loads.append((options.kill, "a decoder process killed", kill_worker))
+        loads += [(rate, "a codec replica killed", kill) for rate in options.kill]
+        if options.kill and layout.workers > 1:
+            loads.append((options.kill[0], "a decoder process killed", kill_worker))
         for rate, what, act in loads:
+            service.wait_for(CODEC, layout.replicas)  # the one that was killed before is there again
             row, _ = bench.load(rate, options.duration, what=what.replace(" ", "-"), act=act)
             yield Row(placement, layout, what, rate, row.result.summary)
         print(asyncio.run(behind(service.url)), flush=True)
@@ -170,7 +169,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     add("--layouts", default="16x1,4x4,4x3", help="codec replicas x workers of each")
     add("--chunk-frames", type=lambda text: tuple(map(int, text.split(","))), help="such as 2,2,2,4,4,8,12")
     add("--rates", type=numbers, default=[4.0, 8.0, 10.0, 14.0], help="requests a second")
-    add("--kill", type=float, help="at this rate, then, a codec replica is killed")
+    add("--kill", type=numbers, default=[], help="at each of these rates, then, a codec replica is killed")
     add("--duration", type=float, default=60.0, help="seconds of each rate")
     add("--settle", type=float, default=3.0, help="seconds of load before it, not measured")
     add("--speech-s", type=float, default=5.7, help="median length of the answers")
