@@ -1,25 +1,21 @@
 """Loading what a codec replica runs: the decoder, and the encoder where the checkpoint clones."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from deployments import metrics
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.cpu_kernels import BUILT
-from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, Tried, choice, snr_db, to_pcm16, warm_up
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, Tried, choice, snr_db, warm_up
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.fold import fold
 from deployments.codec.planner import chosen_ramp, longest_call_s
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
-from deployments.codec.stream import Opening
 from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest
 from deployments.model_store import locate
@@ -44,7 +40,6 @@ class Codec:
     encoder: CodecEncoder | None
     sample_rate: int
     tried: Tried = field(default_factory=Tried)
-    openings: dict[str, Opening] = field(default_factory=dict)  # by speaker
     references: ByRecording[Codes] = field(
         default_factory=lambda: ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
     )
@@ -96,8 +91,7 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
         if warms
         else Tried()
     )
-    openings = {} if config.placement == "inline" else dict(_openings(checkpoint, decoder))
-    return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, tried, openings)
+    return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, tried)
 
 
 def decodes_in_processes(config: CodecConfig, decoder: CodecDecoder) -> bool:
@@ -150,19 +144,7 @@ def _cpu_flags() -> list[str]:
     return next((line.split() for line in lines if line.startswith("flags")), [])
 
 
-def _openings(checkpoint: Path, decoder: CodecDecoder) -> Iterator[tuple[str, Opening]]:
-    """What talkers give rather than make, decoded once."""
-    for speaker, frames in (_config(checkpoint).get("talkray") or {}).get("openings", {}).items():
-        codes = np.array(frames, dtype=np.int16)
-        audio, (state,) = decoder.decode(torch.from_numpy(codes)[None].long(), [decoder.initial_state()])
-        yield speaker, Opening(codes, to_pcm16(audio)[0], state)
-
-
 def _clones(checkpoint: Path) -> bool:
     """Only base checkpoints take a recording as their voice."""
-    return bool(_config(checkpoint).get("tts_model_type") == ModelKind.BASE)
-
-
-def _config(checkpoint: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    return config
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    return bool(config.get("tts_model_type") == ModelKind.BASE)

@@ -99,7 +99,6 @@ class CodecService:
             sample_rate=self._codec.sample_rate,
             silence=LeadingSilence(self._codec.sample_rate) if trims else None,
             guard=None if request.ignore_eos else EndingGuard(frame_samples, position=start.position),
-            opening=self._codec.openings.get(request.voice or "") if trims and request.resume is None else None,
             load=lambda: self.gate.load,
         )
         with self.placement.admit(self.gate.capacity) as gpu_frames:

@@ -89,15 +89,6 @@ class DecodingStart:
     in_hand_s: float = 0.0  # as in Progress
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """Quiet frames that the speech of a voice begins with, decoded once for all streams."""
-
-    codes: Codes
-    pcm: Pcm
-    state: DecoderState  # behind them
-
-
 class StreamDecoder:
     """Decodes one stream, from `start` on. The decoder's state is held here: leaving `run` leaves nothing behind."""
 
@@ -111,15 +102,11 @@ class StreamDecoder:
         sample_rate: int,
         silence: LeadingSilence | None = None,
         guard: EndingGuard | None = None,
-        opening: Opening | None = None,
         load: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`load` says by how many steps chunks should be wider than the plan has them.
-
-        The stream may begin with the frames of an `opening`, and then with its audio.
-        """
+        """`load` says by how many steps chunks should be wider than the plan has them."""
         self._decode, self._plan, self._start, self._load = decode, plan, start, load
-        self._silence, self._guard, self._opening = silence, guard, opening
+        self._silence, self._guard = silence, guard
         self._frame_samples, self._sample_rate = frame_samples, sample_rate
         self._clock = PlaybackClock()
         if start.in_hand_s:
@@ -147,12 +134,6 @@ class StreamDecoder:
                         yield chunk
             elif self._behind:
                 self._state = await self._replay(np.stack(self._behind), 0.0)
-            elif self._opening is not None and await self._begins_with(self._opening.codes, buffer):
-                self._state = self._opening.state
-                codes = buffer.take(len(self._opening.codes))
-                chunk = self._deliver(audio.chunk(codes, self._opening.pcm, buffer.over))
-                reason = chunk.finish_reason
-                yield chunk
             while reason is None:
                 count = await self._next_count(buffer)
                 codes = buffer.take(count)
@@ -164,13 +145,6 @@ class StreamDecoder:
                 if count and not self._clock.has_begun:
                     self._plan.restart()  # quiet so far: the first sound shall not wait for a wider chunk
                 yield chunk
-
-    async def _begins_with(self, codes: Codes, buffer: FrameBuffer) -> bool:
-        """Whether these are the first frames of the stream, which come together or not at all."""
-        while not buffer.available and not buffer.ended:
-            await buffer.wait(None)
-        first = buffer.peek(len(codes))
-        return len(first) == len(codes) and np.array_equal(np.stack(first), codes)
 
     async def _decoded(self, codes: Codes, count: int) -> Pcm:
         """Audio of `codes` by a call of `count` frames, which are more at the end of a stream only."""

@@ -137,7 +137,7 @@ class Engine:
             del self._written[sequence_id]
         if live.sequence is not None:
             self._extend(live.sequence, more, is_last=is_last)
-        elif is_last or len(live.body) >= self.prompts.least_tokens(live.request, self._opening(live.request)):
+        elif is_last or len(live.body) >= self.prompts.least_tokens(live.request):
             prompt = self.prompts.begin(live.request, live.body, is_whole=is_last)
             live.sequence = self._begin(sequence_id, live.request, prompt, live.tokens)
 
@@ -183,11 +183,7 @@ class Engine:
         sampling = complete(request.synthesis.sampling, self.model.generation)
         limit = self.limits.frame_limit(request, sampling, prompt)
         prefix = [] if request.prefix is None else list(request.prefix)
-        opening = self._opening(request)
-        given = opening[len(prefix) :] if len(opening) < limit.frames else []
-        sequence = Sequence(
-            sequence_id, request, prompt, sampling, limit, prefix + given, num_given=len(given), token_starts=starts
-        )
+        sequence = Sequence(sequence_id, request, prompt, sampling, limit, prefix, token_starts=starts)
         sequence.clone_prompt = self.prompts.clone_prompt(request)
         if sequence.num_frames >= limit.frames:
             self._open_audio(sequence)  # its last audio may be missing still
@@ -195,13 +191,6 @@ class Engine:
         else:
             self.scheduler.add(sequence)
         return sequence
-
-    def _opening(self, request: GenerateRequest) -> list[Codes]:
-        """The quiet frames that speech begins with, where they need not be made: they would be left out anyway."""
-        asked = request.synthesis
-        if asked.leading_silence or request.gpu_frames:
-            return []
-        return list(np.array(self.model.text.openings.get(asked.voice or "", ()), dtype=np.int16))
 
     def _extend(self, sequence: Sequence, more: list[int], *, is_last: bool) -> None:
         start = len(sequence.prompt.trailing)

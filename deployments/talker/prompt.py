@@ -112,11 +112,11 @@ class PromptBuilder:
         """The prompt of a request; raises InvalidRequest where its text holds nothing to say."""
         return self.begin(request, self.tokenizer.encode(request.synthesis.text), is_whole=True)
 
-    def least_tokens(self, request: GenerateRequest, opening: list[Codes]) -> int:
+    def least_tokens(self, request: GenerateRequest) -> int:
         """Tokens of a text that is still being written with which it can be prefilled: each frame it has takes one."""
         codes = request.reference_codes
         beside = 0 if codes is None else 1 + max(0, len(codes) - self._reference_tokens(request.synthesis))
-        return beside + max(len(opening), 0 if request.prefix is None else len(request.prefix)) + 1
+        return beside + (0 if request.prefix is None else len(request.prefix)) + 1
 
     def extend(self, prompt: Prompt, more: list[int], *, is_whole: bool) -> Prompt:
         """`prompt` with further tokens of a text that is still being written."""

@@ -34,8 +34,7 @@ class Sequence:
     prompt: Prompt
     sampling: Sampling  # complete: no option is None
     limit: FrameLimit
-    frames: list[Codes] = field(default_factory=list)  # each [groups]; some may be there from the start
-    num_given: int = 0  # of those there from the start, frames that the stream's reader has not: the last ones
+    frames: list[Codes] = field(default_factory=list)  # each [groups]; a resumed sequence starts with its prefix
     row: int | None = None
     is_open: bool = False  # whether the decoder beside the talker knows it
     finish_reason: FinishReason | None = None
@@ -50,9 +49,7 @@ class Sequence:
     _num_played: int = field(init=False)  # frames that `playback` knows of; those of a prefix were heard elsewhere
 
     def __post_init__(self) -> None:
-        self._num_played = len(self.frames)
-        self.num_sent = len(self.frames) - self.num_given
-        self.readings = [0.0] * self.num_given if self.token_starts else []
+        self.num_sent = self._num_played = len(self.frames)
 
     @property
     def num_frames(self) -> int:

@@ -1,13 +1,7 @@
 import json
 
-import pytest
-
-from deployments.config import TalkerConfig
-from deployments.model_store import _PACKED, locate
-from deployments.protocol import Sampling
-from deployments.talker.loading import build_engine
+from deployments.model_store import _PACKED
 from talkray_tools.released import SHAPES, changed
-from tools.demo_voice.openings import opening
 from tools.demo_voice.shape import SHAPE
 
 
@@ -28,18 +22,3 @@ def test_the_shipped_voice_has_the_shape_of_its_recipe() -> None:
     assert shipped.pop("talkray")["spoken_form"] == "english"
     assert shipped == SHAPE.config
     assert json.loads((_PACKED / "speech_tokenizer" / "config.json").read_text(encoding="utf-8")) == SHAPE.codec
-
-
-def test_the_shipped_voice_begins_with_the_silence_of_its_recipe() -> None:
-    shipped = json.loads((_PACKED / "config.json").read_text(encoding="utf-8"))["talkray"]["openings"]
-    engine = build_engine(locate("embedded"), TalkerConfig(device="cpu", max_model_len=512, kv_cache_bytes=16 << 20))
-    assert set(shipped) == set(engine.info.voices)
-    assert opening(engine, "nora") == shipped["nora"]
-
-
-def test_a_voice_that_begins_with_a_sound_has_no_opening(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = build_engine(locate("embedded"), TalkerConfig(device="cpu", max_model_len=512, kv_cache_bytes=16 << 20))
-    monkeypatch.setattr("tools.demo_voice.openings._FRAMES", 8)
-    monkeypatch.setattr("tools.demo_voice.openings._GREEDY", Sampling(do_sample=False, max_new_tokens=9))
-    with pytest.raises(ValueError, match="hugo does not begin with 8 silent frames"):
-        opening(engine, "hugo")

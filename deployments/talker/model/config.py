@@ -1,7 +1,7 @@
 """`config.json` and `generation_config.json` of a checkpoint as frozen values. Every dimension comes from here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -65,15 +65,11 @@ class ControlTokens:
 
 @dataclass(frozen=True, slots=True)
 class TextNeeds:
-    """What text has to be like before the checkpoint can speak it, and how its speech begins: Talkray's own addition to
-    `config.json`.
-    """
+    """What text has to be like before the checkpoint can speak it: Talkray's own addition to `config.json`."""
 
     spoken_form: Literal["english"] | None = None  # normalised to spoken words
     max_segment_chars: Annotated[int, Field(ge=1, strict=True)] = 1000
     alignment_head: tuple[int, int] | None = None  # layer and head of the talker whose attention follows the text
-    openings: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
-    """speaker -> the frames of silence that all its speech begins with"""
 
 
 @dataclass(frozen=True, slots=True)

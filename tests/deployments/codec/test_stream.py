@@ -12,7 +12,7 @@ from deployments.codec.batcher import Decoded, DecodeJob, decode_batch
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.planner import ChunkPlan
 from deployments.codec.state import DecoderState
-from deployments.codec.stream import Decode, DecodingStart, Opening, StreamDecoder
+from deployments.codec.stream import Decode, DecodingStart, StreamDecoder
 from deployments.errors import EngineError, TalkerLost
 from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk
 from deployments.runaway import EndingGuard
@@ -327,40 +327,3 @@ async def test_audio_equals_the_one_shot_audio_however_frames_arrive(
     assert np.array_equal(joined_codes(chunks), whole)
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert chunks[-1].finish_reason is FinishReason.STOP
-
-
-OPENING = Opening(numbered(2), np.zeros(2 * FRAME_SAMPLES, np.int16), DecoderState(2, ()))
-
-
-def opened(decode: FakeDecode, source: Source) -> AsyncGenerator[PcmChunk, None]:
-    sizes = {"frame_samples": FRAME_SAMPLES, "sample_rate": SAMPLE_RATE}
-    decoder = StreamDecoder(decode, ChunkPlan(RAMP), NOWHERE, **sizes, opening=OPENING)
-    return decoder.run(source.frames())
-
-
-async def test_the_opening_of_a_voice_is_decoded_once_for_all(decode: FakeDecode) -> None:
-    chunks = await collect(opened(decode, Source(numbered(10), reason=FinishReason.STOP)))
-    assert [len(chunk.codes) for chunk in chunks] == [2, 1, 2, 4, 1]
-    assert np.array_equal(joined_codes(chunks), numbered(10))
-    assert np.array_equal(joined_pcm(chunks)[2 * FRAME_SAMPLES :], numbered(8, start=3)[:, 0].repeat(FRAME_SAMPLES))
-    assert [job.state.position for job in decode.jobs] == [2, 3, 5, 9]
-
-
-@pytest.mark.parametrize("codes", [numbered(5, start=4), numbered(1)])
-async def test_speech_that_begins_otherwise_is_decoded_from_its_first_frame(decode: FakeDecode, codes: Codes) -> None:
-    chunks = await collect(opened(decode, Source(codes, reason=FinishReason.STOP)))
-    assert np.array_equal(joined_pcm(chunks), codes[:, 0].repeat(FRAME_SAMPLES))
-    assert decode.jobs[0].state.position == 0
-
-
-async def test_a_stream_may_end_behind_its_opening_or_before_any_frame(decode: FakeDecode) -> None:
-    for codes in (numbered(2), numbered(0)):
-        chunks = await collect(opened(decode, Source(codes, reason=FinishReason.LENGTH)))
-        assert np.array_equal(joined_codes(chunks), codes)
-        assert [chunk.finish_reason for chunk in chunks][-1] is FinishReason.LENGTH
-    assert not decode.jobs
-
-
-async def test_a_talker_that_is_lost_before_its_first_frame_is_an_error(decode: FakeDecode) -> None:
-    chunks, error = await collect_until_error(opened(decode, Source(TalkerLost("gone"), reason=None)))
-    assert (chunks, str(error)) == ([], "gone")
