@@ -12,7 +12,7 @@ from serve_app.local_server import Address, running
 from serve_app.ray_settings import free_port
 
 if TYPE_CHECKING:
-    from tools.demo_voice.transcriber import Transcriber
+    from tools.listening.recogniser import Whisper
 
 PATIENT = AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)
 
@@ -36,8 +36,8 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def transcriber() -> "Transcriber":
+def transcriber() -> "Whisper":
     """Imported here: the recogniser is not installed for other tests."""
-    from tools.demo_voice.transcriber import Transcriber
+    from tools.listening.recogniser import Whisper
 
-    return Transcriber()
+    return Whisper()

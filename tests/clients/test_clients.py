@@ -17,7 +17,7 @@ import pytest
 
 from tests.clients.environments import FOLDER, command
 from tests.clients.texts import TEXTS
-from tools.demo_voice.transcriber import Transcriber, plain_words
+from tools.listening.recogniser import Whisper, plain_words
 
 SCRIPTS = Path(__file__).parent / "scripts"
 VOICE = "nora"
@@ -51,7 +51,7 @@ class Plain:
 
 
 @pytest.fixture(scope="session")
-def plain(server: str, transcriber: Transcriber) -> Plain:
+def plain(server: str, transcriber: Whisper) -> Plain:
     recognised, first_audio_s = [], []
     for text in TEXTS[:TURNS]:
         began_s, pcm = time.perf_counter(), bytearray()
@@ -91,7 +91,7 @@ def samples(file: Path) -> tuple[np.ndarray, int]:
 def test_a_client_is_understood(
     server: str,
     plain: Plain,
-    transcriber: Transcriber,
+    transcriber: Whisper,
     tmp_path: Path,
     environment: str,
     script: str,

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.clients.test_clients import VOICE
 from tests.clients.texts import TEXTS
-from tools.demo_voice.transcriber import Transcriber, plain_words, word_errors
+from tools.listening.recogniser import Whisper, plain_words, word_errors
 
 INTERRUPTIONS = 20
 SEED = 17
@@ -117,7 +117,7 @@ async def all_interruptions(url: str) -> list[Interrupted]:
     return came
 
 
-def test_an_interruption_is_silence_at_once_and_what_was_spoken_is_right(server: str, transcriber: Transcriber) -> None:
+def test_an_interruption_is_silence_at_once_and_what_was_spoken_is_right(server: str, transcriber: Whisper) -> None:
     came = asyncio.run(all_interruptions(server))
     off_by = []
     for one in came:

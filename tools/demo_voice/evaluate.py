@@ -28,7 +28,7 @@ from deployments.model_store import locate
 from deployments.protocol import FinishReason, GenerateRequest, SynthesisRequest
 from deployments.talker.loading import build_engine
 from tools.demo_voice.texts import lines
-from tools.demo_voice.transcriber import Transcriber, package_folder, plain_words, word_errors
+from tools.listening.recogniser import Whisper, package_folder, plain_words, word_errors
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Listener:
 
     def __init__(self, sample_rate: int) -> None:
         self.sample_rate = sample_rate
-        self.transcriber = Transcriber()
+        self.transcriber = Whisper()
         self.opinion = Opinion()
 
     def judge(self, spoken: Spoken) -> Judged:

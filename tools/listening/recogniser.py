@@ -1,4 +1,4 @@
-"""Speech to text offline, to hear whether a voice can be understood: Whisper base out of two packages."""
+"""Speech to text offline, to hear whether a voice can be understood: the models come with packages."""
 
 import importlib.util
 import re
@@ -6,10 +6,13 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import soxr
 from faster_whisper import WhisperModel
+from moonshine_voice import ModelArch, get_assets_path
+from moonshine_voice import Transcriber as MoonshineTranscriber
 from numpy.typing import NDArray
 
 from deployments.model_store import cache_directory
@@ -31,17 +34,49 @@ _SPELLINGS = {
 }
 
 
-class Transcriber:
-    """A loaded recogniser; one thread."""
+class Recogniser(Protocol):
+    """Writes down what is said."""
+
+    name: str
+
+    def transcribe(self, audio: NDArray[np.float32], sample_rate: int) -> str:
+        """What is said in [samples] within [-1, 1]."""
+
+
+class Whisper:
+    """Whisper base in int8; one thread. It knows ten languages that the models speak, by their ISO codes."""
+
+    name = "Whisper base"
+
+    def __init__(self, language: str = "en") -> None:
+        self._model = WhisperModel(str(_model_directory()), device="cpu", compute_type="int8", cpu_threads=1)
+        self._language = language
+
+    def transcribe(self, audio: NDArray[np.float32], sample_rate: int) -> str:
+        """What is said in [samples]."""
+        heard = soxr.resample(audio, sample_rate, _SAMPLE_RATE)
+        segments, _ = self._model.transcribe(
+            heard, language=self._language, beam_size=5, condition_on_previous_text=False
+        )
+        return " ".join(segment.text.strip() for segment in segments)
+
+
+class Moonshine:
+    """Moonshine tiny, which its package carries: English only, five times as fast as Whisper."""
+
+    name = "Moonshine tiny"
 
     def __init__(self) -> None:
-        self._model = WhisperModel(str(_model_directory()), device="cpu", compute_type="int8", cpu_threads=1)
+        # Its own detector of speech cuts beginnings off, and hears a "you" in what it cut.
+        options = {"vad_threshold": "0.0"}
+        model = str(Path(get_assets_path()) / "tiny-en")
+        self._model = MoonshineTranscriber(model_path=model, model_arch=ModelArch.TINY, options=options)
 
     def transcribe(self, audio: NDArray[np.float32], sample_rate: int) -> str:
         """What is said in [samples] of English."""
         heard = soxr.resample(audio, sample_rate, _SAMPLE_RATE)
-        segments, _ = self._model.transcribe(heard, language="en", beam_size=5, condition_on_previous_text=False)
-        return " ".join(segment.text.strip() for segment in segments)
+        said = self._model.transcribe_without_streaming(heard.tolist(), _SAMPLE_RATE)
+        return " ".join(line.text.strip() for line in said.lines)
 
 
 def _model_directory() -> Path:
