@@ -65,7 +65,7 @@ class CodecLost(ReplicaLost):
 
 
 class Moved(ReplicaLost):
-    """The replica is being taken away and hands its streams over: nothing is wrong with them."""
+    """The replica is being taken away and hands its streams over, or Serve took the call back: nothing is wrong."""
 
 
 class EngineError(TalkrayError):

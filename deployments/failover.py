@@ -75,7 +75,7 @@ class RetryLimits:
     """When a stream is given up."""
 
     patience_s: float = 30.0  # without anything new, from the loss on
-    max_losses: int = 12  # replicas that died under one stream; those it was moved away from do not count
+    max_losses: int = 12  # replicas that died under one stream; moves, and calls that Serve cancelled, do not count
     max_futile: int = 3  # of them in a row that died before they brought a frame: it may be the request that kills
 
 

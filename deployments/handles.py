@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from deployments.errors import NotReady, Overloaded, ReplicaLost
+from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost
 from deployments.limits import Rate
 
 # Streams that this process has seen end: each deployment calls one other.
@@ -32,7 +32,7 @@ async def stream(
     """The items of a streaming method. Leaving the generator, for whatever reason, cancels the call behind it.
 
     Raises what the method raised, Overloaded and NotReady where no replica takes the call, `lost` where the replica
-    died or fell silent: `Replica.stream` brings the first item at once, and further ones all the time. Also where
+    died or fell silent: `Replica.stream` brings the first item at once, and further ones all the time. Moved where
     Serve cancelled the call: with one call that is left it cancels all that the same HTTP request led to behind it.
     """
     response = handle.options(method_name=method, stream=True).remote(request)
@@ -50,7 +50,7 @@ async def stream(
                 _finished.count(time.monotonic())
                 return
             except asyncio.CancelledError:  # not ours: that would come out of the wait
-                raise lost("Serve has cancelled the call") from None
+                raise Moved("Serve has cancelled the call") from None
             within_s = _SILENCE_S
             yield item
     except Exception as error:

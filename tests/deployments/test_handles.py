@@ -5,13 +5,16 @@ import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from deployments.errors import CodecLost, InvalidRequest, NotReady, Overloaded, TalkerLost
+from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, TalkerLost
+from deployments.failover import persist
 from deployments.handles import call, stream, translate
+from deployments.protocol import FinishReason, FrameChunk
 
 
 def from_replica(cause: Exception) -> Exception:
@@ -154,10 +157,29 @@ async def test_leaving_a_stream_cancels_the_call() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_call_that_serve_cancels_is_lost_and_not_a_cancelled_reader() -> None:
+async def test_a_call_that_serve_cancels_is_a_move_and_not_a_cancelled_reader() -> None:
     handle = Handle(1, asyncio.CancelledError())
-    with pytest.raises(TalkerLost, match="cancelled"):
+    with pytest.raises(Moved, match="cancelled"):
         await collect(stream(handle, "generate", "request", lost=TalkerLost))
+
+
+@pytest.mark.anyio
+async def test_forty_calls_that_serve_cancels_in_bursts_cost_a_stream_nothing() -> None:
+    """A socket's contexts share one HTTP request: Serve cancels the calls of all of them when one is left."""
+    beat, frame, last = (
+        FrameChunk(np.zeros((frames, 2), np.int16), 0, reason)
+        for frames, reason in ((0, None), (1, None), (1, FinishReason.STOP))
+    )
+    burst = [Handle(beat, asyncio.CancelledError()) for _ in range(3)] + [Handle(frame, asyncio.CancelledError())]
+    handles = [*burst * 10, Handle(beat, last)]
+    calls = iter(handles)
+
+    def ask() -> AsyncGenerator[FrameChunk, None]:
+        return stream(next(calls), "generate", "request", lost=TalkerLost)
+
+    heard = [chunk async for chunk in persist(ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)]
+    assert sum(len(chunk.codes) for chunk in heard) == 11
+    assert next(calls, None) is None
 
 
 @pytest.mark.anyio
