@@ -283,6 +283,14 @@ async def test_voice_design_needs_instructions_and_no_voice() -> None:
     assert (request.voice, request.instructions) == (None, "An old sailor")
 
 
+async def test_a_recording_for_a_model_that_does_not_clone_is_refused_before_a_voice_is_missed() -> None:
+    sent = {"input": "Hello", "ref_audio": data_url(recording())}
+    for info in (CUSTOM_VOICE, VOICE_DESIGN):
+        error = error_of(await post(speaking(info), sent))
+        assert error["param"] == "ref_audio"
+        assert "does not clone voices: load a Base checkpoint" in (error["message"] or "")
+
+
 async def test_base_needs_a_recording_and_what_it_says() -> None:
     synthesizer, ref_audio = speaking(BASE), data_url(recording())
     assert error_of(await post(synthesizer, BODY))["param"] == "ref_audio"
