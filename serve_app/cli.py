@@ -25,7 +25,7 @@ from serve_app.console import Progress, print_json, print_line
 from serve_app.doctor import count_gpus, examine, predict_memory
 from serve_app.key_commands import keys
 from serve_app.keys import read_keys
-from serve_app.local_server import Address
+from serve_app.local_server import Address, check_port
 from serve_app.ray_settings import free_port
 from serve_app.run_folder import clear_dead
 from serve_app.say import STANDARD_OUTPUT, Utterance, announced, find_server, play_speech, write_speech
@@ -323,6 +323,7 @@ def _check(settings: AppConfig, address: Address) -> None:
     failed = [f"{finding.topic}: {finding.text}" for finding in examine(settings, address) if not finding.ok]
     if failed:
         raise StartError("\n".join(failed))
+    check_port(address)
 
 
 def _curl(url: str, *, with_key: bool) -> str:

@@ -81,7 +81,7 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
     `report` gets a line whenever the start advances. Raises StartError.
     """
     config = _for_host(config, address.host)
-    _check_port(address)
+    check_port(address)
     for name, value in _environment(folder).items():
         os.environ.setdefault(name, value)
     ray_settings.apply_local()
@@ -132,7 +132,8 @@ def why_unusable(host: str, port: int) -> str | None:
     return None
 
 
-def _check_port(address: Address) -> None:
+def check_port(address: Address) -> None:
+    """Raises StartError where nothing can listen."""
     reason = why_unusable(address.host, address.port)
     if reason is not None:
         raise StartError(f"{address.in_url}:{address.port} cannot be used ({reason}): choose another --port")

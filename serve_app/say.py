@@ -32,7 +32,7 @@ _PLAYERS = (
 )
 # A long text may be spoken for minutes; silence on the line for this long means that something is wrong.
 _READ_TIMEOUT_S = 120
-_KEY_VARIABLE = "TALKRAY_API_KEY"
+KEY_VARIABLE = "TALKRAY_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ async def _ask(
     url: str, utterance: Utterance, write: Callable[[bytes], object], *, audio_format: str, stream: bool
 ) -> Fetched:
     timeout = aiohttp.ClientTimeout(total=None, sock_read=_READ_TIMEOUT_S)
-    key = os.environ.get(_KEY_VARIABLE)
+    key = os.environ.get(KEY_VARIABLE)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
         asked = {
@@ -222,7 +222,7 @@ async def _first_voice(session: aiohttp.ClientSession, url: str) -> str | None:
 
 
 def _message(status: int, content: bytes) -> str:
-    remedy = f" This command sends the one in {_KEY_VARIABLE}." if status == 401 else ""
+    remedy = f" This command sends the one in {KEY_VARIABLE}." if status == 401 else ""
     try:
         return f"HTTP {status}: {json.loads(content)['error']['message']}{remedy}"
     except (ValueError, KeyError, TypeError):
