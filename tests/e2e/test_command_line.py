@@ -125,8 +125,12 @@ def test_serve_speaks_and_stops_at_ctrl_c(mark: str, tmp_path: Path) -> None:
     assert process.returncode == 0
     assert "stopping" in rest
     output = "".join(lines) + rest
-    assert re.search(r"\d  seen-alloy  127\.0\.0\.1  nora  \d\.\d s of audio, the first after \d+ ms  stop\n", output)
-    assert re.search(r"\d  seen-nobody  127\.0\.0\.1  voice_not_found\n", output)
+    assert re.search(
+        r"\d  POST /v1/audio/speech  seen-alloy  127\.0\.0\.1  nora  \d\.\d s of audio, the first after \d+ ms  stop\n",
+        output,
+    )
+    assert re.search(r"\d  POST /v1/audio/speech  seen-nobody  127\.0\.0\.1  voice_not_found\n", output)
+    assert re.search(r"  nora  server stopped\n", rest)
     assert SECRET not in output
     assert [noise for noise in ("INFO", "WARNING", "raylet", "Traceback") if noise in output] == []
     assert why_unusable("127.0.0.1", port) is None
@@ -159,7 +163,11 @@ def test_requests_as_json_and_nothing_else(mark: str, tmp_path: Path) -> None:
         interrupt(process)
         printed = process.communicate(timeout=BOUND_S)[0]
     spoken, refused = map(json.loads, printed.splitlines())
-    assert set(spoken) == set(refused) >= {"time", "id", "client", "voice", "audio_s", "ttfa_ms", "outcome"}
+    assert (
+        set(spoken)
+        == set(refused)
+        >= {"time", "id", "method", "path", "client", "key", "voice", "audio_s", "ttfa_ms", "outcome"}
+    )
     assert (spoken["client"], spoken["voice"], spoken["outcome"]) == ("127.0.0.1", "nora", "stop")
     assert spoken["audio_s"] > 0 < spoken["ttfa_ms"]
     assert (refused["client"], refused["outcome"], refused["audio_s"]) == ("127.0.0.1", "voice_not_found", 0)
