@@ -88,9 +88,12 @@ def serve(
         progress = stack.enter_context(Progress(report))
         _fetch(settings.model, progress)
         server = stack.enter_context(running(settings, address, progress.report, show=show))
-        stack.enter_context(_found_by_say(server.url))
-        progress.done(f"ready: {server.url}")
-        curl = _curl(server.url, with_key=settings.api.access.keys_file is not None)
+        keyed = settings.api.access.keys_file is not None
+        stack.enter_context(_found_by_say(server.url, keyed=keyed))
+        progress.done(f"ready: open {server.url} in a browser")
+        if settings.model == EMBEDDED:
+            print("This is the demo voice, small and English; --model names better ones.", file=report)
+        curl = _curl(server.url, with_key=keyed)
         print(f"\nHear it:\n  {curl}\n\nCtrl-C stops.", file=report, flush=True)
         server.wait()
 
@@ -308,11 +311,11 @@ def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]
 
 
 @contextmanager
-def _found_by_say(url: str) -> Iterator[None]:
+def _found_by_say(url: str, *, keyed: bool) -> Iterator[None]:
     """Lets `talkray say` find the server; one that cannot be found is a server all the same."""
     with ExitStack() as stack:
         try:
-            stack.enter_context(announced(url))
+            stack.enter_context(announced(url, keyed=keyed))
         except (OSError, StartError) as error:
             print(f"`talkray say` will need --url: {error}", flush=True)
         yield

@@ -183,7 +183,11 @@ def _codec(address: Address) -> Finding:
     except (OSError, ValueError, http.client.HTTPException) as error:
         remedy = f"; {KEY_VARIABLE} is sent where it is set" if getattr(error, "code", None) == 401 else ""
         return Finding(True, "codec", f"{request.full_url} does not say the precision ({error}{remedy})")
-    return Finding(True, "codec", ", ".join(found) or f"{request.full_url} names no precision yet: its replicas start")
+    return Finding(
+        True,
+        "codec",
+        ", ".join(found) or f"{request.full_url} names no precision yet: metrics follow a start by ten seconds",
+    )
 
 
 def _runs_talkray(address: Address) -> bool:

@@ -200,6 +200,11 @@ def _await_controller(starting: _Beside) -> None:
         time.sleep(_POLL_S / 5)
 
 
+# Serve's words are none of a newcomer's.
+PARTS = {"Talker": "speech model", "CodecDecoder": "audio decoder", "Ingress": "web server"}
+_STATES = {"UPDATING": "starting", "HEALTHY": "ready"}
+
+
 def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = lambda: None) -> None:
     """Deploy the application on a running Serve, return once all of it runs.
 
@@ -217,7 +222,8 @@ def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = l
         if failures := _failures(application):
             raise StartError("\n".join(failures))
         check()
-        line = ", ".join(f"{name} {state.status.value.lower()}" for name, state in application.deployments.items())
+        states = {name: state.status.value for name, state in application.deployments.items()}
+        line = ", ".join(f"{PARTS[name]} {_STATES.get(state, state.lower())}" for name, state in states.items())
         if line != last:
             report(f"{line} ({time.monotonic() - started_s:.0f} s)")
             last = line

@@ -102,7 +102,9 @@ def test_serve_speaks_and_stops_at_ctrl_c(mark: str, tmp_path: Path) -> None:
         assert process.stdout is not None
         lines = read_until(process.stdout, "Ctrl-C stops.")
         [ready] = [line for line in lines if line.startswith("ready: ")]
-        assert f"http://127.0.0.1:{port}" in ready
+        assert f"open http://127.0.0.1:{port} in a browser" in ready
+        assert any("This is the demo voice" in line for line in lines)
+        assert not [line for line in lines if "updating" in line or "KV blocks" in line]
         [curl] = [line.strip() for line in lines if line.strip().startswith("curl ")]
         spoken = subprocess.run(
             curl.replace("-o hello.mp3", "--fail --silent --max-time 60"), shell=True, capture_output=True, check=True
@@ -177,7 +179,7 @@ def test_requests_as_json_and_nothing_else(mark: str, tmp_path: Path) -> None:
 def test_ctrl_c_while_loading(mark: str) -> None:
     with start("serve", "--model", "embedded", "--port", str(free_port())) as process:
         assert process.stdout is not None
-        read_until(process.stdout, "Talker updating")
+        read_until(process.stdout, "speech model starting")
         interrupt(process)
         rest = process.communicate(timeout=BOUND_S)[0]
     assert process.returncode == 130

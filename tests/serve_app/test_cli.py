@@ -205,4 +205,7 @@ def test_what_serve_prints_of_a_request(monkeypatch: pytest.MonkeyPatch, options
     lines = result.stdout.splitlines()
     assert [line for line in lines if "a1" in line] == ([shown] if shown else [])
     assert "--json" not in options or lines == [shown]
-    assert "Ctrl-C stops." in (result.stderr if "--json" in options else result.stdout)
+    told = result.stderr if "--json" in options else result.stdout
+    assert "ready: open http://127.0.0.1:1 in a browser" in told
+    assert "This is the demo voice" in told
+    assert "Ctrl-C stops." in told

@@ -159,7 +159,7 @@ def test_no_server_to_ask_for_the_precision() -> None:
 
 def test_a_server_that_says_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     with server("something_else 1.0") as port:
-        assert "its replicas start" in findings(port=port)["codec"].text
+        assert "names no precision yet" in findings(port=port)["codec"].text
     with server("", about="no documentation") as port:
         assert "no Talkray runs" in findings(port=port)["codec"].text
     with server(precision("a", "codec", "float32"), key="mine") as port:
