@@ -23,6 +23,7 @@ class Voice:
     gender: str
     description: str
     type: str  # "builtin" or "alias"
+    alias_of: str | None = None  # the id of the voice that an alias means
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ def voice_list(info: ModelInfo) -> list[Voice]:
 def _voice(voice_id: str, speaker: str, character: Character, kind: str) -> Voice:
     described = f"{character.description} ({speaker})" if kind == "alias" else character.description
     name = voice_id.replace("_", " ").title()
-    return Voice(voice_id, name, character.language, character.gender, described.strip(), kind)
+    alias_of = speaker if kind == "alias" else None
+    return Voice(voice_id, name, character.language, character.gender, described.strip(), kind, alias_of)
 
 
 def check_model(name: str | None, info: ModelInfo, settings: ApiSettings) -> None:
