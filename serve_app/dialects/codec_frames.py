@@ -35,7 +35,7 @@ def routes(speaker: Speaker) -> APIRouter:
     """`POST /v1/audio/frames` and `WS /v1/audio/frames/ws`."""
     router = APIRouter()
 
-    @router.post("/v1/audio/frames", response_class=Response)
+    @router.post("/v1/audio/frames", summary="Speak a text as codec frames", response_class=Response)
     async def speak(request: Request) -> Response:
         """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
         wish = await _wished(speaker, await read_object(request, speaker))
