@@ -27,7 +27,7 @@ _REASON = ("reason",)
 _REPEAT_S = 5.0
 
 
-class Gauge(RayGauge):
+class Gauge(RayGauge):  # type: ignore[misc]  # Ray has no types here
     """A gauge whose last values stay, as long as this process lives: they are set again every few seconds."""
 
     all: ClassVar["list[Gauge]"] = []
