@@ -5,9 +5,14 @@ to three microseconds; outside Ray the calls do nothing. Instruments exist once 
 agent adds, tells replicas apart.
 """
 
+import functools
+import threading
+import time
 from itertools import pairwise
+from typing import ClassVar
 
-from ray.util.metrics import Counter, Gauge, Histogram
+from ray.util.metrics import Counter, Histogram
+from ray.util.metrics import Gauge as RayGauge
 
 from deployments.protocol import FinishReason, Marks
 from deployments.recordings import Lookups
@@ -18,6 +23,46 @@ _RATIOS = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 3.0]
 _BATCHES = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256]
 _POOL = ("pool",)
 _REASON = ("reason",)
+# Ray's agent drops a gauge that was not set within two of its reports, which are ten seconds apart.
+_REPEAT_S = 5.0
+
+
+class Gauge(RayGauge):  # type: ignore[misc]  # Ray has no types here
+    """A gauge whose last values stay, as long as this process lives: they are set again every few seconds."""
+
+    all: ClassVar["list[Gauge]"] = []
+
+    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...] = ()) -> None:
+        super().__init__(name, description, tag_keys)
+        self._last: dict[tuple[tuple[str, str], ...], float] = {}
+        self._lock = threading.Lock()  # an old value must not follow a new one
+        self.all.append(self)
+
+    def set(self, value: float | None, tags: dict[str, str] | None = None) -> None:
+        """Set the value of these tags."""
+        assert value is not None
+        with self._lock:
+            self._last[tuple((tags or {}).items())] = value
+            super().set(value, tags)
+        _start_repeating()
+
+    def repeat(self) -> None:
+        """Set what was set last once more."""
+        with self._lock:
+            for tags, value in self._last.items():
+                super().set(value, dict(tags))
+
+
+@functools.cache
+def _start_repeating() -> None:
+    def repeat_all() -> None:
+        while True:
+            time.sleep(_REPEAT_S)
+            for gauge in Gauge.all:
+                gauge.repeat()
+
+    threading.Thread(target=repeat_all, name="gauges", daemon=True).start()
+
 
 TTFB = Histogram("talkray_ttfb_seconds", "Request received to the first byte of its body sent.", _LATENCIES_S)
 TTFP = Histogram("talkray_ttfp_seconds", "Request received to its first PCM sample at the ingress.", _LATENCIES_S)

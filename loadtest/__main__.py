@@ -273,4 +273,4 @@ def say_where(folder: RunFolder) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    app(prog_name="talkray loadtest")

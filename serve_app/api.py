@@ -44,20 +44,20 @@ from serve_app.websocket import websocket_routes
 
 logger = logging.getLogger(__name__)
 
-# A dialect more is one file and one name here.
+# A dialect more is one file and one line here, with the heading that /docs has for it.
 DIALECTS = (
-    deepgram,
-    flux,
-    elevenlabs,
-    elevenlabs_sockets,
-    cartesia,
-    realtime,
-    dashscope,
-    vllm_omni,
-    voxserve,
-    voxserve_stream,
-    kokoro,
-    codec_frames,
+    (deepgram, "Deepgram"),
+    (flux, "Deepgram"),
+    (elevenlabs, "ElevenLabs"),
+    (elevenlabs_sockets, "ElevenLabs"),
+    (cartesia, "Cartesia"),
+    (realtime, "OpenAI Realtime"),
+    (dashscope, "DashScope"),
+    (vllm_omni, "vLLM-Omni"),
+    (voxserve, "VoxServe"),
+    (voxserve_stream, "VoxServe"),
+    (kokoro, "Kokoro-FastAPI"),
+    (codec_frames, "Codec frames"),
 )
 
 _OWN_METRIC = re.compile(rb"(# (HELP|TYPE) )?ray_talkray_")
@@ -112,8 +112,8 @@ def create_api(
         admission, settings, check_room=admission.check_room, live_texts=live_texts, posted_texts=posted_texts
     )
     api.include_router(openai_speech.routes(speaker), dependencies=keyed, tags=["Speech"])
-    for dialect in DIALECTS:
-        api.include_router(dialect.routes(speaker), tags=["Dialects"])
+    for dialect, tag in DIALECTS:
+        api.include_router(dialect.routes(speaker), tags=[tag])
     api.include_router(catalogue_routes(admission, settings), tags=["Models and voices"])
     api.include_router(status_routes(admission, is_ready), tags=["This server"])
     if node is not None:
@@ -135,14 +135,14 @@ def status_routes(synthesizer: Synthesizer, is_ready: Callable[[], bool]) -> API
     """Cheap answers about the server itself."""
     router = APIRouter()
 
-    @router.get("/v1")
-    @router.get("/v1/")
-    @router.get("/health")
+    @router.get("/v1", include_in_schema=False)
+    @router.get("/v1/", include_in_schema=False)
+    @router.get("/health", summary="Whether the process is alive")
     async def health() -> dict[str, str]:
         """The process is alive. Some clients open their connection with a request for `/v1/`."""
         return {"status": "ok"}
 
-    @router.get("/ready")
+    @router.get("/ready", summary="Whether speech can be asked for")
     async def ready() -> dict[str, str]:
         """Speech can be asked for."""
         if not is_ready():
@@ -156,12 +156,12 @@ def metrics_routes(node: Node) -> APIRouter:
     """For a single machine: on a cluster, Prometheus scrapes the agent of every node itself."""
     router = APIRouter()
 
-    @router.get("/metrics", response_class=Response)
+    @router.get("/metrics", summary="Talkray's metrics", response_class=Response)
     async def metrics() -> Response:
         """Talkray's own metrics of this node, which are a hundredth of all."""
         return Response(own_metrics(await run_in_threadpool(node.scrape)), media_type=METRICS_TYPE)
 
-    @router.get("/metrics/all", response_class=Response)
+    @router.get("/metrics/all", summary="Ray's metrics too", response_class=Response)
     async def all_metrics() -> Response:
         """What the node's metrics agent exports: Ray's own metrics besides."""
         return Response(await run_in_threadpool(node.scrape), media_type=METRICS_TYPE)

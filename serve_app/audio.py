@@ -185,13 +185,22 @@ CODECS = {
 class CodecEncoder:
     """A compressed format through PyAV."""
 
-    def __init__(self, codec: Codec, sample_rate: int, frame_samples: int, *, bit_rate: int | None = None) -> None:
-        """`bit_rate` in bits a second; None: the codec's usual one."""
+    def __init__(
+        self,
+        codec: Codec,
+        sample_rate: int,
+        frame_samples: int,
+        *,
+        bit_rate: int | None = None,
+        num_bytes: int | None = None,
+    ) -> None:
+        """`bit_rate` in bits a second; None: the codec's usual one. `num_bytes` as in `open_encoder`."""
         import av
         from av.audio.stream import AudioStream
 
         self._sample_rate = sample_rate
         self._num_samples = 0
+        self._announced = num_bytes // 2 if num_bytes and codec.codec == "flac" else 0  # samples
         self._sink = _Sink()
         options = {**codec.container_options, "flush_packets": "1"}
         self._container = av.open(self._sink, mode="w", format=codec.container, options=options, buffer_size=256)
@@ -215,13 +224,29 @@ class CodecEncoder:
         frame.sample_rate, frame.pts = self._sample_rate, self._num_samples
         self._num_samples += samples.shape[1]
         self._container.mux(self._stream.encode(frame))
-        return self._sink.take()
+        return self._take()
 
     def close(self) -> bytes:
         """The codec's delay and the container's last page."""
         self._container.mux(self._stream.encode(None))
         self._container.close()
-        return self._sink.take()
+        return self._take()
+
+    def _take(self) -> bytes:
+        taken = self._sink.take()
+        if self._announced and taken:
+            taken, self._announced = with_flac_length(taken, self._announced), 0
+        return taken
+
+
+def with_flac_length(stream: bytes, num_samples: int) -> bytes:
+    """The beginning of a FLAC stream of unknown length, with the 36 bits of STREAMINFO that say how many samples come.
+
+    libsndfile reads no stream of unknown length to its end.
+    """
+    end = 26  # "fLaC", the block's header, block and frame sizes; rate, channels, bits and length are 8 bytes
+    fields = int.from_bytes(stream[end - 8 : end], "big") | num_samples
+    return stream[: end - 8] + fields.to_bytes(8, "big") + stream[end:]
 
 
 def open_encoder(
@@ -232,7 +257,7 @@ def open_encoder(
     num_bytes: int | None = None,
     bit_rate: int | None = None,
 ) -> Encoder:
-    """An encoder for one response; `num_bytes` of PCM, where known, go into the WAV header."""
+    """An encoder for one response; `num_bytes` of PCM, where known, go into the header of WAV and FLAC."""
     match audio_format:
         case AudioFormat.PCM:
             return PcmEncoder()
@@ -244,7 +269,7 @@ def open_encoder(
             return FloatEncoder()
         case AudioFormat.WAV:
             return WavEncoder(sample_rate, num_bytes)
-    return CodecEncoder(CODECS[audio_format], sample_rate, frame_samples, bit_rate=bit_rate)
+    return CodecEncoder(CODECS[audio_format], sample_rate, frame_samples, bit_rate=bit_rate, num_bytes=num_bytes)
 
 
 class Resampler:

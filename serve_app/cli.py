@@ -25,7 +25,7 @@ from serve_app.console import Progress, print_json, print_line
 from serve_app.doctor import count_gpus, examine, predict_memory
 from serve_app.key_commands import keys
 from serve_app.keys import read_keys
-from serve_app.local_server import Address
+from serve_app.local_server import Address, check_port
 from serve_app.ray_settings import free_port
 from serve_app.run_folder import clear_dead
 from serve_app.say import STANDARD_OUTPUT, Utterance, announced, find_server, play_speech, write_speech
@@ -88,9 +88,12 @@ def serve(
         progress = stack.enter_context(Progress(report))
         _fetch(settings.model, progress)
         server = stack.enter_context(running(settings, address, progress.report, show=show))
-        stack.enter_context(_found_by_say(server.url))
-        progress.done(f"ready: {server.url}")
-        curl = _curl(server.url, with_key=settings.api.access.keys_file is not None)
+        keyed = settings.api.access.keys_file is not None
+        stack.enter_context(_found_by_say(server.url, keyed=keyed))
+        progress.done(f"ready: open {server.url} in a browser")
+        if settings.model == EMBEDDED:
+            print("This is the demo voice, small and English; --model names better ones.", file=report)
+        curl = _curl(server.url, with_key=keyed)
         print(f"\nHear it:\n  {curl}\n\nCtrl-C stops.", file=report, flush=True)
         server.wait()
 
@@ -308,11 +311,11 @@ def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]
 
 
 @contextmanager
-def _found_by_say(url: str) -> Iterator[None]:
+def _found_by_say(url: str, *, keyed: bool) -> Iterator[None]:
     """Lets `talkray say` find the server; one that cannot be found is a server all the same."""
     with ExitStack() as stack:
         try:
-            stack.enter_context(announced(url))
+            stack.enter_context(announced(url, keyed=keyed))
         except (OSError, StartError) as error:
             print(f"`talkray say` will need --url: {error}", flush=True)
         yield
@@ -323,6 +326,7 @@ def _check(settings: AppConfig, address: Address) -> None:
     failed = [f"{finding.topic}: {finding.text}" for finding in examine(settings, address) if not finding.ok]
     if failed:
         raise StartError("\n".join(failed))
+    check_port(address)
 
 
 def _curl(url: str, *, with_key: bool) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import importlib.metadata
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from deployments.model_store import EMBEDDED, EMBEDDED_BYTES, ask_hub, cache_dir
 from serve_app.config import AppConfig
 from serve_app.local_server import Address, why_unusable
 from serve_app.run_folder import parent
+from serve_app.say import KEY_VARIABLE
 
 _PYTHON = (3, 11)
 _RELEASED_BYTES = 8 << 30  # the largest checkpoint
@@ -40,7 +42,8 @@ class Finding:
 
 
 def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
-    """Everything that must be in place before `talkray serve` works, in the order in which it would fail.
+    """Everything that must be in place before `talkray serve` works, in the order in which it would fail; but a port
+    that Talkray itself holds is none of the failures.
 
     Nothing is downloaded, and the Hugging Face hub is asked for two seconds at most.
     """
@@ -168,15 +171,32 @@ def _weights(model: str) -> Iterator[Finding]:
 
 def _codec(address: Address) -> Finding:
     """In which precision the replicas of a running server decode: a start chooses it by the checkpoint."""
-    url = f"{address.url}/metrics"
+    if not _runs_talkray(address):
+        return Finding(True, "codec", f"a start chooses its precision; no Talkray runs at {address.url}")
+    key = os.environ.get(KEY_VARIABLE)
+    request = urllib.request.Request(
+        f"{address.url}/metrics", headers={"Authorization": f"Bearer {key}"} if key else {}
+    )
     try:
-        with urllib.request.urlopen(url, timeout=_PATIENCE_S) as answer:
+        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
             found = sorted({" ".join(pair) for pair in _PRECISION.findall(answer.read().decode())})
     except (OSError, ValueError, http.client.HTTPException) as error:
-        return Finding(True, "codec", f"a start chooses its precision; {url} does not say one now ({error})")
-    if not found:
-        return Finding(True, "codec", f"{url} names no precision: it is not Talkray's, or its replicas start")
-    return Finding(True, "codec", ", ".join(found))
+        remedy = f"; {KEY_VARIABLE} is sent where it is set" if getattr(error, "code", None) == 401 else ""
+        return Finding(True, "codec", f"{request.full_url} does not say the precision ({error}{remedy})")
+    return Finding(
+        True,
+        "codec",
+        ", ".join(found) or f"{request.full_url} names no precision yet: metrics follow a start by ten seconds",
+    )
+
+
+def _runs_talkray(address: Address) -> bool:
+    """Whether Talkray answers there: its documentation needs no key."""
+    try:
+        with urllib.request.urlopen(f"{address.url}/openapi.json", timeout=_PATIENCE_S) as answer:
+            return bool(json.load(answer)["info"]["title"] == "Talkray")
+    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
+        return False
 
 
 def _room(folder: Path, needed: int, what: str, variable: str) -> Finding:
@@ -202,7 +222,9 @@ def _size(num_bytes: int) -> str:
 
 def _port(address: Address) -> Finding:
     reason = why_unusable(address.host, address.port)
-    if reason is not None:
-        text = f"{address.in_url}:{address.port} cannot be used ({reason}): choose another --port"
-        return Finding(False, "port", text)
-    return Finding(True, "port", f"{address.port} is free")
+    if reason is None:
+        return Finding(True, "port", f"{address.port} is free")
+    if _runs_talkray(address):
+        return Finding(True, "port", f"Talkray runs here: {address.url}; another server needs another --port")
+    text = f"{address.in_url}:{address.port} cannot be used ({reason}): choose another --port"
+    return Finding(False, "port", text)

@@ -225,6 +225,7 @@ class Door:
             return Caller(f"address {address}", meter)
         keys = self._keys
         record = keys.find(next(offered_keys(scope), None))
+        scope["state"]["record"].key = record.name
 
         def check() -> None:
             self._meter_of(keys.still(record))

@@ -81,7 +81,7 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
     `report` gets a line whenever the start advances. Raises StartError.
     """
     config = _for_host(config, address.host)
-    _check_port(address)
+    check_port(address)
     for name, value in _environment(folder).items():
         os.environ.setdefault(name, value)
     ray_settings.apply_local()
@@ -132,7 +132,8 @@ def why_unusable(host: str, port: int) -> str | None:
     return None
 
 
-def _check_port(address: Address) -> None:
+def check_port(address: Address) -> None:
+    """Raises StartError where nothing can listen."""
     reason = why_unusable(address.host, address.port)
     if reason is not None:
         raise StartError(f"{address.in_url}:{address.port} cannot be used ({reason}): choose another --port")
@@ -199,6 +200,11 @@ def _await_controller(starting: _Beside) -> None:
         time.sleep(_POLL_S / 5)
 
 
+# Serve's words are none of a newcomer's.
+PARTS = {"Talker": "speech model", "CodecDecoder": "audio decoder", "Ingress": "web server"}
+_STATES = {"UPDATING": "starting", "HEALTHY": "ready"}
+
+
 def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = lambda: None) -> None:
     """Deploy the application on a running Serve, return once all of it runs.
 
@@ -216,7 +222,8 @@ def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = l
         if failures := _failures(application):
             raise StartError("\n".join(failures))
         check()
-        line = ", ".join(f"{name} {state.status.value.lower()}" for name, state in application.deployments.items())
+        states = {name: state.status.value for name, state in application.deployments.items()}
+        line = ", ".join(f"{PARTS[name]} {_STATES.get(state, state.lower())}" for name, state in states.items())
         if line != last:
             report(f"{line} ({time.monotonic() - started_s:.0f} s)")
             last = line

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments import metrics
 from deployments.ray_internals import this_replica
 from serve_app.errors import translate
-from serve_app.request_log import RequestRecord
+from serve_app.request_log import LEFT, RequestRecord
 
 logger = logging.getLogger(__name__)
 
@@ -101,13 +101,14 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         request_id = choose_request_id(Headers(scope=scope).get("x-request-id", ""))
-        record = RequestRecord(request_id, time.time_ns())
+        method = scope.get("method", "WS")
+        record = RequestRecord(request_id, time.time_ns(), method=method, path=scope.get("path", ""))
         scope.setdefault("state", {}).update(request_id=request_id, received_ns=record.received_ns, record=record)
         answer = _Answer(scope, receive, send, request_id if self._echo_request_id else None)
         try:
             await self._app(scope, answer.receive, answer.send)
         except ClientDisconnect:
-            record.error = "client left"
+            record.error = LEFT
             logger.info("request %s: the client left", request_id)
         except Exception as error:
             # Starlette wraps what is raised after the response has started.

@@ -5,6 +5,7 @@ for its reader: a line that finds no room, or nobody, is lost.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ SAMPLE_BYTES = 2
 Entry = dict[str, Any]  # as in `RequestRecord.entry`
 
 _NO_ADDRESS = re.compile(r"[^0-9A-Za-z.:%_-]")  # a proxy in front may pass on anything
+_CUT_OFF, LEFT = "server stopped", "client left"
 
 
 @dataclass(slots=True)
@@ -63,45 +65,77 @@ class RequestRecord:
     request_id: str
     received_ns: int  # of time.time_ns()
     client: str = "unknown"
+    method: str = ""  # WS: a message on a WebSocket
+    path: str = ""
+    key: str | None = None  # the name of its API key
     voice: str | None = None
     samples_per_s: float = 1.0  # of the audio as it is heard
     usage: Usage = field(default_factory=Usage)
     error: str | None = None  # its code, or what the client did
+    begun: bool = False
 
     def entry(self) -> Entry:
         """As JSON has it."""
         first_ns = self.usage.first_audio_ns
         return {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "time": _now(),
             "id": self.request_id,
+            "method": _printable(self.method, most=16),
+            "path": _printable(self.path, most=96),
             "client": _NO_ADDRESS.sub("?", self.client)[:64],
+            "key": None if self.key is None else _printable(self.key, most=64),
             "voice": self.voice,
             "audio_s": round(self.usage.samples / self.samples_per_s, 2),
             "ttfa_ms": None if first_ns is None else round((first_ns - self.received_ns) / 1e6),
-            "outcome": self.error or self.usage.finish_reason,
+            "outcome": self.error or self.usage.finish_reason or LEFT,
         }
+
+    def another(self, request_id: str) -> "RequestRecord":
+        """What the same client asks for now, on the same connection."""
+        return RequestRecord(
+            request_id, time.time_ns(), client=self.client, method=self.method, path=self.path, key=self.key
+        )
+
+    def begin(self, voice: str | None, samples_per_s: float) -> None:
+        """It is going to be spoken: known to the command, which shows it where the server is stopped before its end."""
+        self.voice, self.samples_per_s, self.begun = voice, samples_per_s, True
+        self._tell(is_over=False)
 
     def publish(self) -> None:
         """Show it to the command that started this replica, if one did."""
+        if self.error or self.usage.finish_reason or self.begun:
+            self._tell(is_over=True)
+
+    def _tell(self, *, is_over: bool) -> None:
         named = os.environ.get(VARIABLE)
-        if not named or not (self.error or self.usage.finish_reason):
+        if not named:
             return
+        told = [f"{self.request_id} {self.received_ns}", is_over, self.entry()]
         with contextlib.suppress(OSError):
             pipe = os.open(named, os.O_WRONLY | os.O_NONBLOCK)
             try:
-                os.write(pipe, f"{json.dumps(self.entry())}\n".encode())  # this short it is written whole
+                os.write(pipe, f"{json.dumps(told)}\n".encode())  # this short it is written whole
             finally:
                 os.close(pipe)
 
 
 def line(entry: Entry) -> str:
     """An entry for people."""
-    parts = [entry["time"][11:19], entry["id"], entry["client"]]
+    parts = [entry["time"][:19].replace("T", " "), f"{entry['method']} {entry['path']}", entry["id"], entry["client"]]
+    parts += [f"key {entry['key']}"] if entry["key"] is not None else []
     if entry["voice"] is not None:
         parts.append(entry["voice"])
     if entry["ttfa_ms"] is not None:
         parts.append(f"{entry['audio_s']:.1f} s of audio, the first after {entry['ttfa_ms']} ms")
     return "  ".join([*parts, entry["outcome"]])
+
+
+def _printable(text: str, *, most: int) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text[:most])
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
 @contextlib.contextmanager
@@ -125,10 +159,20 @@ def shown(show: Callable[[Entry], None], folder: Path) -> Iterator[None]:
 
 
 def _read(end: int, show: Callable[[Entry], None]) -> None:
-    """Until an empty line."""
+    """Until an empty line; then what has begun and has not ended."""
+    spoken: dict[str, Entry] = {}
     with open(end, encoding="utf-8") as lines:
-        for each in lines:
-            if each == "\n":
-                return
-            with contextlib.suppress(OSError):  # of our own output, as after `talkray serve | head`, or on a full disk
-                show(json.loads(each))
+        for each in itertools.takewhile(lambda each: each != "\n", lines):
+            name, is_over, entry = json.loads(each)
+            spoken.pop(name, None)
+            if is_over:
+                _show(show, entry)
+            else:
+                spoken[name] = entry
+    for entry in spoken.values():
+        _show(show, entry | {"time": _now(), "outcome": _CUT_OFF})
+
+
+def _show(show: Callable[[Entry], None], entry: Entry) -> None:
+    with contextlib.suppress(OSError):  # of our own output, as after `talkray serve | head`, or on a full disk
+        show(entry)

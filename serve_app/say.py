@@ -32,7 +32,8 @@ _PLAYERS = (
 )
 # A long text may be spoken for minutes; silence on the line for this long means that something is wrong.
 _READ_TIMEOUT_S = 120
-_KEY_VARIABLE = "TALKRAY_API_KEY"
+KEY_VARIABLE = "TALKRAY_API_KEY"
+_KEYED = " asks for a key"  # behind a URL
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,11 @@ class _Player:
 
 
 @contextlib.contextmanager
-def announced(url: str) -> Iterator[None]:
-    """While this holds, `find_server` finds the server at `url`. Raises OSError, and StartError without a home."""
+def announced(url: str, *, keyed: bool = False) -> Iterator[None]:
+    """While this holds, `find_server` finds the server at `url`, which asks for a key if it is `keyed`.
+
+    Raises OSError, and StartError without a home.
+    """
     folder = _announcements()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for left in folder.iterdir():
@@ -129,7 +133,7 @@ def announced(url: str) -> Iterator[None]:
     file = folder / str(os.getpid())
     with file.with_name(f".{file.name}").open("w", encoding="utf-8") as announcement:
         fcntl.flock(announcement, fcntl.LOCK_EX)  # ends with this process, however that ends
-        announcement.write(url)
+        announcement.write(f"{url}{_KEYED if keyed else ''}")
         announcement.flush()
         Path(announcement.name).rename(file)
         try:
@@ -139,10 +143,16 @@ def announced(url: str) -> Iterator[None]:
 
 
 def find_server() -> str | None:
-    """Base URL of the server that this user has started last, None where none runs."""
+    """Base URL of the server that this user has started last, None where none runs.
+
+    Without a key in TALKRAY_API_KEY one that asks for none comes first.
+    """
     with contextlib.suppress(OSError, StartError):  # no folder, or one ended while we looked
         files = sorted(_announcements().glob("[0-9]*"), key=lambda file: file.stat().st_mtime, reverse=True)
-        return next((file.read_text(encoding="utf-8") for file in files if _is_held(file)), None)
+        found = [file.read_text(encoding="utf-8") for file in files if _is_held(file)]
+        if not os.environ.get(KEY_VARIABLE):
+            found.sort(key=lambda server: server.endswith(_KEYED))
+        return found[0].removesuffix(_KEYED) if found else None
     return None
 
 
@@ -186,7 +196,7 @@ async def _ask(
     url: str, utterance: Utterance, write: Callable[[bytes], object], *, audio_format: str, stream: bool
 ) -> Fetched:
     timeout = aiohttp.ClientTimeout(total=None, sock_read=_READ_TIMEOUT_S)
-    key = os.environ.get(_KEY_VARIABLE)
+    key = os.environ.get(KEY_VARIABLE)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
         asked = {
@@ -222,7 +232,7 @@ async def _first_voice(session: aiohttp.ClientSession, url: str) -> str | None:
 
 
 def _message(status: int, content: bytes) -> str:
-    remedy = f" This command sends the one in {_KEY_VARIABLE}." if status == 401 else ""
+    remedy = f" Put its key into {KEY_VARIABLE}, or name another server with --url." if status == 401 else ""
     try:
         return f"HTTP {status}: {json.loads(content)['error']['message']}{remedy}"
     except (ValueError, KeyError, TypeError):

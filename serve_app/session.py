@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -171,7 +170,7 @@ class Session:
         delivery: Delivery,
         caller: Caller,
         request_id: str,
-        client: str = "unknown",
+        asker: RequestRecord,
         live_texts: LiveTexts | None = None,
         files: bool = False,
     ) -> None:
@@ -181,7 +180,7 @@ class Session:
         """
         self._synthesizer, self._settings, self._info = synthesizer, settings, info
         self._body, self._delivery, self._caller = body, delivery, caller
-        self._request_id, self._client, self._live_texts, self._files = request_id, client, live_texts, files
+        self._request_id, self._asker, self._live_texts, self._files = request_id, asker, live_texts, files
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
         self._num_turns = 0
@@ -278,7 +277,7 @@ class Session:
             raise InvalidRequest(f"More than {_MOST_TURNS} turns wait to be spoken.", "text", "too_many_turns")
         self._num_turns += 1
         own_id = f"{self._request_id}-{self._num_turns}" if self._live_texts else self._request_id
-        turn = Turn(self._num_turns, RequestRecord(own_id, time.time_ns(), self._client))
+        turn = Turn(self._num_turns, self._asker.another(own_id))
         self._turns.append(turn)
         self._changed.set()
         return turn
@@ -379,8 +378,7 @@ class Session:
             client=self._caller.name,
             live=live,
         )
-        turn.record.voice = request.voice
-        turn.record.samples_per_s = self._info.sample_rate * body.speed
+        turn.record.begin(request.voice, self._info.sample_rate * body.speed)
         return request
 
     def _follow(self, turn: Turn, text: LiveText | str) -> None:

@@ -110,7 +110,7 @@ class Speaker:
             delivery=wish.delivery,
             caller=connection.state.caller,
             request_id=request_id,
-            client=connection.state.record.client,
+            asker=connection.state.record,
             live_texts=self.live_texts if live else None,
             files=files,
         )
@@ -140,11 +140,14 @@ class Speaker:
         headers = {**speech_headers(wish.delivery, wish.info), **ignored.header(wish.ignored)}
         return SpeechResponse(_live_body(session, parts), headers, whole=False, usage=request.state.record.usage)
 
-    async def utterance(self, request: HTTPConnection, wish: Wish, *, live: bool = False) -> SynthesisRequest:
-        """What a request, or a message on a socket, asks for; the text of a `live` one is to come. Raises
-        InvalidRequest.
+    async def utterance(
+        self, request: HTTPConnection, wish: Wish, *, live: bool = False, record: RequestRecord | None = None
+    ) -> SynthesisRequest:
+        """What a request asks for, or a message on a socket, which has a `record` of its own; the text of a `live` one
+        is to come. Raises InvalidRequest.
         """
-        record: RequestRecord = request.state.record
+        record = record or request.state.record
+        assert record is not None
         asked = await build_request(
             wish.body,
             wish.info,
@@ -154,7 +157,8 @@ class Speaker:
             live=live,
         )
         request.state.upload.release()
-        record.voice, record.samples_per_s = asked.voice, wish.info.sample_rate * wish.delivery.speed
+        if not live:
+            record.begin(asked.voice, wish.info.sample_rate * wish.delivery.speed)
         return marked(asked, record.received_ns) if self.settings.server_timing else asked
 
     def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:

@@ -121,6 +121,8 @@ async def build_request(
     The text may have nothing to speak, as "..." has: see `is_speakable`.
     """
     voices.check_model(body.model, info, settings)
+    if body.ref_audio is not None and info.kind is not ModelKind.BASE:  # before `voice` is missed: it would not help
+        raise InvalidRequest(f"{info.name} does not clone voices: load a Base checkpoint.", "ref_audio")
     return SynthesisRequest(
         request_id=request_id,
         client=client,
@@ -233,8 +235,6 @@ def _instructions(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> s
 
 async def _reference(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> Reference | None:
     if info.kind is not ModelKind.BASE:
-        if body.ref_audio is not None:
-            raise InvalidRequest(f"{info.name} does not clone voices: load a Base checkpoint.", "ref_audio")
         return None
     if body.ref_audio is None:
         raise _missing("ref_audio", "the loaded model speaks with the voice of a recording")

@@ -23,6 +23,7 @@ class Voice:
     gender: str
     description: str
     type: str  # "builtin" or "alias"
+    alias_of: str | None = None  # the id of the voice that an alias means
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ def voice_list(info: ModelInfo) -> list[Voice]:
 def _voice(voice_id: str, speaker: str, character: Character, kind: str) -> Voice:
     described = f"{character.description} ({speaker})" if kind == "alias" else character.description
     name = voice_id.replace("_", " ").title()
-    return Voice(voice_id, name, character.language, character.gender, described.strip(), kind)
+    alias_of = speaker if kind == "alias" else None
+    return Voice(voice_id, name, character.language, character.gender, described.strip(), kind, alias_of)
 
 
 def check_model(name: str | None, info: ModelInfo, settings: ApiSettings) -> None:
@@ -135,7 +137,7 @@ def catalogue_routes(synthesizer: Synthesizer, settings: ApiSettings) -> APIRout
     """`GET /v1/models`, `/v1/models/{id}`, `/v1/audio/models` and `/v1/audio/voices`."""
     router = APIRouter()
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", summary="List models")
     async def list_models(request: Request) -> Json | list[Json]:
         """OpenAI's list: the loaded checkpoint, then the names that mean it too. ElevenLabs' clients read another."""
         info = await synthesizer.describe()
@@ -143,20 +145,20 @@ def catalogue_routes(synthesizer: Synthesizer, settings: ApiSettings) -> APIRout
             return [{"model_id": info.name, "name": info.name, "can_do_text_to_speech": True}]
         return {"object": "list", "data": [_model(name, info) for name in (info.name, *settings.model_aliases)]}
 
-    @router.get("/v1/models/{model_id:path}")
+    @router.get("/v1/models/{model_id:path}", summary="Show a model")
     async def show_model(model_id: str) -> Json:
         """One model; checkpoint names have slashes."""
         info = await synthesizer.describe()
         check_model(model_id, info, settings)
         return _model(model_id, info)
 
-    @router.get("/v1/audio/models")
+    @router.get("/v1/audio/models", summary="List models (Open WebUI)")
     async def list_audio_models() -> Json:
         """Open WebUI's list."""
         info = await synthesizer.describe()
         return {"models": [{"id": name, "name": name} for name in (info.name, *settings.model_aliases)]}
 
-    @router.get("/v1/audio/voices")
+    @router.get("/v1/audio/voices", summary="List voices")
     async def list_voices() -> Json:
         """One answer for every client: some read `voices`, some `data`, some the languages."""
         info = await synthesizer.describe()

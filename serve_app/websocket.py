@@ -1,9 +1,8 @@
 """The native WebSocket: one utterance per message, PCM as binary frames, cancel at any time."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated
 
 from fastapi import APIRouter
@@ -16,7 +15,7 @@ from serve_app import ignored
 from serve_app.audio import AudioFormat
 from serve_app.connection import Connection
 from serve_app.errors import Unauthorized, translate
-from serve_app.request_log import SAMPLE_BYTES, RequestRecord, Usage
+from serve_app.request_log import SAMPLE_BYTES, Usage
 from serve_app.session import Audio, Event, Failed, Mark, Session, Started, Turn, Words
 from serve_app.speaker import Speaker, Wish, refuse_handshake
 from serve_app.speech_request import SpeechBody, parse_speech, validated
@@ -98,7 +97,7 @@ class Utterance:
             session = await self._open(fields, speaker)
         except Exception as error:
             await self._report(error)
-            RequestRecord(self.request_id, time.time_ns(), state.record.client, error=translate(error).code).publish()
+            replace(state.record.another(self.request_id), error=translate(error).code).publish()
         else:
             await self._connection.pass_on(session, self._say)
 

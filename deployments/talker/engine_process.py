@@ -167,8 +167,9 @@ class EngineProcess:
         directory = locate(start.model, report=lambda transfer: self._send(Loading(str(transfer))))
         clock = StartClock(lambda stage: self._send(Loading(stage)))
         engine = load_engine(directory, start.config, clock)
-        blocks = engine.scheduler.blocks.num_blocks
-        self._send(Loading(f"{engine.runner.step.name} on {engine.runner.device}, {blocks} KV blocks"))
+        frame_s = engine.info.frame_samples / engine.info.sample_rate
+        room = f"room for {engine.scheduler.blocks.capacity * frame_s / 60:.0f} minutes of speech at once"
+        self._send(Loading(f"{engine.runner.step.name} on {engine.runner.device}, {room}"))
         self._send(Loading(clock.summary()))
         gc.collect()
         gc.freeze()  # what is there now stays: looking at it again would take longer than a step

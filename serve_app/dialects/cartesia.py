@@ -43,28 +43,28 @@ def routes(speaker: Speaker) -> APIRouter:
     async def speak(socket: WebSocket) -> None:
         await _Socket(socket, speaker).serve()
 
-    @router.post("/tts/bytes", response_class=Response)
+    @router.post("/tts/bytes", summary="Speak a text (Cartesia)", response_class=Response)
     async def speak_bytes(request: Request) -> Response:
         """Speaks `transcript`."""
         fields = await read_object(request, speaker)
         return await speaker.respond(request, await _wished(speaker, fields, text=text_of(fields, "transcript")))
 
-    @router.post("/tts/sse", response_class=Response)
+    @router.post("/tts/sse", summary="Speak a text as events (Cartesia)", response_class=Response)
     async def speak_events(request: Request) -> Response:
         """Speaks `transcript` as the messages that a WebSocket would have."""
         fields = await read_object(request, speaker)
         wish = await _wished(speaker, fields, text=text_of(fields, "transcript"))
         return await speaker.respond(request, wish, as_body=_events, content_type=EVENT_STREAM)
 
-    @router.get("/voices")
-    @router.get("/voices/")
+    @router.get("/voices", summary="List voices (Cartesia)")
+    @router.get("/voices/", include_in_schema=False)
     async def list_voices(starting_after: str = "") -> dict[str, object]:
         """All of them on one page."""
         info = await speaker.describe()
         known = [] if starting_after else [_voice(voice) for voice in voices.voice_list(info)]
         return {"data": known, "has_more": False, "next_page": None}
 
-    @router.get("/voices/{voice_id}")
+    @router.get("/voices/{voice_id}", summary="Show a voice (Cartesia)")
     async def show_voice(voice_id: str) -> dict[str, object]:
         """One voice. Raises InvalidRequest with the valid names."""
         info = await speaker.describe()

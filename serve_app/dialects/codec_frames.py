@@ -4,10 +4,8 @@ The server decodes as well: what it drops of the audio, and where it ends a runa
 """
 
 import struct
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -37,7 +35,7 @@ def routes(speaker: Speaker) -> APIRouter:
     """`POST /v1/audio/frames` and `WS /v1/audio/frames/ws`."""
     router = APIRouter()
 
-    @router.post("/v1/audio/frames", response_class=Response)
+    @router.post("/v1/audio/frames", summary="Speak a text as codec frames", response_class=Response)
     async def speak(request: Request) -> Response:
         """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
         wish = await _wished(speaker, await read_object(request, speaker))
@@ -131,11 +129,10 @@ class _Socket(Connection):
 
     async def _speak(self, wish: Wish, request_id: str) -> None:
         state = self.socket.state
-        record = RequestRecord(request_id, time.time_ns(), state.record.client)
+        record: RequestRecord = state.record.another(request_id)
         try:
             state.caller.request()
-            utterance = replace(await self._speaker.utterance(self.socket, wish), request_id=request_id)
-            record.voice, record.samples_per_s = utterance.voice, float(wish.info.sample_rate)
+            utterance = await self._speaker.utterance(self.socket, wish, record=record)
             chunks = self._speaker.chunks(utterance, wish.info)
             async with aclosing(_records(chunks, wish.info, record.usage)) as records:
                 async for data in records:

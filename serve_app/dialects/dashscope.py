@@ -36,7 +36,11 @@ def routes(speaker: Speaker) -> APIRouter:
     async def speak(socket: WebSocket) -> None:
         await _Socket(socket, speaker).serve()
 
-    @router.post("/api/v1/services/aigc/multimodal-generation/generation", response_class=Response)
+    @router.post(
+        "/api/v1/services/aigc/multimodal-generation/generation",
+        summary="Speak a text (DashScope)",
+        response_class=Response,
+    )
     async def speak_text(request: Request) -> Response:
         """Speaks `input.text`: as WAV in JSON, or as PCM in events with `X-DashScope-SSE: enable`."""
         fields = await read_object(request, speaker)

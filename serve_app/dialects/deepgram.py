@@ -33,7 +33,7 @@ def routes(speaker: Speaker) -> APIRouter:
     async def speak(socket: WebSocket) -> None:
         await serve_turns(socket, speaker, _Socket)
 
-    @router.post("/v1/speak", response_class=Response)
+    @router.post("/v1/speak", summary="Speak a text (Deepgram Aura)", response_class=Response)
     async def speak_text(request: Request) -> Response:
         """Speaks `text` of a JSON body, MP3 unless the query says otherwise."""
         return await speak_over_http(speaker, request)

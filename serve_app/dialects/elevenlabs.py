@@ -34,7 +34,7 @@ def routes(speaker: Speaker) -> APIRouter:
     """`POST /v1/text-to-speech/{voice}`, `POST /v1/text-to-dialogue`, and lists."""
     router = APIRouter()
 
-    def add(path: str, *, stream: bool, timestamps: bool) -> None:
+    def add(path: str, what: str, *, stream: bool, timestamps: bool) -> None:
         async def speak(request: Request) -> Response:
             """Speaks `text`, or the `inputs` of a dialogue, MP3 unless `output_format` says otherwise."""
             fields = await read_object(request, speaker)
@@ -45,34 +45,38 @@ def routes(speaker: Speaker) -> APIRouter:
             as_body, content_type = (_lines, _LINES) if stream else (_whole, _JSON)
             return await speaker.respond(request, wish, as_body=as_body, content_type=content_type)
 
-        router.add_api_route(path, speak, methods=["POST"], response_class=Response)
+        how = (", streamed" if stream else "") + (", with times" if timestamps else "")
+        router.add_api_route(path, speak, methods=["POST"], summary=f"{what}{how}", response_class=Response)
 
-    for base in ("/v1/text-to-speech/{voice_id}", "/v1/text-to-dialogue"):
-        add(base, stream=False, timestamps=False)
-        add(f"{base}/stream", stream=True, timestamps=False)
-        add(f"{base}/with-timestamps", stream=False, timestamps=True)
-        add(f"{base}/stream/with-timestamps", stream=True, timestamps=True)
+    for base, what in (
+        ("/v1/text-to-speech/{voice_id}", "Speak a text (ElevenLabs)"),
+        ("/v1/text-to-dialogue", "Speak a dialogue (ElevenLabs)"),
+    ):
+        add(base, what, stream=False, timestamps=False)
+        add(f"{base}/stream", what, stream=True, timestamps=False)
+        add(f"{base}/with-timestamps", what, stream=False, timestamps=True)
+        add(f"{base}/stream/with-timestamps", what, stream=True, timestamps=True)
 
-    @router.get("/v1/voices")
-    @router.get("/v2/voices")
+    @router.get("/v1/voices", summary="List voices (ElevenLabs v1)")
+    @router.get("/v2/voices", summary="List voices (ElevenLabs v2)")
     async def list_voices() -> dict[str, object]:
         """All of them on one page."""
         known = [_voice(voice) for voice in voices.voice_list(await speaker.describe())]
         return {"voices": known, "has_more": False, "total_count": len(known), "next_page_token": None}
 
-    @router.get("/v1/voices/{voice_id}")
+    @router.get("/v1/voices/{voice_id}", summary="Show a voice (ElevenLabs)")
     async def show_voice(voice_id: str) -> dict[str, object]:
         """One voice. Raises InvalidRequest with the valid names."""
         info = await speaker.describe()
         known = {voice.id: voice for voice in voices.voice_list(info)}
         return _voice(known[voice_id] if voice_id in known else known[voices.resolve(voice_id, info.voices)])
 
-    @router.get("/v1/user")
+    @router.get("/v1/user", summary="Show the account")
     async def show_user() -> dict[str, object]:
         """There are no accounts."""
         return {"user_id": "talkray", "is_new_user": False, "xi_api_key": "", "subscription": _SUBSCRIPTION}
 
-    @router.get("/v1/user/subscription")
+    @router.get("/v1/user/subscription", summary="Show the subscription")
     async def show_subscription() -> dict[str, object]:
         """Nor subscriptions."""
         return _SUBSCRIPTION

@@ -26,7 +26,7 @@ def routes(speaker: Speaker) -> APIRouter:
     async def speak(socket: WebSocket) -> None:
         await serve_turns(socket, speaker, _Socket, words=True)
 
-    @router.post("/v2/speak", response_class=Response)
+    @router.post("/v2/speak", summary="Speak a text (Deepgram Flux)", response_class=Response)
     async def speak_text(request: Request) -> Response:
         """Speaks `text` of a JSON body."""
         return await speak_over_http(speaker, request)

@@ -20,7 +20,7 @@ def routes(speaker: Speaker) -> APIRouter:
     """`POST /dev/captioned_speech`."""
     router = APIRouter()
 
-    @router.post("/dev/captioned_speech", response_class=Response)
+    @router.post("/dev/captioned_speech", summary="Speak a text, with times of its words", response_class=Response)
     async def speak(request: Request) -> Response:
         """Speaks `input` as lines of JSON, one line with `stream` false; a word stands in the line where it ends."""
         fields = {**spelled(await read_object(request, speaker)), "word_timestamps": True, "stream_format": "audio"}

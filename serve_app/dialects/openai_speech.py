@@ -52,7 +52,7 @@ def routes(speaker: Speaker) -> APIRouter:
     """`POST /v1/audio/speech`, and the same under Azure's paths."""
     router = APIRouter()
 
-    @router.post("/v1/audio/speech", response_class=Response, openapi_extra=SPEECH_DOCS)
+    @router.post("/v1/audio/speech", summary="Speak a text", response_class=Response, openapi_extra=SPEECH_DOCS)
     @router.post("/openai/v1/audio/speech", response_class=Response, include_in_schema=False)
     async def speech(request: Request) -> Response:
         """Speaks `input`, streaming unless `stream` is false."""
@@ -61,7 +61,9 @@ def routes(speaker: Speaker) -> APIRouter:
             return await _speak_as_mistral(request, speaker, fields)
         return await speaker.respond(request, await wished(speaker, fields, accept=_accept(request)))
 
-    @router.post("/openai/deployments/{deployment}/audio/speech", response_class=Response)
+    @router.post(
+        "/openai/deployments/{deployment}/audio/speech", summary="Speak a text (Azure)", response_class=Response
+    )
     async def speak_deployment(request: Request, deployment: str) -> Response:
         """The same for Azure's clients, whose deployments have names of their own."""
         fields = spelled(await read_object(request, speaker))

@@ -36,7 +36,7 @@ def routes(speaker: Speaker) -> APIRouter:
     async def speak(socket: WebSocket) -> None:
         await _Socket(socket, speaker).serve()
 
-    @router.post("/v1/audio/speech/batch", response_class=Response)
+    @router.post("/v1/audio/speech/batch", summary="Speak several texts", response_class=Response)
     async def speak_all(request: Request) -> Response:
         """Speaks `items`, each with the fields around them unless it has its own: one after the other."""
         fields = await read_object(request, speaker)

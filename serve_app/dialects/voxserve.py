@@ -24,7 +24,7 @@ def routes(speaker: Speaker) -> APIRouter:
     """`POST /generate`."""
     router = APIRouter()
 
-    @router.post("/generate", response_class=Response)
+    @router.post("/generate", summary="Speak a text (VoxServe)", response_class=Response)
     async def generate(request: Request) -> Response:
         """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
         content = await read_body(request)

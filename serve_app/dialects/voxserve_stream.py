@@ -17,7 +17,7 @@ def routes(speaker: Speaker) -> APIRouter:
     router = APIRouter(prefix="/generate/stream")
     texts = speaker.posted_texts
 
-    @router.post("/start")
+    @router.post("/start", summary="Begin a text")
     async def start(request: Request) -> Response:
         """Begins a text in the voice that the fields ask for: `request_id` names it."""
         content, client = await read_body(request), request.state.caller.name
@@ -29,14 +29,14 @@ def routes(speaker: Speaker) -> APIRouter:
         request_id = await texts.open(given, client=client)
         return JSONResponse({"request_id": request_id}, headers=ignored.header(wish.ignored))
 
-    @router.post("/{request_id}/text")
+    @router.post("/{request_id}/text", summary="Write more of a text")
     async def write(request_id: str, request: Request) -> Response:
         """The text goes on with `text`, cut anywhere."""
         fields = await form_fields(await read_body(request), request.headers)
         await texts.append(request_id, text_of(fields), client=request.state.caller.name)
         return _answer("accepted", request_id, _ignored(name for name in fields if name != "text"))
 
-    @router.get("/{request_id}/audio", response_class=Response)
+    @router.get("/{request_id}/audio", summary="Hear a text while it is written", response_class=Response)
     async def hear(request_id: str, request: Request) -> Response:
         """Its audio while it is written, as WAV. One request may ask for it, before the text or behind its end."""
         client = request.state.caller.name
@@ -47,7 +47,7 @@ def routes(speaker: Speaker) -> APIRouter:
         wish = replace(wish, ignored=wish.ignored | _ignored(request.query_params))
         return speaker.respond_live(request, wish, parts)
 
-    @router.post("/{request_id}/end")
+    @router.post("/{request_id}/end", summary="End a text")
     async def end(request_id: str, request: Request) -> Response:
         """There is no more text."""
         fields = await form_fields(await read_body(request), request.headers)

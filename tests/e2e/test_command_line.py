@@ -102,7 +102,9 @@ def test_serve_speaks_and_stops_at_ctrl_c(mark: str, tmp_path: Path) -> None:
         assert process.stdout is not None
         lines = read_until(process.stdout, "Ctrl-C stops.")
         [ready] = [line for line in lines if line.startswith("ready: ")]
-        assert f"http://127.0.0.1:{port}" in ready
+        assert f"open http://127.0.0.1:{port} in a browser" in ready
+        assert any("This is the demo voice" in line for line in lines)
+        assert not [line for line in lines if "updating" in line or "KV blocks" in line]
         [curl] = [line.strip() for line in lines if line.strip().startswith("curl ")]
         spoken = subprocess.run(
             curl.replace("-o hello.mp3", "--fail --silent --max-time 60"), shell=True, capture_output=True, check=True
@@ -125,8 +127,12 @@ def test_serve_speaks_and_stops_at_ctrl_c(mark: str, tmp_path: Path) -> None:
     assert process.returncode == 0
     assert "stopping" in rest
     output = "".join(lines) + rest
-    assert re.search(r"\d  seen-alloy  127\.0\.0\.1  nora  \d\.\d s of audio, the first after \d+ ms  stop\n", output)
-    assert re.search(r"\d  seen-nobody  127\.0\.0\.1  voice_not_found\n", output)
+    assert re.search(
+        r"\d  POST /v1/audio/speech  seen-alloy  127\.0\.0\.1  nora  \d\.\d s of audio, the first after \d+ ms  stop\n",
+        output,
+    )
+    assert re.search(r"\d  POST /v1/audio/speech  seen-nobody  127\.0\.0\.1  voice_not_found\n", output)
+    assert re.search(r"  nora  server stopped\n", rest)
     assert SECRET not in output
     assert [noise for noise in ("INFO", "WARNING", "raylet", "Traceback") if noise in output] == []
     assert why_unusable("127.0.0.1", port) is None
@@ -159,7 +165,11 @@ def test_requests_as_json_and_nothing_else(mark: str, tmp_path: Path) -> None:
         interrupt(process)
         printed = process.communicate(timeout=BOUND_S)[0]
     spoken, refused = map(json.loads, printed.splitlines())
-    assert set(spoken) == set(refused) >= {"time", "id", "client", "voice", "audio_s", "ttfa_ms", "outcome"}
+    assert (
+        set(spoken)
+        == set(refused)
+        >= {"time", "id", "method", "path", "client", "key", "voice", "audio_s", "ttfa_ms", "outcome"}
+    )
     assert (spoken["client"], spoken["voice"], spoken["outcome"]) == ("127.0.0.1", "nora", "stop")
     assert spoken["audio_s"] > 0 < spoken["ttfa_ms"]
     assert (refused["client"], refused["outcome"], refused["audio_s"]) == ("127.0.0.1", "voice_not_found", 0)
@@ -169,7 +179,7 @@ def test_requests_as_json_and_nothing_else(mark: str, tmp_path: Path) -> None:
 def test_ctrl_c_while_loading(mark: str) -> None:
     with start("serve", "--model", "embedded", "--port", str(free_port())) as process:
         assert process.stdout is not None
-        read_until(process.stdout, "Talker updating")
+        read_until(process.stdout, "speech model starting")
         interrupt(process)
         rest = process.communicate(timeout=BOUND_S)[0]
     assert process.returncode == 130

@@ -29,7 +29,7 @@ from tests.e2e.test_ends import EVERY_PROCESS, KILL
 
 # What a start prints when it comes to a stage, and how long into that stage the signal comes.
 STAGES = {"imports": ("", 0.1), "Ray": ("starting Ray", 0.7), "proxy": ("starting the proxy", 1.5)} | {
-    "replicas": ("Talker updating", 1.0),
+    "replicas": ("speech model starting", 1.0),
     "warm-up": ("talker: loading the talker", 0.2),
 }
 

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from deployments.errors import EngineError, Overloaded
 from deployments.protocol import ModelInfo, Sampling
 from serve_app import door, reference_audio, speaker
+from serve_app.admission import always
 from serve_app.api import Node, create_api
 from serve_app.audio import AudioFormat
 from serve_app.config import AccessSettings, ApiSettings
@@ -283,6 +284,14 @@ async def test_voice_design_needs_instructions_and_no_voice() -> None:
     assert (request.voice, request.instructions) == (None, "An old sailor")
 
 
+async def test_a_recording_for_a_model_that_does_not_clone_is_refused_before_a_voice_is_missed() -> None:
+    sent = {"input": "Hello", "ref_audio": data_url(recording())}
+    for info in (CUSTOM_VOICE, VOICE_DESIGN):
+        error = error_of(await post(speaking(info), sent))
+        assert error["param"] == "ref_audio"
+        assert "does not clone voices: load a Base checkpoint" in (error["message"] or "")
+
+
 async def test_base_needs_a_recording_and_what_it_says() -> None:
     synthesizer, ref_audio = speaking(BASE), data_url(recording())
     assert error_of(await post(synthesizer, BODY))["param"] == "ref_audio"
@@ -463,6 +472,16 @@ async def test_the_schema_is_served(client: httpx.AsyncClient, api: FastAPI) -> 
     assert {"input", "voice", "seed"} <= set(content["application/json"]["schema"]["properties"])
     assert "$defs" not in json.dumps(content)  # such references would lead nowhere inside this document
     assert (await client.get("/redoc")).status_code == 404  # it would need a CDN
+
+
+def test_every_operation_of_the_documentation_has_a_tag_and_a_summary_of_its_own() -> None:
+    node = Node(is_running=always, is_ready=always, scrape=bytes)
+    paths = create_api(FakeSynthesizer(), ApiSettings(), node=node).openapi()["paths"]
+    operations = [operation for path in paths.values() for operation in path.values()]
+    summaries = [operation["summary"] for operation in operations]
+    assert sorted({each for each in summaries if summaries.count(each) > 1}) == []
+    assert all(len(operation["tags"]) == 1 for operation in operations)
+    assert len({operation["tags"][0] for operation in operations}) >= 10
 
 
 async def test_what_the_documentation_would_send_is_spoken(client: httpx.AsyncClient) -> None:

@@ -56,6 +56,17 @@ def test_soundfile_reads_the_stream(audio_format: AudioFormat) -> None:
     assert samples.size / rate == pytest.approx(SECONDS, abs=0.1)
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("audio_format", [AudioFormat.FLAC, AudioFormat.WAV])
+async def test_soundfile_reads_a_whole_body_sample_by_sample(audio_format: AudioFormat) -> None:
+    pcm = tone(RATE + 777)
+    rendering = Rendering(audio_format, RATE, FRAME, whole=True)
+    body = await rendering.feed(pcm) + await rendering.close()
+    assert soundfile.info(io.BytesIO(body)).frames == RATE + 777
+    samples, _ = soundfile.read(io.BytesIO(body), dtype="int16")
+    assert samples.tobytes() == pcm
+
+
 @pytest.mark.parametrize("audio_format", [AudioFormat.FLAC, AudioFormat.WAV])
 def test_lossless_formats_keep_every_sample(audio_format: AudioFormat) -> None:
     pcm = tone(RATE + 777)

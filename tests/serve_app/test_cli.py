@@ -25,7 +25,10 @@ RUNNER = CliRunner()
 ENTRY = {
     "time": "2026-01-02T03:04:05+0000",
     "id": "a1",
+    "method": "POST",
+    "path": "/v1/audio/speech",
     "client": "::1",
+    "key": None,
     "voice": "nora",
     "audio_s": 2.34,
     "ttfa_ms": 120,
@@ -184,7 +187,7 @@ def test_serve_checks_the_key_file_first(key_file: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "shown"),
     [
-        ((), "03:04:05  a1  ::1  nora  2.3 s of audio, the first after 120 ms  stop"),
+        ((), "2026-01-02 03:04:05  POST /v1/audio/speech  a1  ::1  nora  2.3 s of audio, the first after 120 ms  stop"),
         (("--quiet",), ""),
         (("--json",), json.dumps(ENTRY)),
     ],
@@ -202,4 +205,7 @@ def test_what_serve_prints_of_a_request(monkeypatch: pytest.MonkeyPatch, options
     lines = result.stdout.splitlines()
     assert [line for line in lines if "a1" in line] == ([shown] if shown else [])
     assert "--json" not in options or lines == [shown]
-    assert "Ctrl-C stops." in (result.stderr if "--json" in options else result.stdout)
+    told = result.stderr if "--json" in options else result.stdout
+    assert "ready: open http://127.0.0.1:1 in a browser" in told
+    assert "This is the demo voice" in told
+    assert "Ctrl-C stops." in told

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import socket
@@ -10,12 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from deployments.errors import StartError
 from deployments.model_store import embedded_path
 from serve_app import doctor
-from serve_app.config import AppConfig, PoolConfig
+from serve_app.api import create_api
+from serve_app.config import ApiSettings, AppConfig, PoolConfig
 from serve_app.doctor import Finding, examine, predict_memory
-from serve_app.local_server import Address
+from serve_app.local_server import Address, check_port
 from serve_app.ray_settings import free_port
+from tests.serve_app.fake import FakeSynthesizer
 
 EMBEDDED = AppConfig(model="embedded")
 
@@ -90,44 +94,61 @@ def test_weights_that_are_not_there() -> None:
 
 
 def test_a_taken_port() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
         finding = findings(port=port)["port"]
     assert not finding.ok
     assert "--port" in finding.text
 
 
 @contextmanager
-def metrics_server(text: str, *, status: int = 200) -> Iterator[int]:
-    """The port of a server that answers everything with `text`."""
+def server(metrics: str, *, about: str | None = None, key: str = "") -> Iterator[int]:
+    """The port of a server with these metrics, which `key` opens, and this documentation: without one Talkray's."""
+    texts = {
+        "/metrics": metrics,
+        "/openapi.json": about or json.dumps(create_api(FakeSynthesizer(), ApiSettings()).openapi()),
+    }
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(status)
+            is_open = self.path != "/metrics" or not key or self.headers["authorization"] == f"Bearer {key}"
+            self.send_response(200 if is_open else 401)
             self.end_headers()
-            self.wfile.write(text.encode())
+            self.wfile.write(texts[self.path].encode() if is_open else b"")
 
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
-            yield server.server_port
+            yield listening.server_port
         finally:
-            server.shutdown()
+            listening.shutdown()
             thread.join()
 
 
+def precision(worker: str, pool: str, name: str) -> str:
+    tags = f'Component="core",WorkerId="{worker}",pool="{pool}",precision="{name}"'
+    return f"ray_talkray_codec_precision{{{tags}}} 1.0\n"
+
+
 def test_the_precision_of_a_running_server() -> None:
-    lines = [
-        'ray_talkray_codec_precision{Component="core",WorkerId="a",pool="talker",precision="float16"} 1.0',
-        'ray_talkray_codec_precision{Component="core",WorkerId="b",pool="codec",precision="bfloat16"} 1.0',
-        'ray_talkray_codec_precision{Component="core",WorkerId="c",pool="codec",precision="bfloat16"} 1.0',
-    ]
-    with metrics_server("\n".join(lines)) as port:
+    lines = precision("a", "talker", "float16") + precision("b", "codec", "bfloat16")
+    with server(lines + precision("c", "codec", "bfloat16")) as port:
         assert findings(port=port)["codec"] == Finding(True, "codec", "codec bfloat16, talker float16")
+
+
+def test_a_port_that_talkray_itself_holds_is_no_failure() -> None:
+    with server("") as port:
+        finding = findings(port=port)["port"]
+        assert finding.ok
+        assert f"Talkray runs here: http://127.0.0.1:{port}" in finding.text
+        with pytest.raises(StartError, match="choose another --port"):
+            check_port(Address("127.0.0.1", port))
+    with server("", about='{"info": {"title": "Something else"}}') as port:
+        assert not findings(port=port)["port"].ok
 
 
 def test_no_server_to_ask_for_the_precision() -> None:
@@ -136,11 +157,16 @@ def test_no_server_to_ask_for_the_precision() -> None:
     assert "a start chooses" in finding.text
 
 
-def test_a_server_that_says_no_precision() -> None:
-    with metrics_server("something_else 1.0") as port:
-        assert "names no precision" in findings(port=port)["codec"].text
-    with metrics_server("", status=401) as port:
-        assert "401" in findings(port=port)["codec"].text
+def test_a_server_that_says_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    with server("something_else 1.0") as port:
+        assert "names no precision yet" in findings(port=port)["codec"].text
+    with server("", about="no documentation") as port:
+        assert "no Talkray runs" in findings(port=port)["codec"].text
+    with server(precision("a", "codec", "float32"), key="mine") as port:
+        assert "401" in (text := findings(port=port)["codec"].text)
+        assert "TALKRAY_API_KEY" in text
+        monkeypatch.setenv("TALKRAY_API_KEY", "mine")
+        assert findings(port=port)["codec"].text == "codec float32"
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What the person who started the server sees of each request."""
 
+import asyncio
 import json
 import os
 import tempfile
@@ -9,9 +10,11 @@ import httpx
 import pytest
 
 from deployments.errors import EngineError
+from deployments.protocol import FinishReason
 from serve_app import request_log
 from serve_app.api import create_api
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
+from serve_app.keys import create_key
 from serve_app.request_log import Entry, RequestRecord, line, shown
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, utterance
@@ -105,6 +108,7 @@ async def test_each_utterance_of_a_socket(tmp_path: Path) -> None:
         ("ws-2", None, "voice_not_found"),
         ("ws", None, "invalid_value"),
     ]
+    assert {(entry["method"], entry["path"]) for entry in found} == {("WS", "/v1/audio/speech/ws")}
     assert SECRET not in json.dumps(found)
 
 
@@ -114,10 +118,42 @@ def record(**fields: object) -> RequestRecord:
 
 def test_a_line_is_for_people() -> None:
     entry: Entry = {"time": "2026-01-02T03:04:05+0000", "id": "a1", "client": "::1", "voice": "nora"}
+    entry |= {"method": "POST", "path": "/v1/audio/speech", "key": None}
     spoken = entry | {"audio_s": 2.34, "ttfa_ms": 120, "outcome": "stop"}
-    assert line(spoken) == "03:04:05  a1  ::1  nora  2.3 s of audio, the first after 120 ms  stop"
-    refused = entry | {"voice": None, "audio_s": 0.0, "ttfa_ms": None, "outcome": "forbidden"}
-    assert line(refused) == "03:04:05  a1  ::1  forbidden"
+    asked = "2026-01-02 03:04:05  POST /v1/audio/speech  a1  ::1"
+    assert line(spoken) == f"{asked}  nora  2.3 s of audio, the first after 120 ms  stop"
+    refused = entry | {"key": "Ada's phone", "voice": None, "audio_s": 0.0, "ttfa_ms": None, "outcome": "forbidden"}
+    assert line(refused) == f"{asked}  key Ada's phone  forbidden"
+
+
+async def test_who_asked_for_what(tmp_path: Path) -> None:
+    key = create_key(tmp_path / "keys.json", "Ada's phone")
+    settings = ApiSettings(access=AccessSettings(keys_file=tmp_path / "keys.json"))
+    [entry] = await entries(BODY, settings=settings, authorization=f"Bearer {key}")
+    assert (entry["method"], entry["path"], entry["key"]) == ("POST", "/v1/audio/speech", "Ada's phone")
+    assert key not in json.dumps(entry)
+
+
+def test_what_a_stopped_server_cut_off_has_a_line(tmp_path: Path) -> None:
+    found: list[Entry] = []
+    with shown(found.append, tmp_path):
+        for name in ("cut", "whole"):
+            spoken = RequestRecord(name, 0, method="POST", path="/v1/audio/speech")
+            spoken.begin("ryan", 24000)
+        spoken.usage.finish_reason = FinishReason.STOP
+        spoken.publish()
+    told = [(entry["id"], entry["voice"], entry["outcome"]) for entry in found]
+    assert told == [("whole", "ryan", "stop"), ("cut", "ryan", "server stopped")]
+
+
+async def test_a_stream_whose_request_is_cancelled_has_a_line(tmp_path: Path) -> None:
+    found: list[Entry] = []
+    api = create_api(FakeSynthesizer(script=[chunk(bytes(SECOND)), asyncio.Event()]), ApiSettings())
+    with shown(found.append, tmp_path):
+        async with asgi.http(api, "POST", "/v1/audio/speech", body=BODY) as connection:
+            while not (await connection.next()).get("body"):
+                pass
+    assert [entry["outcome"] for entry in found] == ["client left"]
 
 
 def test_a_client_writes_no_line_of_its_own() -> None:

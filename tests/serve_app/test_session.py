@@ -12,6 +12,7 @@ from serve_app.config import ApiSettings
 from serve_app.door import Caller
 from serve_app.live_text import LiveTexts
 from serve_app.long_text import LongText
+from serve_app.request_log import RequestRecord
 from serve_app.session import MAX_UNSPOKEN_CHARS, Audio, Done, Event, Failed, Mark, Session, Started, Words
 from serve_app.speech_request import SpeechBody
 from serve_app.speech_response import Delivery
@@ -53,6 +54,7 @@ async def open_session(
         delivery=delivery or Delivery(AudioFormat.PCM),
         caller=Caller("test"),
         request_id="talk",
+        asker=RequestRecord("talk", 0),
         live_texts=texts,
     )
     async with session:

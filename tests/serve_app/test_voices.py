@@ -66,8 +66,11 @@ async def test_voices(client: httpx.AsyncClient) -> None:
     listed = (await client.get("/v1/audio/voices")).json()
     assert listed["voices"] == listed["data"]
     assert {voice["id"] for voice in listed["voices"]} == {*CUSTOM_VOICE.voices, *ALIASES}
-    fields = {"id", "name", "language", "gender", "description", "type"}
+    fields = {"id", "name", "language", "gender", "description", "type", "alias_of"}
     assert all(set(voice) == fields for voice in listed["voices"])
+    meant = {voice["id"]: voice["alias_of"] for voice in listed["voices"]}
+    assert [name for name, voice in meant.items() if voice is None] == list(CUSTOM_VOICE.voices)
+    assert all(meant[name] == resolve(name, CUSTOM_VOICE.voices) for name in ALIASES)
     assert listed["languages"] == ["auto", *CUSTOM_VOICE.languages]
     assert listed["uploaded_voices"] == []
 

@@ -1,12 +1,11 @@
 """Checkpoints with random weights in the official layout, for tests and for benchmarks without the released weights.
 
-    python -m talkray_tools.random_checkpoint OUT --like 1.7B-CustomVoice
+    talkray random-checkpoint OUT --like 1.7B-CustomVoice
 
 Weights are uniform with the wanted deviation, straight from Philox bits: the same on every machine, which the logarithm
 of a normal draw would not be. Only the codec's are scaled by what flows through it.
 """
 
-import argparse
 import hashlib
 import json
 import logging
@@ -19,9 +18,11 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+import typer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ from deployments.errors import CheckpointError
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
+from talkray_tools.arguments import run_command
 from talkray_tools.byte_tokenizer import write_tokenizer
 from talkray_tools.random_codec import Stress, randomize_codec
 from talkray_tools.released import AUDIO_PREPROCESSOR, GENERATION, PREPROCESSOR, SHAPES, Json, Shape
@@ -223,34 +225,42 @@ def _report(written: Iterator[int], total: int) -> None:
 
 def main(arguments: list[str]) -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m talkray_tools.random_checkpoint", description="Write a checkpoint with random weights."
-    )
-    parser.add_argument("out", type=Path, help="a directory that is new or empty")
-    parser.add_argument("--like", required=True, choices=sorted(SHAPES), help="the checkpoint whose shapes it has")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokenizer", type=Path, help="directory with the official vocab.json and merges.txt")
-    parser.add_argument(
-        "--stress", type=Stress, choices=list(Stress), help="as hard on numbers as trained weights, with such snakes"
-    )
-    parser.add_argument(
-        "--dtype", choices=DTYPES, help="of the talker; default bfloat16, tiny shapes float32 without --stress"
-    )
-    options = parser.parse_args(arguments)
+    return run_command(random_checkpoint, "talkray random-checkpoint", arguments)
+
+
+def _known(like: str) -> str:
+    if like not in SHAPES:
+        raise typer.BadParameter(f"{like!r} is none of {', '.join(sorted(SHAPES))}")
+    return like
+
+
+def random_checkpoint(
+    out: Annotated[Path, typer.Argument(help="A directory that is new or empty.")],
+    like: Annotated[
+        str, typer.Option(callback=_known, help=f"The checkpoint whose shapes it has: {', '.join(sorted(SHAPES))}.")
+    ],
+    seed: Annotated[int, typer.Option(help="Of the weights.")] = 0,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Directory with the official vocab.json and merges.txt.")
+    ] = None,
+    stress: Annotated[
+        Stress | None, typer.Option(help="As hard on numbers as trained weights, with such snakes.")
+    ] = None,
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"] | None,
+        typer.Option(help="Of the talker; without: bfloat16, of tiny shapes float32 unless --stress is given."),
+    ] = None,
+) -> None:
+    """Write a checkpoint with random weights."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    shape = SHAPES[options.like].with_official_text() if options.tokenizer else SHAPES[options.like]
-    dtype = options.dtype or ("float32" if shape.unit_scale and options.stress is None else "bfloat16")
-    codec_dtype = torch.float32 if options.stress is None else torch.bfloat16
+    shape = SHAPES[like].with_official_text() if tokenizer else SHAPES[like]
+    dtype = dtype or ("float32" if shape.unit_scale and stress is None else "bfloat16")
+    codec_dtype = torch.float32 if stress is None else torch.bfloat16
     try:
-        write_checkpoint(
-            options.out,
-            shape,
-            Options(options.seed, DTYPES[dtype], codec_dtype, stress=options.stress, tokenizer=options.tokenizer),
-        )
+        write_checkpoint(out, shape, Options(seed, DTYPES[dtype], codec_dtype, stress=stress, tokenizer=tokenizer))
     except CheckpointError as error:
-        parser.error(str(error))
-    logger.info("wrote %s, shaped like %s", options.out, options.like)
-    return 0
+        raise SystemExit(f"talkray: {error}") from error
+    logger.info("wrote %s, shaped like %s", out, like)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The first thing to run with real weights: does this checkpoint speak, and as the official package does?
 
-    python -m talkray_tools.verify --model 1.7B-CustomVoice
+    talkray verify --model 1.7B-CustomVoice
 
 What serves on this machine is compared with float32 in plain PyTorch, and that with the official package where an
 environment with it is at hand: greedy codes and waveforms. Speech must end by itself, be heard, and be neither silence
@@ -24,11 +24,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import soundfile
 import torch
+import typer
 from numpy.typing import NDArray
 
 from deployments.codec.config import SpeechTokenizerConfig
@@ -53,6 +54,7 @@ from deployments.runaway import EndingGuard, runaway_frames
 from deployments.silence import Pcm, first_sound
 from deployments.talker.engine import Engine
 from deployments.talker.loading import StartClock, build_engine, load_engine, throttled
+from talkray_tools.arguments import run_command
 from talkray_tools.choices import Tolerance, divergences, near_ties
 
 logger = logging.getLogger(__name__)
@@ -365,19 +367,28 @@ def _decibels(amplitude: float) -> float:
 
 def main(arguments: list[str]) -> int:
     """Command line; returns the exit code: 0 unless a check failed."""
-    parser = argparse.ArgumentParser(prog="python -m talkray_tools.verify", description="Check a checkpoint.")
-    parser.add_argument("--model", required=True, help="a directory, a released name, or embedded")
-    parser.add_argument("--frames", type=int, default=32, help="greedy frames to compare")
-    parser.add_argument("--out", type=Path, default=Path("verify"), help="folder for verify.json and audio")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where it would be served")
-    parser.add_argument("--deterministic", action="store_true", help="on a GPU: load it with deterministic: true")
-    parser.add_argument(
-        "--official-python", type=Path, help="interpreter that has qwen-tts; default .parity/bin/python"
-    )
-    parser.add_argument("--reference", type=Path, help="recording for base checkpoints to clone")
-    parser.add_argument("--reference-text", help="what is said in it; without, only the speaker vector is used")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="torch threads")
-    options = parser.parse_args(arguments)
+    return run_command(verify, "talkray verify", arguments)
+
+
+def verify(
+    model: Annotated[str, typer.Option(help="A directory, a released name, or embedded.")],
+    frames: Annotated[int, typer.Option(help="Greedy frames to compare.")] = 32,
+    out: Annotated[Path, typer.Option(help="Folder for verify.json and audio.")] = Path("verify"),
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where it would be served.")] = "auto",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="On a GPU: load it with deterministic: true.")
+    ] = False,
+    official_python: Annotated[
+        Path | None, typer.Option(help="Interpreter that has qwen-tts; without: .parity/bin/python.")
+    ] = None,
+    reference: Annotated[Path | None, typer.Option(help="Recording for base checkpoints to clone.")] = None,
+    reference_text: Annotated[
+        str | None, typer.Option(help="What is said in it; without, only the speaker vector is used.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Torch threads.")] = len(os.sched_getaffinity(0)),
+) -> None:
+    """Check a checkpoint: is it right on this machine, does its speech end, what does it take?"""
+    options = argparse.Namespace(**locals())
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     checks: list[Check] = []
     started_s = time.perf_counter()
@@ -389,7 +400,7 @@ def main(arguments: list[str]) -> int:
     except TalkrayError as error:
         checks.append(Check("it loads and speaks", passed=False, detail=str(error)))
         logger.info("%s", checks[-1])
-    return _conclude(checks, options, time.perf_counter() - started_s)
+    raise typer.Exit(_conclude(checks, options, time.perf_counter() - started_s))
 
 
 def _checks(options: argparse.Namespace) -> Iterator[Check]:

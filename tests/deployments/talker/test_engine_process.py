@@ -1,5 +1,6 @@
 """The process's loop, driven over a socket pair from a thread of this process."""
 
+import re
 import shutil
 import socket
 import time
@@ -124,6 +125,7 @@ def test_it_tells_what_it_loads_and_then_what_it_loaded(start: Start, engine: En
         assert stages[0] == f"looking for {start.model}"
         assert "loading the talker" in stages
         assert " s in all: " in stages[-1]
+        assert re.search(r" on cpu, room for \d+ minutes of speech at once$", stages[-2])
         assert isinstance(ready, Ready)
         assert ready.info == replace(engine.info, name=start.model)
 
