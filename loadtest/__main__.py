@@ -163,10 +163,11 @@ def report_command(
     folders: Annotated[list[Path], typer.Argument(exists=True, file_okay=False, help="Folders of runs and sweeps.")],
     out: Annotated[Path | None, typer.Option(file_okay=False, help="Default: `report` in the first folder.")] = None,
     max_ttfb: Annotated[float | None, typer.Option(callback=positive, help="Judge by another limit, ms.")] = None,
+    max_ttfa: Annotated[float | None, typer.Option(callback=positive, help="Judge by another limit, ms.")] = None,
     max_stall: Annotated[float | None, typer.Option(min=0, help="Judge by another limit, ms.")] = None,
 ) -> None:
     """One page of results, to read or to send: report.html, which holds everything and needs no network."""
-    given = {"ttfb_s": max_ttfb, "stall_s": max_stall}
+    given = {"ttfb_s": max_ttfb, "ttfa_s": max_ttfa, "stall_s": max_stall}
     stated = {name: limit / 1000 for name, limit in given.items() if limit is not None}
     with explained(), Console(stderr=True).status("reading traces and writing the page"):
         report = read_report(folders, limits=Limits(**stated) if stated else None)

@@ -79,6 +79,10 @@ def sweep_charts(sweeps: Sequence[Sweep]) -> list[Chart]:
     def ttfb(name: str) -> Callable[[Summary], float | None]:
         return lambda summary: percentile(summary.ttfb_s, name, MS)
 
+    def ttfa(name: str) -> Callable[[Summary], float | None]:
+        return lambda summary: percentile(summary.ttfa_s, name, MS)
+
+    audible_limit = [] if limits.ttfa_s is None else [{"at": limits.ttfa_s * MS, "name": "limit"}]
     diagonal = series("all good", [(rate, rate) for rate in sorted({*rates})], "muted", pointRadius=0, borderWidth=1)
     refused = lines("refused", "sky", lambda s: (s.offered_per_s or 0) * s.refused / max(1, s.sent), pointStyle="rect")
     any_refused = any(step.summary.refused for sweep in sweeps for step in sweep.steps)
@@ -91,6 +95,15 @@ def sweep_charts(sweeps: Sequence[Sweep]) -> list[Chart]:
             + lines("p99", P99, ttfb("p99"), pointStyle="rect"),
             x=x,
             y=_ttfb_axis(limits),
+        ),
+        chart(
+            "Time to first audible sample against offered rate",
+            "From planned arrival to the first 10 ms above -50 dBFS, as a player without a buffer plays them.",
+            lines("p50", P50, ttfa("p50"), pointStyle="circle")
+            + lines("p95", P95, ttfa("p95"), pointStyle="triangle")
+            + lines("p99", P99, ttfa("p99"), pointStyle="rect"),
+            x=x,
+            y=axis("TTFA, ms", log=True, marks=audible_limit),
         ),
         chart(
             "Goodput against offered rate",

@@ -39,15 +39,19 @@ class Limits:
 
     ttfb_s: float = 0.5
     stall_s: float = 0.1  # of a zero-buffer player, all underruns together
+    ttfa_s: float | None = None  # to the first audible sample; None: no limit
 
     def met_by(self, trace: Trace) -> bool:
         """Whether the request was spoken within every limit."""
         if trace.ttfb_s is None or trace.playback is None:
             return False
+        if self.ttfa_s is not None and (trace.ttfa_s is None or trace.ttfa_s > self.ttfa_s):
+            return False
         return trace.ttfb_s <= self.ttfb_s and trace.playback.stall_s <= self.stall_s
 
     def __str__(self) -> str:
-        return f"TTFB at most {self.ttfb_s * 1000:g} ms, stalls at most {self.stall_s * 1000:g} ms"
+        audible = "" if self.ttfa_s is None else f"TTFA at most {self.ttfa_s * 1000:g} ms, "
+        return f"TTFB at most {self.ttfb_s * 1000:g} ms, {audible}stalls at most {self.stall_s * 1000:g} ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class Summary:
     interrupted: int
     causes: dict[str, int]  # of everything that did not succeed
     offered_per_s: float | None  # the rate asked for
+    planned_per_s: float | None  # rate of the planned arrivals: drawn at random, and few, they miss the rate asked for
     achieved_per_s: float | None  # rate of the sends
     audio_s: float
     audio_s_per_s: float | None
@@ -72,6 +77,9 @@ class Summary:
     silent_answers: int  # without any audible sample
     underruns: int  # of a zero-buffer player, in all answers together
     with_underrun: int  # answers with at least one
+    c50: float | None  # share of the answers with at most 50 ms of underrun in all; 100 and 200 ms
+    c100: float | None
+    c200: float | None
     ttfb_s: Distribution | None  # from the planned arrival (of live text from its first word), as the next three
     ttfp_s: Distribution | None
     ttfa_s: Distribution | None
@@ -134,6 +142,7 @@ def summarize(
     played = [(trace, trace.playback) for trace in succeeded if trace.playback]
     smooth = [trace for trace, playback in played if not playback.underruns]
     underruns, chunks = sum(playback.underruns for _, playback in played), sum(each.num_chunks for _, each in played)
+    stalls_s = [playback.stall_s for _, playback in played]
     counts = Counter(trace.failure for trace in traces)
     good = sum(limits.met_by(trace) for trace in succeeded)
     return Summary(
@@ -147,6 +156,7 @@ def summarize(
         interrupted=counts[Failure.INTERRUPTED],
         causes=dict(Counter(trace.cause for trace in traces if trace.cause).most_common()),
         offered_per_s=rate_per_s(planned_s) if offered_per_s is None else offered_per_s,
+        planned_per_s=rate_per_s(planned_s),
         achieved_per_s=rate_per_s([trace.sent_s for trace in traces]),
         audio_s=audio_s,
         audio_s_per_s=audio_s / span_s if span_s else None,
@@ -155,13 +165,16 @@ def summarize(
         silent_answers=sum(trace.audible_sample is None for trace in succeeded),
         underruns=underruns,
         with_underrun=len(played) - len(smooth),
+        c50=_continuous_share(stalls_s, 0.05),
+        c100=_continuous_share(stalls_s, 0.1),
+        c200=_continuous_share(stalls_s, 0.2),
         ttfb_s=_from_plan(succeeded, [trace.first_byte_s for trace in succeeded]),
         ttfp_s=_from_plan(succeeded, [trace.first_playable_s for trace in succeeded]),
         ttfa_s=_from_plan(succeeded, [trace.first_audible_s for trace in succeeded]),
         end_to_end_s=_from_plan(succeeded, [trace.finished_s for trace in succeeded]),
         rtf=distribution([(trace.finished_s - trace.sent_s) / trace.audio_s for trace in succeeded]),
         silence_s=distribution([trace.silence_s for trace in succeeded if trace.silence_s is not None]),
-        stall_s=distribution([playback.stall_s for _, playback in played]),
+        stall_s=distribution(stalls_s),
         chunk_viability=1 - underruns / chunks if chunks else None,
         scheduling_lag_s=distribution([trace.sent_s - trace.planned_s for trace in traces]),
     )
@@ -171,6 +184,10 @@ def _from_plan(traces: Sequence[Trace], ends_s: Sequence[float | None]) -> Distr
     """Durations from when callers asked; those without an end are left out."""
     pairs = zip(traces, ends_s, strict=True)
     return distribution([end_s - trace.asked_s for trace, end_s in pairs if end_s is not None])
+
+
+def _continuous_share(stalls_s: Sequence[float], most_s: float) -> float | None:
+    return sum(stall_s <= most_s for stall_s in stalls_s) / len(stalls_s) if stalls_s else None
 
 
 def _planned_audio_s(trace: Trace) -> float:

@@ -91,6 +91,9 @@ def settings_from_options(
     warmup: Annotated[int, typer.Option(min=0, help="Requests before the run, one by one, not in its numbers.")] = 0,
     timeout: Annotated[float, typer.Option(callback=positive, help="Seconds a whole answer may take.")] = 120.0,
     max_ttfb: Annotated[float, typer.Option(callback=positive, help="Good requests: TTFB from plan, ms.")] = 500.0,
+    max_ttfa: Annotated[
+        float | None, typer.Option(callback=positive, help="Good requests: first audible sample from plan, ms.")
+    ] = None,
     max_stall: Annotated[float, typer.Option(min=0, help="Good requests: all their underruns together, ms.")] = 100.0,
     texts: Annotated[Texts, typer.Option(help="Three words to a short paragraph, or only some of it.")] = Texts.MIXED,
     processes: Annotated[int, typer.Option(min=1, help="Client processes: more where the lag says so.")] = 1,
@@ -122,7 +125,7 @@ def settings_from_options(
         words_per_s=words,
         interrupted=interrupted,
         timeout_s=timeout,
-        limits=Limits(max_ttfb / 1000, max_stall / 1000),
+        limits=Limits(max_ttfb / 1000, max_stall / 1000, max_ttfa and max_ttfa / 1000),
         processes=processes,
         texts=texts,
         replicas_url=replicas_url,

@@ -39,6 +39,11 @@ def percentiles(values: Distribution | None, *names: str, scale: float = MS, dig
     return " / ".join(number(percentile(values, name, scale), digits) for name in names)
 
 
+def continuity(summary: Summary) -> str:
+    """Shares of the answers with at most 50, 100 and 200 ms of underrun."""
+    return " / ".join(percent(share) for share in (summary.c50, summary.c100, summary.c200))
+
+
 # The one table of a summary. `answers` is how many the percentiles are of.
 COLUMNS: dict[str, Callable[[Summary], str]] = {
     "sent": lambda s: str(s.sent),
@@ -52,6 +57,7 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
     "whole p50/p95, s": lambda s: percentiles(s.end_to_end_s, "p50", "p95", scale=1.0, digits=2),
     "RTF p50": lambda s: number(percentile(s.rtf, "p50"), 2),
     "in time": lambda s: percent(s.request_viability),
+    "C50/C100/C200": lambda s: continuity(s),
     "underruns": lambda s: str(s.with_underrun),
     "stall p95, ms": lambda s: percentiles(s.stall_s, "p95"),
     "audio s/s": lambda s: number(s.audio_s_per_s, 1),
@@ -60,7 +66,7 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
 }
 FULL_RATES = (
     *("sent", "answers", "TTFA p50/p95/p99, ms", "whole p50/p95, s", "RTF p50", "audio s/s", "audio in time"),
-    *("underruns", "refused", "failed", "lag p99, ms"),
+    *("underruns", "C50/C100/C200", "refused", "failed", "lag p99, ms"),
 )
 BRIEF = ("goodput/s", "good", "refused", "failed", "answers", "TTFB p50/p95/p99, ms")  # as wide as a terminal
 
@@ -123,7 +129,7 @@ def sweep_verdict(sweep: Sweep) -> str:
         return (
             f"Holds none of the rates tried: not even {lowest.rate:.3g} requests/s had {asked}; "
             f"{lowest.good_share:.1%} were, TTFB p50/p95/p99 {ttfb} ms. "
-            f"Is the machine busy with something else, or a limit (--max-ttfb, --max-stall) too tight for it?"
+            f"Is the machine busy with something else, or a limit (--max-ttfb, --max-ttfa, --max-stall) too tight?"
         )
     there = next(step.summary for step in sweep.steps if step.rate == capacity)
     ttfb = percentiles(there.ttfb_s, "p50", "p95", "p99")
@@ -185,7 +191,9 @@ def run_facts(run: Result) -> dict[str, str]:
     facts = {"Requests": f"{sent}: {outcome}"}
     if summary.causes:
         facts["Causes"] = ", ".join(f"{cause}: {count}" for cause, count in summary.causes.items())
-    rates = {"offered": summary.offered_per_s, "sent": summary.achieved_per_s, "goodput": summary.good_per_s}
+    sent_per_s, share = summary.achieved_per_s, summary.good_share
+    good_per_s = None if sent_per_s is None or share is None else sent_per_s * share
+    rates = {"asked for": summary.offered_per_s, "drawn": summary.planned_per_s, "sent": sent_per_s, "good": good_per_s}
     facts["Requests/s"] = ", ".join(f"{name} {number(value, 2)}" for name, value in rates.items())
     facts["Audio"] = f"{summary.audio_s:.1f} s, {number(summary.audio_s_per_s, 2)} audio seconds per second"
     facts["Underruns"] = f"{summary.underruns} in {summary.with_underrun} of the answers"
@@ -195,4 +203,5 @@ def run_facts(run: Result) -> dict[str, str]:
     facts["In time"] = (
         f"{percent(summary.chunk_viability, 2)} of chunks, {percent(summary.request_viability)} of answers"
     )
+    facts["C50 / C100 / C200"] = f"{continuity(summary)} of answers with at most 50, 100, 200 ms of underrun"
     return facts

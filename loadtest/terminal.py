@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -81,8 +80,11 @@ def progress_line(runner: Runner) -> str:
     ended = Counter(trace.failure for trace in runner.traces)
     known = (None, Failure.REFUSED, Failure.INTERRUPTED)
     # Not numpy's percentiles: their first call takes 40 ms, in which no request could be sent.
-    recent_ms = sorted(MS * trace.ttfb_s for trace in runner.traces[-RECENT:] if trace.ttfb_s is not None) or [math.nan]
-    last = len(recent_ms) - 1
+    recent_ms = sorted(MS * trace.ttfb_s for trace in runner.traces[-RECENT:] if trace.ttfb_s is not None)
+
+    def recent(share: float) -> str:
+        return f"{recent_ms[round(share * (len(recent_ms) - 1))]:.0f} ms" if recent_ms else "-"
+
     facts = {
         "time": f"{runner.clock.now_s():.0f}/{runner.settings.duration_s:.0f} s" if runner.clock else "warm-up",
         "sent": f"{runner.sent}/{len(runner.schedule)}",
@@ -90,8 +92,8 @@ def progress_line(runner: Runner) -> str:
         "spoken": ended[None],
         "refused": ended[Failure.REFUSED],
         "failed": ended.total() - sum(ended[outcome] for outcome in known),
-        "TTFB p50": f"{recent_ms[round(0.5 * last)]:.0f} ms",
-        "TTFB p95": f"{recent_ms[round(0.95 * last)]:.0f} ms",
+        "TTFB p50": recent(0.5),
+        "TTFB p95": recent(0.95),
         "max lag": f"{runner.max_lag_s * MS:.0f} ms",
     }
     return f"{runner.folder.path.name}: " + "  ".join(f"{name} {value}" for name, value in facts.items())

@@ -116,6 +116,11 @@ class Trace:
         return None if self.failure or self.first_byte_s is None else self.first_byte_s - self.asked_s
 
     @property
+    def ttfa_s(self) -> float | None:
+        """From when the caller asked to the first audible sample; None unless the request was spoken and is heard."""
+        return None if self.failure or self.first_audible_s is None else self.first_audible_s - self.asked_s
+
+    @property
     def silence_s(self) -> float | None:
         """From an interruption to the last audio that came, 0 if none did; None without one."""
         if self.interrupted_s is None or not self.chunks:

@@ -172,3 +172,19 @@ def test_bad_to_the_end_is_no_recovery_whatever_the_windows() -> None:
 
 def test_a_time_without_requests_is_not_bad() -> None:
     assert time_to_recover([], 0.0, end_s=30.0, window_s=5.0, limits=LIMITS) == 0.0
+
+
+def test_continuity_counts_streams_by_all_their_underruns_together() -> None:
+    stalled = [replace(SPOKEN, chunks=[(1.1, 200), (1.2 + late_s, 2000)]) for late_s in (0.0, 0.04, 0.09, 0.19, 0.3)]
+    summary = summarize(stalled, planned=5)
+    assert (summary.c50, summary.c100, summary.c200) == (0.4, 0.6, 0.8)
+    nothing = summarize([failed(Failure.HTTP, 500)], planned=1)
+    assert (nothing.c50, nothing.c100, nothing.c200) == (None, None, None)
+
+
+def test_a_limit_of_the_first_audible_sample_judges() -> None:
+    """It is audible 120 ms after the plan."""
+    assert Limits(stall_s=1.0, ttfa_s=0.13).met_by(SPOKEN)
+    assert not Limits(stall_s=1.0, ttfa_s=0.11).met_by(SPOKEN)
+    assert not Limits(stall_s=1.0, ttfa_s=0.13).met_by(replace(SPOKEN, audible_sample=None))
+    assert "TTFA at most 110 ms" in str(Limits(ttfa_s=0.11))

@@ -263,3 +263,9 @@ def test_lines_of_the_schedule_are_json(tmp_path: Path) -> None:
     RunFolder(tmp_path).write_schedule(schedule("a", "b"))
     lines = [json.loads(line) for line in (tmp_path / "schedule.jsonl").read_text().splitlines()]
     assert lines[1] == {"index": 1, "planned_s": 0.0, "text": "b", "frames": None, "interrupt_s": None}
+
+
+def test_a_progress_line_before_the_first_answer_has_a_dash(tmp_path: Path) -> None:
+    runner = under_way(tmp_path)
+    runner.traces.clear()
+    assert "TTFB p50 -  TTFB p95 -" in progress_line(runner)
