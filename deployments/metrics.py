@@ -66,6 +66,14 @@ def _start_repeating() -> None:
 
 TTFB = Histogram("talkray_ttfb_seconds", "Request received to the first byte of its body sent.", _LATENCIES_S)
 TTFP = Histogram("talkray_ttfp_seconds", "Request received to its first PCM sample at the ingress.", _LATENCIES_S)
+TTFA = Histogram(
+    "talkray_ttfa_seconds", "Request received to its first audible sample at the ingress: 10 ms above -50 dBFS.",
+    _LATENCIES_S,
+)  # fmt: skip
+ONSET = Histogram(
+    "talkray_onset_seconds", "Silence of a stream in front of its first audible sample.",
+    [0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0],
+)  # fmt: skip
 STAGES = Histogram(
     "talkray_stage_seconds", "From one stage on the way to first audio to the next, of requests that are marked.",
     _LATENCIES_S, ("stage",),
@@ -135,6 +143,12 @@ def first_byte(elapsed_s: float) -> None:
 def first_audio(elapsed_s: float) -> None:
     """Record when a stream's first audio came."""
     TTFP.observe(elapsed_s)
+
+
+def first_sound(elapsed_s: float, *, onset_s: float) -> None:
+    """Record when a stream's first audible sample came, with `onset_s` of audio in front of it."""
+    TTFA.observe(elapsed_s)
+    ONSET.observe(onset_s)
 
 
 def stages(marks: Marks) -> None:

@@ -26,6 +26,29 @@ def _window(sample_rate: int) -> int:
     return max(1, round(_WINDOW_S * sample_rate))
 
 
+class FirstSound:
+    """Finds where a stream, which comes in chunks, begins to be heard."""
+
+    def __init__(self, sample_rate: int) -> None:
+        self._sample_rate, self._window = sample_rate, _window(sample_rate)
+        self._rest: Pcm = np.zeros(0, np.int16)  # of a window that is not whole yet
+        self._num_quiet = 0  # samples in front of it
+        self._is_found = False
+
+    def feed(self, pcm: Pcm) -> float | None:
+        """With the chunk that brings the first sound: seconds of the stream in front of it. With all others None."""
+        if self._is_found:
+            return None
+        pcm = np.concatenate((self._rest, pcm))
+        onset = first_sound(pcm, self._sample_rate)
+        if onset is None:
+            whole = len(pcm) // self._window * self._window
+            self._rest, self._num_quiet = pcm[whole:], self._num_quiet + whole
+            return None
+        self._is_found = True
+        return (self._num_quiet + onset) / self._sample_rate
+
+
 class LeadingSilence:
     """Trims one stream, chunk by chunk. Positions elsewhere stay on the codec's untrimmed timeline."""
 

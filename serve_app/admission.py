@@ -13,11 +13,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 
+import numpy as np
+
 from deployments import metrics
 from deployments.errors import NotReady, Overloaded
 from deployments.limits import Rate, StreamLimit
 from deployments.playback import PlaybackClock
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from deployments.silence import FirstSound
 from serve_app.config import AdmissionSettings
 from serve_app.live_text import LiveText, LiveTexts
 from serve_app.long_text import LongText
@@ -92,12 +95,15 @@ class Admission:
                 chunks, begun = await self._begin(request, info, opened)
                 heard = 1
                 self._num_heard += heard
+                sound = FirstSound(info.sample_rate)
                 while (chunk := begun.popleft() if begun else await anext(chunks, None)) is not None:
                     if paused or (live is not None and not live.is_over):
                         listener.wait(now_s=time.monotonic())
                     paused = live is not None and not live.is_over
                     if chunk.pcm:
                         self._judge(listener, len(chunk.pcm) / _SAMPLE_BYTES / info.sample_rate, came_s=came_s)
+                        if (onset_s := sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
+                            metrics.first_sound(time.monotonic() - came_s, onset_s=onset_s)
                     given_s, reason = time.monotonic(), chunk.finish_reason
                     yield chunk
                     listener.pause(time.monotonic() - given_s)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from deployments.silence import LeadingSilence, Pcm, first_sound
+from deployments.silence import FirstSound, LeadingSilence, Pcm, first_sound
 
 RATE = 1000  # windows of 10 samples
 
@@ -52,3 +52,15 @@ def test_the_first_sound_is_the_first_loud_window() -> None:
     click = quiet(500)
     click[105] = 200  # one loud sample is no sound
     assert first_sound(click, RATE) is None
+
+
+@pytest.mark.parametrize("sizes", [[500], [1] * 500, [203, 4, 293], [7] * 72])
+def test_the_first_sound_of_a_stream_is_found_once_however_it_is_cut(sizes: list[int]) -> None:
+    sound, pcm = FirstSound(RATE), np.concatenate((quiet(205), loud(100), quiet(95), loud(100)))
+    found = [sound.feed(chunk) for chunk in np.split(pcm, np.cumsum(sizes))]
+    assert [place_s for place_s in found if place_s is not None] == [0.2]
+
+
+def test_a_quiet_stream_has_no_first_sound() -> None:
+    sound = FirstSound(RATE)
+    assert [sound.feed(quiet(60)) for _ in range(4)] == [None] * 4

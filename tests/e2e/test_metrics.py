@@ -13,6 +13,8 @@ pytestmark = pytest.mark.anyio
 EXPECTED = {
     "talkray_ttfb_seconds_count",
     "talkray_ttfp_seconds_count",
+    "talkray_ttfa_seconds_count",
+    "talkray_onset_seconds_count",
     "talkray_chunk_lateness_seconds_count",
     "talkray_rtf_count",
     "talkray_audio_seconds_total",

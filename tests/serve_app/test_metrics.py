@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 
 import httpx
+import numpy as np
 import pytest
 from ray.util.metrics import Metric
 
@@ -53,7 +54,7 @@ class Instrument:
 
 @pytest.fixture
 def instruments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Instrument]:
-    names = ["TTFB", "TTFP", "LATENESS", "UNDERRUNS", "AUDIO", "RTF", "REFUSALS", "STREAMS", "ENDINGS"]
+    names = ["TTFB", "TTFP", "TTFA", "ONSET", "LATENESS", "UNDERRUNS", "AUDIO", "RTF", "REFUSALS", "STREAMS", "ENDINGS"]
     made = {name: Instrument() for name in names}
     for name, instrument in made.items():
         monkeypatch.setattr(metrics, name, instrument)
@@ -78,6 +79,17 @@ async def test_a_player_without_a_buffer(instruments: dict[str, Instrument], clo
     assert len(instruments["UNDERRUNS"].values) == 1
     assert sum(instruments["AUDIO"].values) == pytest.approx(2.6)
     assert instruments["RTF"].values == pytest.approx([3.4 / 2.6])
+
+
+async def test_the_first_audible_sample(instruments: dict[str, Instrument], clock: Clock) -> None:
+    rate = CUSTOM_VOICE.sample_rate
+    loud = np.full(rate // 10, 3000, "<i2").tobytes()
+    script = [chunk(bytes(rate // 2)), chunk(bytes(rate // 5) + loud), chunk(loud)]  # 0.25 and 0.1 s of silence first
+    async for _ in Admission(Timed(clock, [10.0, 10.2, 10.4], script), AdmissionSettings()).synthesize(REQUEST):
+        pass
+    assert instruments["TTFP"].values == [0.5]
+    assert instruments["TTFA"].values == pytest.approx([0.7])
+    assert instruments["ONSET"].values == pytest.approx([0.35])
 
 
 async def test_a_reader_who_takes_time_makes_nothing_late(instruments: dict[str, Instrument], clock: Clock) -> None:
