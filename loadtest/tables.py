@@ -40,8 +40,9 @@ def percentiles(values: Distribution | None, *names: str, scale: float = MS, dig
 
 
 def continuity(summary: Summary) -> str:
-    """Shares of the answers with at most 50, 100 and 200 ms of underrun."""
-    return " / ".join(percent(share) for share in (summary.c50, summary.c100, summary.c200))
+    """Shares of the answers with at most 50, 100 and 200 ms of underrun, in per cent."""
+    shares = (summary.c50, summary.c100, summary.c200)
+    return " / ".join("-" if share is None else f"{100 * share:.1f}".removesuffix(".0") for share in shares)
 
 
 # The one table of a summary. `answers` is how many the percentiles are of.
@@ -57,7 +58,7 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
     "whole p50/p95, s": lambda s: percentiles(s.end_to_end_s, "p50", "p95", scale=1.0, digits=2),
     "RTF p50": lambda s: number(percentile(s.rtf, "p50"), 2),
     "in time": lambda s: percent(s.request_viability),
-    "C50/C100/C200": lambda s: continuity(s),
+    "C50/C100/C200, %": lambda s: continuity(s),
     "underruns": lambda s: str(s.with_underrun),
     "stall p95, ms": lambda s: percentiles(s.stall_s, "p95"),
     "audio s/s": lambda s: number(s.audio_s_per_s, 1),
@@ -66,7 +67,7 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
 }
 FULL_RATES = (
     *("sent", "answers", "TTFA p50/p95/p99, ms", "whole p50/p95, s", "RTF p50", "audio s/s", "audio in time"),
-    *("underruns", "C50/C100/C200", "refused", "failed", "lag p99, ms"),
+    *("underruns", "C50/C100/C200, %", "refused", "failed", "lag p99, ms"),
 )
 BRIEF = ("goodput/s", "good", "refused", "failed", "answers", "TTFB p50/p95/p99, ms")  # as wide as a terminal
 
@@ -203,5 +204,5 @@ def run_facts(run: Result) -> dict[str, str]:
     facts["In time"] = (
         f"{percent(summary.chunk_viability, 2)} of chunks, {percent(summary.request_viability)} of answers"
     )
-    facts["C50 / C100 / C200"] = f"{continuity(summary)} of answers with at most 50, 100, 200 ms of underrun"
+    facts["C50 / C100 / C200"] = f"{continuity(summary)} % of answers with at most 50, 100, 200 ms of underrun"
     return facts

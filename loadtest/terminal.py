@@ -31,7 +31,7 @@ from loadtest.traces import Failure
 
 LIVE_PERIOD_S = 0.5
 PLAIN_PERIOD_S = 2.0
-PIPE_WIDTH = 160
+PIPE_WIDTH = 190
 RECENT = 200  # answers in the running percentiles
 
 
