@@ -77,23 +77,24 @@ class Seen:
     got: Counter[str] = field(default_factory=Counter)
     missed: list[str] = field(default_factory=list)
 
-    @property
-    def pause_s(self) -> float:
-        return max(self.pauses_s.values(), default=0.0)
+    def worst_way(self, quiet: "Seen") -> str:
+        """Whose listener waited longest, compared with the time without attackers."""
+        return max(WAYS, key=lambda way: self.pauses_s.get(way, 0.0) - quiet.pauses_s[way])
 
     def row(self, quiet: "Seen") -> list[str]:
         acts = Counter[str]()
         for what, count in self.got.items():
             acts[what.partition(":")[0]] += count
         told = "  ".join(f"{what}: {count}" for what, count in sorted(acts.items()) if what != "cut off")
-        excess_s = max((self.pauses_s[way] - quiet.pauses_s[way] for way in self.pauses_s), default=0.0)
-        times = [f"{1000 * each:.0f}" for each in (self.pause_s, excess_s, self.health_s)]
+        way = self.worst_way(quiet)
+        both_s = self.pauses_s.get(way, 0.0), quiet.pauses_s[way]
+        times = [f"{1000 * each:.0f}" for each in (*both_s, self.health_s)]
         number = str(self.entry) if self.many else ""
         verdict = "" if not self.many else "BROKEN" if self.missed else "holds"
         return [number, self.name, str(self.many or ""), *times, f"{self.peak_mib:.0f}", verdict, told]
 
 
-HEAD = ["entry", "attack", "intruders", "pause, ms", "above quiet", "/health, ms", "peak, MiB", "limits", "what it got"]
+HEAD = ["entry", "attack", "intruders", "pause, ms", "without", "/health, ms", "peak, MiB", "limits", "what it got"]
 
 
 class Watch:
@@ -233,7 +234,7 @@ def judge(seen: Seen, quiet: Seen, attack: Attack) -> None:
     if attack.is_beside:
         return
     if not attack.takes_every_place:
-        way = max(WAYS, key=lambda way: seen.pauses_s[way] - quiet.pauses_s[way])
+        way = seen.worst_way(quiet)
         pause_ms, quiet_ms = 1000 * seen.pauses_s[way], 1000 * quiet.pauses_s[way]
         if pause_ms > quiet_ms + 1000 * NOTICED_S:
             seen.missed.append(f"{way} waits {pause_ms:.0f} ms, {quiet_ms:.0f} when quiet")
