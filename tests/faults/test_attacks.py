@@ -54,6 +54,7 @@ talker:
   max_model_len: 1024
 codec:
   max_late_s: 100
+  chunk_frames: [1, 1, 2, 4]   # a listener waits for calls of others, 13 ms a frame
 """
 
 
