@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit kernels e2e scale metrics faults fleet cluster-check docs clients fuzz audit voice-eval parity step-load overload simulate-check clean
+.PHONY: help install run test lint unit kernels e2e scale metrics faults hostile fleet cluster-check docs clients fuzz audit voice-eval parity step-load overload simulate-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -40,7 +40,10 @@ metrics: $(VENV)/.installed-dev ## A real Prometheus (fetched with apt-get) scra
 	$(BIN)/python -m pytest -q -m prometheus
 
 faults: $(VENV)/.installed-dev ## Kill replicas and hosts under load: no listener may notice (15 minutes)
-	$(BIN)/python -m pytest -q -m faults
+	$(BIN)/python -m pytest -q -m "faults and not hostile"
+
+hostile: $(VENV)/.installed-dev ## What one client can do to all others: attacks while four listen (eight minutes; TALKRAY_ATTACKS="tags|batch" for some)
+	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m hostile tests/faults
 
 fleet: $(VENV)/.installed-dev ## Nodes in namespaces that join, leave and die, a head that dies, clouds that are not there (root; half an hour)
 	$(PIP) --editable '.[fleet]'

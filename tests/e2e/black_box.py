@@ -63,6 +63,7 @@ class ServerCommand:
             stdout=subprocess.PIPE,
             text=True,
             cwd=scratch,
+            start_new_session=True,  # Ctrl-C is for the tests, which end what it holds
         )
         assert self._family.stdout is not None
         self.pid = int(self._family.stdout.readline())

@@ -61,24 +61,38 @@ def read_to_end(raw: socket.socket, within_s: float) -> bytes:
     return received
 
 
+def handshake(key: str, *, path: str = f"{SPEECH}/ws", compressed: bool = False) -> bytes:
+    """The request that opens a WebSocket; `compressed` where it asks for that."""
+    nonce = base64.b64encode(os.urandom(16)).decode()
+    lines = [
+        f"GET {path} HTTP/1.1",
+        "Host: localhost",
+        "Connection: Upgrade",
+        "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13",
+        f"Sec-WebSocket-Key: {nonce}",
+        f"Authorization: Bearer {key}",
+        *(["Sec-WebSocket-Extensions: permessage-deflate"] if compressed else []),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def frame(payload: bytes, *, opcode: int = 1, final: bool = True, compressed: bool = False) -> bytes:
+    """A frame of a WebSocket. Its mask is zero, which is one."""
+    size = len(payload)
+    first = opcode | (0x80 if final else 0) | (0x40 if compressed else 0)
+    short = struct.pack("!BB", first, 0x80 | size) if size < 126 else b""
+    medium = struct.pack("!BBH", first, 0x80 | 126, size) if size < 65536 else b""
+    return (short or medium or struct.pack("!BBQ", first, 0x80 | 127, size)) + b"\0\0\0\0" + payload
+
+
 class RawSocket:
     """A WebSocket without a library, so that it can send what none would."""
 
     def __init__(self, raw: socket.socket, *, key: str, compressed: bool = False) -> None:
         """`compressed` where it asks for that."""
         self.raw = raw
-        nonce = base64.b64encode(os.urandom(16)).decode()
-        lines = [
-            f"GET {SPEECH}/ws HTTP/1.1",
-            "Host: localhost",
-            "Connection: Upgrade",
-            "Upgrade: websocket",
-            "Sec-WebSocket-Version: 13",
-            f"Sec-WebSocket-Key: {nonce}",
-            f"Authorization: Bearer {key}",
-            *(["Sec-WebSocket-Extensions: permessage-deflate"] if compressed else []),
-        ]
-        raw.sendall("\r\n".join([*lines, "", ""]).encode())
+        raw.sendall(handshake(key, compressed=compressed))
         self._received = b""
         status, *headers = self._head().splitlines()
         self.status = int(status.split()[1])
@@ -91,12 +105,8 @@ class RawSocket:
         return "permessage-deflate" in self.headers.get("sec-websocket-extensions", "")
 
     def send(self, payload: bytes, *, opcode: int = 1, final: bool = True, compressed: bool = False) -> None:
-        """One frame. Its mask is zero, which is one."""
-        size = len(payload)
-        first = opcode | (0x80 if final else 0) | (0x40 if compressed else 0)
-        short = struct.pack("!BB", first, 0x80 | size) if size < 126 else b""
-        medium = struct.pack("!BBH", first, 0x80 | 126, size) if size < 65536 else b""
-        self.raw.sendall((short or medium or struct.pack("!BBQ", first, 0x80 | 127, size)) + b"\0\0\0\0" + payload)
+        """One frame."""
+        self.raw.sendall(frame(payload, opcode=opcode, final=final, compressed=compressed))
 
     def say(self, **fields: object) -> None:
         """One message."""

@@ -1,13 +1,14 @@
 """Clients that behave: each has an address and a key of its own, listens to the end, and asks again if refused."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 import numpy as np
@@ -101,19 +102,22 @@ class Listening:
 
 
 class PoliteClient:
-    """One that speaks over HTTP, or over a WebSocket that it keeps."""
+    """One that speaks over HTTP, or over a WebSocket that it keeps; `way` is one of `WAYS`."""
 
-    def __init__(self, name: str, key: str, url: str, address: str, *, sockets: bool) -> None:
+    def __init__(self, name: str, key: str, url: str, address: str, *, way: str) -> None:
         self.name, self.key = name, key
-        self._way = "WebSocket" if sockets else "HTTP"
+        self._way = way
         self._url, self._address = url, address
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._socket_key = ""
+        self._num_contexts = 0
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None)
         connector = aiohttp.TCPConnector(local_addr=(self._address, 0))
-        self._http = aiohttp.ClientSession(self._url, timeout=timeout, connector=connector)
+        # Servers that trust another proxy in front of their own believe it.
+        headers = {"X-Forwarded-For": self._address}
+        self._http = aiohttp.ClientSession(self._url, timeout=timeout, connector=connector, headers=headers)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -123,10 +127,9 @@ class PoliteClient:
         """One request; `expected` is what it brings without kills, None where that is asked for."""
         stream, key = Stream(self.name, self._way, number), self.key
         listening = Listening(stream)
-        ask = self._over_socket if self._way == "WebSocket" else self._over_http
         try:
             async with asyncio.timeout(BOUND_S):
-                await ask(fields, listening)
+                await WAYS[self._way](self, fields, listening)
             problem = difference(listening.pcm, expected) if expected is not None else None
             stream.outcome, stream.detail = ("wrong", problem) if problem else ("whole", "")
         except TimeoutError:
@@ -153,34 +156,71 @@ class PoliteClient:
                 listening.take(data)
 
     async def _over_socket(self, fields: Mapping[str, object], listening: Listening) -> None:
-        socket = await self._connected()
+        socket = await self._connected(f"{SPEECH}/ws")
         await socket.send_json({"type": "speak", **fields})
-        while True:
-            message = await socket.receive()
-            if message.type is aiohttp.WSMsgType.BINARY:
-                listening.take(message.data)
-            elif message.type is aiohttp.WSMsgType.TEXT:
-                said = json.loads(message.data)
-                if said["type"] == "done":
-                    return
-                if said["type"] == "error":
-                    error = said["error"]
-                    raise (
-                        broken(listening, error)
-                        if listening.pcm
-                        else refusal(_STATUS.get(error["code"], 0), str(error))
-                    )
-            else:
-                code = f"{message.type.name} {message.data} {message.extra}"
-                raise aiohttp.ClientConnectionError(f"the socket ended: {code}")
+        async for message in _heard(socket):
+            if isinstance(message, bytes):
+                listening.take(message)
+            elif message["type"] == "done":
+                return
+            elif message["type"] == "error":
+                raise _unwelcome(listening, message["error"], str(message["error"]["code"]))
 
-    async def _connected(self) -> aiohttp.ClientWebSocketResponse:
+    async def _over_flux(self, fields: Mapping[str, object], listening: Listening) -> None:
+        """A turn of Deepgram's: words, a flush, audio, and what it was."""
+        socket = await self._connected(f"/v2/speak?model=flux-{fields['voice']}-en&encoding=linear16&sample_rate=24000")
+        await socket.send_json({"type": "Speak", "text": fields["input"]})
+        await socket.send_json({"type": "Flush"})
+        async for message in _heard(socket):
+            if isinstance(message, bytes):
+                listening.take(message)
+            elif message["type"] == "SpeechMetadata":
+                return
+            elif message["type"] in ("Error", "Warning"):
+                raise _unwelcome(listening, message, str(message["code"]))
+
+    async def _over_elevenlabs(self, fields: Mapping[str, object], listening: Listening) -> None:
+        """A context of one text."""
+        socket = await self._connected(
+            f"/v1/text-to-speech/{fields['voice']}/multi-stream-input?output_format=pcm_24000"
+        )
+        self._num_contexts += 1
+        context = {"context_id": str(self._num_contexts)}
+        await socket.send_json({"text": fields["input"], **context})
+        await socket.send_json({"text": "", "flush": True, **context})
+        await socket.send_json({"close_context": True, **context})
+        async for message in _heard(socket):
+            assert not isinstance(message, bytes)
+            if "error" in message:
+                raise _unwelcome(listening, message, str(message["code"]))
+            if message["isFinal"]:
+                return
+            if audio := base64.b64decode(message["audio"]):
+                listening.take(audio)
+
+    async def _over_realtime(self, fields: Mapping[str, object], listening: Listening) -> None:
+        """A response to one item."""
+        socket = await self._connected("/v1/realtime?model=gpt-realtime")
+        said = [{"type": "input_text", "text": fields["input"]}]
+        item = {"type": "message", "role": "user", "content": said}
+        asked = {"input": [item], "audio": {"output": {"voice": fields["voice"]}}}
+        await socket.send_json({"type": "response.create", "response": asked})
+        async for message in _heard(socket):
+            assert not isinstance(message, bytes)
+            if message["type"] == "response.output_audio.delta":
+                listening.take(base64.b64decode(message["delta"]))
+            elif message["type"] == "error":
+                raise _unwelcome(listening, message["error"], str(message["error"]["code"]))
+            elif message["type"] == "response.done":
+                return
+
+    async def _connected(self, path: str) -> aiohttp.ClientWebSocketResponse:
         """The socket; another one where it is closed, or where its key is no longer ours."""
         if self._socket is None or self._socket.closed or self._socket_key != self.key:
             await self._hang_up()
             self._socket_key = self.key
             try:
-                self._socket = await self._http.ws_connect(f"{SPEECH}/ws", headers=self._bearer())
+                self._socket = await self._http.ws_connect(path, headers=self._bearer())
             except aiohttp.WSServerHandshakeError as error:
                 raise refusal(error.status, error.message) from error
         return self._socket
@@ -194,6 +234,33 @@ class PoliteClient:
 
     def _bearer(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"}
+
+
+Ask = Callable[[PoliteClient, Mapping[str, object], Listening], Awaitable[None]]
+WAYS: dict[str, Ask] = {
+    "HTTP": PoliteClient._over_http,
+    "WebSocket": PoliteClient._over_socket,
+    "ElevenLabs": PoliteClient._over_elevenlabs,
+    "Flux": PoliteClient._over_flux,
+    "Realtime": PoliteClient._over_realtime,
+}
+
+
+async def _heard(socket: aiohttp.ClientWebSocketResponse) -> AsyncGenerator[dict[str, Any] | bytes, None]:
+    """Audio and messages. Raises where the socket ends."""
+    while True:
+        message = await socket.receive()
+        if message.type is aiohttp.WSMsgType.BINARY:
+            yield message.data
+        elif message.type is aiohttp.WSMsgType.TEXT:
+            yield json.loads(message.data)
+        else:
+            raise aiohttp.ClientConnectionError(f"the socket ended: {message.type.name} {message.data} {message.extra}")
+
+
+def _unwelcome(listening: Listening, error: Mapping[str, object], code: str) -> Exception:
+    """What an error is: a refusal, or where audio has come a stream that broke."""
+    return broken(listening, error) if listening.pcm else refusal(_STATUS.get(code, 0), str(error))
 
 
 _STATUS = {"rate_limit_exceeded": 429, "not_ready": 503, "replica_lost": 503}  # of error codes on a socket

@@ -74,7 +74,11 @@ class Soak:
         self._expected: list[bytes] = []
         self.clients = [
             PoliteClient(
-                f"polite-{number}", self._key(number), self.url, f"127.0.0.{100 + number}", sockets=number % 2 == 1
+                f"polite-{number}",
+                self._key(number),
+                self.url,
+                f"127.0.0.{100 + number}",
+                way=("HTTP", "WebSocket")[number % 2],
             )
             for number in range(options.clients)
         ]
@@ -194,9 +198,8 @@ class Soak:
             task.add_done_callback(self._hostile.discard)
 
     async def _intrude(self) -> None:
-        loop, chance = asyncio.get_running_loop(), random.Random(self._chance.random())
-        seen = await loop.run_in_executor(self._threads, intrude, self.options.port, self._hostile_key, chance)
-        if seen[1] != "ConnectionRefusedError":  # nobody was there
+        seen = await intrude(self.options.port, self._hostile_key, random.Random(self._chance.random()))
+        if seen[1] not in ("ClientConnectorError", "ConnectionRefusedError"):  # nobody was there
             self.records.hostile.append(seen)
 
     async def _rotate(self) -> None:
