@@ -14,7 +14,6 @@ from deployments.talker.deployment import TalkerReplica
 from serve_app.autoscaling import Bounds, CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.ingress import Ingress
-from serve_app.posted_text import draw_secret
 
 # Above the longest utterance: a talker or a codec replica that is taken away finishes what it speaks, if no other one
 # goes on with it.
@@ -65,7 +64,7 @@ def build_app(config: AppConfig) -> Application:
     ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
     # Audio that the talker's GPU makes to the end takes no way round by the codec pool.
     talker_beside = talker if config.codec.placement == "inline" else None
-    return ingress.bind(config.api, decoder, talker_beside, secret=draw_secret())
+    return ingress.bind(config.api, decoder, talker_beside)
 
 
 def talker_scaling(config: AppConfig) -> TalkerScaling | None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,9 +22,6 @@ from serve_app.web_pages import PATHS
 EXEMPT = frozenset({"/health", "/ready", "/v1/audio/voices", "/v1/audio/models"}) | PATHS
 
 MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy refuses more than about 15,000 bytes
-
-# Requests that write or hear one text, as messages of a WebSocket do: the utterance is counted where it is spoken.
-_OF_ONE_TEXT = re.compile(r"/generate/stream/[^/]+/(text|end|audio)")
 
 _SCHEMES = ("bearer", "token")
 _KEY_HEADERS = ("xi-api-key", "x-api-key", "api-key")
@@ -177,9 +173,8 @@ class Door:
     """ASGI middleware, inside RequestContext. `scope["state"]["caller"]` is the `Caller` behind who is let in,
     `upload` the `Upload` that its body is.
 
-    A request that may cost speech counts as a request, and as a stream while it lasts. A WebSocket, or a request that
-    hears a text while others write it, counts as a stream while it is open; whoever answers it counts each utterance as
-    a request.
+    A request that may cost speech counts as a request, and as a stream while it lasts. A WebSocket counts as a
+    stream while it is open; whoever answers it counts each utterance as a request.
     """
 
     def __init__(self, app: ASGIApp, *, settings: ApiSettings) -> None:
@@ -198,10 +193,9 @@ class Door:
         with ExitStack() as streams:
             try:
                 caller = self._admit(scope)
-                part = _OF_ONE_TEXT.fullmatch(scope["path"])
-                if scope["type"] == "websocket" or (part and part[1] == "audio"):
+                if scope["type"] == "websocket":
                     streams.enter_context(caller.stream())
-                elif scope["method"] == "POST" and not part:
+                elif scope["method"] == "POST":
                     caller.request()
                     streams.enter_context(caller.stream())
             except TalkrayError as error:

@@ -44,14 +44,6 @@ class BodyTooSlow(Refusal):
     """The body did not arrive in time."""
 
 
-class NotFound(InvalidRequest):
-    """What the request names is not there (any more)."""
-
-
-class Conflict(InvalidRequest):
-    """What the request asks for is over, or was given to another one."""
-
-
 @dataclass(frozen=True, slots=True)
 class Kind:
     """How one class of errors is answered: with `message`, or with the error's own where that is for the client."""
@@ -74,8 +66,6 @@ KINDS: dict[type[BaseException], Kind] = {
     BodyTooSlow: Kind(408, "invalid_request_error", "request_timeout"),
     HeadersTooLarge: Kind(431, "invalid_request_error", "headers_too_large"),
     ModelNotFound: Kind(404, "invalid_request_error", "model_not_found"),
-    NotFound: Kind(404, "invalid_request_error", "not_found"),
-    Conflict: Kind(409, "invalid_request_error", "conflict"),
     PayloadTooLarge: Kind(413, "invalid_request_error", "payload_too_large"),
     InvalidRequest: Kind(400, "invalid_request_error", "invalid_value"),
     Overloaded: Kind(429, "rate_limit_error", "rate_limit_exceeded", retry=True),

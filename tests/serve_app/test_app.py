@@ -27,6 +27,15 @@ def test_three_deployments_behind_the_ingress() -> None:
     assert application.ingress_deployment_name == "Ingress"
 
 
+def test_what_is_deployed_again_unchanged_is_the_same() -> None:
+    """Serve replaces replicas whose arguments differ."""
+    one, other = (built(AppConfig(model="embedded")).deployments for _ in range(2))
+    assert [item.name for item in one] == [item.name for item in other]
+    assert [repr((item.init_args, item.init_kwargs)) for item in one] == [
+        repr((item.init_args, item.init_kwargs)) for item in other
+    ]
+
+
 def test_each_pool_gets_its_own_settings() -> None:
     pool = PoolConfig(replicas=3, num_cpus=4, num_gpus=0.5, max_queued_requests=9)
     by_name = {
