@@ -1,6 +1,7 @@
 """The door: who may come in, from where, and with how much. Decided from the request's head alone."""
 
 import asyncio
+import ipaddress
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +19,11 @@ from serve_app.errors import POLICY_VIOLATION, TRY_AGAIN_LATER, Forbidden, Heade
 from serve_app.keys import KEY_PREFIX, KeyRecord, Keys
 from serve_app.web_pages import PATHS
 
-# Probes have no key, Open WebUI asks for these two lists without one, and a browser cannot send one with a page.
+# To be read without a key: probes have none, Open WebUI asks for these two lists without one, and a browser cannot send
+# one with a page.
 EXEMPT = frozenset({"/health", "/ready", "/v1/audio/voices", "/v1/audio/models"}) | PATHS
+
+_READING = ("GET", "HEAD")
 
 MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy refuses more than about 15,000 bytes
 
@@ -39,6 +43,7 @@ _REMEDIES = {
     "key": "a key with higher limits (`talkray key create`) has more",
     "client": "api.admission has the limits (client_requests_per_minute, client_streams)",
 }
+_CLIENT_BITS = 64  # of an IPv6 address, that are one client's
 # A client that holds a stream is asked to come back when it may have ended.
 _STREAM_S = 1.0
 # Keys, and addresses, that are remembered; beyond them the one that was seen first and has no stream is forgotten.
@@ -214,9 +219,10 @@ class Door:
         self._check_host(headers.get("host"))
         self._check_origin(headers.get("origin"), headers.get("host"))
         limits = Limits(self._admission.client_requests_per_minute, self._admission.client_streams)
-        meter = self._of_addresses.of(address, limits)
-        if self._keys is None or scope["path"] in EXEMPT:
-            return Caller(f"address {address}", meter)
+        client = one_client(address)
+        meter = self._of_addresses.of(client, limits)
+        if self._keys is None or (scope["path"] in EXEMPT and scope.get("method") in _READING):
+            return Caller(f"address {client}", meter)
         keys = self._keys
         record = keys.find(next(offered_keys(scope), None))
         scope["state"]["record"].key = record.name
@@ -259,6 +265,19 @@ def client_address(scope: Scope, *, trusted_proxies: int) -> str:
     return seen[-trusted_proxies] if len(seen) >= trusted_proxies else peer
 
 
+def one_client(address: str) -> str:
+    """Whom `address` stands for where clients are told apart: an IPv6 client has a /64 of its own, 2**64 addresses."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(parsed), _CLIENT_BITS), strict=False))
+
+
 def offered_keys(scope: Scope) -> Iterator[str]:
     """What the request offers as its key, wherever one of the APIs puts it; the first one counts."""
     headers = Headers(scope=scope)
@@ -285,10 +304,13 @@ def _host_name(host: str) -> str | None:
 
 
 def _naming_a_protocol(scope: Scope, send: Send) -> Send:
-    """Browsers drop a WebSocket that offered subprotocols and was accepted without one: name one that is no key."""
+    """Browsers drop a WebSocket that offered subprotocols and was accepted without one: name one that is no key. Behind
+    the name of a scheme, as in `token, KEY`, stands a key, also one of another service: this one may ask for none.
+    """
     offered = scope["subprotocols"] if scope["type"] == "websocket" else []
     named = next((protocol for protocol in offered if not _is_key(protocol)), None)
-    if named is None or not any(map(_is_key, offered)):
+    has_scheme = len(offered) > 1 and offered[0].lower() in _SCHEMES
+    if named is None or not (has_scheme or any(map(_is_key, offered))):
         return send
 
     async def send_named(message: Message) -> None:

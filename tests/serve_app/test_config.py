@@ -127,4 +127,4 @@ def test_what_is_configured_stays(access: AccessSettings) -> None:
 def test_an_ingress_replica_asks_where_serve_listens(monkeypatch: pytest.MonkeyPatch, host: str | None) -> None:
     monkeypatch.setattr(ingress.ray_internals, "proxy_host", lambda: host)
     with pytest.raises(StartError):
-        Ingress(ApiSettings(), codec=None, secret=b"")
+        Ingress(ApiSettings(), codec=None)
