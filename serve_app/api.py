@@ -36,7 +36,7 @@ from serve_app.live_text import LiveTexts
 from serve_app.request_context import RequestContext
 from serve_app.speaker import Speaker
 from serve_app.synthesizer import Synthesizer
-from serve_app.voices import catalogue_routes
+from serve_app.voices import catalogue_routes, check_default
 from serve_app.web_pages import page_routes
 from serve_app.websocket import websocket_routes
 
@@ -107,7 +107,7 @@ def create_api(
     for dialect, tag in DIALECTS:
         api.include_router(dialect.routes(speaker), tags=[tag])
     api.include_router(catalogue_routes(admission, settings), tags=["Models and voices"])
-    api.include_router(status_routes(admission, is_ready), tags=["This server"])
+    api.include_router(status_routes(admission, settings, is_ready), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
     api.include_router(websocket_routes(speaker, {nari.PROTOCOL: nari.serve}))
@@ -123,7 +123,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     return reply.response()
 
 
-def status_routes(synthesizer: Synthesizer, is_ready: Callable[[], bool]) -> APIRouter:
+def status_routes(synthesizer: Synthesizer, settings: ApiSettings, is_ready: Callable[[], bool]) -> APIRouter:
     """Cheap answers about the server itself."""
     router = APIRouter()
 
@@ -139,7 +139,9 @@ def status_routes(synthesizer: Synthesizer, is_ready: Callable[[], bool]) -> API
         """Speech can be asked for."""
         if not is_ready():
             raise NotReady
-        return {"status": "ready", "model": (await synthesizer.describe()).name}
+        info = await synthesizer.describe()
+        check_default(settings, info.name, info.voices)  # on a cluster the checkpoint may be on no other node
+        return {"status": "ready", "model": info.name}
 
     return router
 

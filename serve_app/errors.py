@@ -14,6 +14,7 @@ from deployments.errors import (
     Overloaded,
     PayloadTooLarge,
     ReplicaLost,
+    StartError,
     TalkrayError,
 )
 
@@ -70,6 +71,7 @@ KINDS: dict[type[BaseException], Kind] = {
     InvalidRequest: Kind(400, "invalid_request_error", "invalid_value"),
     Overloaded: Kind(429, "rate_limit_error", "rate_limit_exceeded", retry=True),
     NotReady: Kind(503, "server_error", "not_ready", "The model is still loading.", retry=True),
+    StartError: Kind(503, "server_error", "not_ready"),
     ReplicaLost: Kind(503, "server_error", "replica_lost", "A replica was lost while it served this.", retry=True),
     EngineError: Kind(500, "server_error", "engine_error", "The engine failed on this request."),
 }

@@ -298,6 +298,14 @@ async def test_names_of_the_host(host: str, status: int) -> None:
     assert (await ask(api, "GET", "/health", Host=host)).status_code == status
 
 
+async def test_settings_in_capitals_and_with_a_slash_mean_what_clients_send() -> None:
+    api = surface(allowed_hosts=("TTS.Example.com",), allowed_origins=("https://App.example.com/",))
+    for origin, status in (("https://app.example.com", 200), ("https://other.example.com", 403)):
+        answer = await ask(api, "GET", "/health", Host="tts.example.com:8000", Origin=origin)
+        assert answer.status_code == status
+    assert answer.headers.get("access-control-allow-origin") is None
+
+
 async def test_headers_that_are_too_large() -> None:
     answer = await ask(surface(), "GET", "/health", x_filler="x" * (16 << 10))
     assert (answer.status_code, answer.json()["error"]["code"]) == (431, "headers_too_large")
