@@ -39,7 +39,7 @@ scale: $(VENV)/.installed-dev ## Pools that grow and shrink under load, with rea
 metrics: $(VENV)/.installed-dev ## A real Prometheus (fetched with apt-get) scrapes the metrics
 	$(BIN)/python -m pytest -q -m prometheus
 
-faults: $(VENV)/.installed-dev ## Kill replicas and hosts under load: no listener may notice (15 minutes)
+faults: $(VENV)/.installed-dev ## Kill, cancel and update replicas and hosts under load: no listener may notice (25 minutes)
 	$(BIN)/python -m pytest -q -m "faults and not hostile"
 
 hostile: $(VENV)/.installed-dev ## What one client can do to all others: attacks while four listen (eight minutes; TALKRAY_ATTACKS="tags|batch" for some)

@@ -3,31 +3,24 @@
 Handles of Ray Serve cannot stream what goes in. The reader sends the utterance's token and how many characters it has
 already; the text from there on comes back in parts, each with its length in front, and an empty one at its end. Nothing
 is taken out of the mailbox: whoever goes on with a stream reads its text again.
-
-Other processes may help to write a text: they send its token and a message, which whoever shares the text answers.
 """
 
 import asyncio
 import contextlib
 import logging
 import struct
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 
-from deployments.errors import ReplicaLost, TalkerLost
+from deployments.errors import TalkerLost
 from deployments.protocol import Mailbox
 
 logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct(">I")
 _MAX_REQUEST_BYTES = 256  # of the line that says what is wanted
-_MAX_MESSAGE_BYTES = 1 << 20
-_TELL = "tell"
-_REQUEST_S = 5.0  # to say what is wanted; for a message also to be answered
+_REQUEST_S = 5.0  # to say what is wanted
 _CONNECT_S = 2.0
 _DELAYS_S = (0.05, 0.2, 1.0)  # before it is tried again; a part that comes begins anew
-
-
-Take = Callable[[bytes], bytes]  # a message, and its answer, which is not empty
 
 
 class WrittenText:
@@ -66,7 +59,6 @@ class MailboxServer:
         """`port` 0: any that is free."""
         self._host, self._port = host, port
         self._texts: dict[str, WrittenText] = {}
-        self._takers: dict[str, Take] = {}
         self._starting: asyncio.Task[asyncio.Server] | None = None
         self._readers: set[asyncio.Task[None]] = set()
 
@@ -79,18 +71,15 @@ class MailboxServer:
             self._starting = None
             raise
 
-    def share(self, token: str, text: WrittenText, take: Take | None = None) -> Mailbox:
-        """Hand out `text`, and say where. `take` is called with each message that another process sends about it."""
+    def share(self, token: str, text: WrittenText) -> Mailbox:
+        """Hand out `text`, and say where."""
         assert self._starting is not None, "start comes first"
         _, port, *_ = self._starting.result().sockets[0].getsockname()
         self._texts[token] = text
-        if take is not None:
-            self._takers[token] = take
         return Mailbox(self._host, port, token)
 
     def remove(self, token: str) -> None:
         """Hand it out no longer; whoever reads it is cut off unless it has ended."""
-        self._takers.pop(token, None)
         text = self._texts.pop(token, None)
         if text is not None:
             text.finish()
@@ -113,20 +102,12 @@ class MailboxServer:
         try:
             with contextlib.suppress(OSError, EOFError, TimeoutError, ValueError, asyncio.CancelledError):
                 async with asyncio.timeout(_REQUEST_S):
-                    token, asked = await _request(reader)
-                if isinstance(asked, bytes):
-                    await self._answer(token, asked, writer)
-                elif token in self._texts:
-                    await self._send(token, asked, writer)
+                    token, offset = await _request(reader)
+                if token in self._texts:
+                    await self._send(token, offset, writer)
         finally:
             self._readers.discard(task)
             writer.close()
-
-    async def _answer(self, token: str, message: bytes, writer: asyncio.StreamWriter) -> None:
-        """An empty answer: there is no such text."""
-        answer = self._takers[token](message) if token in self._takers else b""
-        writer.write(_LENGTH.pack(len(answer)) + answer)
-        await writer.drain()
 
     async def _send(self, token: str, offset: int, writer: asyncio.StreamWriter) -> None:
         text = self._texts[token]
@@ -166,35 +147,12 @@ async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
         await asyncio.sleep(delay_s)
 
 
-async def tell(mailbox: Mailbox, message: bytes) -> bytes | None:
-    """What whoever shares a text answers to a message about it; None where there is no such text (any more).
-
-    Raises ReplicaLost where nobody answers: the message may have been taken.
-    """
-    try:
-        async with asyncio.timeout(_REQUEST_S):
-            reader, writer = await asyncio.open_connection(mailbox.host, mailbox.port)
-            try:
-                writer.write(f"{mailbox.token} {len(message)} {_TELL}\n".encode() + message)
-                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-                return await reader.readexactly(length) or None
-            finally:
-                writer.close()
-    except (OSError, EOFError, TimeoutError) as error:
-        reason = str(error) or type(error).__name__
-        raise ReplicaLost(f"no answer about a text from {mailbox.host}:{mailbox.port} ({reason})") from error
-
-
-async def _request(reader: asyncio.StreamReader) -> tuple[str, int | bytes]:
-    """A token, and the offset to read its text from or a message about it."""
-    token, number, *rest = (await reader.readline()).decode("ascii").split()
-    if int(number) < 0 or rest not in ([], [_TELL]):
-        raise ValueError(number)
-    if not rest:
-        return token, int(number)
-    if int(number) > _MAX_MESSAGE_BYTES:
-        raise ValueError(number)
-    return token, await reader.readexactly(int(number))
+async def _request(reader: asyncio.StreamReader) -> tuple[str, int]:
+    """A token, and the offset to read its text from."""
+    token, offset = (await reader.readline()).decode("ascii").split()
+    if int(offset) < 0:
+        raise ValueError(offset)
+    return token, int(offset)
 
 
 async def _parts(mailbox: Mailbox, offset: int) -> AsyncGenerator[str, None]:

@@ -97,6 +97,18 @@ def find(model: str, *, revision: str | None = None) -> Path | None:
     return check_complete(cached) if cached is not None and not missing_files(cached) else None
 
 
+def speakers(model: str) -> tuple[str, ...] | None:
+    """The voices that a checkpoint names, in lower case; None where it is not on this machine (yet)."""
+    try:
+        directory = _PACKED if model == EMBEDDED else find(model)
+    except CheckpointError:
+        return None
+    if directory is None:
+        return None
+    talker = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("talker_config") or {}
+    return tuple(name.lower() for name in talker.get("spk_id") or ())
+
+
 def ask_hub(name: str) -> None:
     """Raises CheckpointError unless the Hugging Face hub says within two seconds that it has repository `name`."""
     answers: queue.Queue[OSError | None] = queue.Queue()

@@ -29,16 +29,14 @@ from serve_app.dialects import (
     realtime,
     vllm_omni,
     voxserve,
-    voxserve_stream,
 )
 from serve_app.door import Door
 from serve_app.errors import INTERNAL, translate
 from serve_app.live_text import LiveTexts
-from serve_app.posted_text import PostedTexts, draw_secret
 from serve_app.request_context import RequestContext
 from serve_app.speaker import Speaker
 from serve_app.synthesizer import Synthesizer
-from serve_app.voices import catalogue_routes
+from serve_app.voices import catalogue_routes, check_default
 from serve_app.web_pages import page_routes
 from serve_app.websocket import websocket_routes
 
@@ -55,7 +53,6 @@ DIALECTS = (
     (dashscope, "DashScope"),
     (vllm_omni, "vLLM-Omni"),
     (voxserve, "VoxServe"),
-    (voxserve_stream, "VoxServe"),
     (kokoro, "Kokoro-FastAPI"),
     (codec_frames, "Codec frames"),
 )
@@ -80,17 +77,14 @@ def create_api(
     echo_request_id: bool = True,
     node: Node | None = None,
     live_texts: LiveTexts | None = None,
-    posted_texts: PostedTexts | None = None,
 ) -> FastAPI:
     """The whole surface, for texts of any length that `settings` allow. Without a `node` it has no metrics to show.
 
-    `live_texts` is where texts stand that are still being written, `posted_texts` those that requests to any replica
-    write. `echo_request_id` is False where the server in front adds `x-request-id` to responses itself, as Ray Serve
-    does.
+    `live_texts` is where texts stand that are still being written. `echo_request_id` is False where the server in front
+    adds `x-request-id` to responses itself, as Ray Serve does.
     """
     is_running, is_ready = (node.is_running, node.is_ready) if node else (always, always)
     live_texts = live_texts or LiveTexts()
-    posted_texts = posted_texts or PostedTexts(live_texts.server, draw_secret())
     admission = Admission(synthesizer, settings.admission, is_running=is_running, live_texts=live_texts)
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
     api.add_middleware(Door, settings=settings)
@@ -108,14 +102,12 @@ def create_api(
     api.include_router(page_routes(api.title))
     # The door has asked for the key: this tells readers of the documentation where to put it.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
-    speaker = Speaker(
-        admission, settings, check_room=admission.check_room, live_texts=live_texts, posted_texts=posted_texts
-    )
+    speaker = Speaker(admission, settings, check_room=admission.check_room, live_texts=live_texts)
     api.include_router(openai_speech.routes(speaker), dependencies=keyed, tags=["Speech"])
     for dialect, tag in DIALECTS:
         api.include_router(dialect.routes(speaker), tags=[tag])
     api.include_router(catalogue_routes(admission, settings), tags=["Models and voices"])
-    api.include_router(status_routes(admission, is_ready), tags=["This server"])
+    api.include_router(status_routes(admission, settings, is_ready), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
     api.include_router(websocket_routes(speaker, {nari.PROTOCOL: nari.serve}))
@@ -131,7 +123,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     return reply.response()
 
 
-def status_routes(synthesizer: Synthesizer, is_ready: Callable[[], bool]) -> APIRouter:
+def status_routes(synthesizer: Synthesizer, settings: ApiSettings, is_ready: Callable[[], bool]) -> APIRouter:
     """Cheap answers about the server itself."""
     router = APIRouter()
 
@@ -147,7 +139,9 @@ def status_routes(synthesizer: Synthesizer, is_ready: Callable[[], bool]) -> API
         """Speech can be asked for."""
         if not is_ready():
             raise NotReady
-        return {"status": "ready", "model": (await synthesizer.describe()).name}
+        info = await synthesizer.describe()
+        check_default(settings, info.name, info.voices)  # on a cluster the checkpoint may be on no other node
+        return {"status": "ready", "model": info.name}
 
     return router
 

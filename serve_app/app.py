@@ -8,13 +8,13 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 
 from deployments.codec.deployment import CodecReplica
-from deployments.model_store import choose
+from deployments.model_store import choose, speakers
 from deployments.routing import LeastBusy
 from deployments.talker.deployment import TalkerReplica
 from serve_app.autoscaling import Bounds, CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.ingress import Ingress
-from serve_app.posted_text import draw_secret
+from serve_app.voices import check_default
 
 # Above the longest utterance: a talker or a codec replica that is taken away finishes what it speaks, if no other one
 # goes on with it.
@@ -38,8 +38,13 @@ _REPORTS_PER_S = 500.0  # of one pool
 
 
 def build_app(config: AppConfig) -> Application:
-    """Ingress -> CodecDecoder -> Talker. `serve run` and `serve deploy` pass the `args` of their config file."""
+    """Ingress -> CodecDecoder -> Talker. `serve run` and `serve deploy` pass the `args` of their config file.
+
+    Raises StartError where a setting cannot be right.
+    """
     model = choose(config.model, models_dir=config.models_dir, gpu=config.talker_pool.num_gpus > 0).model
+    if (known := speakers(model)) is not None:
+        check_default(config.api, model, known)
     ingresses = config.ingress_pool.replicas
     talker_options = options(
         config.talker_pool,
@@ -65,7 +70,7 @@ def build_app(config: AppConfig) -> Application:
     ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
     # Audio that the talker's GPU makes to the end takes no way round by the codec pool.
     talker_beside = talker if config.codec.placement == "inline" else None
-    return ingress.bind(config.api, decoder, talker_beside, secret=draw_secret())
+    return ingress.bind(config.api, decoder, talker_beside)
 
 
 def talker_scaling(config: AppConfig) -> TalkerScaling | None:

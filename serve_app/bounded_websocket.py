@@ -2,11 +2,12 @@
 
 import ctypes
 from asyncio.transports import BaseTransport
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from serve_app.connection import MAX_MESSAGE_BYTES
+from serve_app.connection import LEAVING, MAX_MESSAGE_BYTES
 from serve_app.errors import TRY_AGAIN_LATER
 
 # What the larger unfinished messages of all connections may hold together: three recordings on their way.
@@ -27,6 +28,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Called by the event loop."""
         self._held = 0
         self._has_failed = False
+        self._is_leaving = False
+        self._leave: Callable[[], object] | None = None
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -34,6 +37,27 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.conn.parser.close()  # it holds the last frame
         self._forget()
         super().connection_lost(exc)
+
+    async def run_asgi(self) -> None:
+        """Called by uvicorn once a client asks for a WebSocket."""
+        cast("dict[str, Any]", self.scope)[LEAVING] = self._on_leaving
+        await super().run_asgi()
+
+    def shutdown(self) -> None:
+        """Called by uvicorn when this server is to end, which then waits for its connections: the application says when
+        this one may be closed. uvicorn's own closes it at once, in the middle of a word.
+        """
+        self._is_leaving = True
+        if self.close_sent or (self.handshake_complete and self._leave is None):
+            super().shutdown()
+        elif self._leave is not None:
+            self._leave()
+
+    def _on_leaving(self, leave: Callable[[], object]) -> None:
+        """`leave` is called when this server is to end."""
+        self._leave = leave
+        if self._is_leaving:
+            leave()
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""

@@ -177,7 +177,7 @@ def dialects(url: str, voice: str) -> tuple[Dialect, ...]:
             "VoxServe",
             "/generate",
             body={"text": _TEXT, "speaker": voice},
-            lines=(f"VoxServe:         {url}/generate, {url}/generate/stream",),
+            lines=(f"VoxServe:         {url}/generate",),
         ),
         Dialect(
             "Kokoro-FastAPI",

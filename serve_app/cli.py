@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
+from pydantic import ValidationError
 
 from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.model_store import EMBEDDED, choose, find, locate
 from serve_app import ray_settings
 from serve_app.check_client import check
-from serve_app.config import AppConfig, read_config
+from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
 from serve_app.console import Progress, print_json, print_line
 from serve_app.doctor import count_gpus, examine, predict_memory
 from serve_app.key_commands import keys
@@ -306,7 +307,10 @@ def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]
         read_keys(keys_file)
         keys_file = keys_file.resolve()
     allowed = {"keys_file": keys_file, "allowed_origins": (*access.allowed_origins, *origins)}
-    access = access.model_copy(update=allowed)
+    try:
+        access = AccessSettings.model_validate(access.model_dump() | allowed)
+    except ValidationError as error:
+        raise ConfigError(f"--allow-origin: {explain(error)}") from None
     return settings.model_copy(update={"api": settings.api.model_copy(update={"access": access})})
 
 

@@ -5,9 +5,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Self, get_args
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from deployments.config import CodecConfig, Strict, TalkerConfig
 from deployments.errors import StartError, TalkrayError
@@ -15,6 +16,7 @@ from deployments.errors import StartError, TalkrayError
 Positive = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # which browsers leave out of an origin
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -22,15 +24,41 @@ class ConfigError(TalkrayError):
     """A config file is not one; the message says where."""
 
 
+def _origin(text: str) -> str:
+    """As browsers write it. Raises ValueError."""
+    if text in ("*", "null"):
+        return text
+    parts = urlsplit(text.strip())
+    if not (parts.scheme and parts.netloc) or parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError(
+            f"{text!r} is no origin: write https://app.example.com, with a port where it has one, and no path"
+        )
+    host = parts.netloc.lower()
+    return f"{parts.scheme}://{host.removesuffix(_DEFAULT_PORTS.get(parts.scheme, ' '))}"
+
+
+def _host_name(text: str) -> str:
+    """As the door reads it in a request. Raises ValueError."""
+    name = text.strip().lower().strip("[]").removesuffix(".")
+    try:
+        return str(ip_address(name))
+    except ValueError:
+        if not name or set(name) & set("/:@ "):
+            raise ValueError(
+                f"{text!r} is no host name: write tts.example.com, without a scheme, port or path"
+            ) from None
+    return name
+
+
 class AccessSettings(Strict):
     """Who may use the surface. Without a key file only a server that listens on a loopback address starts."""
 
     keys_file: Path | None = None  # `talkray key create` writes it; must be on every node with an ingress replica
     # Web pages that may use the API, such as https://app.example.com; "*" is every page. None besides our own.
-    allowed_origins: tuple[str, ...] = ()
+    allowed_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
     # Names under which clients reach the server. None: any, or without keys the loopback ones, so that no web page
     # gets here through a domain of its own that resolves to this machine.
-    allowed_hosts: tuple[str, ...] | None = None
+    allowed_hosts: tuple[Annotated[str, AfterValidator(_host_name)], ...] | None = None
 
     def for_host(self, host: str | None) -> Self:
         """These settings for a server bound to `host`: without keys it answers to loopback names, or the listed ones.

@@ -32,6 +32,17 @@ MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
 IDLE_TIMEOUT_S = 600.0  # of a socket on which nothing is said, either way
 MAX_CONTEXTS = 16  # of one socket
 _ENGINE_FAILED = 1011
+# In the scope: takes what is to be called when this server is to end, in whatever thread.
+LEAVING = "talkray.leaving"
+_SERVICE_RESTART = 1012
+_REPLACED = "this server is being replaced: connect again"
+# A server that is to end closes a socket that owes no speech once nothing was said on it, either way, for so long: in
+# that time the next message of a client that goes on would have come. An open context may be silent between two
+# sentences, for as long as ElevenLabs keeps it.
+_QUIET_S, _CONTEXT_QUIET_S = 1.0, 20.0
+# After so long between two turns, without waiting; at last also in the middle of one: `LONGEST_STREAM_S` is near.
+_PATIENCE_S, MAX_LEAVING_S = 60.0, 540.0
+_LEAVING_POLL_S = 0.1
 
 
 class Connection(ABC):
@@ -44,6 +55,8 @@ class Connection(ABC):
         self.request_id: str = socket.state.request_id
         self._speaking: set[asyncio.Task[None]] = set()
         self._conversation: Session | None = None
+        self._sessions: set[Session] = set()
+        self._leaving: asyncio.Task[None] | None = None
         self._is_ending, self._ended = False, asyncio.Event()
         self._active_s = asyncio.get_running_loop().time()  # when something was said last, by either side
 
@@ -59,6 +72,12 @@ class Connection(ABC):
     def is_busy(self) -> bool:
         """Whether anything is being spoken; in a conversation, whether it is the server's turn."""
         return bool(self._speaking) if self._conversation is None else self._conversation.is_speaking
+
+    @property
+    def owes_speech(self) -> bool:
+        """Whether text has come that has not been spoken to its end."""
+        is_speaking = any(session.is_speaking or session.is_writing for session in self._sessions)
+        return is_speaking or len(self._speaking) > len(self._sessions)
 
     async def opened(self) -> None:  # noqa: B027, most have nothing to say
         """Called once the client has been accepted."""
@@ -77,8 +96,9 @@ class Connection(ABC):
         Stops what is spoken then. `headers` go into the handshake.
         """
         given = [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
-        await self.socket.accept(self.subprotocol, given)
+        self._leave_when_asked()
         try:
+            await self.socket.accept(self.subprotocol, given)
             await self.opened()
             while (message := await self._receive())["type"] != "websocket.disconnect":
                 await self._answer(message.get("text"))
@@ -91,6 +111,8 @@ class Connection(ABC):
                 raise
             logger.info("connection %s: closed before its last message was answered", self.request_id)
         finally:
+            if self._leaving is not None:
+                self._leaving.cancel()
             await self.stop()
 
     async def send(self, kind: str, **fields: object) -> None:
@@ -111,10 +133,14 @@ class Connection(ABC):
 
     async def pass_on(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> None:
         """Says the session's events; the session ends with them."""
-        async with session:
-            async for event in session:
-                await say(event)
-                self._touch()
+        self._sessions.add(session)
+        try:
+            async with session:
+                async for event in session:
+                    await say(event)
+                    self._touch()
+        finally:
+            self._sessions.discard(session)
 
     async def end(self, code: int = 1000, reason: str = "") -> None:
         """Closes the socket, and ends `serve`."""
@@ -132,6 +158,30 @@ class Connection(ABC):
         else:
             code = POLICY_VIOLATION if isinstance(error, Unauthorized | InvalidRequest) else _ENGINE_FAILED
             await self.end(code, translate(error).code)
+
+    def _leave_when_asked(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def leave() -> None:
+            self._leaving = self._leaving or loop.create_task(self._leave())
+
+        self.socket.scope.get(LEAVING, lambda _: None)(lambda: loop.call_soon_threadsafe(leave))
+
+    async def _leave(self) -> None:
+        """Closes the socket when no word is lost by that; the budget of a replica that ends bounds it."""
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        while self.owes_speech or clock() < self._quiet_from_s(began_s):
+            if clock() >= began_s + MAX_LEAVING_S:
+                break
+            await asyncio.sleep(_LEAVING_POLL_S)
+        await self.end(_SERVICE_RESTART, _REPLACED)
+
+    def _quiet_from_s(self, began_s: float) -> float:
+        """When a server that is to end may close the socket, if nothing more is said."""
+        has_contexts = bool(self._speaking) and self._conversation is None
+        quiet_s = _CONTEXT_QUIET_S if has_contexts else _QUIET_S
+        return min(self._active_s + quiet_s, max(self._active_s, began_s + _PATIENCE_S))
 
     def failure(self, error: Exception, request_id: str) -> ErrorReply:
         """What to tell the client of an error that ended its speech."""

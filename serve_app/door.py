@@ -1,8 +1,8 @@
 """The door: who may come in, from where, and with how much. Decided from the request's head alone."""
 
 import asyncio
+import ipaddress
 import math
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,13 +19,13 @@ from serve_app.errors import POLICY_VIOLATION, TRY_AGAIN_LATER, Forbidden, Heade
 from serve_app.keys import KEY_PREFIX, KeyRecord, Keys
 from serve_app.web_pages import PATHS
 
-# Probes have no key, Open WebUI asks for these two lists without one, and a browser cannot send one with a page.
+# To be read without a key: probes have none, Open WebUI asks for these two lists without one, and a browser cannot send
+# one with a page.
 EXEMPT = frozenset({"/health", "/ready", "/v1/audio/voices", "/v1/audio/models"}) | PATHS
 
-MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy refuses more than about 15,000 bytes
+_READING = ("GET", "HEAD")
 
-# Requests that write or hear one text, as messages of a WebSocket do: the utterance is counted where it is spoken.
-_OF_ONE_TEXT = re.compile(r"/generate/stream/[^/]+/(text|end|audio)")
+MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy refuses more than about 15,000 bytes
 
 _SCHEMES = ("bearer", "token")
 _KEY_HEADERS = ("xi-api-key", "x-api-key", "api-key")
@@ -43,6 +43,7 @@ _REMEDIES = {
     "key": "a key with higher limits (`talkray key create`) has more",
     "client": "api.admission has the limits (client_requests_per_minute, client_streams)",
 }
+_CLIENT_BITS = 64  # of an IPv6 address, that are one client's
 # A client that holds a stream is asked to come back when it may have ended.
 _STREAM_S = 1.0
 # Keys, and addresses, that are remembered; beyond them the one that was seen first and has no stream is forgotten.
@@ -177,9 +178,8 @@ class Door:
     """ASGI middleware, inside RequestContext. `scope["state"]["caller"]` is the `Caller` behind who is let in,
     `upload` the `Upload` that its body is.
 
-    A request that may cost speech counts as a request, and as a stream while it lasts. A WebSocket, or a request that
-    hears a text while others write it, counts as a stream while it is open; whoever answers it counts each utterance as
-    a request.
+    A request that may cost speech counts as a request, and as a stream while it lasts. A WebSocket counts as a
+    stream while it is open; whoever answers it counts each utterance as a request.
     """
 
     def __init__(self, app: ASGIApp, *, settings: ApiSettings) -> None:
@@ -198,10 +198,9 @@ class Door:
         with ExitStack() as streams:
             try:
                 caller = self._admit(scope)
-                part = _OF_ONE_TEXT.fullmatch(scope["path"])
-                if scope["type"] == "websocket" or (part and part[1] == "audio"):
+                if scope["type"] == "websocket":
                     streams.enter_context(caller.stream())
-                elif scope["method"] == "POST" and not part:
+                elif scope["method"] == "POST":
                     caller.request()
                     streams.enter_context(caller.stream())
             except TalkrayError as error:
@@ -220,9 +219,10 @@ class Door:
         self._check_host(headers.get("host"))
         self._check_origin(headers.get("origin"), headers.get("host"))
         limits = Limits(self._admission.client_requests_per_minute, self._admission.client_streams)
-        meter = self._of_addresses.of(address, limits)
-        if self._keys is None or scope["path"] in EXEMPT:
-            return Caller(f"address {address}", meter)
+        client = one_client(address)
+        meter = self._of_addresses.of(client, limits)
+        if self._keys is None or (scope["path"] in EXEMPT and scope.get("method") in _READING):
+            return Caller(f"address {client}", meter)
         keys = self._keys
         record = keys.find(next(offered_keys(scope), None))
         scope["state"]["record"].key = record.name
@@ -265,6 +265,19 @@ def client_address(scope: Scope, *, trusted_proxies: int) -> str:
     return seen[-trusted_proxies] if len(seen) >= trusted_proxies else peer
 
 
+def one_client(address: str) -> str:
+    """Whom `address` stands for where clients are told apart: an IPv6 client has a /64 of its own, 2**64 addresses."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(parsed), _CLIENT_BITS), strict=False))
+
+
 def offered_keys(scope: Scope) -> Iterator[str]:
     """What the request offers as its key, wherever one of the APIs puts it; the first one counts."""
     headers = Headers(scope=scope)
@@ -291,10 +304,13 @@ def _host_name(host: str) -> str | None:
 
 
 def _naming_a_protocol(scope: Scope, send: Send) -> Send:
-    """Browsers drop a WebSocket that offered subprotocols and was accepted without one: name one that is no key."""
+    """Browsers drop a WebSocket that offered subprotocols and was accepted without one: name one that is no key. Behind
+    the name of a scheme, as in `token, KEY`, stands a key, also one of another service: this one may ask for none.
+    """
     offered = scope["subprotocols"] if scope["type"] == "websocket" else []
     named = next((protocol for protocol in offered if not _is_key(protocol)), None)
-    if named is None or not any(map(_is_key, offered)):
+    has_scheme = len(offered) > 1 and offered[0].lower() in _SCHEMES
+    if named is None or not (has_scheme or any(map(_is_key, offered))):
         return send
 
     async def send_named(message: Message) -> None:

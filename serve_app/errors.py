@@ -14,6 +14,7 @@ from deployments.errors import (
     Overloaded,
     PayloadTooLarge,
     ReplicaLost,
+    StartError,
     TalkrayError,
 )
 
@@ -44,14 +45,6 @@ class BodyTooSlow(Refusal):
     """The body did not arrive in time."""
 
 
-class NotFound(InvalidRequest):
-    """What the request names is not there (any more)."""
-
-
-class Conflict(InvalidRequest):
-    """What the request asks for is over, or was given to another one."""
-
-
 @dataclass(frozen=True, slots=True)
 class Kind:
     """How one class of errors is answered: with `message`, or with the error's own where that is for the client."""
@@ -74,12 +67,11 @@ KINDS: dict[type[BaseException], Kind] = {
     BodyTooSlow: Kind(408, "invalid_request_error", "request_timeout"),
     HeadersTooLarge: Kind(431, "invalid_request_error", "headers_too_large"),
     ModelNotFound: Kind(404, "invalid_request_error", "model_not_found"),
-    NotFound: Kind(404, "invalid_request_error", "not_found"),
-    Conflict: Kind(409, "invalid_request_error", "conflict"),
     PayloadTooLarge: Kind(413, "invalid_request_error", "payload_too_large"),
     InvalidRequest: Kind(400, "invalid_request_error", "invalid_value"),
     Overloaded: Kind(429, "rate_limit_error", "rate_limit_exceeded", retry=True),
     NotReady: Kind(503, "server_error", "not_ready", "The model is still loading.", retry=True),
+    StartError: Kind(503, "server_error", "not_ready"),
     ReplicaLost: Kind(503, "server_error", "replica_lost", "A replica was lost while it served this.", retry=True),
     EngineError: Kind(500, "server_error", "engine_error", "The engine failed on this request."),
 }

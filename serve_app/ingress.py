@@ -20,7 +20,6 @@ from serve_app.bounded_websocket import BoundedWebSocket
 from serve_app.config import ApiSettings
 from serve_app.live_text import LiveTexts
 from serve_app.pool_watch import PoolWatch, scrape
-from serve_app.posted_text import PostedTexts
 from serve_app.reference_audio import by_prompt, learn
 from serve_app.speech_request import MAX_BODY_BYTES
 
@@ -98,24 +97,20 @@ def _learn(request: SynthesisRequest, chunk: PcmChunk) -> None:
 class Ingress:
     """One replica of the HTTP surface. Imports no torch. Raises StartError where anybody could use it without a key."""
 
-    def __init__(
-        self, settings: ApiSettings, codec: DeploymentHandle, talker: DeploymentHandle | None = None, *, secret: bytes
-    ) -> None:
-        """`talker` as in HandleSynthesizer, `secret` as in PostedTexts."""
+    def __init__(self, settings: ApiSettings, codec: DeploymentHandle, talker: DeploymentHandle | None = None) -> None:
+        """`talker` as in HandleSynthesizer."""
         ray_internals.give_uvicorn(
             ws=BoundedWebSocket, ws_max_size=MAX_BODY_BYTES, ws_per_message_deflate=False, proxy_headers=False
         )
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_internals.proxy_host())})
         watch = PoolWatch(serve.get_replica_context().app_name)
         node = Node(is_running=watch.is_running, is_ready=watch.is_ready, scrape=scrape)
-        texts = LiveTexts(get_node_ip_address())
         self._api = create_api(
             HandleSynthesizer(codec, talker=talker),
             settings,
             echo_request_id=False,
             node=node,
-            live_texts=texts,
-            posted_texts=PostedTexts(texts.server, secret),
+            live_texts=LiveTexts(get_node_ip_address()),
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:

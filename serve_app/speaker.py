@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from starlette.requests import HTTPConnection, Request
@@ -16,9 +15,8 @@ from serve_app.audio import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.errors import BodyTooSlow, translate
 from serve_app.live_text import LiveTexts
-from serve_app.posted_text import PostedTexts
 from serve_app.request_log import RequestRecord
-from serve_app.session import Audio, Failed, Rest, Session, silence
+from serve_app.session import Session, silence
 from serve_app.speech_request import MAX_BODY_BYTES, SpeechBody, build_request, is_speakable, parse_object, parse_speech
 from serve_app.speech_response import Delivery, SpeechResponse, audio_body, event_body, marked, speech_headers
 from serve_app.synthesizer import Synthesizer
@@ -50,13 +48,12 @@ class Speaker:
         *,
         check_room: Callable[[str], None],
         live_texts: LiveTexts,
-        posted_texts: PostedTexts,
     ) -> None:
         """`check_room` raises where there is no point in parsing a request of this client. `live_texts` is where texts
-        stand that are still being written, `posted_texts` those that are written in requests of their own.
+        stand that are still being written.
         """
         self.settings = settings
-        self.check_room, self.live_texts, self.posted_texts = check_room, live_texts, posted_texts
+        self.check_room, self.live_texts = check_room, live_texts
         self._synthesizer = synthesizer
 
     async def describe(self) -> ModelInfo:
@@ -132,19 +129,11 @@ class Speaker:
             headers["content-type"] = content_type
         return SpeechResponse(stream, headers, whole=wish.delivery.whole, usage=usage)
 
-    def respond_live(self, request: Request, wish: Wish, parts: AsyncGenerator[str, None]) -> Response:
-        """Text that comes in `parts`, over HTTP while it is written. The response begins at once: its client may wait
-        for that before it writes. What fails later breaks the connection off.
-        """
-        session = self.session(request, wish, request_id=request.state.request_id)
-        headers = {**speech_headers(wish.delivery, wish.info), **ignored.header(wish.ignored)}
-        return SpeechResponse(_live_body(session, parts), headers, whole=False, usage=request.state.record.usage)
-
     async def utterance(
-        self, request: HTTPConnection, wish: Wish, *, live: bool = False, record: RequestRecord | None = None
+        self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None
     ) -> SynthesisRequest:
-        """What a request asks for, or a message on a socket, which has a `record` of its own; the text of a `live` one
-        is to come. Raises InvalidRequest.
+        """What a request asks for, or a message on a socket, which has a `record` of its own. Raises
+        InvalidRequest.
         """
         record = record or request.state.record
         assert record is not None
@@ -154,11 +143,9 @@ class Speaker:
             self.settings,
             request_id=record.request_id,
             client=request.state.caller.name,
-            live=live,
         )
         request.state.upload.release()
-        if not live:
-            record.begin(asked.voice, wish.info.sample_rate * wish.delivery.speed)
+        record.begin(asked.voice, wish.info.sample_rate * wish.delivery.speed)
         return marked(asked, record.received_ns) if self.settings.server_timing else asked
 
     def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
@@ -186,34 +173,6 @@ async def read_object(request: Request, speaker: Speaker) -> dict[str, object]:
     content = await read_body(request)
     speaker.check_room(request.state.caller.name)
     return parse_object(content)
-
-
-async def _live_body(session: Session, parts: AsyncGenerator[str, None]) -> AsyncGenerator[bytes, None]:
-    """Nothing at first, then the audio of what `parts` bring."""
-    yield b""
-    async with session:
-        writing = asyncio.create_task(_write(session, parts))
-        try:
-            async for event in session:
-                match event:
-                    case Audio(_, data) | Rest(data):
-                        yield data
-                    case Failed(error):
-                        raise error
-            await writing
-        finally:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
-
-
-async def _write(session: Session, parts: AsyncGenerator[str, None]) -> None:
-    """What has come is spoken, also where the rest is lost."""
-    try:
-        async with aclosing(parts):
-            async for part in parts:
-                session.append(part)
-    finally:
-        session.close()
 
 
 async def _silent(info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from fastapi import APIRouter, Request
 
-from deployments.errors import InvalidRequest, ModelNotFound
+from deployments.errors import InvalidRequest, ModelNotFound, StartError
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.config import ApiSettings
 from serve_app.synthesizer import Synthesizer
@@ -90,6 +90,16 @@ def resolve(name: str, speakers: Sequence[str]) -> str:
     if wanted in known:
         return known[wanted]
     raise InvalidRequest(f"Unknown voice {name[:80]!r}. Valid voices: {listing(speakers)}.", "voice", "voice_not_found")
+
+
+def check_default(settings: ApiSettings, model: str, speakers: Sequence[str]) -> None:
+    """Raises StartError where `api.default_voice` is none of the voices of `model`."""
+    try:
+        if settings.default_voice is not None:
+            resolve(settings.default_voice, speakers)
+    except InvalidRequest:
+        valid = f"set one of {listing(speakers)}" if speakers else "it has no named voices: leave the setting out"
+        raise StartError(f"api.default_voice: {settings.default_voice!r} is no voice of {model}; {valid}") from None
 
 
 def nearest(name: str | None, info: ModelInfo, settings: ApiSettings) -> tuple[str | None, str | None]:

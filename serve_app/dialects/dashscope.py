@@ -97,6 +97,10 @@ class _Socket(ResponseSocket):
         self._buffer: list[str] = []  # what waits for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
 
+    @property
+    def owes_speech(self) -> bool:
+        return bool(self._buffer) or super().owes_speech
+
     async def opened(self) -> None:
         await self.tell("session.created", session=self._shown())
 

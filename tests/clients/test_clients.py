@@ -28,7 +28,7 @@ FRAMEWORK = ("openai", "deepgram", "deepgram-flux", "elevenlabs", "cartesia")
 # What products and servers' own clients send, where there is no package to run.
 SEQUENCES = (
     *("open-webui", "open-webui-realtime", "librechat", "sillytavern", "dify", "home-assistant", "simplismart"),
-    *("vllm-omni", "vllm-omni-batch", "nari", "voxserve", "voxserve-stream", "kokoro", "dashscope-rest"),
+    *("vllm-omni", "vllm-omni-batch", "nari", "voxserve", "kokoro", "dashscope-rest"),
 )
 TELLS_WORDS, READS_WORDS = ("elevenlabs", "cartesia"), ("livekit", "pipecat")
 ROWS = [

@@ -22,7 +22,7 @@ def anyio_backend() -> str:
 def device() -> torch.device:
     """Where Triton kernels run: on a GPU, or on CPU tensors in Triton's interpreter."""
     if not INTERPRETED and not torch.cuda.is_available():
-        pytest.skip("needs a GPU or TRITON_INTERPRET=1")
+        pytest.skip("needs a GPU or TRITON_INTERPRET=1: make kernels")
     return torch.device("cpu" if INTERPRETED else "cuda")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
+triton = pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 

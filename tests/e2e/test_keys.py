@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import openai
@@ -41,6 +42,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     key = create_key(file, "ada")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(MARK, mark)
+        environment.setenv("RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE", "1")  # logs are read while the server runs
         arguments = ("serve", "--model", "embedded", "--host", "0.0.0.0", "--port", str(port), "--keys", str(file))
         with start(*arguments) as process:
             assert process.stdout is not None
@@ -167,6 +169,50 @@ async def test_say_uses_the_key(guarded: Guarded, tmp_path: Path, monkeypatch: p
     assert "HTTP 401" in refused.stderr
     monkeypatch.setenv("TALKRAY_API_KEY", guarded.key)
     assert (await asyncio.to_thread(talkray, *arguments)).returncode == 0
+
+
+def ways(key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """How clients send a key: of a WebSocket or a request, and its arguments."""
+    for name in ("xi-api-key", "X-API-Key", "api-key"):
+        yield "request", {"headers": {name: key}}
+    for kind in ("request", "socket"):
+        for scheme in ("Bearer", "Token", "Basic"):
+            yield kind, {"headers": {"Authorization": f"{scheme} {key}"}}
+        for parameter in ("api_key", "token"):
+            yield kind, {"params": {parameter: key}}
+    for protocols in (("token", key), ("realtime", f"openai-insecure-api-key.{key}"), (key,)):
+        yield "socket", {"protocols": protocols}
+
+
+def offered_keys(guarded: Guarded) -> list[str]:
+    """One that is valid, one of its form that is not, and one of another service: each can be told from all others."""
+    return [guarded.key, create_key(guarded.file.with_name("elsewhere.json"), "eve"), f"sk-{uuid.uuid4().hex}"]
+
+
+async def test_no_key_is_in_any_log(guarded: Guarded, client: aiohttp.ClientSession) -> None:
+    """Wherever it stands, and whatever becomes of the request."""
+    keys, outcomes = offered_keys(guarded), set[int]()
+    for key in keys:
+        for kind, where in ways(key):
+            if kind == "socket":
+                try:
+                    async with client.ws_connect(f"{PATH}/ws", **where) as socket:
+                        await socket.send_json({"type": "speak", **body(max_new_tokens=2)})
+                        assert (await socket.receive_json())["type"] == "started"
+                        outcomes.add(101)
+                except aiohttp.WSServerHandshakeError as refused:
+                    outcomes.add(refused.status)
+                continue
+            for asked in (body(max_new_tokens=2), {"input": 7}):
+                async with client.post(PATH, json=asked, **where) as answer:
+                    await answer.read()
+                    outcomes.add(answer.status)
+    assert outcomes == {101, 200, 400, 401}
+    contents = read_logs(guarded.pids)
+    assert any(b"/v1/audio/speech" in content for content in contents.values())
+    for key in keys:
+        secret = key.rsplit("-", 1)[-1] if key.startswith("sk-") else key.split("-", 2)[2]
+        assert [str(file) for file, content in contents.items() if secret.encode() in content] == []
 
 
 async def test_a_failure_is_logged_without_the_text(guarded: Guarded, client: aiohttp.ClientSession) -> None:

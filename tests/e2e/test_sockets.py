@@ -1,9 +1,12 @@
 """What of a running server can be reached from where; docs/security.md has the same table."""
 
+import asyncio
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import grpc
 import pytest
 
@@ -39,6 +42,28 @@ def processes(port: int) -> Iterator[dict[int, str]]:
 @pytest.fixture(scope="module")
 def found(processes: dict[int, str]) -> list[Listener]:
     return listeners(processes)
+
+
+async def speak_while_it_is_written(port: int) -> None:
+    """The ingress opens its mailbox for the first text that comes so."""
+    path = f"http://127.0.0.1:{port}/v1/speak?encoding=linear16&sample_rate=24000"
+    async with aiohttp.ClientSession() as http, http.ws_connect(path) as written:
+        await written.send_json({"type": "Speak", "text": "Hello there, "})
+        while (await written.receive(timeout=BOUND_S)).type is not aiohttp.WSMsgType.BINARY:
+            pass
+
+
+def test_the_mailbox_is_open_to_this_machine_and_gives_nothing_without_a_token(
+    port: int, processes: dict[int, str], found: list[Listener]
+) -> None:
+    asyncio.run(speak_while_it_is_written(port))
+    [mailbox] = {*listeners(processes)} - {*found}
+    assert processes[mailbox.pid].strip() == f"{REPLICA}:talkray:Ingress"
+    assert mailbox.loopback
+    for asked in (b"\n", b"token 0\n", b"0" * 32 + b" 0\n"):
+        with socket.create_connection(("127.0.0.1", mailbox.port), BOUND_S) as connection:
+            connection.sendall(asked)
+            assert connection.recv(1) == b""
 
 
 def test_every_kind_of_process_was_looked_at(processes: dict[int, str], found: list[Listener]) -> None:

@@ -4,12 +4,10 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 
 from deployments.errors import Overloaded, ReplicaLost
 from deployments.mailbox import read
@@ -17,7 +15,6 @@ from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.live_text import LiveTexts
-from serve_app.posted_text import PostedTexts, draw_secret
 from tests.fuzz.client import post
 from tests.fuzz.conftest import BOUND_S, Cases
 from tests.fuzz.texts import text
@@ -354,7 +351,7 @@ FORMS = (
 
 
 async def test_forms(cases: Cases) -> None:
-    """VoxServe's, whole and in pieces."""
+    """VoxServe's, whole and cut."""
     speaks = Speaks()
     api = create_api(speaks, ApiSettings(admission=WAITS))
     for chance in cases:
@@ -374,79 +371,3 @@ async def test_forms(cases: Cases) -> None:
         cases.count(answer.status)
         assert answer.status in (200, 400, 429, 503), answer
         assert speaks.num_open == 0
-
-
-POSTS: dict[str, Json] = {
-    "start": {"speaker": "ryan", "language": "en", "instruct": "TEXT", "x_vector_only_mode": "false"},
-    "text": {"text": "TEXT"},
-    "end": {},
-}
-
-
-async def test_posted_texts(cases: Cases) -> None:
-    """VoxServe's streams: their requests come in any order, each to one of two replicas, and who hears may leave."""
-    before, speaks, secret = asyncio.all_tasks(), Speaks(), draw_secret()
-    texts = [LiveTexts(), LiveTexts()]
-    posted = [PostedTexts(each.server, secret) for each in texts]
-    settings = ApiSettings(admission=WAITS)
-    apis = [
-        create_api(speaks, settings, live_texts=live, posted_texts=kept)
-        for live, kept in zip(texts, posted, strict=True)
-    ]
-    for chance in cases:
-        speaks.chance = chance
-        async with asyncio.timeout(BOUND_S), AsyncExitStack() as heard:
-            await _streams(apis, chance, cases, heard)
-        assert speaks.num_open == 0, "somebody is being spoken to"
-        for kept in posted:  # as if nobody came again
-            while kept._posts:
-                token, post = next(iter(kept._posts.items()))
-                assert post.idling is not None
-                post.idling.cancel()
-                kept._give_up(token)
-    for live in texts:
-        await live.aclose()
-    for _ in range(10):
-        await asyncio.sleep(0)
-    left = {task for task in asyncio.all_tasks() - before if not task.done()}
-    assert not left, "tasks outlive the requests"
-
-
-async def _streams(apis: Sequence[FastAPI], chance: random.Random, cases: Cases, heard: AsyncExitStack) -> None:
-    ids: list[str] = []
-    hearing: list[asgi.Connection] = []
-    for _ in range(chance.randint(1, 8)):
-        known = chance.choice(ids) if ids and chance.random() < 0.95 else text(chance)[:80].replace("/", "") or "x"
-        path = f"/generate/stream/{known.encode('utf-8', 'replace').decode()}"
-        if chance.random() < 0.25:
-            connection = asgi.http(chance.choice(apis), "GET", f"{path}/audio", body={})
-            hearing.append(await heard.enter_async_context(connection))
-            continue
-        kind = chance.choice(["text", "end", *["start"] * (2 if ids else 20), *["text"] * 3])
-        told = json.dumps(filled(POSTS[kind], chance)).encode()
-        path = "/generate/stream/start" if kind == "start" else f"{path}/{kind}"
-        answer = await post(chance.choice(apis), path, told if chance.random() < 0.95 else told[:-1])
-        cases.count(answer.status)
-        assert answer.status in (200, 400, 404, 409, 413, 429), answer
-        if answer.status == 200 and kind == "start":
-            ids.append(json.loads(answer.content)["request_id"])
-    for connection in hearing:
-        if chance.random() < 0.2:
-            connection.receive({"type": "http.disconnect"})
-    for known in ids:
-        assert (await post(chance.choice(apis), f"/generate/stream/{known}/end", b"")).status == 200
-    for connection in hearing:
-        cases.count(await _heard(connection))
-
-
-async def _heard(connection: asgi.Connection) -> str:
-    """How it ended."""
-    await asyncio.wait((connection.task,))
-    if (error := connection.task.exception()) is not None:
-        assert isinstance(error.__cause__, ReplicaLost | Overloaded), error
-        return "broken off"
-    if not connection.has_sent:
-        return "left"
-    start = await connection.next()
-    assert start["status"] in (200, 404, 409), start
-    return f"heard: {start['status']}"

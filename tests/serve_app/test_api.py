@@ -466,6 +466,14 @@ async def test_what_is_loaded_is_not_ready_without_replicas() -> None:
         assert (response.status_code, error_of(response)["code"]) == (503, "not_ready")
 
 
+async def test_a_default_voice_that_is_not_loaded_is_not_ready_and_says_why() -> None:
+    api = create_api(FakeSynthesizer(CUSTOM_VOICE), ApiSettings(default_voice="nora"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://localhost") as client:
+        error = error_of(response := await client.get("/ready"))
+    assert (response.status_code, error["code"]) == (503, "not_ready")
+    assert error["message"].startswith("api.default_voice: 'nora' is no voice of Qwen/")
+
+
 async def test_the_schema_is_served(client: httpx.AsyncClient, api: FastAPI) -> None:
     schema = (await client.get("/openapi.json")).json()
     content = schema["paths"][SPEECH]["post"]["requestBody"]["content"]

@@ -9,9 +9,10 @@ from ray.serve._private.build_app import build_app as build
 from ray.serve.config import AutoscalingConfig
 
 from deployments.config import TalkerConfig
+from deployments.errors import StartError
 from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, health_check_s, options, report_s, talker_scaling
 from serve_app.autoscaling import CodecPolicy, TalkerPolicy
-from serve_app.config import AppConfig, CodecScalingConfig, PoolConfig, TalkerScalingConfig
+from serve_app.config import ApiSettings, AppConfig, CodecScalingConfig, PoolConfig, TalkerScalingConfig
 from serve_app.ray_settings import CLUSTER, TUNED
 
 
@@ -25,6 +26,26 @@ def test_three_deployments_behind_the_ingress() -> None:
     application = built(AppConfig(model="embedded"))
     assert {deployment.name for deployment in application.deployments} == {"Ingress", "CodecDecoder", "Talker"}
     assert application.ingress_deployment_name == "Ingress"
+
+
+def test_what_is_deployed_again_unchanged_is_the_same() -> None:
+    """Serve replaces replicas whose arguments differ."""
+    one, other = (built(AppConfig(model="embedded")).deployments for _ in range(2))
+    assert [item.name for item in one] == [item.name for item in other]
+    assert [repr((item.init_args, item.init_kwargs)) for item in one] == [
+        repr((item.init_args, item.init_kwargs)) for item in other
+    ]
+
+
+def test_a_default_voice_that_the_checkpoint_does_not_have_is_found_at_the_start() -> None:
+    for voice in ("hugo", "Nora", "alloy"):
+        build_app(AppConfig(model="embedded", api=ApiSettings(default_voice=voice)))
+    with pytest.raises(
+        StartError, match=r"api.default_voice: 'vivian' is no voice of embedded; set one of nora, felix"
+    ):
+        build_app(AppConfig(model="embedded", api=ApiSettings(default_voice="vivian")))
+    elsewhere = ApiSettings(default_voice="vivian")  # on other nodes; /ready says it there
+    build_app(AppConfig(model="/no/such/folder", api=elsewhere))
 
 
 def test_each_pool_gets_its_own_settings() -> None:

@@ -22,10 +22,11 @@ from tests.serve_app.fake import FakeSynthesizer, Step, utterance
 class Server:
     """The API on a port of its own, whatever its synthesizer does."""
 
-    def __init__(self, script: list[Step], keys: Path) -> None:
+    def __init__(self, script: list[Step], keys: Path | None = None) -> None:
         settings = ApiSettings(access=AccessSettings(keys_file=keys))
         self._texts = LiveTexts()
-        api = create_api(FakeSynthesizer(script=script), settings, live_texts=self._texts)
+        self.synthesizer = FakeSynthesizer(script=script)
+        api = create_api(self.synthesizer, settings, live_texts=self._texts)
         self._server = uvicorn.Server(uvicorn.Config(api, log_level="error", ws="websockets-sansio", lifespan="off"))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"

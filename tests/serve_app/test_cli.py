@@ -13,7 +13,7 @@ from deployments.errors import TalkrayError
 from serve_app import cli as module
 from serve_app import ray_settings, request_log
 from serve_app.cli import cli, main
-from serve_app.config import AppConfig, read_config
+from serve_app.config import AppConfig, ConfigError, read_config
 from serve_app.console import Progress
 from serve_app.doctor import Finding
 from serve_app.errors import Unauthorized
@@ -177,6 +177,12 @@ def test_serve_takes_a_key_file_and_origins(key_file: Path, monkeypatch: pytest.
     assert config.api.access.keys_file == key_file
     assert config.api.access.allowed_origins == ("https://a.example", "https://b.example")
     assert address == Address("0.0.0.0", port)
+
+
+def test_serve_reads_the_pages_that_it_lets_in_first() -> None:
+    options = ["--model", "embedded", "--allow-origin", "app.example.com"]
+    with pytest.raises(ConfigError, match=r"--allow-origin: allowed_origins\.0: .*'app.example.com' is no origin"):
+        RUNNER.invoke(cli, ["serve", *options], catch_exceptions=False)
 
 
 def test_serve_checks_the_key_file_first(key_file: Path) -> None:

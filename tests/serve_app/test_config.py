@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
 from deployments.errors import StartError
@@ -123,8 +124,32 @@ def test_what_is_configured_stays(access: AccessSettings) -> None:
     assert access.for_host("127.0.0.1") == access
 
 
+def test_names_of_hosts_and_pages_are_read_as_clients_write_them() -> None:
+    access = AccessSettings(
+        allowed_hosts=("TTS.Example.com", "tts.example.org.", "[::1]", "0:0::2"),
+        allowed_origins=("https://App.example.com/", "https://b.example:443", "http://c.example:8080", "*", "null"),
+    )
+    assert access.allowed_hosts == ("tts.example.com", "tts.example.org", "::1", "::2")
+    assert access.allowed_origins == (
+        *("https://app.example.com", "https://b.example", "http://c.example:8080"),
+        *("*", "null"),
+    )
+
+
+@pytest.mark.parametrize("host", ["", "https://tts.example.com", "tts.example.com:8000", "[::1]:8000", "a b"])
+def test_what_is_no_host_name_is_refused(host: str) -> None:
+    with pytest.raises(ValidationError, match=r"is no host name: write tts\.example\.com"):
+        AccessSettings(allowed_hosts=(host,))
+
+
+@pytest.mark.parametrize("origin", ["", "app.example.com", "https://", "https://a.example/app", "https://a.example?b"])
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ValidationError, match=r"is no origin: write https://app\.example\.com"):
+        AccessSettings(allowed_origins=(origin,))
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", None])
 def test_an_ingress_replica_asks_where_serve_listens(monkeypatch: pytest.MonkeyPatch, host: str | None) -> None:
     monkeypatch.setattr(ingress.ray_internals, "proxy_host", lambda: host)
     with pytest.raises(StartError):
-        Ingress(ApiSettings(), codec=None, secret=b"")
+        Ingress(ApiSettings(), codec=None)

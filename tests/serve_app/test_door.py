@@ -14,7 +14,7 @@ from deployments.errors import Overloaded
 from serve_app import door
 from serve_app.api import create_api
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
-from serve_app.door import EXEMPT, Limits, Meter, Meters, client_address
+from serve_app.door import EXEMPT, Limits, Meter, Meters, client_address, one_client
 from serve_app.errors import close_reason
 from serve_app.keys import create_key, revoke_keys
 from tests.serve_app import asgi
@@ -91,6 +91,22 @@ async def test_a_key_in_the_query_of_a_request_is_none(file: Path, key: str) -> 
 @pytest.mark.parametrize("path", sorted(EXEMPT))
 async def test_probes_and_lists_need_no_key(file: Path, key: str, path: str) -> None:
     assert (await ask(surface(keys_file=file), "GET", path, accept="text/html")).status_code == 200
+
+
+@pytest.mark.parametrize("path", sorted(EXEMPT))
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+async def test_who_would_change_something_needs_one_there_too(file: Path, key: str, method: str, path: str) -> None:
+    api = surface(keys_file=file)
+    assert (await ask(api, method, path)).status_code == 401
+    assert (await ask(api, method, path, xi_api_key=key)).status_code == 405
+
+
+@pytest.mark.parametrize("path", sorted(EXEMPT))
+async def test_a_websocket_to_what_may_be_read_needs_a_key(file: Path, key: str, path: str) -> None:
+    connection = asgi.websocket(surface(keys_file=file), path)
+    connection._scope["extensions"] = DENIAL
+    async with connection:
+        assert (await connection.next())["status"] == 401
 
 
 @pytest.mark.parametrize(
@@ -194,6 +210,16 @@ async def test_every_way_to_send_a_key_over_a_websocket(file: Path, key: str) ->
             assert (await connection.next())["type"] == "websocket.http.response.start"
 
 
+@pytest.mark.parametrize("protocols", [("token", "of-another-service"), ("Bearer", "x.y.z")])
+async def test_a_server_without_keys_names_the_scheme_of_a_key(protocols: tuple[str, ...]) -> None:
+    """Browsers and Node's `ws` close a socket that names none of the subprotocols that they offered."""
+    async with socket(surface(), protocols=protocols) as connection:
+        assert (await connection.next())["subprotocol"] == protocols[0]
+    for unknown in (("graphql-ws",), ("token",), ("mqtt", "wamp")):  # that nobody here speaks
+        async with socket(surface(), protocols=unknown) as connection:
+            assert (await connection.next()).get("subprotocol") is None
+
+
 async def test_a_websocket_without_a_key(file: Path, key: str) -> None:
     async with socket(surface(keys_file=file)) as connection:
         start, body = await connection.next(), await connection.next()
@@ -270,6 +296,14 @@ async def test_cors_for_the_pages_on_the_list(file: Path, key: str) -> None:
 async def test_names_of_the_host(host: str, status: int) -> None:
     api = surface(allowed_hosts=("localhost", "127.0.0.1", "::1"))
     assert (await ask(api, "GET", "/health", Host=host)).status_code == status
+
+
+async def test_settings_in_capitals_and_with_a_slash_mean_what_clients_send() -> None:
+    api = surface(allowed_hosts=("TTS.Example.com",), allowed_origins=("https://App.example.com/",))
+    for origin, status in (("https://app.example.com", 200), ("https://other.example.com", 403)):
+        answer = await ask(api, "GET", "/health", Host="tts.example.com:8000", Origin=origin)
+        assert answer.status_code == status
+    assert answer.headers.get("access-control-allow-origin") is None
 
 
 async def test_headers_that_are_too_large() -> None:
@@ -411,6 +445,31 @@ async def test_one_address_has_so_many_streams_and_another_its_own() -> None:
         assert await server.status("10.0.0.2") == 200
         assert (await connection.next())["status"] == 200
     assert await server.status("10.0.0.1") == 200
+
+
+async def test_the_addresses_of_a_64_are_one_client() -> None:
+    server = Server(client_streams=1)
+    async with server.ask("2001:db8:0:1::1") as connection:
+        await server.synthesizer.waiting.wait()
+        assert await server.status("2001:db8:0:1:ffff::7") == 429
+        server.gate.set()
+        assert await server.status("2001:db8:0:2::1") == 200
+        assert (await connection.next())["status"] == 200
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("2001:DB8:0:0:ffff:1:2:3", "2001:db8::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),  # as a socket of both families has it
+        ("fe80::1%eth0", "fe80::/64"),
+        ("unknown", "unknown"),
+    ],
+)
+def test_who_one_client_is(address: str, client: str) -> None:
+    assert one_client(address) == client
 
 
 async def test_a_refusal_says_when_to_come_back() -> None:

@@ -12,7 +12,7 @@ from deployments.errors import (
     PayloadTooLarge,
     TalkerLost,
 )
-from serve_app.errors import Conflict, NotFound, translate
+from serve_app.errors import translate
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,6 @@ from serve_app.errors import Conflict, NotFound, translate
         (InvalidRequest("bad", "top_k"), 400, "invalid_value"),
         (InvalidRequest("bad", "voice", "voice_not_found"), 400, "voice_not_found"),
         (ModelNotFound("which"), 404, "model_not_found"),
-        (NotFound("gone", "id", "not_found"), 404, "not_found"),
-        (Conflict("taken", "id", "audio_taken"), 409, "audio_taken"),
         (PayloadTooLarge("much"), 413, "payload_too_large"),
         (Overloaded("full"), 429, "rate_limit_exceeded"),
         (NotReady(), 503, "not_ready"),

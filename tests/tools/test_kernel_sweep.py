@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from tools.kernels.sweep import Case, Chain, candidates, cases_of, config_of
 

@@ -55,29 +55,6 @@ class Sequences:
             async for data in answer.content.iter_any():
                 yield data, 24000
 
-    async def voxserve_stream(self, text: str) -> Pcm:
-        """As VoxServe's example does: one hears while another writes."""
-        async with self._http.post("/generate/stream/start", data={"speaker": self._order.voice}) as answer:
-            assert answer.status == 200, await answer.text()
-            path = f"/generate/stream/{(await answer.json())['request_id']}"
-        writing = asyncio.create_task(self._write(path, text))
-        try:
-            async with self._http.get(f"{path}/audio") as answer:
-                assert answer.status == 200, await answer.text()
-                await answer.content.readexactly(44)
-                async for data in answer.content.iter_any():
-                    yield data, 24000
-            await writing
-        finally:
-            writing.cancel()
-
-    async def _write(self, path: str, text: str) -> None:
-        for piece in pieces(text):
-            async with self._http.post(f"{path}/text", data={"text": piece}) as answer:
-                assert (await answer.json())["status"] == "accepted", await answer.text()
-        async with self._http.post(f"{path}/end") as answer:
-            assert (await answer.json())["status"] == "completed", await answer.text()
-
     async def kokoro(self, text: str) -> Pcm:
         body = {"input": text, "voice": self._order.voice, "response_format": "pcm", "stream": True}
         async with self._http.post("/dev/captioned_speech", json=body) as answer:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
 from deployments.talker.block_manager import BlockManager

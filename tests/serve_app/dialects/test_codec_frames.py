@@ -1,5 +1,7 @@
 import asyncio
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -8,12 +10,13 @@ import pytest
 from deployments.errors import Overloaded
 from serve_app.api import create_api
 from serve_app.config import ApiSettings
-from serve_app.dialects.codec_frames import HEADER, RECORD
+from serve_app.dialects.codec_frames import END_REASONS, HEADER, RECORD
 from tests.serve_app.dialects.client import Client, connect
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FakeSynthesizer, chunk, followed, tone, utterance
 
 pytestmark = pytest.mark.anyio
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "codec-frames.md"
 PATH, SOCKET = "/v1/audio/frames", "/v1/audio/frames/ws"
 SIZE = CUSTOM_VOICE.frame_samples
 SPEAK = {"type": "speak", "input": "Hello", "voice": "alloy"}
@@ -104,3 +107,8 @@ async def test_a_failure_is_told() -> None:
         client.send(SPEAK)
         (error,), _ = await client.until(type="error")
         assert (error["request_id"], error["error"]["code"]) == ("conn-1", "rate_limit_exceeded")
+
+
+def test_the_document_lists_the_reasons_of_an_end_in_their_order() -> None:
+    [line] = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| `e` (0x65)")]
+    assert re.findall(r"(\d) `(\w+)`", line) == [(str(number), reason) for number, reason in enumerate(END_REASONS)]

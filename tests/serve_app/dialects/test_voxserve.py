@@ -1,5 +1,8 @@
 import io
+import subprocess
+import sys
 import wave
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -8,6 +11,8 @@ import pytest
 from serve_app.api import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app.fake import BASE, FakeSynthesizer, pcm_of, tone, utterance
+from tests.serve_app.test_check_client import Server
+from tests.test_docs_commands import ROOT, blocks
 
 pytestmark = pytest.mark.anyio
 
@@ -72,3 +77,20 @@ async def test_a_recording_is_cloned() -> None:
 async def test_what_is_refused(client: httpx.AsyncClient, content: bytes, kind: str, param: str | None) -> None:
     answer = await client.post(PATH, content=content, headers={"content-type": kind})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "start"), ("POST", "x/text"), ("GET", "x/audio")])
+async def test_streams_of_several_requests_are_not_there(client: httpx.AsyncClient, method: str, path: str) -> None:
+    answer = await client.request(method, f"{PATH}/stream/{path}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_what_a_migrating_client_writes_is_heard_while_it_is_written(tmp_path: Path) -> None:
+    [snippet] = [block.text for block in blocks(ROOT / "docs" / "migrating.md") if block.language == "python"]
+    with Server(list(utterance())) as server:
+        code = snippet.replace("ws://127.0.0.1:8000", server.url)
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+    with wave.open(str(tmp_path / "written.wav")) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, 24000)
+        assert file.readframes(file.getnframes()) == pcm_of(utterance())
+    assert server.synthesizer.texts == ["Good morning, how can I help you today?"]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.talker.attention import Context
 from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start

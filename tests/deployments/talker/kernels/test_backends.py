@@ -4,7 +4,7 @@ import logging
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.talker.kernels.backends import choose_backend
 from deployments.talker.kernels.qkv import Heads

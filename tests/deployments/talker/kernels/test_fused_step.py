@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
 from deployments.talker.block_manager import BlockManager

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.talker.kernels.matmul import (
     Form,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.talker.attention import Context
 from deployments.talker.kernels.prompt import attend_prompt
