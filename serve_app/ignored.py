@@ -1,7 +1,7 @@
 """What of a request has no effect, and why: clients learn it with the answer, so that no field goes in silence."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from pydantic import AliasChoices
@@ -25,7 +25,7 @@ _ALIASES = {
     else [name]
     for name, field in SpeechBody.model_fields.items()
 }
-_FIELDS = [name for names in _ALIASES.values() for name in names]
+_FIELDS = frozenset(name for names in _ALIASES.values() for name in names)
 _FOR_CLONING = ("ref_text", "x_vector_only_mode")
 
 
@@ -34,15 +34,19 @@ def ignored(
 ) -> Ignored:
     """Of `fields`, that `body` was made of. `other` are fields besides a body's: a reason, or None where one counts."""
     other = other or {}
-    reasons = _unknown(fields, other) | dict(_doubled(fields)) | dict(_without_effect(body, info))
-    reasons |= {name: reason for name, reason in other.items() if reason is not None and name in fields}
-    return plain(reasons)
+    reasons = {name: reason for name, reason in other.items() if reason is not None and name in fields}
+    reasons |= dict(_doubled(fields)) | dict(_without_effect(body, info))
+    return plain(reasons, unknown=[name for name in fields if name not in _FIELDS and name not in other], known=other)
 
 
-def plain(reasons: Mapping[str, str]) -> Ignored:
-    """The first of them, under names that can stand in a header and in a log."""
+def plain(reasons: Mapping[str, str], *, unknown: Sequence[str] = (), known: Iterable[str] = ()) -> Ignored:
+    """The first of them, under names that can stand in a header and in a log. Of `unknown` fields only those that are
+    named are looked at: a body may have a million. `known` are what they may mean besides a body's.
+    """
     named = {_plain(name): reason for name, reason in list(reasons.items())[:_MOST_NAMED]}
-    more = len(reasons) - len(named)
+    room = _MOST_NAMED - len(named)
+    named |= {_plain(name): _unknown_reason(name, [*_FIELDS, *known]) for name in unknown[:room]}
+    more = max(len(reasons) - _MOST_NAMED, 0) + max(len(unknown) - room, 0)
     return named | ({"others": f"{more} more"} if more else {})
 
 
@@ -54,11 +58,6 @@ def header(reasons: Ignored) -> dict[str, str]:
 def entries(reasons: Ignored) -> list[dict[str, str]]:
     """For an event or a message."""
     return [{"field": name, "reason": reason} for name, reason in reasons.items()]
-
-
-def _unknown(fields: Mapping[str, object], other: Iterable[str]) -> Ignored:
-    known = [*_FIELDS, *other]
-    return {name: _unknown_reason(name, known) for name in fields if name not in known}
 
 
 def _unknown_reason(name: str, known: list[str]) -> str:
