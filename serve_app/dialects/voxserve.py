@@ -11,12 +11,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
+from serve_app import ignored
 from serve_app.audio import AudioFormat
 from serve_app.speaker import Speaker, Wish, read_body, text_of
 from serve_app.speech_request import MAX_BODY_BYTES, parse_object
 from serve_app.speech_response import Delivery
 
-VOICE = ("audio", "language", "speaker", "ref_text", "instruct", "x_vector_only_mode")
+_NAMES: ignored.Names = {
+    "text": "input",
+    "speaker": "voice",
+    "language": "language",
+    "instruct": "instructions",
+    "audio": "ref_audio",
+    "ref_text": "ref_text",
+    "x_vector_only_mode": "x_vector_only_mode",
+    "streaming": None,
+}
+VOICE = tuple(name for name in _NAMES if name not in ("text", "streaming"))
 _MOST_FIELDS = 32
 
 
@@ -30,9 +41,8 @@ def routes(speaker: Speaker) -> APIRouter:
         content = await read_body(request)
         speaker.check_room(request.state.caller.name)
         fields = await form_fields(content, request.headers)
-        known = (*VOICE, "text", "streaming")
         whole = _switch(fields.get("streaming")) is False
-        return await speaker.respond(request, await wished(speaker, fields, known, text=text_of(fields), whole=whole))
+        return await speaker.respond(request, await wished(speaker, fields, _NAMES, text=text_of(fields), whole=whole))
 
     return router
 
@@ -42,17 +52,10 @@ async def wished(
 ) -> Wish:
     """`fields` as VoxServe calls them; what is not `known` has no effect. Raises InvalidRequest."""
     return await speaker.wish(
-        {
-            "input": text,
-            "voice": fields.get("speaker"),
-            "language": fields.get("language"),
-            "instructions": fields.get("instruct"),
-            "ref_audio": fields.get("audio"),
-            "ref_text": fields.get("ref_text"),
-            "x_vector_only_mode": _switch(fields.get("x_vector_only_mode")),
-        },
+        fields,
+        {name: ours for name, ours in _NAMES.items() if name in known},
         delivery=Delivery(AudioFormat.WAV, whole=whole),
-        other=(name for name in fields if name not in known),
+        made={"input": text, "x_vector_only_mode": _switch(fields.get("x_vector_only_mode"))},
     )
 
 

@@ -62,4 +62,4 @@ def _answer(status: str, request_id: str, reasons: ignored.Ignored) -> Response:
 
 
 def _ignored(names: Iterable[str]) -> ignored.Ignored:
-    return ignored.plain(dict.fromkeys(names, "not of this request"))
+    return ignored.named(list(names), (), {})
