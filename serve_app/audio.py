@@ -112,15 +112,23 @@ def alaw_table() -> NDArray[np.uint8]:
     return coded
 
 
-class WavEncoder:
-    """A RIFF header before the first sample; its sizes are exact when `num_bytes` of audio are announced."""
+# What RIFF calls the raw formats, and their bytes a sample.
+_WAVES = {AudioFormat.PCM: (1, 2), AudioFormat.FLOAT: (3, 4), AudioFormat.ALAW: (6, 1), AudioFormat.MULAW: (7, 1)}
 
-    def __init__(self, sample_rate: int, num_bytes: int | None = None) -> None:
-        self._header = wav_header(sample_rate, num_bytes)
+
+class WavEncoder:
+    """A RIFF header before the first sample; its sizes are exact when `num_bytes` of PCM are announced."""
+
+    def __init__(self, sample_rate: int, num_bytes: int | None = None, raw: AudioFormat = AudioFormat.PCM) -> None:
+        """`raw` is what is behind the header."""
+        self._header, self._samples = (
+            wav_header(sample_rate, num_bytes, raw),
+            open_encoder(raw, sample_rate, frame_samples=0),
+        )
 
     def encode(self, pcm: bytes) -> bytes:
         """The samples, behind the header the first time."""
-        return self._take_header() + pcm if pcm else b""
+        return self._take_header() + self._samples.encode(pcm) if pcm else b""
 
     def close(self) -> bytes:
         """The header, if there was no audio at all."""
@@ -131,10 +139,12 @@ class WavEncoder:
         return header
 
 
-def wav_header(sample_rate: int, num_bytes: int | None = None) -> bytes:
-    """44 bytes in front of s16le mono audio; None: a stream of unknown length."""
-    riff_size, data_size = (UNKNOWN_LENGTH,) * 2 if num_bytes is None else (36 + num_bytes, num_bytes)
-    fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate, sample_rate * 2, 2, 16)
+def wav_header(sample_rate: int, num_bytes: int | None = None, raw: AudioFormat = AudioFormat.PCM) -> bytes:
+    """44 bytes in front of mono audio that was made of `num_bytes` of PCM; None: a stream of unknown length."""
+    tag, size = _WAVES[raw]
+    data_size = UNKNOWN_LENGTH if num_bytes is None else num_bytes // 2 * size
+    riff_size = UNKNOWN_LENGTH if num_bytes is None else 36 + data_size
+    fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, tag, 1, sample_rate, sample_rate * size, size, size * 8)
     return struct.pack("<4sI4s", b"RIFF", riff_size, b"WAVE") + fmt + struct.pack("<4sI", b"data", data_size)
 
 
@@ -256,8 +266,13 @@ def open_encoder(
     frame_samples: int,
     num_bytes: int | None = None,
     bit_rate: int | None = None,
+    in_wav: bool = False,
 ) -> Encoder:
-    """An encoder for one response; `num_bytes` of PCM, where known, go into the header of WAV and FLAC."""
+    """An encoder for one response; `num_bytes` of PCM, where known, go into the header of WAV and FLAC. Raw formats
+    are put `in_wav`.
+    """
+    if in_wav and audio_format in _WAVES:
+        return WavEncoder(sample_rate, num_bytes, audio_format)
     match audio_format:
         case AudioFormat.PCM:
             return PcmEncoder()
@@ -372,10 +387,11 @@ class Rendering:
         whole: bool = False,
         output_rate: int | None = None,
         bit_rate: int | None = None,
+        in_wav: bool = False,
     ) -> None:
         """`whole`: one body of known length, which begins when all of it is there. `output_rate` in Hz."""
         self._audio_format, self._sample_rate = audio_format, sample_rate
-        self._output_rate, self._bit_rate = output_rate or sample_rate, bit_rate
+        self._output_rate, self._bit_rate, self._in_wav = output_rate or sample_rate, bit_rate, in_wav
         self._frame_samples = frame_samples
         self._speed = speed
         self._filters = self._open_filters()
@@ -444,4 +460,5 @@ class Rendering:
             frame_samples=self._frame_samples,
             num_bytes=num_bytes,
             bit_rate=self._bit_rate,
+            in_wav=self._in_wav,
         )

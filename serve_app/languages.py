@@ -41,6 +41,11 @@ def language_name(given: str) -> str:
     return _CODES.get(re.split("[-_]", given.lower(), maxsplit=1)[0], given.lower())
 
 
+def has_region(given: str) -> bool:
+    """Whether there is more to a code than `language_name` understands, as in "en-GB" and "zh-Hans"."""
+    return re.split("[-_]", given.lower(), maxsplit=1)[0] in _CODES and given.lower() not in _CODES
+
+
 def language_code(name: str) -> str | None:
     """The code of two letters for a name that checkpoints use."""
     return next((code for code, known in _CODES.items() if known == name), None)

@@ -1,7 +1,7 @@
 """What every dialect asks: the loaded model, its voices, speech as an HTTP response or as a session."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from starlette.requests import HTTPConnection, Request
@@ -62,13 +62,16 @@ class Speaker:
 
     async def wish(
         self,
-        fields: Mapping[str, object],
+        sent: Mapping[str, object],
+        names: ignored.Names,
         *,
         delivery: Delivery,
-        other: Iterable[str] = (),
-        model: object = None,
+        made: Mapping[str, object] | None = None,
+        reasons: Mapping[str, str] | None = None,
     ) -> Wish:
-        """`fields` are those of a SpeechBody; a voice that is not here becomes the default one. `other` has no effect.
+        """What `sent` asks for, flat as `ignored.flat` makes it, by the `names` of its dialect. A voice that is not
+        here becomes the default one. `made`: fields of a SpeechBody that the dialect made. `reasons`: why fields have
+        no effect, as in `ignored.ignored`.
 
         Raises InvalidRequest that names the field.
         """
@@ -76,24 +79,28 @@ class Speaker:
         if delivery.bit_rate is not None and not _LEAST_BITS <= delivery.bit_rate <= _MOST_BITS:
             message = f"bit_rate: {delivery.bit_rate} bits a second are not from {_LEAST_BITS} to {_MOST_BITS}."
             raise InvalidRequest(message[:200], "bit_rate")
-        without_effect = dict.fromkeys(other, "not of this server")
-        named = fields.get("voice")
-        voice, reason = voices.nearest(named if isinstance(named, str) else None, info, self.settings)
-        if reason:
-            without_effect["voice"] = reason
-        if isinstance(model, str) and model not in (info.name, *self.settings.model_aliases):
-            without_effect["model"] = f"the loaded model is {info.name}"
-        given = {name: value for name, value in fields.items() if value is not None}
+        given = {**ignored.renamed(sent, names), **(made or {})}
+        model, bit_rate, called = given.pop("model", None), given.pop("bit_rate", None), given.pop("voice", None)
+        found = dict(reasons or {})
+        voice, reason = voices.nearest(called if isinstance(called, str) else None, info, self.settings)
+        if called is not None and not isinstance(called, str):
+            reason = "not a name"
+        if reason is not None:
+            found["voice"] = reason
+        if model is not None and model not in (info.name, *self.settings.model_aliases):
+            found["model"] = f"the loaded model is {info.name}"
+        if bit_rate is not None and not delivery.has_bit_rate:
+            found["bit_rate"] = f"{delivery.audio_format} has none"
+        given = {name: value for name, value in given.items() if value is not None}
         body = parse_speech({"input": "", "any_language": True, **given, "voice": voice})
-        if body.word_timestamps and not info.word_times:
-            without_effect["word_timestamps"] = ignored.NO_WORD_TIMES
-        delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate)
-        return Wish(info, body, delivery, ignored.plain(without_effect))
+        delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
+        return Wish(info, body, delivery, ignored.ignored(sent, body, info, names, reasons=found))
 
     def voiced(self, wish: Wish, voice: str) -> Wish:
-        """The same in another voice."""
-        speaker, _ = voices.nearest(voice, wish.info, self.settings)
-        return replace(wish, body=wish.body.model_copy(update={"voice": speaker}))
+        """The same in another voice; `ignored` is about that voice only."""
+        speaker, reason = voices.nearest(voice, wish.info, self.settings)
+        body = wish.body.model_copy(update={"voice": speaker})
+        return replace(wish, body=body, ignored={"voice": reason} if reason else {})
 
     def session(
         self, connection: HTTPConnection, wish: Wish, *, request_id: str, live: bool = True, files: bool = False

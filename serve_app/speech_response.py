@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deployments import metrics
 from deployments.protocol import Mark, Marks, ModelInfo, PcmChunk, SynthesisRequest, reached
-from serve_app.audio import AudioFormat, Rendering
+from serve_app.audio import CODECS, AudioFormat, Rendering
 from serve_app.errors import ErrorReply, translate
 from serve_app.request_log import Usage
 from serve_app.speech_request import SpeechBody
@@ -55,6 +55,12 @@ class Delivery:
     l16: bool = False  # PCM under its RTP name
     sample_rate: int | None = None  # None: the model's
     bit_rate: int | None = None  # None: the format's usual one
+    in_wav: bool = False  # a raw format behind a RIFF header
+
+    @property
+    def has_bit_rate(self) -> bool:
+        """Whether the format's may be chosen."""
+        return self.audio_format in CODECS and CODECS[self.audio_format].bit_rate is not None
 
     def rate(self, info: ModelInfo) -> int:
         """Samples a second of what is sent."""
@@ -70,12 +76,15 @@ class Delivery:
             whole=self.whole,
             output_rate=self.sample_rate,
             bit_rate=self.bit_rate,
+            in_wav=self.in_wav,
         )
 
     def content_type(self, sample_rate: int) -> str:
         """Value of the Content-Type header."""
         if self.events:
             return EVENT_STREAM
+        if self.in_wav:
+            return CONTENT_TYPES[AudioFormat.WAV]
         if self.audio_format in RAW:
             name = "audio/L16" if self.l16 else CONTENT_TYPES[self.audio_format]
             return f"{name};rate={sample_rate};channels=1"

@@ -21,9 +21,6 @@ from serve_app.speaker import Speaker, Wish, refuse_handshake
 from serve_app.speech_request import SpeechBody, parse_speech, validated
 from serve_app.speech_response import Delivery, word_entries
 
-_ALWAYS_STREAMED = "a WebSocket sends pcm as it comes"
-
-
 Serve = Callable[[WebSocket, Speaker], Awaitable[None]]
 
 
@@ -79,6 +76,10 @@ def parse_resumption(fields: Mapping[str, object]) -> Resumption:
     return resumption
 
 
+# Of a `speak` message.
+_NAMES: ignored.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **ignored.SPEECH}
+
+
 class Utterance:
     """One `speak` message on its way; `samples` and `usage` count what has been handed to the socket."""
 
@@ -104,10 +105,10 @@ class Utterance:
     async def _open(self, fields: dict[str, object], speaker: Speaker) -> Session:
         body, resumption = _speech_body(fields), parse_resumption(fields)
         info = await speaker.describe()
-        entries = ignored.entries(ignored.ignored(fields, body, info, other=_beside_a_body(body)))
+        reasons = ignored.always_streamed(fields)
+        self._without_effect = ignored.told(ignored.ignored(fields, body, info, _NAMES, reasons=reasons))
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
-        self._without_effect = {"ignored": entries} if entries else {}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
         session = speaker.session(
             self._connection.socket, Wish(info, body, delivery, {}), request_id=self.request_id, live=False
@@ -200,16 +201,6 @@ class SpeechSocket(Connection):
         spoken = turn.spoken(played_ms / 1000) if turn is not None and played_ms is not None else None
         texts = {} if spoken is None else asdict(spoken)
         await self.send("cancelled", request_id=request_id, frames=frames, samples=samples, **texts)
-
-
-def _beside_a_body(body: SpeechBody) -> dict[str, str | None]:
-    """Fields of a `speak` message besides those that count over HTTP as well, and what of these does not count here."""
-    reasons: dict[str, str | None] = dict.fromkeys(("type", *Resumption.model_fields))
-    if not body.stream:
-        reasons["stream"] = _ALWAYS_STREAMED
-    if body.stream_format == "sse":
-        reasons["stream_format"] = _ALWAYS_STREAMED
-    return reasons
 
 
 def _speech_body(fields: dict[str, object]) -> SpeechBody:

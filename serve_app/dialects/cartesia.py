@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app import voices
+from serve_app import ignored, voices
 from serve_app.audio import AudioFormat
 from serve_app.connection import Connection, Contexts
 from serve_app.errors import ErrorReply, translate
@@ -27,10 +27,22 @@ RAW = {
     "pcm_alaw": AudioFormat.ALAW,
 }
 _CONTAINERS = {"wav": AudioFormat.WAV, "mp3": AudioFormat.MP3}
-_KNOWN = (
-    *("model_id", "transcript", "voice", "output_format", "language", "context_id", "continue", "flush", "cancel"),
-    *("add_timestamps", "max_buffer_delay_ms", "generation_config", "speed"),
-)
+_NAMES: ignored.Names = {
+    "transcript": "input",
+    "model_id": "model",
+    "voice": "voice",
+    "voice.id": "voice",
+    "voice.mode": None,
+    "language": "language",
+    "output_format.container": None,
+    "output_format.encoding": None,
+    "output_format.sample_rate": "sample_rate",
+    "output_format.bit_rate": "bit_rate",
+    "generation_config.speed": "speed",
+    "generation_config.emotion": "instructions",
+    "add_timestamps": "word_timestamps",
+}
+_SOCKET_NAMES: ignored.Names = {**_NAMES, **dict.fromkeys(("context_id", "continue", "flush", "cancel"))}
 _LANGUAGE = {"english": "en", "chinese": "zh", "german": "de", "french": "fr", "spanish": "es", "italian": "it"}
 _LANGUAGE |= {"portuguese": "pt", "russian": "ru", "japanese": "ja", "korean": "ko"}
 
@@ -47,13 +59,17 @@ def routes(speaker: Speaker) -> APIRouter:
     async def speak_bytes(request: Request) -> Response:
         """Speaks `transcript`."""
         fields = await read_object(request, speaker)
-        return await speaker.respond(request, await _wished(speaker, fields, text=text_of(fields, "transcript")))
+        text_of(fields, "transcript")
+        made = {"word_timestamps": False}
+        reasons = {"add_timestamps": "/tts/sse tells them"} if fields.get("add_timestamps") else {}
+        return await speaker.respond(request, await _wished(speaker, fields, made=made, reasons=reasons))
 
     @router.post("/tts/sse", summary="Speak a text as events (Cartesia)", response_class=Response)
     async def speak_events(request: Request) -> Response:
         """Speaks `transcript` as the messages that a WebSocket would have."""
         fields = await read_object(request, speaker)
-        wish = await _wished(speaker, fields, text=text_of(fields, "transcript"))
+        text_of(fields, "transcript")
+        wish = await _wished(speaker, fields)
         return await speaker.respond(request, wish, as_body=_events, content_type=EVENT_STREAM)
 
     @router.get("/voices", summary="List voices (Cartesia)")
@@ -91,32 +107,29 @@ def _voice(voice: voices.Voice) -> dict[str, object]:
     }
 
 
-async def _wished(speaker: Speaker, fields: Mapping[str, object], *, text: str = "") -> Wish:
+async def _wished(
+    speaker: Speaker,
+    fields: Mapping[str, object],
+    names: ignored.Names = _NAMES,
+    *,
+    made: Mapping[str, object] | None = None,
+    reasons: Mapping[str, str] | None = None,
+) -> Wish:
     """Raises InvalidRequest."""
-    voice, wanted, generation = fields.get("voice"), fields.get("output_format"), fields.get("generation_config")
-    output = wanted if isinstance(wanted, Mapping) else {}
-    controls = generation if isinstance(generation, Mapping) else {}
-    container = str(output.get("container") or "raw")
-    encoding = str(output.get("encoding") or "pcm_s16le")
-    audio_format = choice("output_format.encoding", encoding, RAW)
-    if container != "raw":
-        audio_format = choice("output_format.container", container, _CONTAINERS)
-    bit_rate = output.get("bit_rate")
-    asked = {
-        "input": text,
-        "voice": voice.get("id") if isinstance(voice, Mapping) else voice,
-        "language": fields.get("language"),
-        "sample_rate": output.get("sample_rate"),
-        "speed": controls.get("speed"),
-        "instructions": controls.get("emotion"),
-        "word_timestamps": fields.get("add_timestamps") is True,
-    }
-    return await speaker.wish(
-        asked,
-        delivery=Delivery(audio_format, bit_rate=bit_rate if isinstance(bit_rate, int) else None),
-        other=(name for name in fields if name not in _KNOWN),
-        model=fields.get("model_id"),
+    sent = ignored.flat(fields, names)
+    container, found = str(sent.get("output_format.container", "raw")), dict(reasons or {})
+    audio_format = choice("output_format.encoding", str(sent.get("output_format.encoding", "pcm_s16le")), RAW)
+    if container != "raw" and choice("output_format.container", container, _CONTAINERS) is AudioFormat.MP3:
+        audio_format = AudioFormat.MP3
+        if "output_format.encoding" in sent:
+            found["output_format.encoding"] = "mp3 is one"
+    if sent.get("voice.mode", "id") != "id":
+        found["voice.mode"] = "voices have ids here"
+    bit_rate = sent.get("output_format.bit_rate")
+    delivery = Delivery(
+        audio_format, bit_rate=bit_rate if isinstance(bit_rate, int) else None, in_wav=container == "wav"
     )
+    return await speaker.wish(sent, names, delivery=delivery, made=made, reasons=found)
 
 
 def _chunk(context_id: str, audio: bytes) -> dict[str, object]:
@@ -168,6 +181,7 @@ class _Socket(Connection):
         self._speaker = speaker
         self._contexts = Contexts(self)
         self._flushes: dict[str, set[int]] = {}  # turns whose end was asked for, by context
+        self._ignored: dict[str, ignored.Ignored] = {}  # of a context's first message, until it is told
 
     @property
     def is_busy(self) -> bool:
@@ -179,6 +193,7 @@ class _Socket(Connection):
         if fields.get("cancel"):
             await self._contexts.cancel(name)
             self._flushes.pop(name, None)
+            self._ignored.pop(name, None)
             return
         try:
             await self._write(name, fields)
@@ -198,27 +213,32 @@ class _Socket(Connection):
             session.close()
 
     async def _open(self, name: str, fields: dict[str, object]) -> Session:
-        session = self._speaker.session(
-            self.socket, await _wished(self._speaker, fields), request_id=f"{self.request_id}-{name[:40]}"
-        )
+        wish = await _wished(self._speaker, fields, _SOCKET_NAMES, made={"input": ""})
+        session = self._speaker.session(self.socket, wish, request_id=f"{self.request_id}-{name[:40]}")
         self._flushes[name] = set()
 
         async def say(event: Event) -> None:
             await self._say(name, event)
 
-        return self._contexts.add(name, session, say)
+        self._contexts.add(name, session, say)
+        self._ignored[name] = wish.ignored
+        return session
+
+    def _told(self, name: str) -> dict[str, object]:
+        """Once for each context."""
+        return ignored.told(self._ignored.pop(name, {}))
 
     async def _say(self, name: str, event: Event) -> None:
         match event:
             case Audio(_, data):
-                await self.socket.send_json(_chunk(name, data))
+                await self.socket.send_json(_chunk(name, data) | self._told(name))
             case Words():
                 await self.socket.send_json(_timestamps(name, event.in_session()))
             case Mark(turn) if turn.number in self._flushes.get(name, ()):
                 flushed = {"type": "flush_done", "flush_done": True, "flush_id": turn.number}
                 await self.socket.send_json({**flushed, "context_id": name, "status_code": 206, "done": False})
             case Failed(error):
-                await self.socket.send_json(_error(name, self.failure(error, self.request_id)))
+                await self.socket.send_json(_error(name, self.failure(error, self.request_id)) | self._told(name))
             case Done():
                 self._flushes.pop(name, None)
-                await self.socket.send_json(_done(name))
+                await self.socket.send_json(_done(name) | self._told(name))

@@ -4,7 +4,7 @@ The server decodes as well: what it drops of the audio, and where it ends a runa
 """
 
 import struct
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
 from fastapi import APIRouter
@@ -14,9 +14,10 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, TalkrayError
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
+from serve_app import ignored
 from serve_app.audio import AudioFormat
 from serve_app.connection import Connection
-from serve_app.dialects.openai_speech import spelled, wished
+from serve_app.dialects.openai_speech import wished
 from serve_app.request_log import RequestRecord, Usage
 from serve_app.speaker import Speaker, Wish, read_object
 from serve_app.speech_response import SpeechResponse
@@ -43,6 +44,7 @@ def routes(speaker: Speaker) -> APIRouter:
         usage: Usage = request.state.record.usage
         body = _records(speaker.chunks(utterance, wish.info), wish.info, usage)
         headers = {"content-type": CONTENT_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
+        headers |= ignored.header(wish.ignored)
         return SpeechResponse(body, headers, whole=wish.delivery.whole, usage=usage)
 
     @router.websocket("/v1/audio/frames/ws")
@@ -52,11 +54,11 @@ def routes(speaker: Speaker) -> APIRouter:
     return router
 
 
-async def _wished(speaker: Speaker, fields: dict[str, object]) -> Wish:
+async def _wished(speaker: Speaker, fields: Mapping[str, object], *, reasons: Mapping[str, str] | None = None) -> Wish:
     """Raises InvalidRequest."""
     if named := next((name for name in _OF_AUDIO if name in fields), None):
         raise InvalidRequest(f"{named}: frames are the model's own, before any audio is made of them.", named)
-    wish = await wished(speaker, spelled(fields), default=AudioFormat.PCM)
+    wish = await wished(speaker, fields, default=AudioFormat.PCM, reasons=reasons)
     if wish.body.ref_audio is not None and not wish.body.x_vector_only_mode:
         reason = "speech goes on from the recording's own frames, which are not sent; x_vector_only_mode needs none"
         raise InvalidRequest(f"ref_audio: {reason}.", "ref_audio")
@@ -115,7 +117,7 @@ class _Socket(Connection):
             case "speak" if self.is_busy:
                 raise InvalidRequest("An utterance is being spoken; cancel it or wait for its end.", "type", "busy")
             case "speak":
-                wish = await _wished(self._speaker, fields)
+                wish = await _wished(self._speaker, fields, reasons=ignored.always_streamed(fields))
                 self._num_utterances += 1
                 self.start(self._speak(wish, f"{self.request_id}-{self._num_utterances}"))
             case "cancel":
@@ -138,7 +140,8 @@ class _Socket(Connection):
                 async for data in records:
                     await self.socket.send_bytes(data)
             frames, reason = record.usage.frames, record.usage.finish_reason
-            await self.send("done", request_id=request_id, finish_reason=reason, frames=frames)
+            told = ignored.told(wish.ignored)
+            await self.send("done", request_id=request_id, finish_reason=reason, frames=frames, **told)
         except TalkrayError as error:
             reply = self.failure(error, request_id)
             record.error = reply.code

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
+from serve_app import ignored
 from serve_app.audio import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
 from serve_app.errors import translate
@@ -23,8 +24,21 @@ from serve_app.speech_response import EVENT_STREAM, Delivery, collected
 Json = dict[str, object]
 
 _FORMATS = {name: AudioFormat(name) for name in ("pcm", "wav", "mp3", "opus")}
-_SETTINGS = ("voice", "mode", "response_format", "sample_rate", "speech_rate", "bit_rate", "language_type")
-_KNOWN = (*_SETTINGS, "instructions", "optimize_instructions", "enable_tn", "text")
+_NAMES: ignored.Names = {
+    "voice": "voice",
+    "language_type": "language",
+    "instructions": "instructions",
+    "response_format": None,
+    "sample_rate": "sample_rate",
+    "bit_rate": "bit_rate",
+    "speech_rate": "speed",
+}
+_SESSION_NAMES: ignored.Names = {**_NAMES, "mode": None}
+_REST_NAMES: ignored.Names = {
+    "model": "model",
+    "input.text": "input",
+    **{f"{where}.{name}": ours for where in ("parameters", "input") for name, ours in _NAMES.items()},
+}
 _MODES = ("server_commit", "commit")
 
 
@@ -44,14 +58,11 @@ def routes(speaker: Speaker) -> APIRouter:
     async def speak_text(request: Request) -> Response:
         """Speaks `input.text`: as WAV in JSON, or as PCM in events with `X-DashScope-SSE: enable`."""
         fields = await read_object(request, speaker)
-        given = fields.get("input")
-        asked = dict(given) if isinstance(given, Mapping) else {}
-        parameters = fields.get("parameters")
-        asked |= parameters if isinstance(parameters, Mapping) else {}
-        if not isinstance(asked.get("text"), str):
+        sent = ignored.flat(fields, _REST_NAMES)
+        if not isinstance(sent.get("input.text"), str):
             raise InvalidRequest("input.text is required, as a string.", "input", "missing_required_parameter")
         streams = request.headers.get("x-dashscope-sse") == "enable"
-        wish = await _wished(speaker, asked, fields.get("model"), default="pcm" if streams else "wav")
+        wish = await _wished(speaker, sent, _REST_NAMES, default="pcm" if streams else "wav")
         usage: Usage = request.state.record.usage
         request_id: str = request.state.record.request_id
         make, kind = (_events, EVENT_STREAM) if streams else (_object, "application/json")
@@ -65,23 +76,20 @@ def routes(speaker: Speaker) -> APIRouter:
     return router
 
 
-async def _wished(speaker: Speaker, asked: Mapping[str, object], model: object, *, default: str = "pcm") -> Wish:
+async def _wished(
+    speaker: Speaker,
+    sent: Mapping[str, object],
+    names: ignored.Names,
+    *,
+    made: Mapping[str, object] | None = None,
+    default: str = "pcm",
+) -> Wish:
     """What a session, or the input of a request, asks for. Raises InvalidRequest."""
-    bit_rate = asked.get("bit_rate")  # kbit/s
-    audio_format = choice("response_format", str(asked.get("response_format", default)), _FORMATS)
-    return await speaker.wish(
-        {
-            "input": asked.get("text"),
-            "voice": asked.get("voice"),
-            "language": asked.get("language_type"),
-            "instructions": asked.get("instructions"),
-            "sample_rate": asked.get("sample_rate"),
-            "speed": asked.get("speech_rate"),
-        },
-        delivery=Delivery(audio_format, bit_rate=bit_rate * 1000 if isinstance(bit_rate, int) else None),
-        other=(name for name in asked if name not in _KNOWN),
-        model=model,
-    )
+    given = {name.rpartition(".")[2]: sent[name] for name in reversed(list(names)) if name in sent}
+    bit_rate = given.get("bit_rate")  # kbit/s
+    audio_format = choice("response_format", str(given.get("response_format", default)), _FORMATS)
+    delivery = Delivery(audio_format, bit_rate=bit_rate * 1000 if isinstance(bit_rate, int) else None)
+    return await speaker.wish(sent, names, delivery=delivery, made=made)
 
 
 class _Socket(ResponseSocket):
@@ -96,6 +104,7 @@ class _Socket(ResponseSocket):
         self._session: Session | None = None
         self._buffer: list[str] = []  # what waits for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
+        self._has_told, self._untold = False, ignored.Ignored()  # what has no effect
 
     @property
     def owes_speech(self) -> bool:
@@ -137,14 +146,19 @@ class _Socket(ResponseSocket):
             raise InvalidRequest(f"session must be an object, and its mode one of {', '.join(_MODES)}.", "session")
         if self._session is not None:
             raise InvalidRequest("The session speaks already; update it before the first text.", "session")
-        updated = {**self._settings, **settings}
-        await _wished(self._speaker, updated, self._model)
-        self._settings = updated
-        await self.tell("session.updated", session=self._shown())
+        updated = ignored.flat({**self._settings, **settings}, _SESSION_NAMES)
+        wish = await self._wished(updated)
+        self._settings = {name: value for name, value in updated.items() if name in _SESSION_NAMES}
+        self._has_told = True
+        await self.tell("session.updated", session=self._shown(), **ignored.told(wish.ignored))
+
+    async def _wished(self, settings: Json) -> Wish:
+        return await _wished(self._speaker, settings, _SESSION_NAMES, made={"model": self._model})
 
     async def _opened_session(self) -> Session:
         if self._session is None:
-            wish = await _wished(self._speaker, self._settings, self._model)
+            wish = await self._wished(self._settings)
+            self._untold = {} if self._has_told else wish.ignored
             self._session = self._speaker.session(self.socket, wish, request_id=self.request_id, files=True)
             self.converse(self._session, self._say)
         return self._session
@@ -167,7 +181,8 @@ class _Socket(ResponseSocket):
         match event:
             case Started(turn):
                 self._begun.add(turn.number)
-                await self.tell("response.created", response=response(turn, "in_progress"))
+                untold, self._untold = ignored.told(self._untold), {}
+                await self.tell("response.created", response=response(turn, "in_progress"), **untold)
                 await self.tell_begun(turn)
             case Audio(turn, data):
                 await self.tell_audio(turn, data)

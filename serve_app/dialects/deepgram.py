@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
+from serve_app import ignored
 from serve_app.audio import AudioFormat
 from serve_app.connection import Connection, serve_wish
 from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark
@@ -22,7 +23,17 @@ FILES = {name: AudioFormat(name) for name in ("mp3", "opus", "flac", "aac")}
 # Names a word together with how to say it.
 _PRONUNCIATION = re.compile(r'\\?\{\s*"word"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"pronounce"\s*:\s*"[^"]*"\s*\\?\}')
 _MODEL = re.compile(r"(?:aura(?:-\d+)?|flux)-(.+)-[a-z]{2}")
-_KNOWN = ("model", "encoding", "sample_rate", "speed", "container", "bit_rate")
+_TELEPHONE_HZ = 8000  # what mu-law and A-law come in unless another rate is asked for
+_CONTAINERS = ("none", "wav", "ogg")
+_NAMES: ignored.Names = {  # of the query, but for the text
+    "text": "input",
+    "model": "voice",
+    "sample_rate": "sample_rate",
+    "speed": "speed",
+    "bit_rate": "bit_rate",
+    "encoding": None,
+    "container": None,
+}
 
 
 def routes(speaker: Speaker) -> APIRouter:
@@ -45,31 +56,42 @@ async def wished(
     speaker: Speaker,
     query: Mapping[str, str],
     *,
-    default: str,
-    choices: Mapping[str, AudioFormat],
-    text: str = "",
+    body: Mapping[str, object] | None = None,
     words: bool = False,
 ) -> Wish:
-    """What the query asks for; with `words` it is known when each is heard. Raises InvalidRequest."""
-    audio_format = choice("encoding", query.get("encoding", default), choices)
-    if audio_format is AudioFormat.PCM and choices is not RAW and query.get("container", "wav") == "wav":
-        audio_format = AudioFormat.WAV
+    """What the query asks for, over HTTP where there is a `body`; with `words` it is known when each is heard. Raises
+    InvalidRequest.
+    """
+    choices, default = (RAW, "linear16") if body is None else (RAW | FILES, "mp3")
+    encoding, container = query.get("encoding", default), query.get("container")
+    audio_format, is_raw = choice("encoding", encoding, choices), encoding in RAW
+    in_wav = is_raw and body is not None and container != "none"
     bit_rate = number("bit_rate", query.get("bit_rate"))
-    delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate))
-    fields = {
-        "input": plain(text),
+    delivery = Delivery(
+        audio_format,
+        bit_rate=None if bit_rate is None else int(bit_rate),
+        sample_rate=_TELEPHONE_HZ if audio_format in (AudioFormat.MULAW, AudioFormat.ALAW) else None,
+        in_wav=in_wav,
+    )
+    made = {
+        "input": "" if body is None else plain(text_of(body)),
         "voice": voice_of(query.get("model")),
         "sample_rate": number("sample_rate", query.get("sample_rate")),
         "speed": number("speed", query.get("speed")),
         "word_timestamps": words,
     }
-    return await speaker.wish(fields, delivery=delivery, other=(name for name in query if name not in _KNOWN))
+    reasons = {name: "it counts in the query" for name in _NAMES if name in (body or {}) and name != "text"}
+    comes_in = "wav" if in_wav else "ogg" if audio_format is AudioFormat.OPUS else "none"
+    if container not in (None, comes_in):
+        reasons["container"] = "a WebSocket has none" if body is None else f"{encoding} has {comes_in}"
+    if _MODEL.fullmatch(query.get("model", "")):
+        reasons.setdefault("model", "it names a voice here, and no language")
+    return await speaker.wish({**(body or {}), **query}, _NAMES, delivery=delivery, made=made, reasons=reasons)
 
 
 async def speak_over_http(speaker: Speaker, request: Request) -> Response:
     """`POST /v1/speak`, and `/v2/speak` just so."""
-    text = text_of(await read_object(request, speaker))
-    wish = await wished(speaker, request.query_params, default="mp3", choices=RAW | FILES, text=text)
+    wish = await wished(speaker, request.query_params, body=await read_object(request, speaker))
     return await speaker.respond(request, wish)
 
 
@@ -103,7 +125,7 @@ class TurnSocket(Connection):
 
 async def serve_turns(socket: WebSocket, speaker: Speaker, kind: type[TurnSocket], *, words: bool = False) -> None:
     """Serves a handshake whose query says what is wished for, or refuses it."""
-    wishing = wished(speaker, socket.query_params, default="linear16", choices=RAW, words=words)
+    wishing = wished(speaker, socket.query_params, words=words)
     await serve_wish(socket, speaker, wishing, kind, reason_header=REASON_HEADER)
 
 
@@ -115,9 +137,8 @@ class _Socket(TurnSocket):
     async def opened(self) -> None:
         await super().opened()
         name = self._wish.info.name
-        await self.send(
-            "Metadata", request_id=self.request_id, model_name=name, model_version="1", model_uuid=self.request_id
-        )
+        told = {"model_version": "1", "model_uuid": self.request_id, **ignored.told(self._wish.ignored)}
+        await self.send("Metadata", request_id=self.request_id, model_name=name, **told)
 
     async def obey(self, fields: dict[str, object]) -> None:
         match fields.get("type"):

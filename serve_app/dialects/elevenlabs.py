@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
-from serve_app import voices
+from serve_app import ignored, voices
 from serve_app.audio import AudioFormat
 from serve_app.session import is_ideograph
-from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.speaker import Speaker, Wish, choice, number, read_object, text_of
 from serve_app.speech_response import Delivery, collected
 from serve_app.word_times import Word, WordTimes
 
@@ -26,7 +26,16 @@ FORMATS = {
     "opus": AudioFormat.OPUS,
 }
 DEFAULT_FORMAT = "mp3_44100_128"
-_KNOWN = ("text", "inputs", "model_id", "language_code", "voice_settings", "seed", "output_format", "settings")
+NAMES: ignored.Names = {
+    "text": "input",
+    "inputs": "input",
+    "voice_id": "voice",
+    "model_id": "model",
+    "language_code": "language",
+    "voice_settings.speed": "speed",
+    "seed": "seed",
+    "output_format": None,
+}
 _JSON, _LINES = "application/json", "application/x-ndjson"
 
 
@@ -100,29 +109,30 @@ def _voice(voice: voices.Voice) -> dict[str, object]:
 
 
 async def wished(
-    speaker: Speaker, fields: Mapping[str, object], query: Mapping[str, str], *, voice: str | None, words: bool
+    speaker: Speaker,
+    fields: Mapping[str, object],
+    query: Mapping[str, str],
+    *,
+    voice: str | None,
+    words: bool,
+    names: ignored.Names = NAMES,
 ) -> Wish:
     """What a body and a query ask for, and when its `words` are heard; a dialogue is spoken by the voice of its first
     input. Raises InvalidRequest.
     """
     audio_format, sample_rate, bit_rate = output(query.get("output_format", DEFAULT_FORMAT))
-    settings = fields.get("voice_settings")
+    sent: dict[str, object] = {**query, **ignored.flat(fields, names)}
+    reasons = {"output_format": "it counts in the query"} if "output_format" in fields else {}
     if "inputs" in fields:
         text, voice = dialogue(fields["inputs"])
+        reasons |= unheard(fields["inputs"])
     else:
-        text = text_of(fields)
-    asked = {
-        "input": text,
-        "voice": voice,
-        "language": fields.get("language_code") or query.get("language_code"),
-        "sample_rate": sample_rate,
-        "speed": settings.get("speed") if isinstance(settings, Mapping) else None,
-        "seed": fields.get("seed"),
-        "word_timestamps": words,
-    }
-    others = [name for name in (*fields, *query) if name not in _KNOWN]
-    model = fields.get("model_id") or query.get("model_id")
-    return await speaker.wish(asked, delivery=Delivery(audio_format, bit_rate=bit_rate), other=others, model=model)
+        text, sent["voice_id"] = text_of(fields), voice
+    made: dict[str, object] = {"input": text, "voice": voice, "sample_rate": sample_rate, "word_timestamps": words}
+    if isinstance(seed := sent.get("seed"), str):
+        made["seed"] = number("seed", seed)
+    delivery = Delivery(audio_format, bit_rate=bit_rate)
+    return await speaker.wish(sent, names, delivery=delivery, made=made, reasons=reasons)
 
 
 def output(name: str) -> tuple[AudioFormat, int, int | None]:
@@ -141,6 +151,16 @@ def dialogue(inputs: object) -> tuple[str, str | None]:
         raise InvalidRequest("inputs must be a list of objects with a text.", "inputs")
     voice = parts[0].get("voice_id")
     return " ".join(part["text"] for part in parts), voice if isinstance(voice, str) else None
+
+
+def unheard(inputs: object) -> dict[str, str]:
+    """What of a dialogue's inputs has no effect, and why."""
+    parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
+    others = (name for part in parts for name in part if name not in ("text", "voice_id"))
+    reasons = {f"inputs.{name}": "unknown field" for name in others}
+    if len({str(part.get("voice_id")) for part in parts}) > 1:
+        reasons["inputs.voice_id"] = "one voice speaks a dialogue: that of its first input"
+    return reasons
 
 
 def encoded(audio: bytes) -> str:

@@ -6,15 +6,20 @@ from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
+from serve_app import ignored
 from serve_app.audio import AudioFormat
-from serve_app.connection import Connection, Contexts, serve_wish
-from serve_app.dialects.elevenlabs import characters, dialogue, encoded, wished
+from serve_app.connection import MAX_CONTEXTS, Connection, Contexts, serve_wish
+from serve_app.dialects.elevenlabs import NAMES, characters, dialogue, encoded, unheard, wished
 from serve_app.errors import translate
 from serve_app.session import Audio, Done, Event, Failed, Mark, Rest, Session, Words
 from serve_app.speaker import Speaker, Wish
 from serve_app.word_times import Word
 
 _ONLY = ""  # the name of the one context of stream-input
+_SPEED = "voice_settings.speed"
+_FIELDS: ignored.Names = dict.fromkeys(
+    ("text", "inputs", "context_id", "flush", "close_context", "close_socket", "keep_alive", _SPEED)
+)
 
 
 def routes(speaker: Speaker) -> APIRouter:
@@ -23,7 +28,8 @@ def routes(speaker: Speaker) -> APIRouter:
 
     async def serve(socket: WebSocket, kind: type[_Contexts]) -> None:
         voice = socket.path_params.get("voice_id")
-        wishing = wished(speaker, {"text": ""}, socket.query_params, voice=voice, words=True)
+        names = NAMES if kind is _Dialogues else {**NAMES, "sync_alignment": None}
+        wishing = wished(speaker, {"text": ""}, socket.query_params, voice=voice, words=True, names=names)
         await serve_wish(socket, speaker, wishing, kind)
 
     @router.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
@@ -50,6 +56,7 @@ class _Contexts(Connection):
         self._contexts = Contexts(self)
         self._ending: set[str] = set()  # contexts whose last message was an empty flush
         self._draining: set[str] = set()
+        self._ignored: dict[str, ignored.Ignored] = {}  # of a context's first messages, until it is told
         self._words: dict[str, list[Word]] = {}  # that go out with the next audio, by context
         self._clocks_ms: dict[str, float] = {}  # from which each context's times count
         self._is_cumulative = socket.query_params.get("sync_alignment") == "true"
@@ -85,6 +92,8 @@ class _Contexts(Connection):
     async def _write(self, name: str, fields: Mapping[str, object]) -> None:
         text, session = self._text(fields), self._contexts.find(name)
         if name in self._draining or (session is None and not text):
+            if name in self._ignored or len(self._ignored) < MAX_CONTEXTS:
+                self._note(name, fields, {_SPEED: "it counts with the first text"})
             return  # a keepalive, or what comes too late
         session = session or self._open(name, fields)
         session.append(text)
@@ -102,11 +111,26 @@ class _Contexts(Connection):
         async def say(event: Event) -> None:
             await self._say(name, event)
 
-        settings = fields.get("voice_settings")
+        settings, reasons = fields.get("voice_settings"), {} if wish is self._wish else wish.ignored
         speed = settings.get("speed") if isinstance(settings, Mapping) else None
         if isinstance(speed, int | float) and 0.25 <= speed <= 4:
             session.configure(speed=float(speed))
-        return self._contexts.add(name, session, say)
+        elif speed is not None:
+            reasons = {**reasons, _SPEED: "no number from 0.25 to 4"}
+        self._contexts.add(name, session, say)
+        self._note(name, fields, reasons)
+        return session
+
+    def _note(self, name: str, fields: Mapping[str, object], reasons: Mapping[str, str]) -> None:
+        """What has no effect is told with the next message of its context."""
+        sent = ignored.flat(fields, _FIELDS)
+        found = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
+        told = ignored.named(sent, _FIELDS, {**found, **unheard(fields.get("inputs"))})
+        if told:
+            self._ignored[name] = {**self._ignored.get(name, {}), **told}
+
+    def _told(self, name: str) -> dict[str, object]:
+        return ignored.told(self._ignored.pop(name, {}))
 
     def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
         return self._wish
@@ -145,7 +169,8 @@ class _Contexts(Connection):
         await self._send_final(name)
 
     async def _send_audio(self, name: str, audio: bytes) -> None:
-        await self.socket.send_json({**self._timed(name, audio), "contextId": name, "isFinal": None})
+        timed = {**self._timed(name, audio), "contextId": name, "isFinal": None}
+        await self.socket.send_json({**timed, **self._told(name)})
 
     def _timed(self, name: str, audio: bytes) -> dict[str, object]:
         """Audio and the words that have become known; clients that want no common clock add up what messages span."""
@@ -163,7 +188,7 @@ class _Contexts(Connection):
         return chars, starts_ms, [end - start for start, end in zip(starts_ms, ends_ms, strict=True)]
 
     async def _send_final(self, name: str) -> None:
-        await self.socket.send_json({"contextId": name, "isFinal": True})
+        await self.socket.send_json({"contextId": name, "isFinal": True, **self._told(name)})
 
     async def _tell(self, name: str, error: Exception) -> None:
         reply = translate(error)
@@ -185,10 +210,10 @@ class _OneText(_Contexts):
         session.close()
 
     async def _send_audio(self, name: str, audio: bytes) -> None:
-        await self.socket.send_json({**self._timed(name, audio), "isFinal": None})
+        await self.socket.send_json({**self._timed(name, audio), "isFinal": None, **self._told(name)})
 
     async def _send_final(self, name: str) -> None:
-        await self.socket.send_json({"isFinal": True})
+        await self.socket.send_json({"isFinal": True, **self._told(_ONLY)})
         await self.end()
 
 
@@ -214,10 +239,10 @@ class _Dialogues(_Contexts):
         timed = {"chars": chars, "char_start_times_ms": starts_ms, "char_durations_ms": durations_ms}
         self._clocks_ms[name] = self._clocks_ms.get(name, 0) + 8000 * len(audio) / self._bit_rate
         alignment = {"alignment": timed} if chars else {}
-        await self.socket.send_json({"context_id": name, "audio": encoded(audio), **alignment})
+        await self.socket.send_json({"context_id": name, "audio": encoded(audio), **alignment, **self._told(name)})
 
     async def _send_final(self, name: str) -> None:
-        await self.socket.send_json({"context_id": name, "is_final": True})
+        await self.socket.send_json({"context_id": name, "is_final": True, **self._told(name)})
 
     async def _tell(self, name: str, error: Exception) -> None:
         reply = translate(error)

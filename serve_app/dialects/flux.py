@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
+from serve_app import ignored
 from serve_app.dialects.deepgram import RAW, TurnSocket, plain, serve_turns, speak_over_http
 from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark, Started, Turn
 from serve_app.speaker import Speaker, Wish, text_of
@@ -47,8 +48,8 @@ class _Socket(TurnSocket):
 
     async def opened(self) -> None:
         await super().opened()
-        name = self._wish.info.name
-        await self.send("Connected", request_id=self.request_id, model_name=name, model_version="1", model_uuids=[])
+        named = {"model_name": self._wish.info.name, "model_version": "1", "model_uuids": []}
+        await self.send("Connected", request_id=self.request_id, **named, **ignored.told(self._wish.ignored))
 
     async def obey(self, fields: dict[str, object]) -> None:
         match fields.get("type"):

@@ -9,11 +9,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.dialects.openai_speech import spelled, wished
+from serve_app.dialects.openai_speech import wished
 from serve_app.speaker import Speaker, read_object
 from serve_app.word_times import WordTimes
 
-_KNOWN = ("return_timestamps", "return_timing")  # they always come
+# What always comes, and fields that ask for it, which others of their values cannot change.
+_ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": True, "stream_format": "audio"}
 
 
 def routes(speaker: Speaker) -> APIRouter:
@@ -23,8 +24,12 @@ def routes(speaker: Speaker) -> APIRouter:
     @router.post("/dev/captioned_speech", summary="Speak a text, with times of its words", response_class=Response)
     async def speak(request: Request) -> Response:
         """Speaks `input` as lines of JSON, one line with `stream` false; a word stands in the line where it ends."""
-        fields = {**spelled(await read_object(request, speaker)), "word_timestamps": True, "stream_format": "audio"}
-        wish = await wished(speaker, {name: fields[name] for name in fields if name not in _KNOWN}, words=True)
+        fields = await read_object(request, speaker)
+        for name in [name for name, value in _ALWAYS.items() if fields.get(name) == value]:
+            del fields[name]
+        reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}
+        made = {"word_timestamps": True, "stream_format": "audio"}
+        wish = await wished(speaker, fields, made=made, reasons=reasons)
         audio_format = wish.delivery.audio_format
 
         def as_lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:

@@ -13,16 +13,11 @@ from serve_app.speaker import Speaker, Wish, text_of
 from serve_app.speech_response import Delivery
 
 PROTOCOL = "nari.speech.v1"
-# Its other fields mean how its engine works, not what is heard.
-_OWN = (
-    *("type", "request_id", "response_format", "stream", "skip_fixed_bootstrap_audio", "stream_chunk_schedule"),
-    *("stream_first_chunk_frames", "stream_steady_chunk_frames", "stream_chunk_frames"),
-)
 
 
 async def serve(socket: WebSocket, speaker: Speaker) -> None:
     """A socket of the native path whose client offers `PROTOCOL`."""
-    await serve_wish(socket, speaker, speaker.wish({}, delivery=Delivery(AudioFormat.PCM)), _Socket)
+    await serve_wish(socket, speaker, speaker.wish({}, {}, delivery=Delivery(AudioFormat.PCM)), _Socket)
 
 
 class _Socket(Connection):
@@ -62,14 +57,18 @@ class _Socket(Connection):
     async def _start(self, fields: dict[str, object]) -> None:
         if self._session is not None:
             raise InvalidRequest("The request has started already: one for each socket.", "type", "busy")
-        asked = {name: value for name, value in fields.items() if name not in _OWN}
-        wish = await wished(self._speaker, {"input": "", **asked}, default=AudioFormat.PCM)
+        asked = {name: value for name, value in fields.items() if name != "type"}
+        reasons = ignored.always_streamed(asked)
+        if asked.get("response_format") not in (None, AudioFormat.PCM):
+            reasons["response_format"] = "audio comes as pcm"
+        if asked.get("word_timestamps"):
+            reasons["word_timestamps"] = "this protocol tells none"
+        made = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
+        wish = await wished(self._speaker, asked, made=made, reasons=reasons)
         self._audio["sample_rate"] = wish.delivery.rate(wish.info)
-        entries = ignored.entries(wish.ignored)
         self._session = self._speaker.session(self.socket, wish, request_id=self.request_id)
         self.converse(self._session, self._say)
-        told = {"ignored": entries} if entries else {}
-        await self.send("request.configured", request_id=self.request_id, **told)
+        await self.send("request.configured", request_id=self.request_id, **ignored.told(wish.ignored))
 
     def _begun(self) -> Session:
         if self._session is None:

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deployments.errors import InvalidRequest
 from serve_app import ignored, voices
 from serve_app.audio import AudioFormat
 from serve_app.languages import language_name
@@ -43,9 +44,18 @@ SPEECH_DOCS = {
 }
 # tts-1-hd-zh: servers of Qwen3-TTS name the language with the model.
 _WITH_LANGUAGE = re.compile(r"(tts-1(?:-hd)?)-([a-z]{2})")
-_KOKORO_LANGUAGES = {"a": "en", "b": "en", "e": "es", "f": "fr", "i": "it", "j": "ja", "p": "pt", "z": "zh"}
+_KOKORO_LANGUAGES = {"a": "en-US", "b": "en-GB", "e": "es", "f": "fr", "i": "it", "j": "ja", "p": "pt-BR", "z": "zh"}
 _MISTRAL_FORMATS = {name: AudioFormat(name) for name in ("mp3", "wav", "pcm", "flac", "opus")}
-_MISTRAL = ("input", "voice_id", "response_format", "stream", "ref_audio", "model", "prompt_cache_key", "metadata")
+_MISTRAL: ignored.Names = {
+    "input": "input",
+    "voice_id": "voice",
+    "model": "model",
+    "ref_audio": "ref_audio",
+    "response_format": None,
+    "stream": None,
+}
+# Dify's and Kokoro-FastAPI's words are understood as well.
+_NAMES: ignored.Names = {**ignored.SPEECH, "instruction": "instructions", "lang_code": "language"}
 
 
 def routes(speaker: Speaker) -> APIRouter:
@@ -56,7 +66,7 @@ def routes(speaker: Speaker) -> APIRouter:
     @router.post("/openai/v1/audio/speech", response_class=Response, include_in_schema=False)
     async def speech(request: Request) -> Response:
         """Speaks `input`, streaming unless `stream` is false."""
-        fields = spelled(await read_object(request, speaker))
+        fields = await read_object(request, speaker)
         if "voice_id" in fields:
             return await _speak_as_mistral(request, speaker, fields)
         return await speaker.respond(request, await wished(speaker, fields, accept=_accept(request)))
@@ -66,20 +76,23 @@ def routes(speaker: Speaker) -> APIRouter:
     )
     async def speak_deployment(request: Request, deployment: str) -> Response:
         """The same for Azure's clients, whose deployments have names of their own."""
-        fields = spelled(await read_object(request, speaker))
-        fields.pop("model", None)
-        return await speaker.respond(request, await wished(speaker, fields, accept=_accept(request)))
+        fields = await read_object(request, speaker)
+        reasons = {"model": "a deployment of any name is the loaded model"} if "model" in fields else {}
+        wish = await wished(speaker, fields, accept=_accept(request), made={"model": None}, reasons=reasons)
+        return await speaker.respond(request, wish)
 
     return router
 
 
 def spelled(fields: Mapping[str, object]) -> dict[str, object]:
-    """`fields` with our names for what other servers of this API call otherwise."""
+    """`fields` with our names for what other servers of this API call otherwise. Raises InvalidRequest."""
     ours = dict(fields)
     if "instruction" in ours and "instructions" not in ours:  # Dify
         ours["instructions"] = ours.pop("instruction")
     code = ours.get("lang_code")
-    if isinstance(code, str) and "language" not in ours:  # Kokoro-FastAPI
+    if not isinstance(code, str | None):
+        raise InvalidRequest("lang_code must be a string.", "lang_code")
+    if code is not None and "language" not in ours:  # Kokoro-FastAPI
         ours["language"] = _KOKORO_LANGUAGES.get(code, code)
         del ours["lang_code"]
     model = ours.get("model")
@@ -96,12 +109,14 @@ async def wished(
     *,
     accept: str = "",
     default: AudioFormat | None = None,
-    words: bool = False,
+    made: Mapping[str, object] | None = None,
+    reasons: Mapping[str, str] | None = None,
 ) -> Wish:
-    """What a body asks for; where it names no format, an Accept header or the `default` does. With `words` any form of
-    answer carries their times. Raises InvalidRequest.
+    """What a body asks for; where it names no format, an Accept header or the `default` does. `made` are fields that
+    the dialect decides, `reasons` why others have no effect in it. Raises InvalidRequest.
     """
-    body = parse_speech(fields)
+    given = {**spelled(fields), **(made or {})}
+    body = parse_speech({name: given[name] for name in ignored.SPEECH if given.get(name) is not None})
     info = await speaker.describe()
     voices.check_model(body.model, info, speaker.settings)
     if body.voice is not None and info.voices:
@@ -109,9 +124,10 @@ async def wished(
     delivery = negotiate(body, accept)
     if body.response_format is None and default is not None:
         delivery = replace(delivery, audio_format=default)
-    other = {} if words or delivery.events else {"word_timestamps": "only events carry words: stream_format"}
-    without_effect = ignored.ignored(fields, body, info, other=other if body.word_timestamps else None)
-    return Wish(info, body, delivery, without_effect)
+    found = dict(reasons or {})
+    if body.word_timestamps and not delivery.events and "word_timestamps" not in (made or {}):
+        found["word_timestamps"] = "only events carry words: stream_format"
+    return Wish(info, body, delivery, ignored.ignored(fields, body, info, _NAMES, reasons=found))
 
 
 def _accept(request: Request) -> str:
@@ -122,10 +138,9 @@ async def _speak_as_mistral(request: Request, speaker: Speaker, fields: Mapping[
     """JSON with the audio in it, or events with `stream`. Voices of theirs are spoken by the default one."""
     audio_format = choice("response_format", str(fields.get("response_format", "mp3")), _MISTRAL_FORMATS)
     wish = await speaker.wish(
-        {"input": fields.get("input"), "voice": fields["voice_id"], "ref_audio": fields.get("ref_audio")},
+        fields,
+        _MISTRAL,
         delivery=Delivery(audio_format),
-        other=(name for name in fields if name not in _MISTRAL),
-        model=fields.get("model"),
     )
     usage: Usage = request.state.record.usage
     if fields.get("stream"):

@@ -8,11 +8,12 @@ from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
+from serve_app import ignored
 from serve_app.audio import AudioFormat
 from serve_app.connection import Connection
 from serve_app.errors import ErrorReply, translate
 from serve_app.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Mark, Started, Turn
-from serve_app.speaker import Speaker, choice
+from serve_app.speaker import Speaker, Wish, choice
 from serve_app.speech_response import Delivery
 
 Json = dict[str, object]
@@ -20,6 +21,16 @@ Json = dict[str, object]
 _FORMATS = {"audio/pcm": AudioFormat.PCM, "audio/pcmu": AudioFormat.MULAW, "audio/pcma": AudioFormat.ALAW}
 _FORMATS |= {"pcm16": AudioFormat.PCM, "g711_ulaw": AudioFormat.MULAW, "g711_alaw": AudioFormat.ALAW}
 _TELEPHONE_HZ = 8000
+_OUTPUT = {"voice": "voice", "voice.id": "voice", "speed": "speed", "format": None, "format.type": None}
+_OUTPUT |= {"format.rate": None}
+# Of a session, of the present shape and of the one before it.
+_NAMES: ignored.Names = {
+    **{f"audio.output.{name}": ours for name, ours in _OUTPUT.items()},
+    **_OUTPUT,
+    **dict.fromkeys(("type", "output_modalities", "modalities", "output_audio_format")),
+}
+_RESPONSE_NAMES: ignored.Names = {**_NAMES, "input": None, "conversation": None}
+_ITEM_NAMES = ("type", "event_id", "item")
 
 
 def routes(speaker: Speaker) -> APIRouter:
@@ -110,10 +121,9 @@ class _Socket(ResponseSocket):
         self._event_id = fields.get("event_id")
         match fields.get("type"):
             case "session.update":
-                self._settings |= _settings(_object(fields, "session"))
-                await self.tell("session.updated", session=self._session())
+                await self._update(_object(fields, "session"))
             case "conversation.item.create":
-                await self._keep(_object(fields, "item"))
+                await self._keep(_object(fields, "item"), fields)
             case "response.create":
                 given = fields.get("response")
                 await self._respond(given if isinstance(given, Mapping) else {})
@@ -133,14 +143,38 @@ class _Socket(ResponseSocket):
         named = {"id": f"sess_{self.request_id}", "object": "realtime.session", "type": "realtime"}
         return {**named, "model": self._model, "output_modalities": ["audio"], "audio": {"output": output}}
 
-    async def _keep(self, item: Mapping[str, object]) -> None:
+    async def _update(self, given: Mapping[str, object]) -> None:
+        settings = {**self._settings, **_settings(given)}
+        wish = await self._wished(given, _NAMES, settings)
+        self._settings = settings
+        await self.tell("session.updated", session=self._session(), **ignored.told(wish.ignored))
+
+    async def _wished(self, given: Mapping[str, object], names: ignored.Names, settings: Json) -> Wish:
+        """What `given` asks for; `settings` are those before it and its own. Raises InvalidRequest."""
+        sent, rate = ignored.flat(given, names), _rate(settings)
+        reasons = _unspoken("input", sent.get("input"))
+        if "instructions" in sent:
+            reasons["instructions"] = "a text is spoken as it is, in the voice's own style"
+        for name in ("output_modalities", "modalities"):
+            if "audio" not in _list(sent.get(name, ["audio"])):
+                reasons[name] = "audio comes"
+        for name in ("audio.output.format.rate", "format.rate"):
+            if sent.get(name, rate) != rate:
+                reasons[name] = f"this format has {rate} Hz"
+        made = {"voice": settings.get("voice"), "speed": settings.get("speed"), "sample_rate": rate}
+        delivery = Delivery(_FORMATS[str(settings.get("format", "audio/pcm"))])
+        made["model"] = self._model
+        return await self._speaker.wish(sent, names, delivery=delivery, made=made, reasons=reasons)
+
+    async def _keep(self, item: Mapping[str, object], message: Mapping[str, object]) -> None:
         self._waiting += _texts([item])
         if sum(map(len, self._waiting)) > MAX_UNSPOKEN_CHARS:
             self._waiting.clear()
             raise InvalidRequest("Too much text waits for a response.", "item", "string_above_max_length")
         kept = {**item, "id": item.get("id") or f"item_{secrets.token_hex(8)}", "status": "completed"}
-        for kind in ("conversation.item.added", "conversation.item.done"):
-            await self.tell(kind, previous_item_id=None, item=kept)
+        told = ignored.told(ignored.named(message, _ITEM_NAMES, _unspoken("item", [item])))
+        await self.tell("conversation.item.added", previous_item_id=None, item=kept, **told)
+        await self.tell("conversation.item.done", previous_item_id=None, item=kept)
 
     async def _respond(self, asked: Mapping[str, object]) -> None:
         if self._turn is not None:
@@ -150,12 +184,7 @@ class _Socket(ResponseSocket):
         text = " ".join(self._waiting if given is None else _texts(given))
         if not text:
             raise InvalidRequest("There is no input_text to speak.", "response.input", "missing_required_parameter")
-        settings = {**self._settings, **_settings(asked)}
-        wish = await self._speaker.wish(
-            {"voice": settings.get("voice"), "speed": settings.get("speed"), "sample_rate": _rate(settings)},
-            delivery=Delivery(_FORMATS[str(settings.get("format", "audio/pcm"))]),
-            model=self._model,
-        )
+        wish = await self._wished(asked, _RESPONSE_NAMES, {**self._settings, **_settings(asked)})
         self._num_turns += 1
         own_id = f"{self.request_id}-{self._num_turns}"
         session = self._speaker.session(self.socket, wish, request_id=own_id, live=False)
@@ -163,7 +192,8 @@ class _Socket(ResponseSocket):
         self._turn = session.flush()
         session.close()
         self._waiting = self._waiting if given is not None else []
-        await self.tell("response.created", response=response(self._turn, "in_progress"))
+        told = ignored.told(wish.ignored)
+        await self.tell("response.created", response=response(self._turn, "in_progress"), **told)
         self.start(self.pass_on(session, self._say))
 
     async def _cancel(self) -> None:
@@ -225,8 +255,20 @@ def _texts(items: object) -> list[str]:
     return [text for item in items for text in _parts(item)]
 
 
+def _unspoken(where: str, items: object) -> dict[str, str]:
+    """What of messages has no effect, and why."""
+    content = [_list(item.get("content")) if isinstance(item, Mapping) else [] for item in _list(items)]
+    spoken = [list(_parts(item)) if isinstance(item, Mapping) else [] for item in _list(items)]
+    if all(parts and len(parts) == len(texts) for parts, texts in zip(content, spoken, strict=True)):
+        return {}
+    return {f"{where}.content": "only input_text is spoken"}
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
 def _parts(item: Mapping[str, object]) -> Iterator[str]:
-    content = item.get("content")
-    for part in content if isinstance(content, list) else []:
+    for part in _list(item.get("content")):
         if isinstance(part, Mapping) and part.get("type") == "input_text" and isinstance(part.get("text"), str):
             yield part["text"]

@@ -14,7 +14,7 @@ from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayErro
 from serve_app import ignored
 from serve_app.audio import AudioFormat
 from serve_app.connection import Connection
-from serve_app.dialects.openai_speech import spelled, wished
+from serve_app.dialects.openai_speech import wished
 from serve_app.errors import translate
 from serve_app.request_log import Usage
 from serve_app.session import Audio, Done, Event, Failed, Mark, Session, Started
@@ -24,8 +24,6 @@ from serve_app.speech_response import CONTENT_TYPES, SpeechResponse, audio_body,
 Json = dict[str, object]
 
 MAX_ITEMS = 64
-# How the text is cut and how chunks grow is decided here.
-_OWN = ("type", "stream_audio", "split_granularity", "initial_codec_chunk_frames", "task_type", "word_timestamps")
 
 
 def routes(speaker: Speaker) -> APIRouter:
@@ -79,7 +77,9 @@ def _fields(item: object) -> Json:
 
 
 async def _speak_item(request: Request, speaker: Speaker, fields: Json, *, number: int) -> Json:
-    wish = await wished(speaker, spelled(fields), default=AudioFormat.WAV)
+    asked = {"stream": fields.get("stream") is True, "stream_format": fields.get("stream_format") == "sse"}
+    reasons = {name: "items are answered whole" for name, is_asked in asked.items() if is_asked}
+    wish = await wished(speaker, fields, default=AudioFormat.WAV, reasons=reasons)
     utterance = await speaker.utterance(request, wish)
     utterance = replace(utterance, request_id=f"{utterance.request_id}-{number}")
     usage, rendering = Usage(), replace(wish.delivery, whole=True).rendering(wish.info)
@@ -90,7 +90,7 @@ async def _speak_item(request: Request, speaker: Speaker, fields: Json, *, numbe
     total.frames += usage.frames
     total.samples += usage.samples
     told = {"audio_data": base64.b64encode(content).decode(), "media_type": CONTENT_TYPES[wish.delivery.audio_format]}
-    return {**told, "usage": usage.tokens}
+    return {**told, "usage": usage.tokens, **ignored.told(wish.ignored)}
 
 
 class _Socket(Connection):
@@ -132,10 +132,16 @@ class _Socket(Connection):
     async def _configure(self, fields: Json) -> None:
         if self._session is not None:
             raise InvalidRequest("session.config comes once, before the text.", "type")
-        asked = {name: value for name, value in fields.items() if name not in _OWN}
-        wish = await wished(self._speaker, {"input": "", **spelled(asked)}, default=AudioFormat.WAV)
+        asked = {name: value for name, value in fields.items() if name != "type"}
+        reasons = ignored.always_streamed(asked)
+        if asked.get("stream_audio") is True:
+            del asked["stream_audio"]
+        if asked.get("word_timestamps"):
+            reasons["word_timestamps"] = "this protocol tells none"
+        made = {"input": "", "word_timestamps": False}
+        wish = await wished(self._speaker, asked, default=AudioFormat.WAV, made=made, reasons=reasons)
         self._format = {"format": wish.delivery.audio_format, "sample_rate": wish.delivery.rate(wish.info)}
-        self._format |= {"ignored": entries} if (entries := ignored.entries(wish.ignored)) else {}
+        self._format |= ignored.told(wish.ignored)
         self._session = self._speaker.session(self.socket, wish, request_id=self.request_id, files=True)
         self.converse(self._session, self._say)
 

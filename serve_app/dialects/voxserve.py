@@ -1,7 +1,7 @@
 """VoxServe: `POST /generate`, a form whose text is answered with WAV as it comes."""
 
 import base64
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter
@@ -11,12 +11,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
+from serve_app import ignored
 from serve_app.audio import AudioFormat
 from serve_app.speaker import Speaker, Wish, read_body, text_of
 from serve_app.speech_request import MAX_BODY_BYTES, parse_object
 from serve_app.speech_response import Delivery
 
-VOICE = ("audio", "language", "speaker", "ref_text", "instruct", "x_vector_only_mode")
+_NAMES: ignored.Names = {
+    "text": "input",
+    "speaker": "voice",
+    "language": "language",
+    "instruct": "instructions",
+    "audio": "ref_audio",
+    "ref_text": "ref_text",
+    "x_vector_only_mode": "x_vector_only_mode",
+    "streaming": None,
+}
 _MOST_FIELDS = 32
 
 
@@ -29,34 +39,22 @@ def routes(speaker: Speaker) -> APIRouter:
         """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
         content = await read_body(request)
         speaker.check_room(request.state.caller.name)
-        fields = await form_fields(content, request.headers)
-        known = (*VOICE, "text", "streaming")
-        whole = _switch(fields.get("streaming")) is False
-        return await speaker.respond(request, await wished(speaker, fields, known, text=text_of(fields), whole=whole))
+        return await speaker.respond(request, await wished(speaker, await _form_fields(content, request.headers)))
 
     return router
 
 
-async def wished(
-    speaker: Speaker, fields: Mapping[str, object], known: Collection[str], *, text: str = "", whole: bool = False
-) -> Wish:
-    """`fields` as VoxServe calls them; what is not `known` has no effect. Raises InvalidRequest."""
+async def wished(speaker: Speaker, fields: Mapping[str, object]) -> Wish:
+    """`fields` as VoxServe calls them. Raises InvalidRequest."""
     return await speaker.wish(
-        {
-            "input": text,
-            "voice": fields.get("speaker"),
-            "language": fields.get("language"),
-            "instructions": fields.get("instruct"),
-            "ref_audio": fields.get("audio"),
-            "ref_text": fields.get("ref_text"),
-            "x_vector_only_mode": _switch(fields.get("x_vector_only_mode")),
-        },
-        delivery=Delivery(AudioFormat.WAV, whole=whole),
-        other=(name for name in fields if name not in known),
+        fields,
+        _NAMES,
+        delivery=Delivery(AudioFormat.WAV, whole=_switch(fields.get("streaming")) is False),
+        made={"input": text_of(fields), "x_vector_only_mode": _switch(fields.get("x_vector_only_mode"))},
     )
 
 
-async def form_fields(content: bytes, headers: Headers) -> dict[str, object]:
+async def _form_fields(content: bytes, headers: Headers) -> dict[str, object]:
     """Of a body in any of the three forms that clients send, or of none; a file becomes base64. Raises
     InvalidRequest.
     """

@@ -124,9 +124,9 @@ def test_what_is_ignored_is_named_with_its_reason(client: httpx.Client) -> None:
     answer = client.post(SPEECH, json=HELLO | IGNORED)
     assert answer.status_code == 200
     assert answer.headers["x-ignored"].split("; ") == [
+        "instructions (the loaded voice follows none)",
         "response_fromat (unknown field, did you mean response_format?)",
         "a??set-cookie:?b (unknown field)",
-        "instructions (the loaded voice follows none)",
     ]
     assert "set-cookie" not in answer.headers
     assert "x-ignored" not in client.post(SPEECH, json=HELLO).headers
@@ -135,7 +135,7 @@ def test_what_is_ignored_is_named_with_its_reason(client: httpx.Client) -> None:
 def test_an_event_stream_names_it_too(client: httpx.Client) -> None:
     answer = client.post(SPEECH, json=HELLO | IGNORED | {"stream_format": "sse"})
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
-    assert events[-1]["ignored"][0]["field"] == "response_fromat"
+    assert [entry["field"] for entry in events[-1]["ignored"]][:2] == ["instructions", "response_fromat"]
 
 
 def test_a_sample_rate_is_not_ignored(client: httpx.Client) -> None:

@@ -188,3 +188,29 @@ async def test_voices_are_one_page(client: httpx.AsyncClient) -> None:
     assert (await client.get("/voices?starting_after=serena")).json()["data"] == []
     assert (await client.get("/voices/Ryan")).json()["name"] == "Ryan"
     assert (await client.get("/voices/nobody")).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("encoding", "tag", "size"), [("pcm_mulaw", 7, 1), ("pcm_alaw", 6, 1), ("pcm_f32le", 3, 4), ("pcm_s16le", 1, 2)]
+)
+async def test_a_wav_has_the_encoding_that_was_asked_for(
+    client: httpx.AsyncClient, encoding: str, tag: int, size: int
+) -> None:
+    output = {"container": "wav", "encoding": encoding, "sample_rate": 24000}
+    wav = await client.post("/tts/bytes", json={"transcript": "Hello", "output_format": output})
+    raw = await client.post("/tts/bytes", json={"transcript": "Hello", "output_format": {**output, "container": "raw"}})
+    assert wav.headers["content-type"] == "audio/wav"
+    assert (int.from_bytes(wav.content[20:22], "little"), len(wav.content) - 44) == (tag, 4 * 1920 * size)
+    assert wav.content[44:] == raw.content
+
+
+async def test_the_first_reply_of_a_context_names_what_has_no_effect() -> None:
+    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
+        client = await Client(connection).accepted()
+        for context in ("one", "two"):
+            client.send(write("Hello. ", context=context, generation_config={"volume": 2, "emotion": "sad"}))
+            client.send(write("", context=context, more=False, generation_config={"volume": 2}))
+            messages, _ = await client.until(type="done", context_id=context)
+            fields = {entry["field"] for entry in messages[0]["ignored"]}
+            assert fields == {"model_id", "add_timestamps", "generation_config.volume"}
+            assert all("ignored" not in message for message in messages[1:])

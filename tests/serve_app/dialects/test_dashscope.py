@@ -154,3 +154,23 @@ async def test_messages_that_come_as_the_server_closes_are_no_failure() -> None:
         await client.until(closed=1013)
         client.send(*[{"type": "input_text_buffer.clear"}] * 20)
         await connection.task
+
+
+async def test_settings_without_effect_are_named_with_the_update_and_not_kept() -> None:
+    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
+        client = await created(connection, update(enable_tn=True, nonsense="x"), update(), append("Hello."), FINISH)
+        first, second, *messages = (await client.until(closed=1000))[0]
+        await connection.task
+    assert {entry["field"] for entry in first["ignored"]} == {"voice", "model", "enable_tn", "nonsense"}
+    assert {entry["field"] for entry in second["ignored"]} == {"voice", "model"}
+    assert "nonsense" not in first["session"]
+    assert all("ignored" not in message for message in messages)
+
+
+async def test_without_an_update_the_first_response_names_them() -> None:
+    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
+        client = await created(connection, append("Hello."), FINISH)
+        messages, _ = await client.until(closed=1000)
+        await connection.task
+    begun = next(message for message in messages if message.get("type") == "response.created")
+    assert [entry["field"] for entry in begun["ignored"]] == ["model"]

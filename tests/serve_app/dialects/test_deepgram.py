@@ -1,6 +1,8 @@
 import asyncio
+import io
 import json
 
+import av
 import httpx
 import pytest
 
@@ -40,7 +42,7 @@ async def test_an_unknown_voice_is_the_default_one_and_the_handshake_says_so() -
         client.send(speak("Hi."), FLUSH)
         await client.until(type="Flushed")
     assert synthesizer.requests[0].voice == "serena"
-    assert "voice (no such voice here, serena speaks)" in client.headers["x-ignored"]
+    assert "model (no such voice here, serena speaks)" in client.headers["x-ignored"]
     assert "mip_opt_out" in client.headers["x-ignored"]
 
 
@@ -159,6 +161,56 @@ async def test_over_http(client: httpx.AsyncClient, query: str, content_type: st
     response = await client.post(f"/v1/speak?{query}", json={"text": "Hello"})
     assert (response.status_code, response.headers["content-type"]) == (200, content_type)
     assert response.content
+
+
+@pytest.mark.parametrize("path", ["/v1/speak", "/v2/speak"])
+@pytest.mark.parametrize(
+    ("encoding", "codec"), [("mulaw", "pcm_mulaw"), ("alaw", "pcm_alaw"), ("linear16", "pcm_s16le")]
+)
+async def test_raw_formats_come_in_wav_at_their_usual_rate(
+    client: httpx.AsyncClient, path: str, encoding: str, codec: str
+) -> None:
+    rate = 24000 if encoding == "linear16" else 8000
+    answer = await client.post(f"{path}?encoding={encoding}", json={"text": "Hello"})
+    assert answer.headers["content-type"] == "audio/wav"
+    with av.open(io.BytesIO(answer.content)) as container:
+        [stream] = container.streams.audio
+        assert (container.format.name, stream.codec_context.name, stream.rate) == ("wav", codec, rate)
+        num_samples = sum(frame.samples for frame in container.decode(stream))
+    assert num_samples == pytest.approx(4 * 0.08 * rate, abs=40)
+    bare = await client.post(f"{path}?encoding={encoding}&container=none", json={"text": "Hello"})
+    assert f"rate={rate}" in bare.headers["content-type"]
+    assert bare.content == answer.content[44:]
+    asked = await client.post(f"{path}?encoding={encoding}&sample_rate=16000", json={"text": "Hello"})
+    assert int.from_bytes(asked.content[24:28], "little") == 16000
+    assert "x-ignored" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("encoding=mulaw&container=ogg", "mulaw has wav"),
+        ("encoding=mp3&container=wav", "mp3 has none"),
+        ("encoding=opus&container=none", "opus has ogg"),
+        ("encoding=opus&container=ogg", None),
+        ("encoding=linear16&container=wav", None),
+        ("encoding=mp3&container=none", None),
+    ],
+)
+async def test_a_container_that_a_format_cannot_have_is_named(
+    client: httpx.AsyncClient, query: str, reason: str | None
+) -> None:
+    answer = await client.post(f"/v1/speak?{query}", json={"text": "Hello"})
+    assert answer.headers.get("x-ignored") == (None if reason is None else f"container ({reason})")
+
+
+async def test_a_telephones_rate_is_the_default_on_a_socket_too() -> None:
+    async with connect(FakeSynthesizer(script=utterance(25)), "/v1/speak?encoding=mulaw&container=wav") as connection:
+        client = await Client(connection).accepted()
+        client.send(speak("Hi"), FLUSH)
+        messages, audio = await client.until(type="Flushed")
+    assert len(audio) == pytest.approx(8000 * 2, abs=20)
+    assert messages[0]["ignored"] == [{"field": "container", "reason": "a WebSocket has none"}]
 
 
 async def test_text_that_yields_no_speech_is_silence_over_http(client: httpx.AsyncClient) -> None:

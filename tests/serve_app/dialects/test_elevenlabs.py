@@ -60,8 +60,8 @@ async def test_a_context_drains_when_it_ends() -> None:
             assert {message["contextId"] for message in messages} == {context}
             assert [message.get("isFinal") for message in messages].count(True) == 1
     assert synthesizer.texts == ["Hello there.", "Bye."] * 2
-    assert "model_id" not in client.headers["x-ignored"]
-    assert "model (the loaded model is" in client.headers["x-ignored"]
+    assert "model_id (the loaded model is" in client.headers["x-ignored"]
+    assert "sync_alignment" not in client.headers["x-ignored"]
 
 
 def words_ms(chars: list[str], starts_ms: list[int]) -> list[tuple[str, int]]:
@@ -272,3 +272,28 @@ async def test_lists(client: httpx.AsyncClient) -> None:
     assert (await client.get("/v1/models", headers={"xi-api-key": "k"})).json()[0]["can_do_text_to_speech"]
     assert (await client.get("/v1/models")).json()["object"] == "list"
     assert (await client.get("/v1/user")).json()["subscription"] == (await client.get("/v1/user/subscription")).json()
+
+
+async def test_a_context_names_what_has_no_effect_once() -> None:
+    settings = {"voice_settings": {"stability": 0.5, "speed": 9}, "pronunciation_dictionary_locators": []}
+    async with connect(FakeSynthesizer(script=utterance()), CONTEXTS) as connection:
+        client = await Client(connection).accepted()
+        client.send({**begin(), **settings}, sentence("Hello there. "), *end())
+        messages, _ = await client.until(isFinal=True)
+    assert messages[0]["ignored"] == [
+        {"field": "voice_settings.speed", "reason": "no number from 0.25 to 4"},
+        {"field": "voice_settings.stability", "reason": "unknown field"},
+        {"field": "pronunciation_dictionary_locators", "reason": "unknown field"},
+    ]
+    assert all("ignored" not in message for message in messages[1:])
+    assert "sync_alignment" not in client.headers["x-ignored"]
+    assert "enable_ssml_parsing" in client.headers["x-ignored"]
+
+
+async def test_contexts_that_never_speak_keep_little() -> None:
+    async with connect(FakeSynthesizer(script=utterance()), CONTEXTS) as connection:
+        client = await Client(connection).accepted()
+        client.send(*({"text": "", "context_id": f"never{number}", "what": 1} for number in range(40)))
+        client.send({**begin(), "voice_settings": {"style": 1}}, sentence("Hello. "), *end())
+        messages, _ = await client.until(isFinal=True)
+    assert [entry["field"] for entry in messages[0]["ignored"]] == ["voice_settings.style"]

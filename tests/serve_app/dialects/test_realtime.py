@@ -139,3 +139,20 @@ async def test_what_is_refused(message: Json) -> None:
         messages, _ = await client.until(type="response.done")
         assert messages[0]["type"] == "error"
         assert messages[-1]["response"]["status"] == "completed"
+
+
+async def test_what_has_no_effect_is_named_where_it_was_sent() -> None:
+    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
+        client = await created(connection)
+        client.send(update(), {"type": "session.update", "session": {"speed": 1.5, "turn_detection": None}})
+        (updated,), _ = await client.until(type="session.updated")
+        assert {entry["field"] for entry in updated["ignored"]} == {"instructions", "model"}
+        (again,), _ = await client.until(type="session.updated")
+        assert [entry["field"] for entry in again["ignored"]] == ["model"]
+        client.send({"type": "session.update", "session": {"speed": 9}})
+        (error,), _ = await client.until(type="error")
+        assert error["error"]["param"] == "speed"
+        client.send(create("Hello."))
+        messages, _ = await client.until(type="response.done")
+    assert {entry["field"] for entry in messages[0]["ignored"]} == {"instructions", "model"}
+    assert messages[-1]["response"]["status"] == "completed"

@@ -34,7 +34,7 @@ async def test_utterances_follow_each_other_as_files() -> None:
             messages, audio = await client.until(type="session.done")
             assert messages[0]["type"] == "audio.start"
             assert (messages[0]["format"], messages[0]["sample_rate"]) == ("wav", 24000)
-            assert "ignored" not in messages[0]
+            assert [each["field"] for each in messages[0]["ignored"]] == ["task_type", "split_granularity"]
             assert messages[1] == {
                 "type": "audio.done",
                 "utterance_index": index,
