@@ -18,7 +18,7 @@ Ignored = dict[str, str]  # reason by field, both fit for a header
 
 _MOST_NAMED = 8
 _LONGEST_NAME = 40
-_TAG = re.compile(r"</?([A-Za-z][A-Za-z:-]*)[^<>]*>")
+_TAG = re.compile(r"</?([A-Za-z][A-Za-z:-]*+)[^<>]*+>")
 _ALIASES = {
     name: [str(choice) for choice in alias.choices]
     if isinstance(alias := field.validation_alias, AliasChoices)
