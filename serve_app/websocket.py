@@ -18,7 +18,7 @@ from serve_app.errors import Unauthorized, translate
 from serve_app.request_log import SAMPLE_BYTES, Usage
 from serve_app.session import Audio, Event, Failed, Mark, Session, Started, Turn, Words
 from serve_app.speaker import Speaker, Wish, refuse_handshake
-from serve_app.speech_request import SpeechBody, parse_speech, validated
+from serve_app.speech_request import SpeechBody, check_length, parse_speech, validated
 from serve_app.speech_response import Delivery, word_entries
 
 _ALWAYS_STREAMED = "a WebSocket sends pcm as it comes"
@@ -103,6 +103,7 @@ class Utterance:
 
     async def _open(self, fields: dict[str, object], speaker: Speaker) -> Session:
         body, resumption = _speech_body(fields), parse_resumption(fields)
+        check_length("input", body.input, speaker.settings)
         info = await speaker.describe()
         entries = ignored.entries(ignored.ignored(fields, body, info, other=_beside_a_body(body)))
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)

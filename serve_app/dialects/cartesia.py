@@ -17,6 +17,7 @@ from serve_app.connection import Connection, Contexts
 from serve_app.errors import ErrorReply, translate
 from serve_app.session import Audio, Done, Event, Failed, Mark, Session, Words
 from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.speech_request import number
 from serve_app.speech_response import EVENT_STREAM, Delivery, named_event
 from serve_app.word_times import Word, WordTimes
 
@@ -101,7 +102,7 @@ async def _wished(speaker: Speaker, fields: Mapping[str, object], *, text: str =
     audio_format = choice("output_format.encoding", encoding, RAW)
     if container != "raw":
         audio_format = choice("output_format.container", container, _CONTAINERS)
-    bit_rate = output.get("bit_rate")
+    bit_rate = number("output_format.bit_rate", output.get("bit_rate"))
     asked = {
         "input": text,
         "voice": voice.get("id") if isinstance(voice, Mapping) else voice,
@@ -113,7 +114,7 @@ async def _wished(speaker: Speaker, fields: Mapping[str, object], *, text: str =
     }
     return await speaker.wish(
         asked,
-        delivery=Delivery(audio_format, bit_rate=bit_rate if isinstance(bit_rate, int) else None),
+        delivery=Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate)),
         other=(name for name in fields if name not in _KNOWN),
         model=fields.get("model_id"),
     )

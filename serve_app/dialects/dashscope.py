@@ -18,6 +18,7 @@ from serve_app.errors import translate
 from serve_app.request_log import Usage
 from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark, Session, Started
 from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.speech_request import number
 from serve_app.speech_response import EVENT_STREAM, Delivery, collected
 
 Json = dict[str, object]
@@ -67,7 +68,7 @@ def routes(speaker: Speaker) -> APIRouter:
 
 async def _wished(speaker: Speaker, asked: Mapping[str, object], model: object, *, default: str = "pcm") -> Wish:
     """What a session, or the input of a request, asks for. Raises InvalidRequest."""
-    bit_rate = asked.get("bit_rate")  # kbit/s
+    bit_rate = number("bit_rate", asked.get("bit_rate"))  # kbit/s
     audio_format = choice("response_format", str(asked.get("response_format", default)), _FORMATS)
     return await speaker.wish(
         {
@@ -78,7 +79,7 @@ async def _wished(speaker: Speaker, asked: Mapping[str, object], model: object, 
             "sample_rate": asked.get("sample_rate"),
             "speed": asked.get("speech_rate"),
         },
-        delivery=Delivery(audio_format, bit_rate=bit_rate * 1000 if isinstance(bit_rate, int) else None),
+        delivery=Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000)),
         other=(name for name in asked if name not in _KNOWN),
         model=model,
     )

@@ -15,7 +15,7 @@ from serve_app.audio import AudioFormat
 from serve_app.languages import language_name
 from serve_app.request_log import Usage
 from serve_app.speaker import Speaker, Wish, choice, read_object
-from serve_app.speech_request import SpeechBody, parse_speech
+from serve_app.speech_request import SpeechBody, check_length, parse_speech
 from serve_app.speech_response import CONTENT_TYPES, EVENT_STREAM, Delivery, collected, named_event, negotiate
 from serve_app.word_times import WordTimes
 
@@ -102,6 +102,7 @@ async def wished(
     answer carries their times. Raises InvalidRequest.
     """
     body = parse_speech(fields)
+    check_length("input", body.input, speaker.settings)
     info = await speaker.describe()
     voices.check_model(body.model, info, speaker.settings)
     if body.voice is not None and info.voices:
