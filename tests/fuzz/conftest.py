@@ -1,6 +1,7 @@
 """How many cases: a few in `make test`, always the same; `TALKRAY_FUZZ_CASES` of each kind in `make fuzz`."""
 
 import asyncio
+import gc
 import os
 import random
 import resource
@@ -94,6 +95,9 @@ class Cases:
 @pytest.fixture
 def cases(request: pytest.FixtureRequest) -> Iterator[Cases]:
     counted = Cases()
+    gc.collect()
+    gc.freeze()  # the collector's time is bounded by what a case makes, not by what the tests before it left
     yield counted
+    gc.unfreeze()
     outcomes = ", ".join(f"{name}: {number}" for name, number in sorted(counted.outcomes.items()))
     print(f"\n{request.node.name}: {sum(counted.outcomes.values())} cases ({outcomes})")  # noqa: T201

@@ -247,10 +247,10 @@ def filled(value: object, chance: random.Random) -> object:
     match value:
         case bool():
             return value
-        case int() | float() if chance.random() < 0.1:
+        case int() | float() if chance.random() < 0.3:
             return chance.choice(_NUMBERS)
         case "TEXT":
-            if chance.random() < 0.03:
+            if chance.random() < 0.1:
                 return flood(chance)
             return text(chance)[:2000] if chance.random() < 0.5 else "Hello there. "
         case dict():
