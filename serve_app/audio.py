@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from deployments.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from av import AudioFrame
 
@@ -171,6 +173,7 @@ class Codec:
     container: str
     codec: str
     bit_rate: int | None = None
+    bit_rates: tuple[int, int] | None = None  # the least and the most that it can be asked for, in mono
     codec_options: Mapping[str, str] = field(default_factory=dict)
     container_options: Mapping[str, str] = field(default_factory=dict)
 
@@ -178,18 +181,35 @@ class Codec:
 CODECS = {
     # Below 128 kbit/s an MP3 decoder waits longer for its first frame. ID3 and Xing headers need the whole file.
     AudioFormat.MP3: Codec(
-        "mp3", "libmp3lame", 128_000, {"compression_level": "7"}, {"id3v2_version": "0", "write_xing": "0"}
+        "mp3",
+        "libmp3lame",
+        128_000,
+        (8_000, 320_000),
+        {"compression_level": "7"},
+        {"id3v2_version": "0", "write_xing": "0"},
     ),
     AudioFormat.OPUS: Codec(
         "ogg",
         "libopus",
         48_000,
+        (6_000, 256_000),
         {"application": "audio", "vbr": "constrained", "compression_level": "5"},
         {"page_duration": "20000"},  # microseconds
     ),
-    AudioFormat.AAC: Codec("adts", "aac", 64_000),
+    AudioFormat.AAC: Codec("adts", "aac", 64_000, (6_000, 512_000)),
     AudioFormat.FLAC: Codec("flac", "flac", container_options={"metadata_header_padding": "0"}),
 }
+
+
+def check_bit_rate(audio_format: AudioFormat, bit_rate: int) -> None:
+    """Raises InvalidRequest where the format's encoder has no such rate. Formats without one take any."""
+    codec = CODECS.get(audio_format)
+    if codec is None or codec.bit_rates is None:
+        return
+    least, most = codec.bit_rates
+    if not least <= bit_rate <= most:
+        message = f"bit_rate: {bit_rate} bits a second; {audio_format} can have from {least} to {most}."
+        raise InvalidRequest(message, "bit_rate")
 
 
 class CodecEncoder:

@@ -21,7 +21,7 @@ Names = dict[str, str | None]
 
 _MOST_NAMED = 8
 _LONGEST_NAME = 40
-_TAG = re.compile(r"</?([A-Za-z][A-Za-z:-]*)[^<>]*>")
+_TAG = re.compile(r"</?([A-Za-z][A-Za-z:-]*+)[^<>]*+>")
 # OpenAI's dialect.
 SPEECH: Names = {
     str(choice): name

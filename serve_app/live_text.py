@@ -24,6 +24,8 @@ _IDLE_S = 60.0
 _TOKEN_BYTES = 16
 _PLENTY_CHARS = 40  # speech of so many is heard, whatever its writer does
 _LONGEST_CLUSTER = 64  # places to look at: no language stacks more marks (Unicode's stream-safe format allows 30)
+_LONGEST_REST = 1024  # characters that join with what follows: none of what people write
+TURN_CHARS = 256  # that become spoken text in one turn of the event loop: milliseconds
 
 
 class LiveTexts:
@@ -90,8 +92,9 @@ class LiveText:
         self._front = self._new_front()
         self._pauses_s: dict[int, float] = {}  # in front of segments
         self._split = LiveSplit(info.max_segment_chars)
-        self._half = ""  # of a surrogate pair
-        self._num_chars = self._num_spoken = 0
+        self._waiting = ""  # has not become spoken text yet
+        self._turn: asyncio.Handle | None = None  # in which more of it does
+        self._num_chars = self._num_spoken = self._num_spoken_chars = 0
         self._changed = asyncio.Event()
         self._segments: list[SynthesisRequest] = []
         self._writing: WrittenText | None = None  # the segment that takes the text
@@ -100,7 +103,8 @@ class LiveText:
         self._idling: asyncio.TimerHandle | None = None
         self.parts: list[Part] = []  # as written and as spoken
         self.text = ""  # all that was written so far, without markup where that is left out
-        self.is_over = False  # finished or closed
+        self.is_written = False  # no more is appended
+        self.is_over = False  # nor becomes spoken text
         self._begin_segment()
         self._be_patient()
 
@@ -110,26 +114,26 @@ class LiveText:
         return self._segments[0]
 
     def append(self, text: str) -> None:
-        """The text goes on with `text`; a half of a surrogate pair waits for its other one.
+        """The text goes on with `text`, of which a long one becomes spoken text by and by.
 
         Raises InvalidRequest where it becomes too long, and takes nothing of `text` then. Text that comes too late,
         behind the end, is an error of the caller.
         """
-        assert not self.is_over, "a finished text takes no more"
+        assert not self.is_written, "a finished text takes no more"
         if self._num_chars + len(text) > self._max_chars:
             message = f"The text has more than {self._max_chars} characters: send it in several utterances."
             raise InvalidRequest(message, "text", "string_above_max_length")
         self._num_chars += len(text)
         self._be_patient()
-        self._write(self._whole_characters(text), is_last=False)
+        self._waiting += text
+        if self._turn is None:
+            self._take_in()
 
     def finish(self) -> None:
         """There is no more text. The speech ends when all of it has been spoken."""
-        if self.is_over:
-            return
-        self._write(_without_halves(self._half), is_last=True)
-        self._end_sentence()
-        self._end()
+        self.is_written = True
+        if self._turn is None and not self.is_over:
+            self._finish()
 
     def close(self) -> None:
         """Forget the text: whoever speaks it has ended or is to end."""
@@ -149,7 +153,7 @@ class LiveText:
 
     async def is_plenty(self) -> None:
         """Wait until speech has to wait for its writer no more before it is heard."""
-        while not self.is_over and sum(len(part.spoken) for part in self.parts) < _PLENTY_CHARS:
+        while not self.is_over and self._num_spoken_chars < _PLENTY_CHARS:
             await self._changed.wait()
 
     async def segment(self, number: int) -> SynthesisRequest | None:
@@ -189,11 +193,18 @@ class LiveText:
     ) -> None:
         self.close()
 
-    def _whole_characters(self, text: str) -> str:
-        text, self._half = self._half + text, ""
-        if text and "\ud800" <= text[-1] <= "\udbff":
-            text, self._half = text[:-1], text[-1]
-        return _without_halves(text)
+    def _take_in(self) -> None:
+        """A part of what waits becomes spoken text, and the next one in the next turn of the event loop."""
+        part, self._waiting = self._waiting[:TURN_CHARS], self._waiting[TURN_CHARS:]
+        self._write(part, is_last=False)
+        self._turn = asyncio.get_running_loop().call_soon(self._take_in) if self._waiting else None
+        if self._turn is None and self.is_written:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._write("", is_last=True)
+        self._end_sentence()
+        self._end()
 
     def _write(self, text: str, *, is_last: bool) -> None:
         if self._markup is None:
@@ -229,6 +240,7 @@ class LiveText:
         self.parts += parts
         for part in parts:
             self._num_spoken += sum(map(is_speakable, part.spoken.split()))
+            self._num_spoken_chars += len(part.spoken)
             self._say_certain(self._split.feed(part.spoken))
         self._tell()
 
@@ -254,7 +266,10 @@ class LiveText:
         self._writing = None
 
     def _end(self) -> None:
-        self.is_over = True
+        self.is_written = self.is_over = True
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
         self._end_segment()
         if self._idling is not None:
             self._idling.cancel()
@@ -281,7 +296,8 @@ class LivePlain:
     def feed(self, text: str, *, is_last: bool) -> list[Part]:
         """What is certain with `text`; with the last part all that is left."""
         self._rest += text
-        end = len(self._rest) if is_last else _last_boundary(self._rest)
+        is_whole = is_last or len(self._rest) > _LONGEST_REST
+        end = len(self._rest) if is_whole else _last_boundary(self._rest)
         known, self._rest = self._rest[:end], self._rest[end:]
         return [Part(word, self._spoken(word)) for word in _words(known)]
 
@@ -319,8 +335,3 @@ def _last_boundary(text: str) -> int:
 
 def _normal(text: str) -> str:
     return unicodedata.normalize("NFC", text)
-
-
-def _without_halves(text: str) -> str:
-    """Surrogate pairs as the characters they are; a half by itself is none."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -24,6 +24,7 @@ _SENTENCE = re.compile(rf"[.!?؟।]++[{_CLOSING}]*+(?=\s)|[。！？]++[{_CLOSI
 _CLAUSE = re.compile(rf"[,;:—][{_CLOSING}]*+(?=\s)|\s[–-](?=\s)|[，、；：]")  # noqa: RUF001
 _WORD = re.compile(r"\s(?=\S)")
 _SPACE = re.compile(r"\s")
+_SPACES = re.compile(r"\s*+")
 _NOT_AN_END = re.compile(
     r"(?:\b(?:mr|mrs|ms|dr|prof|st|no|nos|fig|vol|vs|jr|sr|inc|ltd|approx|e\.g|i\.e|u\.s|ca|cf|bzw|z\.b)|\b[a-z])\.$",
     re.I,
@@ -252,7 +253,9 @@ def segment_start(text: str, before: list[str]) -> int:
     """Where in `text` a segment begins; those `before` it follow each other in `text`, with whitespace between."""
     start = 0
     for segment in (*before, ""):
-        start += len(text[start:]) - len(text[start:].lstrip()) + len(segment)
+        space = _SPACES.match(text, start)
+        assert space is not None
+        start = space.end() + len(segment)
     return start
 
 
@@ -302,7 +305,7 @@ class LiveSplit:
     """Segments of a text that is being spoken while it comes.
 
     A segment ends with the first sentence whose end is in its second half, or the first clause in its last quarter, or
-    else before the word that is too much.
+    else before the word that is too much. Each character is measured once, however the text is cut.
     """
 
     def __init__(self, max_chars: int) -> None:
@@ -310,15 +313,20 @@ class LiveSplit:
         self._max_chars = max_chars
         self._text = ""  # of the segment
         self._given = 0  # characters of it
+        self._positions = [0]  # of `_text`
+        self._space = self._looked = 0  # its last whitespace; no end of a sentence or clause is before this place
 
     def feed(self, text: str) -> list[str]:
         """What can be spoken now, of the segment that is being spoken and of those behind it."""
-        self._text = self._text + text if self._given else text.lstrip()
-        texts = []
-        while end := _live_end(self._text, self._max_chars):
-            texts.append(self._take(end))
-            self.restart()
-        return [*texts, self._take(_certain(self._text, self._max_chars))]
+        texts = [""]
+        for start in range(0, len(text), self._max_chars):
+            self._add(text[start : start + self._max_chars])
+            while end := self._end():
+                texts[-1] += self._take(end)
+                texts.append("")
+                self.restart()
+            texts[-1] += self._take(max(self._reached(3), self._space))
+        return texts
 
     def finish(self) -> list[str]:
         """What is left of the segment."""
@@ -326,42 +334,51 @@ class LiveSplit:
 
     def restart(self) -> None:
         """A segment has ended with what was given."""
-        self._text, self._given = self._text[self._given :].lstrip(), 0
+        rest = self._text[self._given :]
+        self._text, self._given, self._positions, self._space, self._looked = "", 0, [0], 0, 0
+        self._add(rest)
+
+    def _add(self, text: str) -> None:
+        text = text if self._given else (self._text + text).lstrip()
+        if not self._given:
+            self._text, self._positions = "", [0]
+        before = len(self._text)
+        self._text += text
+        self._positions += _positions(text, self._positions.pop())
+        self._space = max((match.start() for match in _SPACE.finditer(self._text, before)), default=self._space)
 
     def _take(self, end: int) -> str:
         start, self._given = self._given, max(self._given, end)
         return self._text[start : self._given]
 
+    def _reached(self, quarters: int) -> int:
+        """The last place in the text with so many quarters of a segment, or less, before it."""
+        return bisect_right(self._positions, self._max_chars * quarters / 4) - 1
 
-def _live_end(text: str, max_chars: int) -> int:
-    """Where the segment that begins `text` ends, 0 as long as it may go on."""
-    positions = _positions(text)
-    middle, late, limit = (bisect_right(positions, max_chars * quarters / 4) - 1 for quarters in (2, 3, 4))
-    if middle >= len(text) - 1:
-        return 0
-    sentences = [match.end() for match in _SENTENCE.finditer(text) if match.end() > middle]
-    clauses = [match.end() for match in _CLAUSE.finditer(text) if match.end() > late]
-    ends = [end for end in sentences if not _abbreviates(text, end)] + clauses
-    first = min(ends, default=len(text))
-    if first < len(text) and first <= limit:
-        return first
-    if positions[-1] <= max_chars:
-        return 0
-    words = [match.end() for match in _WORD.finditer(text, late, min(limit + 1, len(text)))]
-    return words[-1] if words else max(1, limit)
-
-
-def _certain(text: str, max_chars: int) -> int:
-    """How much of `text` belongs to the segment that it begins, whatever follows."""
-    late = bisect_right(_positions(text), max_chars * 3 / 4) - 1
-    space = max((match.start() for match in _SPACE.finditer(text)), default=0)
-    return max(late, space)
+    def _end(self) -> int:
+        """Where the segment ends, 0 as long as it may go on."""
+        text, (middle, late, limit) = self._text, map(self._reached, (2, 3, 4))
+        if middle >= len(text) - 1:
+            return 0
+        sentences = [match.end() for match in _SENTENCE.finditer(text, self._looked) if match.end() > middle]
+        clauses = [match.end() for match in _CLAUSE.finditer(text, self._looked) if match.end() > late]
+        ends = [end for end in sentences if not _abbreviates(text, end)] + clauses
+        first = min(ends, default=len(text))
+        if first < len(text) and first <= limit:
+            return first
+        self._looked = self._space
+        if self._positions[-1] <= self._max_chars:
+            return 0
+        words = [match.end() for match in _WORD.finditer(text, late, min(limit + 1, len(text)))]
+        return words[-1] if words else max(1, limit)
 
 
-def _positions(text: str) -> list[int]:
-    """What stands before each place in `text`, and before its end, in narrow characters."""
+def _positions(text: str, before: int = 0) -> list[int]:
+    """What stands before each place in `text`, and before its end, in narrow characters, `before` of them before it."""
+    if text.isascii():
+        return list(range(before, before + len(text) + 1))
     widths = (_WIDE_WEIGHT if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
-    return [0, *accumulate(widths)]
+    return list(accumulate(widths, initial=before))
 
 
 def _best_end(text: str, start: int, limit: int) -> int:

@@ -18,7 +18,7 @@ from serve_app.door import Caller
 from serve_app.errors import translate
 from serve_app.live_text import LiveText, LiveTexts
 from serve_app.request_log import SAMPLE_BYTES, RequestRecord, Usage
-from serve_app.speech_request import SpeechBody, build_request, is_speakable, spoken_text
+from serve_app.speech_request import SpeechBody, build_request, is_speakable, spoken_text, without_halves
 from serve_app.speech_response import Delivery
 from serve_app.synthesizer import Synthesizer
 from serve_app.word_times import Spoken, Word, WordTimes
@@ -40,6 +40,7 @@ class Turn:
     number: int  # from 1
     record: RequestRecord
     text: str = ""  # all of it so far
+    half: str = ""  # of a surrogate pair, behind it
     is_complete: bool = False
     request: SynthesisRequest | None = None  # None while nothing was asked for
     live: LiveText | None = None  # where it is spoken while it is written
@@ -56,7 +57,7 @@ class Turn:
     @property
     def takes_text(self) -> bool:
         """Whether it may go on. A live text that nobody has written to for long has ended by itself."""
-        return not self.is_complete and not (self.live is not None and self.live.is_over)
+        return not self.is_complete and not (self.live is not None and self.live.is_written)
 
     def take(self) -> str:
         """What has not been taken yet. Spaces between ideographs go: clients cut text there and add them."""
@@ -77,7 +78,7 @@ class Turn:
 
     def write(self) -> None:
         """Pass the text on to where it is spoken. Raises InvalidRequest where it has become too long."""
-        if self.live is not None and not self.live.is_over:
+        if self.live is not None and not self.live.is_written:
             self.live.append(self.take())
             if self.is_complete:
                 self.live.finish()
@@ -210,20 +211,23 @@ class Session:
         return bool(self._turns) and self._turns[-1].takes_text
 
     def append(self, text: str) -> None:
-        """More of the present turn, or the beginning of one, cut anywhere. Raises InvalidRequest if too much waits."""
+        """More of the present turn, or the beginning of one, cut anywhere: half a surrogate pair at its end waits for
+        the other one. Raises InvalidRequest if too much waits.
+        """
         if not text:
             return
         if sum(len(turn.text) - turn.taken for turn in self._turns) + len(text) > MAX_UNSPOKEN_CHARS:
             message = f"More than {MAX_UNSPOKEN_CHARS} characters wait to be spoken; send more when some have been."
             raise InvalidRequest(message, "text", "string_above_max_length")
         turn = self._turns[-1] if self.is_writing else self._open_turn()
+        text, turn.half = whole_characters(turn.half + text)
         turn.text += text
         turn.write()
 
     def flush(self) -> Turn:
         """Ends the present turn, an empty one where there is none; its `Mark` will follow."""
         turn = self._turns[-1] if self.is_writing else self._open_turn()
-        turn.is_complete = True
+        turn.is_complete, turn.text, turn.half = True, turn.text + without_halves(turn.half), ""
         turn.write()
         return turn
 
@@ -432,6 +436,12 @@ def _end_of(text: str, num_visible: int) -> int:
     """Where `text` has so many characters, not counting spaces."""
     ends = [place for place, char in enumerate(text, start=1) if not char.isspace()]
     return ends[min(num_visible, len(ends)) - 1] if num_visible and ends else 0
+
+
+def whole_characters(text: str) -> tuple[str, str]:
+    """Surrogate pairs as the characters they are, and half a pair at the end, which may go on."""
+    end = len(text) - ("\ud800" <= text[-1:] <= "\udbff")
+    return without_halves(text[:end]), text[end:]
 
 
 def is_ideograph(char: str) -> bool:

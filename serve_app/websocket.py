@@ -18,7 +18,7 @@ from serve_app.errors import Unauthorized, translate
 from serve_app.request_log import SAMPLE_BYTES, Usage
 from serve_app.session import Audio, Event, Failed, Mark, Session, Started, Turn, Words
 from serve_app.speaker import Speaker, Wish, refuse_handshake
-from serve_app.speech_request import SpeechBody, parse_speech, validated
+from serve_app.speech_request import SpeechBody, check_length, parse_speech, validated
 from serve_app.speech_response import Delivery, word_entries
 
 Serve = Callable[[WebSocket, Speaker], Awaitable[None]]
@@ -104,6 +104,7 @@ class Utterance:
 
     async def _open(self, fields: dict[str, object], speaker: Speaker) -> Session:
         body, resumption = _speech_body(fields), parse_resumption(fields)
+        check_length("input", body.input, speaker.settings)
         info = await speaker.describe()
         reasons = ignored.always_streamed(fields)
         self._without_effect = ignored.told(ignored.ignored(fields, body, info, _NAMES, reasons=reasons))

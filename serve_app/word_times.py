@@ -6,13 +6,13 @@ in which it became spoken text.
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
 from deployments.protocol import ModelInfo, PcmChunk
 from deployments.voice.live_english import LiveEnglish, Part
-from serve_app.live_text import LivePlain, LiveText
+from serve_app.live_text import TURN_CHARS, LivePlain, LiveText
 
 _WORD = re.compile(r"\S+")
 _USUAL_S = 0.3  # of a word whose end nobody knows yet
@@ -54,7 +54,8 @@ class WordTimes:
         """`source` may be written further while this follows it. The audio is played `speed` times as fast."""
         self._live = None if isinstance(source, str) else source
         self._text = "" if self._live else str(source)
-        self._parts = self._live.parts if self._live else _parts_of(self._text, info)
+        self._made = iter(()) if self._live else _parts_of(self._text, info)
+        self._parts: list[Part] = self._live.parts if self._live else []
         self._num_parts = self._num_written = self._num_spoken = 0  # of the parts that were taken
         self._places: list[_Place] = []
         self._heard: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
@@ -76,7 +77,7 @@ class WordTimes:
 
     def feed(self, chunk: PcmChunk) -> None:
         """The utterance's next chunk, with which the ends of some words may be known."""
-        self._take_parts()
+        self._take_parts(max((chars for _, chars in chunk.heard), default=-1))
         self._num_samples += len(chunk.pcm) // 2
         for seconds, chars in chunk.heard:
             self._hear(seconds, chars)
@@ -98,8 +99,8 @@ class WordTimes:
 
     def spoken(self, played_s: float) -> Spoken:
         """What had been heard once `played_s` of the audio had been played: words that were said for the most part."""
-        self._take_parts()
-        known = [self._word(number) for number in range(bisect_right(self._starts_s, played_s * self._speed))]
+        number = bisect_right(self._starts_s, played_s * self._speed)
+        known = [self._word(index) for index in range(max(0, number - 2), number)]
         if known and (known[-1].start_s + known[-1].end_s) / 2 > played_s:
             known.pop()
         end = known[-1].end if known else 0
@@ -124,12 +125,20 @@ class WordTimes:
         text = self.text[place.start : place.end]
         return Word(text, place.start, place.end, start_s / self._speed, end_s / self._speed)
 
-    def _take_parts(self) -> None:
-        for part in self._parts[self._num_parts :]:
+    def _take_parts(self, chars: float) -> None:
+        """Those with the first `chars` characters of the spoken text, and the end of the last word there: the others
+        have time, and one call makes few of them.
+        """
+        while (part := self._next_part()) is not None and (self._num_spoken <= chars or not part.written[:1].isspace()):
             self._add(part)
             self._num_written += len(part.written)
             self._num_spoken += len(part.spoken)
-        self._num_parts = len(self._parts)
+            self._num_parts += 1
+
+    def _next_part(self) -> Part | None:
+        if self._num_parts == len(self._parts) and (made := next(self._made, None)) is not None:
+            self._parts.append(made)
+        return self._parts[self._num_parts] if self._num_parts < len(self._parts) else None
 
     def _add(self, part: Part) -> None:
         written, spoken = list(_WORD.finditer(part.written)), list(_WORD.finditer(part.spoken))
@@ -165,6 +174,8 @@ def _letters(word: str) -> str:
     return "".join(filter(str.isalnum, word)).lower()
 
 
-def _parts_of(text: str, info: ModelInfo) -> Sequence[Part]:
+def _parts_of(text: str, info: ModelInfo) -> Iterator[Part]:
     front = LiveEnglish() if info.spoken_form == "english" else LivePlain()
-    return front.feed(text, is_last=True)
+    for start in range(0, len(text), TURN_CHARS):
+        yield from front.feed(text[start : start + TURN_CHARS], is_last=False)
+    yield from front.feed("", is_last=True)

@@ -14,8 +14,12 @@ _NEXT = r"(?=[A-Za-z]{2}|a\s)[A-Z]?[a-z]*?[aeiouy]"
 _CUT = re.compile(rf"(?<![^\s]){_WORD}(?=[ \t]++{_NEXT})")
 _BEGUN = re.compile(rf"\s*+{_NEXT}")
 _LINE_END = re.compile(r"[\n\r]|```\w*")  # as `plain_line` has it
+_FENCE_CHARS = 2  # of one that may have begun
 _OPENED = re.compile(r"\[[^\[\]]*$|\]\([^()]*$|<[^<>]*$")
-_LONGEST_OPENED = 300  # what is never closed opens nothing
+_LONGEST_OPENED = 300  # what is never closed opens nothing; a line is marked by then
+_LINE = re.compile(r"\n(?=[ \t]*+\S)")  # the next one begins with more than an empty line would end
+_SPACE = re.compile(r"\s(?=\S)")
+LONGEST_UNCUT = 1000  # characters that wait for a place to be cut at: speaking so many takes milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +31,25 @@ class Part:
 
 
 class LiveEnglish:
-    """`spoken_english` of a text that comes in parts: wherever it is cut, the same comes out."""
+    """`spoken_english` of a text that comes in parts: wherever it is cut, the same comes out.
+
+    A line that can nowhere be cut, as one of a list, is cut after `LONGEST_UNCUT` characters all the same: the work of
+    one call is bounded by what it is fed.
+    """
 
     def __init__(self) -> None:
         self._rest = ""
         self._is_unmarked = False  # whether `_rest` begins within a line, of plain words so far
+        self._seen = self._line = 0  # of `_rest`: up to where no cut is, and the beginning of the line there
+        self._is_marked = False  # whether that line ends like a sentence
 
     def feed(self, text: str, *, is_last: bool) -> list[Part]:
         """What is certain with `text`; with the last part all that is left, and the sentence ends."""
-        self._rest += text
         parts = []
-        while end := self._first_cut():
-            written, self._rest, self._is_unmarked = self._rest[:end], self._rest[end:], True
-            parts.append(Part(written, _spoken_before_a_word(written)))
+        for start in range(0, len(text), LONGEST_UNCUT):
+            self._rest += text[start : start + LONGEST_UNCUT]
+            while end := self._first_cut():
+                parts.append(self._cut(end))
         if is_last:
             parts.append(Part(self._rest, spoken_english(self._rest)))
             self._rest = ""
@@ -50,17 +60,50 @@ class LiveEnglish:
         """Whether a word will come of what waits, whatever follows."""
         return _BEGUN.match(self._rest) is not None
 
+    def _cut(self, end: int) -> Part:
+        written, self._rest = self._rest[:end], self._rest[end:]
+        self._is_unmarked = written[-1] != "\n"
+        self._seen, self._line, self._is_marked = 0, 0, False
+        return Part(written, _spoken_before_a_word(written))
+
     def _first_cut(self) -> int:
         """Where the text can first be cut, 0 where nobody knows yet."""
-        for match in _CUT.finditer(self._rest):
-            begun = self._rest[: match.end()]
-            line = _LINE_END.split(begun)[-1]
-            in_marked = is_marked(line) and not (self._is_unmarked and len(line) == len(begun))
-            if not in_marked and not _OPENED.search(begun[-_LONGEST_OPENED:]):
+        while match := _CUT.search(self._rest, self._seen):
+            self._begin_line(match.end())
+            self._is_marked = self._is_marked or self._marks(match.end())
+            if not self._is_marked and not self._is_within_brackets(match.end()):
                 return match.end()
-        return 0
+            self._seen = self._line_end(match.end()) if self._is_marked else match.end()
+        if len(self._rest) <= LONGEST_UNCUT:
+            return 0
+        ends = (_last_end(pattern, self._rest[: LONGEST_UNCUT + 1]) for pattern in (_LINE, _SPACE))
+        return next(filter(None, ends), LONGEST_UNCUT)
+
+    def _begin_line(self, end: int) -> None:
+        """The line in which `end` is."""
+        for line_end in _LINE_END.finditer(self._rest, self._line, end):
+            self._line, self._is_marked = line_end.end(), False
+
+    def _marks(self, end: int) -> bool:
+        """Whether the line is marked, as far as `end`."""
+        if self._is_unmarked and self._line == 0:
+            return False
+        return is_marked(self._rest[self._line : min(end, self._line + _LONGEST_OPENED)])
+
+    def _line_end(self, start: int) -> int:
+        """Where the marked line ends in which `start` is: no cut is before that."""
+        found = _LINE_END.search(self._rest, start)
+        return found.start() if found else max(start, len(self._rest) - _FENCE_CHARS)
+
+    def _is_within_brackets(self, end: int) -> bool:
+        return _OPENED.search(self._rest[max(0, end - _LONGEST_OPENED) : end]) is not None
 
 
 def _spoken_before_a_word(text: str) -> str:
     """In the middle of a sentence, with the space behind it: tokens of a word are known with what follows it."""
     return spoken_english(f"{text} so").removesuffix("so.")
+
+
+def _last_end(pattern: re.Pattern[str], text: str) -> int:
+    """Of its last match, 0 of none."""
+    return max((match.end() for match in pattern.finditer(text)), default=0)

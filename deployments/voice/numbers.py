@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 from num2words import num2words
 
@@ -24,6 +25,7 @@ def year(number: int) -> str:
     return _words(number, "year").replace("oh-", "oh ") if 1100 <= number < 2100 else cardinal(number)
 
 
+@lru_cache(maxsize=4096)
 def _words(number: int, kind: str) -> str:
     words: str = num2words(number, to=kind)
     return words.replace(" and ", " ").replace(",", "")

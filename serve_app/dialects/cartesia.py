@@ -17,6 +17,7 @@ from serve_app.connection import Connection, Contexts
 from serve_app.errors import ErrorReply, translate
 from serve_app.session import Audio, Done, Event, Failed, Mark, Session, Words
 from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.speech_request import number
 from serve_app.speech_response import EVENT_STREAM, Delivery, named_event
 from serve_app.word_times import Word, WordTimes
 
@@ -125,10 +126,8 @@ async def _wished(
             found["output_format.encoding"] = "mp3 is one"
     if sent.get("voice.mode", "id") != "id":
         found["voice.mode"] = "voices have ids here"
-    bit_rate = sent.get("output_format.bit_rate")
-    delivery = Delivery(
-        audio_format, bit_rate=bit_rate if isinstance(bit_rate, int) else None, in_wav=container == "wav"
-    )
+    bit_rate = number("output_format.bit_rate", sent.get("output_format.bit_rate"))
+    delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate), in_wav=container == "wav")
     return await speaker.wish(sent, names, delivery=delivery, made=made, reasons=found)
 
 

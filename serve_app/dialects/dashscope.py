@@ -19,6 +19,7 @@ from serve_app.errors import translate
 from serve_app.request_log import Usage
 from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark, Session, Started
 from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.speech_request import number
 from serve_app.speech_response import EVENT_STREAM, Delivery, collected
 
 Json = dict[str, object]
@@ -86,9 +87,9 @@ async def _wished(
 ) -> Wish:
     """What a session, or the input of a request, asks for. Raises InvalidRequest."""
     given = {name.rpartition(".")[2]: sent[name] for name in reversed(list(names)) if name in sent}
-    bit_rate = given.get("bit_rate")  # kbit/s
+    bit_rate = number("bit_rate", given.get("bit_rate"))  # kbit/s
     audio_format = choice("response_format", str(given.get("response_format", default)), _FORMATS)
-    delivery = Delivery(audio_format, bit_rate=bit_rate * 1000 if isinstance(bit_rate, int) else None)
+    delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000))
     return await speaker.wish(sent, names, delivery=delivery, made=made)
 
 

@@ -14,14 +14,16 @@ from serve_app import ignored
 from serve_app.audio import AudioFormat
 from serve_app.connection import Connection, serve_wish
 from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark
-from serve_app.speaker import Speaker, Wish, choice, number, read_object, text_of
+from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.speech_request import number
 from serve_app.speech_response import Delivery
 
 REASON_HEADER = "dg-error"
 RAW = {"linear16": AudioFormat.PCM, "mulaw": AudioFormat.MULAW, "alaw": AudioFormat.ALAW}
 FILES = {name: AudioFormat(name) for name in ("mp3", "opus", "flac", "aac")}
 # Names a word together with how to say it.
-_PRONUNCIATION = re.compile(r'\\?\{\s*"word"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"pronounce"\s*:\s*"[^"]*"\s*\\?\}')
+_PRONUNCIATION = re.compile(r'\\?\{\s*"word"\s*:\s*"((?:[^"\\]++|\\.)*+)"\s*,\s*"pronounce"\s*:\s*"[^"]*"\s*\\?\}')
+_MOST_CHARS = 1 << 17  # that are searched: longer texts are refused anyway
 _MODEL = re.compile(r"(?:aura(?:-\d+)?|flux)-(.+)-[a-z]{2}")
 _TELEPHONE_HZ = 8000  # what mu-law and A-law come in unless another rate is asked for
 _CONTAINERS = ("none", "wav", "ogg")
@@ -103,7 +105,7 @@ def voice_of(model: str | None) -> str | None:
 
 def plain(text: str) -> str:
     """Without inline pronunciations: the words that they are of."""
-    return _PRONUNCIATION.sub(r"\1", text)
+    return _PRONUNCIATION.sub(r"\1", text) if len(text) <= _MOST_CHARS else text
 
 
 class TurnSocket(Connection):

@@ -36,6 +36,7 @@ NAMES: ignored.Names = {
     "seed": "seed",
     "output_format": None,
 }
+_LONGEST_NAME = 40  # of a format
 _JSON, _LINES = "application/json", "application/x-ndjson"
 
 
@@ -137,10 +138,14 @@ async def wished(
 
 def output(name: str) -> tuple[AudioFormat, int, int | None]:
     """Format, rate in Hz and bits a second of a name such as mp3_22050_32. Raises InvalidRequest."""
-    kind, *numbers = name.split("_")
+    kind, *numbers = name[:_LONGEST_NAME].split("_")
     audio_format = choice("output_format", kind, FORMATS)
-    if not 1 <= len(numbers) <= 2 or not all(number.isascii() and number.isdigit() for number in numbers):
-        raise InvalidRequest(f"output_format: {name[:40]!r} is not of the form mp3_44100_128.", "output_format")
+    if not 1 <= len(numbers) <= 2 or not all(
+        number.isascii() and number.isdigit() and len(number) < 8 for number in numbers
+    ):
+        raise InvalidRequest(
+            f"output_format: {name[:_LONGEST_NAME]!r} is not of the form mp3_44100_128.", "output_format"
+        )
     return audio_format, int(numbers[0]), int(numbers[1]) * 1000 if len(numbers) > 1 else None
 
 

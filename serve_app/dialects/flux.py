@@ -15,7 +15,9 @@ from serve_app import ignored
 from serve_app.dialects.deepgram import RAW, TurnSocket, plain, serve_turns, speak_over_http
 from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark, Started, Turn
 from serve_app.speaker import Speaker, Wish, text_of
+from serve_app.speech_request import number
 
+_MOST_MS = 10**9
 _SLOWEST, _FASTEST, _STEP = 0.5, 1.5, 0.05
 
 
@@ -83,9 +85,11 @@ class _Socket(TurnSocket):
             )
 
     async def _interrupt(self, playback_offset: object) -> None:
-        offset_ms = playback_offset.get("value") if isinstance(playback_offset, Mapping) else None
-        if offset_ms is not None and not isinstance(offset_ms, int | float):
-            raise InvalidRequest("playback_offset.value must be milliseconds.", "playback_offset")
+        told = playback_offset.get("value") if isinstance(playback_offset, Mapping) else playback_offset
+        offset_ms = number("playback_offset", told)
+        if offset_ms is not None and not 0 <= offset_ms <= _MOST_MS:
+            message = f"playback_offset: its value must be milliseconds, from 0 to {_MOST_MS}."
+            raise InvalidRequest(message, "playback_offset")
         is_active = self._session.is_speaking or self._session.is_writing
         is_heard = offset_ms is not None and offset_ms < self._told_ms  # though all has been made and sent
         if self._is_interrupting:

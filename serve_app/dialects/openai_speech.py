@@ -16,7 +16,7 @@ from serve_app.audio import AudioFormat
 from serve_app.languages import language_name
 from serve_app.request_log import Usage
 from serve_app.speaker import Speaker, Wish, choice, read_object
-from serve_app.speech_request import SpeechBody, parse_speech
+from serve_app.speech_request import SpeechBody, check_length, parse_speech
 from serve_app.speech_response import CONTENT_TYPES, EVENT_STREAM, Delivery, collected, named_event, negotiate
 from serve_app.word_times import WordTimes
 
@@ -117,6 +117,7 @@ async def wished(
     """
     given = {**spelled(fields), **(made or {})}
     body = parse_speech({name: given[name] for name in ignored.SPEECH if given.get(name) is not None})
+    check_length("input", body.input, speaker.settings)
     info = await speaker.describe()
     voices.check_model(body.model, info, speaker.settings)
     if body.voice is not None and info.voices:

@@ -15,9 +15,10 @@ from deployments.errors import Overloaded, ReplicaLost
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api import create_api
 from serve_app.config import ApiSettings
+from serve_app.errors import translate
 from serve_app.live_text import LiveTexts
-from tests.fuzz.conftest import BOUND_S, Cases
-from tests.fuzz.texts import text
+from tests.fuzz.conftest import BOUND_S, Cases, unstalled
+from tests.fuzz.texts import flood, text
 from tests.serve_app import asgi
 from tests.serve_app.fake import FOLLOWED, followed
 
@@ -67,6 +68,7 @@ class Chancy:
     def __init__(self) -> None:
         self.chance = random.Random(0)
         self.num_open = 0
+        self.failed: list[Exception] = []  # in this case
 
     async def describe(self) -> ModelInfo:
         return FOLLOWED
@@ -78,7 +80,8 @@ class Chancy:
             for chunk in script[self.chance.choice([0, 0, 0, len(script) - 1]) :]:
                 await asyncio.sleep(0)
                 if self.chance.random() < 0.02:
-                    raise self.chance.choice(FAILURES)
+                    self.failed.append(self.chance.choice(FAILURES))
+                    raise self.failed[-1]
                 if self.chance.random() < 0.01:
                     await asyncio.Event().wait()
                 yield chunk
@@ -95,7 +98,7 @@ def anything(chance: random.Random, depth: int = 0) -> object:
         return {text(chance)[:8]: anything(chance, depth + 1) for _ in range(chance.randrange(3))}
     return (
         *(None, True, chance.randint(-(10**20), 10**20), chance.uniform(-1e9, 1e9), text(chance), "one"),
-        float("inf"),
+        chance.choice((float("inf"), float("nan"))),
     )[kind]
 
 
@@ -104,7 +107,7 @@ def bent(message: Json, chance: random.Random) -> Json:
     fields = {name: anything(chance) if chance.random() < 0.15 else value for name, value in message.items()}
     fields = {name: value for name, value in fields.items() if chance.random() > 0.05}
     if "text" in fields and chance.random() < 0.3:
-        fields["text"] = text(chance)
+        fields["text"] = text(chance) if chance.random() < 0.9 else flood(chance)
     if "context_id" in fields and chance.random() < 0.3:
         fields["context_id"] = str(chance.randrange(20))
     if chance.random() < 0.1:
@@ -127,11 +130,11 @@ async def test_dialects(cases: Cases) -> None:
     speaker, texts = Chancy(), LiveTexts()
     api = create_api(speaker, ApiSettings(), live_texts=texts)
     for chance in cases:
-        speaker.chance = chance
+        speaker.chance, speaker.failed = chance, []
         url = chance.choice(list(DIALECTS))
         before = asyncio.all_tasks()
-        async with asyncio.timeout(BOUND_S):
-            cases.count(await converse(api, url, chance))
+        async with asyncio.timeout(BOUND_S), unstalled():
+            cases.count(await converse(api, url, chance, speaker))
         await all_over(speaker, before)
     await texts.aclose()
 
@@ -150,7 +153,7 @@ async def all_over(speaker: Chancy, before: set[asyncio.Task[Any]]) -> None:
         raise AssertionError(f"{speaker.num_open} are spoken to nobody; tasks: {left}") from None
 
 
-async def converse(api: Any, url: str, chance: random.Random) -> str:
+async def converse(api: Any, url: str, chance: random.Random, speaker: Chancy) -> str:
     """A connection on which the client says a dozen messages, reads or does not, and leaves. How it ended."""
     path, _, query = url.partition("?")
     connection = asgi.websocket(api, path)
@@ -172,6 +175,8 @@ async def converse(api: Any, url: str, chance: random.Random) -> str:
     while connection.has_sent:
         message = connection._outgoing.get_nowait()
         if message["type"] == "websocket.close":
+            codes = {translate(error).code for error in speaker.failed}
+            assert message["code"] != 1011 or message["reason"] in codes, message
             outcome = f"closed with {message['code']}"
         elif message.get("text") is not None:
             assert "secret" not in message["text"]

@@ -5,7 +5,7 @@ import json
 import random
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -14,10 +14,11 @@ from deployments.mailbox import read
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.errors import translate
 from serve_app.live_text import LiveTexts
 from tests.fuzz.client import post
-from tests.fuzz.conftest import BOUND_S, Cases
-from tests.fuzz.texts import text
+from tests.fuzz.conftest import BOUND_S, Cases, unstalled
+from tests.fuzz.texts import flood, text
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, utterance
 
@@ -186,12 +187,14 @@ BODIES: dict[str, Json] = {
 class Speaks:
     """A frame for each utterance, a failure now and then; it counts who is being spoken to."""
 
-    def __init__(self) -> None:
+    def __init__(self, spoken_form: Literal["english"] | None = None) -> None:
         self.num_open = 0
         self.chance = random.Random(0)
+        self.has_lost = False  # which is no error of the ingress
+        self._spoken_form: Literal["english"] | None = spoken_form
 
     async def describe(self) -> ModelInfo:
-        return replace(CUSTOM_VOICE, word_times=True)
+        return replace(CUSTOM_VOICE, word_times=True, spoken_form=self._spoken_form)
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         self.num_open += 1
@@ -200,18 +203,31 @@ class Speaks:
                 async for _ in read(request.live):
                     pass
             if self.chance.random() < 0.1:
-                raise self.chance.choice((ReplicaLost("lost"), Overloaded("full", 1.0)))
+                error = self.chance.choice((ReplicaLost("lost"), Overloaded("full", 1.0)))
+                self.has_lost = self.has_lost or isinstance(error, ReplicaLost)
+                raise error
             for step in utterance(1):
                 yield step
         finally:
             self.num_open -= 1
 
 
+_MANY_DIGITS = "@digits@"  # stands for a number that `json` does not write
+_NUMBERS = (float("nan"), float("inf"), float("-inf"), _MANY_DIGITS, "@1e999@", 2**64, -1, 1e308, 5e-324)
+
+
+def written(value: object, chance: random.Random) -> str:
+    told = json.dumps(value, ensure_ascii=chance.random() < 0.5)
+    return told.replace(f'"{_MANY_DIGITS}"', "9" * 5000).replace('"@1e999@"', "1e999")
+
+
+_LOST = translate(ReplicaLost("lost")).code
 _VALUES: tuple[Callable[[random.Random], object], ...] = (
     text,
     lambda _: None,
     lambda chance: chance.choice((True, False)),
     lambda chance: chance.randint(-(2**70), 2**70),
+    lambda chance: chance.choice(_NUMBERS),
     lambda chance: chance.choice((0, 1, -1, 0.5, 1e300, 2**31, 24000, 8000)),
     lambda chance: [text(chance)],
     lambda chance: {text(chance)[:20]: text(chance)},
@@ -226,7 +242,13 @@ def filled(value: object, chance: random.Random) -> object:
     if chance.random() < 0.04:
         return chance.choice(_VALUES)(chance)
     match value:
+        case bool():
+            return value
+        case int() | float() if chance.random() < 0.3:
+            return chance.choice(_NUMBERS)
         case "TEXT":
+            if chance.random() < 0.1:
+                return flood(chance)
             return text(chance)[:2000] if chance.random() < 0.5 else "Hello there. "
         case dict():
             return {name: filled(item, chance) for name, item in value.items() if chance.random() > 0.02}
@@ -237,7 +259,7 @@ def filled(value: object, chance: random.Random) -> object:
 
 def spoiled(message: object, chance: random.Random) -> Json:
     """A frame as ASGI has it: mostly JSON."""
-    told = json.dumps(message, ensure_ascii=chance.random() < 0.5).encode("utf-8", "replace").decode()
+    told = written(message, chance).encode("utf-8", "replace").decode()
     match chance.randrange(30):
         case 0:
             told = told[: chance.randrange(len(told) + 1)]
@@ -256,20 +278,22 @@ def sequence(socket: Socket, chance: random.Random) -> Iterator[Json]:
         yield spoiled(filled(message, chance), chance)
 
 
+@pytest.mark.parametrize("spoken_form", ["english", None])
 @pytest.mark.parametrize("dialect", SOCKETS)
-async def test_messages(cases: Cases, dialect: str) -> None:
+async def test_messages(cases: Cases, dialect: str, spoken_form: Literal["english"] | None) -> None:
     """Whatever comes: the server tells it or closes, and when the client has left nothing speaks any more."""
     before = asyncio.all_tasks()
-    socket, speaks, texts = SOCKETS[dialect], Speaks(), LiveTexts()
+    socket, speaks, texts = SOCKETS[dialect], Speaks(spoken_form), LiveTexts()
     api = create_api(speaks, ApiSettings(admission=WAITS), live_texts=texts)
     for chance in cases:
-        speaks.chance = chance
+        speaks.chance, speaks.has_lost = chance, False
         query = {name: str(filled(value, chance)) for name, value in socket.query.items()}
+        query = {name: value if chance.random() < 0.97 else chance.choice(_QUERY) for name, value in query.items()}
         connection = asgi.websocket(api, socket.path)
         connection._scope["query_string"] = "&".join(f"{name}={_quoted(query[name])}" for name in query).encode()
         connection._scope["subprotocols"] = list(socket.protocols)
         connection._scope["extensions"] = {"websocket.http.response": {}}
-        async with asyncio.timeout(BOUND_S), connection:
+        async with asyncio.timeout(BOUND_S), unstalled(), connection:
             first = await connection.next()
             if first["type"] == "websocket.http.response.start":
                 assert 400 <= first["status"] < 500, first
@@ -279,12 +303,12 @@ async def test_messages(cases: Cases, dialect: str) -> None:
             for message in sequence(socket, chance):
                 connection.receive(message)
             if chance.random() < 0.5:
-                await _listen(connection, chance)
+                await _listen(connection, chance, speaks)
             connection.receive({"type": "websocket.disconnect", "code": 1000})
             await asyncio.wait((connection.task,))
             assert connection.task.exception() is None
         while connection.has_sent:
-            _check(await connection.next())
+            _check(await connection.next(), speaks)
         assert speaks.num_open == 0, "somebody is being spoken to"
         cases.count("spoken to")
     await texts.aclose()
@@ -298,7 +322,7 @@ def _quoted(value: str) -> str:
     return "".join(f"%{byte:02x}" for byte in value.encode("utf-8", "replace")[:300])
 
 
-async def _listen(connection: asgi.Connection, chance: random.Random) -> None:
+async def _listen(connection: asgi.Connection, chance: random.Random, speaks: Speaks) -> None:
     """To some of what comes; not everything is answered."""
     for _ in range(chance.randint(1, 5)):
         for _ in range(50):
@@ -306,13 +330,17 @@ async def _listen(connection: asgi.Connection, chance: random.Random) -> None:
                 break
             await asyncio.sleep(0)
         if connection.has_sent:
-            _check(await connection.next())
+            _check(await connection.next(), speaks)
 
 
-def _check(message: Mapping[str, Any]) -> None:
+_QUERY = ("nan", "inf", "-inf", "1e999", "9" * 290, "mp3_44100_" + "9" * 280)
+
+
+def _check(message: Mapping[str, Any], speaks: Speaks) -> None:
     """No error of the server's own, which its failures above are not."""
     if message["type"] == "websocket.close":
         assert message.get("code", 1000) in (1000, 1008, 1011, 1013), message
+        assert message.get("code", 1000) != 1011 or (speaks.has_lost and message["reason"] == _LOST), message
     assert "internal_error" not in (message.get("text") or ""), message
 
 
@@ -322,11 +350,12 @@ async def test_bodies(cases: Cases, path: str) -> None:
     api = create_api(speaks, ApiSettings(admission=WAITS))
     for chance in cases:
         speaks.chance = chance
-        content = json.dumps(filled(BODIES[path], chance), ensure_ascii=chance.random() < 0.5)
+        content = written(filled(BODIES[path], chance), chance)
         if chance.random() < 0.03:
             content = content[: chance.randrange(len(content))]
         try:
-            answer = await post(api, path, content.encode("utf-8", "replace"))
+            async with unstalled():
+                answer = await post(api, path, content.encode("utf-8", "replace"))
         except RuntimeError as error:  # behind the first audio of a long text: never a clean end
             if not isinstance(error.__cause__, ReplicaLost | Overloaded):
                 raise

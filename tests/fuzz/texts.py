@@ -65,6 +65,14 @@ _MAKERS: tuple[Callable[[random.Random], str], ...] = (
 )
 
 
+_FLOODS = ("<", "[", "- a\n", "- a ", "](", "<aaaa ", "a ", "1", "\ud83d", "\ude00", '{"word":"', "\u0301\u0323", "漢")
+
+
+def flood(chance: random.Random) -> str:
+    """64 KiB of one thing, in front of which there may be something that never ends."""
+    return (chance.choice(("", "- ", "[ ", "<b ")) + chance.choice(_FLOODS) * (1 << 16))[: 1 << 16]
+
+
 def text(chance: random.Random) -> str:
     """Some pieces behind each other, now and then far too many."""
     pieces = "".join(chance.choice(_MAKERS)(chance) for _ in range(chance.randint(1, 8)))

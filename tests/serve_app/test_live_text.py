@@ -1,5 +1,6 @@
 import asyncio
 import random
+import time
 import unicodedata
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -11,7 +12,8 @@ from deployments.errors import InvalidRequest
 from deployments.mailbox import read
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.voice.english import spoken_english
-from serve_app.live_text import LivePlain, LiveText, LiveTexts
+from deployments.voice.live_english import LONGEST_UNCUT
+from serve_app.live_text import TURN_CHARS, LivePlain, LiveText, LiveTexts
 from serve_app.long_text import LongText
 from serve_app.speech_request import clean
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
@@ -100,9 +102,76 @@ async def test_segments_end_with_sentences(texts: LiveTexts) -> None:
     assert " ".join(segments) == text.strip()
 
 
-async def test_surrogates_meet_and_lone_ones_go(texts: LiveTexts) -> None:
-    [got] = await write(texts, ["a \ud83d", "", "\ude42 b \ude42 c \ud83d", "d \ud83d"], CUSTOM_VOICE)
-    assert got == "a 🙂 b \ufffd c \ufffdd \ufffd"
+FLOODS = ["hello there my friend ", "<", "[", "<aaaa ", "- item one\n", "1", "HELLO ", "\u0301\u0323", "漢字", "] ("]
+ENDLESS = {"a list's line": "- ", "a bracket": "[ "}
+
+
+def flooded(unit: str, length: int) -> str:
+    text = ENDLESS[unit] + "word to say " * length if unit in ENDLESS else unit * length
+    return text[:length]
+
+
+@pytest.mark.parametrize("unit", [*FLOODS, *ENDLESS])
+@pytest.mark.parametrize("info", [ENGLISH, CUSTOM_VOICE], ids=["english", "any"])
+async def test_a_long_text_is_taken_in_bounded_parts(
+    texts: LiveTexts, unit: str, info: ModelInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worked = 0
+    width, english = unicodedata.east_asian_width, spoken_english
+
+    def measured(char: str) -> str:
+        nonlocal worked
+        worked += 1
+        return width(char)
+
+    def turned(text: str) -> str:
+        nonlocal worked
+        worked += len(text)
+        return english(text)
+
+    monkeypatch.setattr("unicodedata.east_asian_width", measured)
+    monkeypatch.setattr("deployments.voice.live_english.spoken_english", turned)
+    text, turns = flooded(unit, 16_000), []
+    with await texts.open(REQUEST, info, max_chars=LONG) as live:
+        live.append(text)
+        live.finish()
+        while True:
+            turns.append(worked)
+            worked = 0
+            if live.is_over:
+                break
+            await asyncio.sleep(0)
+    assert max(turns) <= 4 * (TURN_CHARS + LONGEST_UNCUT)  # also of spoken text that is longer than what was written
+    assert sum(turns) <= 5 * len(text)
+
+
+@pytest.mark.parametrize("unit", [*FLOODS, *ENDLESS])
+@pytest.mark.parametrize("info", [ENGLISH, CUSTOM_VOICE], ids=["english", "any"])
+async def test_the_time_of_a_text_is_in_proportion_to_its_length(texts: LiveTexts, unit: str, info: ModelInfo) -> None:
+    async def seconds(length: int) -> float:
+        with await texts.open(REQUEST, info, max_chars=LONG) as live:
+            begun_s = time.thread_time()
+            live.append(flooded(unit, length))
+            live.finish()
+            assert await live.segment(length) is None  # the end of it
+            return time.thread_time() - begun_s
+
+    short_s = min([await seconds(2_500) for _ in range(3)])
+    long_s = min([await seconds(10_000) for _ in range(2)])
+    assert long_s < 9 * short_s + 0.05  # four times; of quadratic work it would be sixteen times
+
+
+async def test_what_waits_is_spoken_behind_the_end_and_forgotten_when_it_is_closed(texts: LiveTexts) -> None:
+    text = "hello there my friend " * 100
+    assert "".join(await write(texts, [text], CUSTOM_VOICE)) == clean(text)
+    with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
+        live.append(text)
+        live.finish()
+        assert live.is_written
+        assert not live.is_over
+    num_parts = len(live.parts)
+    await asyncio.sleep(0)
+    assert len(live.parts) == num_parts < 100
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,18 @@ async def test_a_turn_is_spoken_while_it_is_written() -> None:
     assert (request.request_id, request.seed) == ("talk-1", 7)
 
 
+async def test_halves_of_a_surrogate_pair_meet_and_lone_ones_go() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with open_session(synthesizer) as session:
+        for piece in ("a \ud83d", "", "\ude42 b \ude42 c \ud83d", "d \ud83d"):
+            session.append(piece)
+        session.flush()
+        session.append("e")
+        session.close()
+        await events_of(session)
+    assert synthesizer.texts == ["a 🙂 b \ufffd c \ufffdd \ufffd", "e"]
+
+
 async def test_a_text_that_is_all_there_is_asked_for_at_once() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
     async with open_session(synthesizer) as session:

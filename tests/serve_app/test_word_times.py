@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from deployments.protocol import FinishReason, PcmChunk, Reading, SynthesisRequest
+from deployments.voice.english import spoken_english
 from serve_app.live_text import LiveTexts
 from serve_app.long_text import LongText
 from serve_app.word_times import Spoken, Word, WordTimes
@@ -137,3 +138,15 @@ async def test_cut_words_of_other_texts_are_whole_words() -> None:
         ("Hello", 0), ("there,", 0.6), ("all", 1.3), ("of", 1.7), ("you!", 2.0)
     ]  # fmt: skip
     await texts.aclose()
+
+
+def test_a_long_text_is_looked_at_as_far_as_it_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    turned: list[str] = []
+    monkeypatch.setattr(
+        "deployments.voice.live_english.spoken_english", lambda text: turned.append(text) or spoken_english(text)
+    )
+    text = "Hello there, all of you! " * 2000
+    times = WordTimes(text, ENGLISH)
+    assert not turned
+    assert [word.text for word in words(times, [heard([(0.0, 0.0), (1.0, 30.0)])])] == TEXT.split()
+    assert sum(map(len, turned)) < 1000

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from deployments.voice.english import spoken_english
-from deployments.voice.live_english import LiveEnglish
+from deployments.voice.live_english import LONGEST_UNCUT, LiveEnglish
 
 # What the reading of a word may depend on stands beside it.
 PIECES = """
@@ -33,6 +33,26 @@ def test_it_reads_what_it_would_read_of_the_whole(seed: int) -> None:
         cuts = sorted(draw.randrange(len(text) + 1) for _ in range(draw.choice((0, 3, 30))))
         parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         assert "".join(live(parts)) == spoken_english(text), parts
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_long_list_is_cut_between_its_items(size: int) -> None:
+    text = "\n".join(f"- item {number} is good & long" for number in range(100))
+    front = LiveEnglish()
+    parts = [
+        part for start in range(0, len(text), size) for part in front.feed(text[start : start + size], is_last=False)
+    ]
+    assert len(parts) >= len(text) // LONGEST_UNCUT
+    parts += front.feed("", is_last=True)
+    assert "".join(part.spoken for part in parts) == spoken_english(text)
+    assert "".join(part.written for part in parts) == text
+
+
+@pytest.mark.parametrize("text", ["- " + "word to say " * 400, "1" * 5000, "[" * 5000, "- " + "1 " * 2500])
+def test_nothing_waits_for_a_cut_longer_than_so_many_characters(text: str) -> None:
+    front = LiveEnglish()
+    parts = front.feed(text, is_last=False)
+    assert len(text) - len("".join(part.written for part in parts)) <= LONGEST_UNCUT
 
 
 @pytest.mark.parametrize(
