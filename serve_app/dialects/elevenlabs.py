@@ -13,7 +13,8 @@ from deployments.errors import InvalidRequest
 from serve_app import ignored, voices
 from serve_app.audio import AudioFormat
 from serve_app.session import is_ideograph
-from serve_app.speaker import Speaker, Wish, choice, number, read_object, text_of
+from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.speech_request import number
 from serve_app.speech_response import Delivery, collected
 from serve_app.word_times import Word, WordTimes
 
