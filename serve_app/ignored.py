@@ -44,8 +44,13 @@ def _flat(fields: Mapping[str, object], outer: set[str], prefix: str) -> Iterato
         path = prefix + name.replace(".", "?")  # a dot of the client's own is no nesting
         if path in outer and isinstance(value, Mapping):
             yield from _flat(value, outer, f"{path}.")
-        elif value is not None and not (isinstance(value, Mapping) and all(each is None for each in value.values())):
+        elif value is not None and not _is_all_null(value):
             yield path, value
+
+
+def _is_all_null(value: object) -> bool:
+    """Whether it is an object of nulls. An empty one is none: some clients switch a feature on with it."""
+    return isinstance(value, Mapping) and bool(value) and all(each is None for each in value.values())
 
 
 def renamed(sent: Mapping[str, object], names: Names) -> dict[str, object]:
