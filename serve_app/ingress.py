@@ -23,6 +23,7 @@ from serve_app.pool_watch import PoolWatch, scrape
 from serve_app.posted_text import PostedTexts
 from serve_app.reference_audio import by_prompt, learn
 from serve_app.speech_request import MAX_BODY_BYTES
+from serve_app.taken_request import TakenHttp
 
 # A handle call waits for a replica however long that takes; a client that asks whether we are ready does not.
 _DESCRIBE_TIMEOUT_S = 2.0
@@ -103,7 +104,11 @@ class Ingress:
     ) -> None:
         """`talker` as in HandleSynthesizer, `secret` as in PostedTexts."""
         ray_internals.give_uvicorn(
-            ws=BoundedWebSocket, ws_max_size=MAX_BODY_BYTES, ws_per_message_deflate=False, proxy_headers=False
+            http=TakenHttp,
+            ws=BoundedWebSocket,
+            ws_max_size=MAX_BODY_BYTES,
+            ws_per_message_deflate=False,
+            proxy_headers=False,
         )
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_internals.proxy_host())})
         watch = PoolWatch(serve.get_replica_context().app_name)
