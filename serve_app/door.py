@@ -4,6 +4,7 @@ import asyncio
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -118,6 +119,27 @@ class Meters:
         idle = next((name for name, meter in self._meters.items() if not meter.num_streams), None)
         if idle is not None:
             del self._meters[idle]
+
+
+class Room:
+    """What the requests of a process share: places, or bytes. One caller gets no more than it leaves to all others."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._held: Counter[str] = Counter()  # by the callers that hold any
+
+    def take(self, caller: str, amount: int) -> bool:
+        """Whether there is so much for this caller, which holds it from then on."""
+        if self._held[caller] + amount > self._size - self._held.total():
+            return False
+        self._held[caller] += amount
+        return True
+
+    def give_back(self, caller: str, amount: int) -> None:
+        """What it has taken."""
+        self._held[caller] -= amount
+        if not self._held[caller]:
+            del self._held[caller]
 
 
 class Upload:

@@ -20,7 +20,7 @@ from serve_app.posted_text import PostedTexts
 from serve_app.request_log import RequestRecord
 from serve_app.session import Audio, Failed, Rest, Session, silence
 from serve_app.speech_request import MAX_BODY_BYTES, SpeechBody, build_request, is_speakable, parse_object, parse_speech
-from serve_app.speech_response import Delivery, SpeechResponse, audio_body, event_body, marked, speech_headers
+from serve_app.speech_response import Delivery, Kept, SpeechResponse, audio_body, event_body, marked, speech_headers
 from serve_app.synthesizer import Synthesizer
 from serve_app.word_times import WordTimes
 
@@ -122,15 +122,18 @@ class Speaker:
         utterance = await self.utterance(request, wish)
         usage = request.state.record.usage
         usage.ignored = ignored.entries(wish.ignored)
+        kept = Kept(request.state.caller.name) if wish.delivery.whole else None
+        if kept is not None:
+            kept.expect(wish.body, wish.delivery, wish.info)
         make = event_body if wish.delivery.events else audio_body
         times = WordTimes(wish.body.input, wish.info, speed=wish.body.speed) if wish.body.word_timestamps else None
-        stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage, times)
+        stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage, times, kept)
         if as_body is not None:
             stream = as_body(stream, times)
         headers = {**speech_headers(wish.delivery, wish.info), **ignored.header(wish.ignored)}
         if content_type is not None:
             headers["content-type"] = content_type
-        return SpeechResponse(stream, headers, whole=wish.delivery.whole, usage=usage)
+        return SpeechResponse(stream, headers, usage=usage, kept=kept)
 
     def respond_live(self, request: Request, wish: Wish, parts: AsyncGenerator[str, None]) -> Response:
         """Text that comes in `parts`, over HTTP while it is written. The response begins at once: its client may wait
@@ -138,7 +141,7 @@ class Speaker:
         """
         session = self.session(request, wish, request_id=request.state.request_id)
         headers = {**speech_headers(wish.delivery, wish.info), **ignored.header(wish.ignored)}
-        return SpeechResponse(_live_body(session, parts), headers, whole=False, usage=request.state.record.usage)
+        return SpeechResponse(_live_body(session, parts), headers, usage=request.state.record.usage)
 
     async def utterance(
         self, request: HTTPConnection, wish: Wish, *, live: bool = False, record: RequestRecord | None = None

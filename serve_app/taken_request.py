@@ -45,10 +45,10 @@ class _BegunAnswers:
 class TakenHttp(HttpToolsProtocol):
     """HTTP as uvicorn speaks it, whose answers begin when their requests are taken."""
 
-    def connection_made(self, transport: BaseTransport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: BaseTransport) -> None:
         """Called by the event loop."""
-        self._answers = _BegunAnswers(cast(Transport, transport))
-        super().connection_made(cast(Transport, self._answers))
+        self._answers = _BegunAnswers(cast("Transport", transport))
+        super().connection_made(cast("Transport", self._answers))
 
     def handle_websocket_upgrade(self) -> None:
         """Called with the head of a handshake."""
