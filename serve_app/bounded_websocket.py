@@ -13,7 +13,7 @@ from serve_app.errors import TRY_AGAIN_LATER
 MAX_LARGE_BYTES = 48 << 20
 # A client that still sends loses what was said to it when its connection is closed: it has so long to read that.
 _LAST_WORDS_S = 2.0
-
+_PONG = b"\x8a"  # how a frame with an answer to a ping begins
 
 _C_LIBRARY = ctypes.CDLL(None)
 
@@ -27,6 +27,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Called by the event loop."""
         self._held = 0
         self._has_failed = False
+        self._pong = b""  # that the client does not take yet
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -47,6 +48,21 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self._held and BoundedWebSocket._all_held > MAX_LARGE_BYTES:
             self.conn.fail(TRY_AGAIN_LATER, "too many large messages, retry after 1 s")
             self.handle_parser_exception()
+
+    def handle_ping(self) -> None:
+        """Answers, or where the client does not take what it is sent, keeps one answer: to the last ping, for then."""
+        answers = self.conn.data_to_send()
+        if not self.writable.is_set():
+            pongs = [answer for answer in answers if answer[:1] == _PONG]
+            self._pong = b"".join(pongs[-1:]) or self._pong
+            answers = [answer for answer in answers if answer[:1] != _PONG]
+        self.transport.write(b"".join(answers))
+
+    def resume_writing(self) -> None:
+        """Called by the event loop."""
+        super().resume_writing()
+        pong, self._pong = self._pong, b""
+        self.transport.write(pong)
 
     def handle_parser_exception(self) -> None:
         """Says why the connection ends, and reads on without listening until that can have been heard."""

@@ -201,12 +201,13 @@ class _Socket(Connection):
         session = self._speaker.session(
             self.socket, await _wished(self._speaker, fields), request_id=f"{self.request_id}-{name[:40]}"
         )
-        self._flushes[name] = set()
 
         async def say(event: Event) -> None:
             await self._say(name, event)
 
-        return self._contexts.add(name, session, say)
+        added = self._contexts.add(name, session, say)
+        self._flushes[name] = set()
+        return added
 
     async def _say(self, name: str, event: Event) -> None:
         match event:
@@ -215,9 +216,11 @@ class _Socket(Connection):
             case Words():
                 await self.socket.send_json(_timestamps(name, event.in_session()))
             case Mark(turn) if turn.number in self._flushes.get(name, ()):
+                self._flushes[name].discard(turn.number)
                 flushed = {"type": "flush_done", "flush_done": True, "flush_id": turn.number}
                 await self.socket.send_json({**flushed, "context_id": name, "status_code": 206, "done": False})
             case Failed(error):
+                self._flushes.pop(name, None)
                 await self.socket.send_json(_error(name, self.failure(error, self.request_id)))
             case Done():
                 self._flushes.pop(name, None)

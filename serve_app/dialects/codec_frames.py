@@ -107,6 +107,8 @@ async def _records(
 class _Socket(Connection):
     """`speak` and `cancel`, as on the native WebSocket; a stream of records for each utterance."""
 
+    takes_recordings = True
+
     def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
         super().__init__(socket)
         self._speaker, self._num_utterances = speaker, 0

@@ -14,7 +14,7 @@ from serve_app.audio import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
 from serve_app.errors import translate
 from serve_app.request_log import Usage
-from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark, Session, Started
+from serve_app.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Done, Event, Failed, Mark, Session, Started
 from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
 from serve_app.speech_response import AUDIO_HERE, EVENT_STREAM, Delivery, Kept, collected, object_with
 
@@ -99,7 +99,7 @@ class _Socket(ResponseSocket):
         self._speaker, self._model = speaker, socket.query_params.get("model")
         self._settings: Json = {"mode": _MODES[0]}
         self._session: Session | None = None
-        self._buffer: list[str] = []  # what waits for a commit
+        self._buffer = ""  # what waits for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
 
     async def opened(self) -> None:
@@ -114,7 +114,7 @@ class _Socket(ResponseSocket):
             case "input_text_buffer.commit":
                 await self._commit()
             case "input_text_buffer.clear":
-                self._buffer.clear()
+                self._buffer = ""
                 await self.tell("input_text_buffer.cleared")
             case "response.cancel":
                 if self._session is not None:
@@ -140,7 +140,7 @@ class _Socket(ResponseSocket):
             raise InvalidRequest("The session speaks already; update it before the first text.", "session")
         updated = {**self._settings, **settings}
         await _wished(self._speaker, updated, self._model)
-        self._settings = updated
+        self._settings = {name: value for name, value in updated.items() if name in _KNOWN}
         await self.tell("session.updated", session=self._shown())
 
     async def _opened_session(self) -> Session:
@@ -152,14 +152,17 @@ class _Socket(ResponseSocket):
 
     async def _append(self, text: str) -> None:
         if self._settings["mode"] == "commit":
-            self._buffer.append(text)
+            if len(self._buffer) + len(text) > MAX_UNSPOKEN_CHARS:
+                message = f"More than {MAX_UNSPOKEN_CHARS} characters wait for a commit; commit or clear them."
+                raise InvalidRequest(message, "text", "string_above_max_length")
+            self._buffer += text
         else:
             (await self._opened_session()).append(text)
 
     async def _commit(self) -> None:
         session = await self._opened_session()
-        session.append("".join(self._buffer))
-        self._buffer.clear()
+        session.append(self._buffer)
+        self._buffer = ""
         await self.tell("input_text_buffer.committed", item_id=f"item_{secrets.token_hex(8)}")
         if session.is_writing:
             session.flush()

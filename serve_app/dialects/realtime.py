@@ -228,5 +228,10 @@ def _texts(items: object) -> list[str]:
 def _parts(item: Mapping[str, object]) -> Iterator[str]:
     content = item.get("content")
     for part in content if isinstance(content, list) else []:
-        if isinstance(part, Mapping) and part.get("type") == "input_text" and isinstance(part.get("text"), str):
+        if (
+            isinstance(part, Mapping)
+            and part.get("type") == "input_text"
+            and isinstance(part.get("text"), str)
+            and part["text"]
+        ):
             yield part["text"]

@@ -120,6 +120,8 @@ async def _speak_item(
 class _Socket(Connection):
     """An utterance is what was written between two `input.done`; it is one sentence to the client."""
 
+    takes_recordings = True
+
     def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
         super().__init__(socket)
         self._speaker = speaker

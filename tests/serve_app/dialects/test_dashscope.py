@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from deployments.errors import Overloaded
+from serve_app.session import MAX_UNSPOKEN_CHARS
 from tests.serve_app.dialects.client import Client, Json, connect
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 from tests.serve_app.test_audio import decode
@@ -154,3 +155,24 @@ async def test_messages_that_come_as_the_server_closes_are_no_failure() -> None:
         await client.until(closed=1013)
         client.send(*[{"type": "input_text_buffer.clear"}] * 20)
         await connection.task
+
+
+async def test_what_waits_for_a_commit_is_bounded() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connect(synthesizer, PATH) as connection:
+        client = await created(connection, update(mode="commit"), append("x" * MAX_UNSPOKEN_CHARS), append("y"))
+        (*_, error), _ = await client.until(type="error")
+        assert (error["error"]["code"], error["error"]["param"]) == ("string_above_max_length", "text")
+        client.send({"type": "input_text_buffer.clear"}, append("Hello."), COMMIT, FINISH)
+        await client.until(closed=1000)
+        await connection.task
+    assert synthesizer.texts == ["Hello."]
+
+
+async def test_unknown_settings_are_not_kept() -> None:
+    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
+        client = await created(connection)
+        for number in range(3):
+            client.send(update(**{f"unknown_{number}": "x"}))
+            (updated,), _ = await client.until(type="session.updated")
+            assert not [name for name in updated["session"] if name.startswith("unknown")]
