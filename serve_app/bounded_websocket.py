@@ -7,6 +7,7 @@ from typing import ClassVar
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from serve_app.connection import MAX_MESSAGE_BYTES
+from serve_app.door import Pace, Room
 from serve_app.errors import TRY_AGAIN_LATER
 
 # What the larger unfinished messages of all connections may hold together: three recordings on their way.
@@ -19,9 +20,12 @@ _C_LIBRARY = ctypes.CDLL(None)
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """Messages larger than those without a recording share `MAX_LARGE_BYTES`; who finds no room comes again later."""
+    """Messages larger than those without a recording share `MAX_LARGE_BYTES`. One that stalls leaves its room to
+    others; who finds none comes again later.
+    """
 
-    _all_held: ClassVar[int] = 0
+    _room: ClassVar[Room] = Room(MAX_LARGE_BYTES)
+    _large: ClassVar[list["BoundedWebSocket"]] = []  # with such a message on its way
 
     def connection_made(self, transport: BaseTransport) -> None:
         """Called by the event loop."""
@@ -44,10 +48,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self._has_failed:
             return
         unfinished = len(self.conn.reader.buffer) + (self.conn.current_size or 0)
-        self._hold(unfinished if unfinished > MAX_MESSAGE_BYTES else 0)
-        if self._held and BoundedWebSocket._all_held > MAX_LARGE_BYTES:
-            self.conn.fail(TRY_AGAIN_LATER, "too many large messages, retry after 1 s")
-            self.handle_parser_exception()
+        if not self._hold(unfinished if unfinished > MAX_MESSAGE_BYTES else 0):
+            self._refuse("too many large messages, retry after 1 s")
 
     def handle_ping(self) -> None:
         """Answers, or where the client does not take what it is sent, keeps one answer: to the last ping, for then."""
@@ -62,7 +64,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """Called by the event loop."""
         super().resume_writing()
         pong, self._pong = self._pong, b""
-        self.transport.write(pong)
+        if pong:
+            self.transport.write(pong)
 
     def handle_parser_exception(self) -> None:
         """Says why the connection ends, and reads on without listening until that can have been heard."""
@@ -82,10 +85,41 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         """What has come of a message; the connection's objects stay until they are collected, which may take long."""
         self.frames = []
         self.conn.reader.buffer.clear()
-        self._hold(0)
+        self._let_go(0)
 
-    def _hold(self, num_bytes: int) -> None:
-        change, self._held = num_bytes - self._held, num_bytes
-        BoundedWebSocket._all_held += change
-        if change < 0 and BoundedWebSocket._all_held == 0:
+    def _refuse(self, reason: str) -> None:
+        self.conn.fail(TRY_AGAIN_LATER, reason)
+        self.handle_parser_exception()
+
+    def _hold(self, num_bytes: int) -> bool:
+        """Whether there is room for so much of a message."""
+        if num_bytes <= self._held:
+            self._let_go(num_bytes)
+            return True
+        if not self._held:
+            self._address, self._pace = self._client(), Pace(self.loop.time)
+        self._pace.come(num_bytes)
+        while not self._room.take(self._address, num_bytes - self._held):
+            stalled = next((other for other in self._large if other is not self and other._pace.is_stalled), None)
+            if stalled is None:
+                return False
+            stalled._refuse("a large message stalled while others waited, retry after 1 s")
+        if not self._held:
+            self._large.append(self)
+        self._held = num_bytes
+        return True
+
+    def _let_go(self, num_bytes: int) -> None:
+        if not self._held:
+            return
+        self._room.give_back(self._address, self._held - num_bytes)
+        self._held = num_bytes
+        if not self._held:
+            self._large.remove(self)
+        if not self._large:
             _C_LIBRARY.malloc_trim(0)  # glibc keeps what grew piece by piece
+
+    def _client(self) -> str:
+        """Whom HAProxy sees."""
+        seen = self.request.headers.get_all("X-Forwarded-For")
+        return seen[-1].rpartition(",")[2].strip() if seen else str(self.client)

@@ -171,15 +171,17 @@ class Speaker:
 
 async def read_body(request: Request) -> bytes:
     """The body, given up as soon as it is too large or too slow, whatever its Content-Length says."""
-    body = bytearray()
+    body, upload = bytearray(), request.state.upload
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with upload.arriving(BODY_TIMEOUT_S):
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_BODY_BYTES:
                     raise PayloadTooLarge(f"The body is larger than {MAX_BODY_BYTES} bytes.")
-                await request.state.upload.grow(len(body))
+                await upload.grow(len(body))
     except TimeoutError:
+        if upload.is_stalled:
+            raise BodyTooSlow("The body stalled while others waited to send theirs: send it again.") from None
         raise BodyTooSlow(f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds.") from None
     return bytes(body)
 
