@@ -1,8 +1,9 @@
 """WebSockets as uvicorn speaks them, but bounded while messages are unfinished, and with an end that arrives."""
 
 import ctypes
-from asyncio.transports import BaseTransport
-from typing import ClassVar
+from asyncio import AbstractEventLoop, TimerHandle
+from asyncio.transports import BaseTransport, Transport
+from typing import ClassVar, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -14,9 +15,38 @@ from serve_app.errors import TRY_AGAIN_LATER
 MAX_LARGE_BYTES = 48 << 20
 # A client that still sends loses what was said to it when its connection is closed: it has so long to read that.
 _LAST_WORDS_S = 2.0
+# A client that takes nothing for so long is gone. A paused player or page stays: see `UNREAD_S` (playback.py).
+MAX_UNREAD_S = 600.0
 _PONG = b"\x8a"  # how a frame with an answer to a ping begins
 
 _C_LIBRARY = ctypes.CDLL(None)
+
+
+class ReaderClock:
+    """Ends a connection whose client has taken nothing of what was written for MAX_UNREAD_S."""
+
+    def __init__(self, transport: Transport, loop: AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._timer: TimerHandle | None = None
+
+    def start(self) -> None:
+        """What is written waits for the client."""
+        if self._timer is None:
+            unread = self._transport.get_write_buffer_size()
+            self._timer = self._loop.call_later(MAX_UNREAD_S, self._look, unread)
+
+    def stop(self) -> None:
+        """The client has taken it, or has gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self, unread: int) -> None:
+        self._timer = None
+        if self._transport.get_write_buffer_size() < unread:
+            self.start()
+        else:
+            self._transport.abort()
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
@@ -32,11 +62,13 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._held = 0
         self._has_failed = False
         self._pong = b""  # that the client does not take yet
+        self._reader = ReaderClock(cast("Transport", transport), self.loop)
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         self.conn.parser.close()  # it holds the last frame
+        self._reader.stop()
         self._forget()
         super().connection_lost(exc)
 
@@ -60,9 +92,22 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             answers = [answer for answer in answers if answer[:1] != _PONG]
         self.transport.write(b"".join(answers))
 
+    def send_keepalive_ping(self) -> None:
+        """Called every 20 s. Who reads nothing now has its own clock."""
+        if self.writable.is_set():
+            super().send_keepalive_ping()
+        else:
+            self.schedule_ping()
+
+    def pause_writing(self) -> None:
+        """Called by the event loop."""
+        super().pause_writing()
+        self._reader.start()
+
     def resume_writing(self) -> None:
         """Called by the event loop."""
         super().resume_writing()
+        self._reader.stop()
         pong, self._pong = self._pong, b""
         if pong:
             self.transport.write(pong)

@@ -108,6 +108,7 @@ class Ingress:
             ws=BoundedWebSocket,
             ws_max_size=MAX_BODY_BYTES,
             ws_per_message_deflate=False,
+            ws_ping_timeout=None,  # who pauses its reading answers no ping: `MAX_UNREAD_S` ends those that stay away
             proxy_headers=False,
         )
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_internals.proxy_host())})

@@ -12,6 +12,8 @@ from typing import Any, cast
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from serve_app.bounded_websocket import ReaderClock
+
 _BEGINNING = b"HTTP/1.1 "
 _CONTINUE = b"HTTP/1.1 100 "  # comes before the answer's own status line
 
@@ -43,12 +45,28 @@ class _BegunAnswers:
 
 
 class TakenHttp(HttpToolsProtocol):
-    """HTTP as uvicorn speaks it, whose answers begin when their requests are taken."""
+    """HTTP as uvicorn speaks it, whose answers begin when their requests are taken, and end where nobody reads them."""
 
     def connection_made(self, transport: BaseTransport) -> None:
         """Called by the event loop."""
         self._answers = _BegunAnswers(cast("Transport", transport))
+        self._reader = ReaderClock(cast("Transport", transport), self.loop)
         super().connection_made(cast("Transport", self._answers))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        self._reader.stop()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Called by the event loop."""
+        super().pause_writing()
+        self._reader.start()
+
+    def resume_writing(self) -> None:
+        """Called by the event loop."""
+        super().resume_writing()
+        self._reader.stop()
 
     def handle_websocket_upgrade(self) -> None:
         """Called with the head of a handshake."""

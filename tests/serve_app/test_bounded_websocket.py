@@ -15,6 +15,7 @@ from websockets.uri import parse_uri
 from serve_app import bounded_websocket, door
 from serve_app.bounded_websocket import BoundedWebSocket
 from serve_app.door import Room
+from serve_app.taken_request import TakenHttp
 
 pytestmark = pytest.mark.anyio
 
@@ -204,3 +205,59 @@ async def test_one_that_comes_is_not_ended_for_another(loop: Loop) -> None:
     second.begin(5 * MIB // 2)
     assert (first.close_code, second.close_code) == (None, 1013)
     assert bounded_websocket.MAX_LARGE_BYTES == 48 * MIB
+
+
+async def test_who_takes_nothing_for_ten_minutes_is_gone_and_who_takes_little_is_not(loop: Loop) -> None:
+    client = await Client(loop).connect()
+    client.transport.unread = 65536
+    client.protocol.pause_writing()
+    for _ in range(3):
+        loop.pass_s(bounded_websocket.MAX_UNREAD_S - 1)
+        client.transport.unread -= 1
+        assert not client.transport.is_aborted
+    loop.pass_s(2 * bounded_websocket.MAX_UNREAD_S)
+    assert client.transport.is_aborted
+
+
+async def test_who_reads_again_begins_anew(loop: Loop) -> None:
+    client = await Client(loop).connect()
+    client.transport.unread = 65536
+    for _ in range(3):
+        client.protocol.pause_writing()
+        loop.pass_s(bounded_websocket.MAX_UNREAD_S - 1)
+        client.protocol.resume_writing()
+    loop.pass_s(10 * bounded_websocket.MAX_UNREAD_S)
+    assert not client.transport.is_aborted
+
+
+async def test_a_paused_client_owes_no_answer_to_a_ping(loop: Loop) -> None:
+    """uvicorn would close with 1011 a client that reads nothing for 40 s."""
+    client = await Client(loop).connect()
+    loop.pass_s(21.0)
+    assert [frame.opcode for frame in client.received()] == [Opcode.PING]  # which is never answered
+    client.transport.unread = 65536
+    client.protocol.pause_writing()
+    loop.pass_s(300.0)
+    assert client.received() == []
+    client.protocol.resume_writing()
+    loop.pass_s(60.0)
+    assert {frame.opcode for frame in client.received()} == {Opcode.PING}
+    assert not client.transport.is_closed
+
+
+async def test_over_http_too(loop: Loop) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError
+
+    transport = Transport()
+    http = TakenHttp(Config(app, lifespan="off"), ServerState(), {}, cast("asyncio.AbstractEventLoop", loop))
+    http.connection_made(transport)
+    transport.unread = 65536
+    http.pause_writing()
+    loop.pass_s(bounded_websocket.MAX_UNREAD_S - 1)
+    http.resume_writing()
+    http.pause_writing()
+    loop.pass_s(bounded_websocket.MAX_UNREAD_S - 1)
+    assert not transport.is_aborted
+    loop.pass_s(2)
+    assert transport.is_aborted
