@@ -72,8 +72,11 @@ class Unread:
         if self._leaving is not None:
             try:
                 await asyncio.wait((self._leaving,))
-            finally:
+            finally:  # also where whoever waits is cancelled: what is being closed cannot be closed a second time
                 self._take_again()
+                if not self._leaving.done():
+                    self._leaving.cancel()
+                    await asyncio.wait((self._leaving,))
             self._leaving.result()
 
     @property

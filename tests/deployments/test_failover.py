@@ -233,3 +233,30 @@ async def test_what_was_only_asked_for_ahead_of_time_is_kept() -> None:
         for _ in range(10):
             await asyncio.sleep(0)
         assert replicas.closed == 0
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_reader_that_is_cancelled_while_its_replica_is_being_left() -> None:
+    is_closing = asyncio.Event()
+
+    async def ask() -> AsyncGenerator[FrameChunk, None]:
+        try:
+            for number in range(9):
+                yield frame(number)
+        finally:
+            is_closing.set()
+            await asyncio.Event().wait()
+
+    async def read() -> None:
+        async with aclosing(persist(ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
+            async for chunk in chunks:
+                if chunk.codes[0, 0]:
+                    await asyncio.wait_for(is_closing.wait(), 5.0)
+
+    reading = asyncio.create_task(read())
+    await is_closing.wait()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait((reading,), timeout=5.0)
+    assert reading.cancelled()
