@@ -16,7 +16,7 @@ import numpy as np
 
 from deployments import metrics
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
-from deployments.playback import PlaybackClock
+from deployments.playback import PlaybackClock, Unread
 from deployments.protocol import Codes, FinishReason, Progress, SynthesisRequest
 
 logger = logging.getLogger(__name__)
@@ -85,11 +85,15 @@ class Handover:
 
     reason: str
     began_s: float  # of time.monotonic()
+    is_loss: bool = True  # False: its reader had left it
 
 
 def record(lost: type[ReplicaLost], request_id: str, handover: Handover) -> None:
     """Tell of a stream that goes on elsewhere; `lost` says in which pool it has changed replicas."""
     gap_s = time.monotonic() - handover.began_s
+    if not handover.is_loss:
+        logger.info("request %s goes on %.3f s after %s", request_id, gap_s, handover.reason)
+        return
     metrics.failed_over(lost.__name__, gap_s)
     logger.warning("request %s goes on %.3f s after %s: %s", request_id, gap_s, lost.__name__, handover.reason)
 
@@ -111,6 +115,11 @@ class Attempts:
     def advanced(self) -> None:
         """Something new has come."""
         self._advanced, self._delay_s, self.handover = True, 0.0, None
+
+    def left(self) -> None:
+        """The stream was left, and is wanted again now."""
+        self._accepted = self._advanced = False
+        self.handover = Handover("its reader came back", time.monotonic(), is_loss=False)
 
     def delay_s(self, error: TalkrayError) -> float:
         """How long to wait before asking again; raises `error` where there is no point in it."""
@@ -149,9 +158,13 @@ async def persist(
     `ask` is called for each attempt and must go on behind the chunks that have been taken; it raises `lost` or Moved
     where that needs another replica. Raises whatever else `ask` raises, and `lost` once `limits` are reached: a stream
     never just ends. Where `pass_on` gives a finish reason that the chunk has not, the stream is left there.
+
+    Where the reader takes nothing for UNREAD_S the replica is left, and asked again when it reads on. The first item is
+    exempt: whoever takes no more than that has asked ahead of time.
     """
-    attempts, over = Attempts(lost, limits), False
+    attempts, over, has_begun = Attempts(lost, limits), False, False
     while True:
+        unread: Unread | None = None
         try:
             async with aclosing(ask()) as chunks:
                 async for chunk in chunks:
@@ -163,13 +176,22 @@ async def persist(
                             record(lost, request_id, attempts.handover)
                         attempts.advanced()
                     item = pass_on(chunk)
-                    if item is not None:
+                    if item is not None and has_begun:
+                        async with Unread(chunks.aclose) as unread:
+                            yield item
+                    elif item is not None:
+                        has_begun = True
                         yield item
-                        if item.finish_reason is not None and chunk.finish_reason is None:
-                            return
+                    if item is not None and item.finish_reason is not None and chunk.finish_reason is None:
+                        return
                     over = chunk.finish_reason is not None  # leaving now would cancel what ends by itself
+                    if unread is not None and unread.has_left:
+                        break
             if over:
                 return
+            if unread is not None and unread.has_left:
+                attempts.left()
+                continue
             raise lost("the stream ended without its last chunk")
         except (ReplicaLost, NotReady, Overloaded) as error:
             if over:

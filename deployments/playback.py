@@ -1,8 +1,13 @@
 """The listener of one stream, as all stages that deliver or schedule audio see them."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Self
 
 FRAME_S = 0.08  # of a codec frame, whatever the checkpoint
+# A reader that takes nothing for so long holds no place meanwhile: its stream goes on from its codes.
+UNREAD_S = 10.0
 
 
 @dataclass(slots=True)
@@ -47,3 +52,37 @@ class PlaybackClock:
     def lead_s(self, now_s: float) -> float:
         """Audio that is delivered and not played yet; negative while the player is dry."""
         return self.deadline_s(now_s) - now_s
+
+
+class Unread:
+    """Around a `yield`: a reader that takes nothing for UNREAD_S gives back what `leave` frees, and has it again, by
+    `take_again`, when it reads on or ends.
+    """
+
+    def __init__(self, leave: Callable[[], Awaitable[None]], take_again: Callable[[], None] = lambda: None) -> None:
+        self._leave, self._take_again = leave, take_again
+        self._leaving: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._timer = asyncio.get_running_loop().call_later(UNREAD_S, self._expire)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._timer.cancel()
+        if self._leaving is not None:
+            try:
+                await asyncio.wait((self._leaving,))
+            finally:  # also where whoever waits is cancelled: what is being closed cannot be closed a second time
+                self._take_again()
+                if not self._leaving.done():
+                    self._leaving.cancel()
+                    await asyncio.wait((self._leaving,))
+            self._leaving.result()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the reader was away for so long."""
+        return self._leaving is not None
+
+    def _expire(self) -> None:
+        self._leaving = asyncio.ensure_future(self._leave())

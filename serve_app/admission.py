@@ -18,7 +18,7 @@ import numpy as np
 from deployments import metrics
 from deployments.errors import NotReady, Overloaded
 from deployments.limits import Rate, StreamLimit
-from deployments.playback import PlaybackClock
+from deployments.playback import PlaybackClock, Unread
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from deployments.silence import FirstSound
 from serve_app.config import AdmissionSettings
@@ -105,8 +105,10 @@ class Admission:
                         if (onset_s := sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
                             metrics.first_sound(time.monotonic() - came_s, onset_s=onset_s)
                     given_s, reason = time.monotonic(), chunk.finish_reason
-                    yield chunk
+                    async with Unread(self._make_room, self._come_back) as unread:
+                        yield chunk
                     listener.pause(time.monotonic() - given_s)
+                    paused = paused or unread.has_left
             metrics.finished(time.monotonic() - came_s, audio_s=listener.audio_s, reason=reason)
         finally:
             self._num_heard -= heard
@@ -227,6 +229,15 @@ class Admission:
         load = f"being spoken: {self._num_heard}, waiting for their first audio: {self._num_streams - self._num_heard}"
         remedy = _REMEDIES[reason].format(settings=self._settings)
         return Overloaded(f"The server is at its limit ({load}); {remedy}.", after_s)
+
+    async def _make_room(self) -> None:
+        """A reader takes nothing: its stream needs no place."""
+        self._num_heard -= 1
+        self._count(-1)
+
+    def _come_back(self) -> None:
+        self._num_heard += 1
+        self._count(+1)
 
     def _count(self, change: int) -> None:
         self._num_streams += change

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from av import AudioFrame
 
 UNKNOWN_LENGTH = 0xFFFFFFFF  # what players take for "until the end"; 0 would be an empty file
+_STEP = 1 << 20  # bytes of a whole body that are encoded at once
 OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
 OutputRate = Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000]  # that every format knows
 
@@ -420,6 +421,11 @@ class Rendering:
         self._threaded = speed != 1 or audio_format in CODECS
         self.samples = 0  # that have gone into the encoder, at the output's rate
 
+    @property
+    def num_kept(self) -> int:
+        """Bytes of a whole body that are kept until `close`."""
+        return len(self._collected) * (2 if self._audio_format is AudioFormat.FLOAT else 1)
+
     def play(self, *, speed: float) -> None:
         """How fast from now on; nothing may have been fed since the last `drain`."""
         if speed != self._speed:
@@ -437,7 +443,8 @@ class Rendering:
 
     async def close(self) -> bytes:
         """The rest of the body."""
-        return await asyncio.to_thread(self._close) if self._threaded else self._close()
+        is_long = self._threaded or len(self._collected) > _STEP
+        return await asyncio.to_thread(self._close) if is_long else self._close()
 
     def _feed(self, pcm: bytes) -> bytes:
         return self._encode(self._filtered(pcm))
@@ -458,8 +465,10 @@ class Rendering:
         rest = self._drain()
         if self._encoder is not None:
             return rest + self._encoder.close()
-        encoder = self._open(len(self._collected))
-        return encoder.encode(bytes(self._collected)) + encoder.close()
+        encoder, pcm = self._open(len(self._collected)), memoryview(self._collected)
+        parts = [encoder.encode(bytes(pcm[start : start + _STEP])) for start in range(0, len(pcm), _STEP)]
+        parts.append(encoder.close())
+        return b"".join(parts)
 
     def _encode(self, pcm: bytes) -> bytes:
         self.samples += len(pcm) // 2

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import re
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import nullcontext
@@ -43,12 +45,14 @@ _QUIET_S, _CONTEXT_QUIET_S = 1.0, 20.0
 # After so long between two turns, without waiting; at last also in the middle of one: `LONGEST_STREAM_S` is near.
 _PATIENCE_S, MAX_LEAVING_S = 60.0, 540.0
 _LEAVING_POLL_S = 0.1
+_RECORDING = re.compile(r'"ref_audio"\s*+:\s*+("(?:[^"\\]|\\.)*+")')
 
 
 class Connection(ABC):
     """Reads messages and lets sessions speak until the client leaves, or `end` is called."""
 
     subprotocol: str | None = None  # that the handshake names
+    takes_recordings = False  # whether a message may have a `ref_audio`
 
     def __init__(self, socket: WebSocket) -> None:
         self.socket = socket
@@ -234,7 +238,7 @@ class Connection(ABC):
 
     async def _answer(self, text: str | None) -> None:
         try:
-            await self.obey(_parse(text))
+            await self.obey(_parse(text, recordings=self.takes_recordings))
         except InvalidRequest as error:
             connection: RequestRecord = self.socket.state.record
             replace(connection, error=error.code).publish()
@@ -314,10 +318,22 @@ class Contexts:
             del self._open[name]
 
 
-def _parse(text: str | None) -> dict[str, object]:
+def _parse(text: str | None, *, recordings: bool) -> dict[str, object]:
+    """The object that a message is; with `recordings` it may be as large as one, if its own `ref_audio` makes it so.
+
+    What is larger than a message without one is not parsed: its objects might take thirty times its bytes.
+    """
     if text is None:
         raise InvalidRequest("Messages are JSON text, not binary.", None, "invalid_json")
-    limit = MAX_BODY_BYTES if '"ref_audio"' in text else MAX_MESSAGE_BYTES
-    if len(text.encode()) > limit:
-        raise PayloadTooLarge(f"The message is larger than {limit} bytes.")
-    return parse_object(text)
+    size = len(text.encode())
+    if size <= MAX_MESSAGE_BYTES:
+        return parse_object(text)
+    found = _RECORDING.search(text) if recordings and size <= MAX_BODY_BYTES else None
+    if found is None or size - (found.end(1) - found.start(1)) > MAX_MESSAGE_BYTES:
+        limits = f"{MAX_MESSAGE_BYTES} bytes" + (f", {MAX_BODY_BYTES} with ref_audio" if recordings else "")
+        raise PayloadTooLarge(f"The message is larger than {limits}.")
+    stand_in = secrets.token_hex(16)
+    fields = parse_object(f'{text[: found.start(1)]}"{stand_in}"{text[found.end(1) :]}')
+    if fields.get("ref_audio") != stand_in:
+        raise PayloadTooLarge(f"The message is larger than {MAX_MESSAGE_BYTES} bytes, without a ref_audio of its own.")
+    return fields | parse_object(f'{{"ref_audio": {found[1]}}}')

@@ -1,11 +1,13 @@
 """The door: who may come in, from where, and with how much. Decided from the request's head alone."""
 
 import asyncio
+import contextlib
 import ipaddress
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
@@ -38,6 +40,9 @@ _MINUTE_S = 60.0
 MAX_UPLOADS = 3  # each takes up to 100 MB
 _SMALL_BYTES = 128 << 10  # of a body without one
 _UPLOAD_WAIT_S = 10.0
+# What is awaited has stalled where less than this comes in this time: 16 MiB would take eight minutes.
+_LEAST_BYTES, _STALL_S = 64 << 10, 2.0
+_LOOK_S = 0.25  # how often who waits looks whether another has stalled
 # What raises a limit, by the reason of a refusal.
 _REMEDIES = {
     "key": "a key with higher limits (`talkray key create`) has more",
@@ -121,30 +126,128 @@ class Meters:
             del self._meters[idle]
 
 
-class Upload:
-    """The body of one request, which counts among those that are taken in at once when it is a large one."""
+class Room:
+    """What the requests of a process share: places, or bytes. One caller gets no more than it leaves to all others."""
 
-    def __init__(self, room: asyncio.Semaphore) -> None:
-        self._room = room
-        self._is_large = False
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._held: Counter[str] = Counter()  # by the callers that hold any
 
-    async def grow(self, num_bytes: int) -> None:
-        """So much of it has come: return once more may. Raises Overloaded where that takes long."""
-        if self._is_large or num_bytes <= _SMALL_BYTES:
-            return
+    def has(self, caller: str, amount: int) -> bool:
+        """Whether there is so much for this caller."""
+        return self._held[caller] + amount <= self._size - self._held.total()
+
+    def take(self, caller: str, amount: int) -> bool:
+        """Whether there was so much for this caller, which holds it from now on."""
+        if not self.has(caller, amount):
+            return False
+        self._held[caller] += amount
+        return True
+
+    def give_back(self, caller: str, amount: int) -> None:
+        """What it has taken."""
+        self._held[caller] -= amount
+        if not self._held[caller]:
+            del self._held[caller]
+
+
+class Pace:
+    """Whether what is awaited still comes, or has stalled."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._num_bytes, self._since_s = 0, clock()
+
+    def come(self, num_bytes: int) -> None:
+        """So much is there in all."""
+        if num_bytes - self._num_bytes >= _LEAST_BYTES:
+            self._num_bytes, self._since_s = num_bytes, self._clock()
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether hardly anything has come lately."""
+        return self._clock() - self._since_s > _STALL_S
+
+
+class Uploads:
+    """Places for large bodies. One that stalls while others wait is ended: its sender may hold a place for nothing."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._room = Room(MAX_UPLOADS)
+        self._taken: list[Upload] = []
+        self._waiting: list[Upload] = []
+        self._changed = asyncio.Event()
+
+    async def take(self, upload: "Upload") -> None:
+        """A place for it, in turn. Raises Overloaded where that takes long."""
+        self._waiting.append(upload)
         try:
             async with asyncio.timeout(_UPLOAD_WAIT_S):
-                await self._room.acquire()
+                while self._next() is not upload:
+                    for other in self._taken:
+                        other.end_if_stalled()
+                    self._changed.clear()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), _LOOK_S)
+            self._room.take(upload.caller, 1)
+            self._taken.append(upload)
         except TimeoutError:
             metrics.refused("uploads")
             raise Overloaded(f"{MAX_UPLOADS} large bodies are being taken in already.", _STREAM_S) from None
-        self._is_large = True
+        finally:
+            self._waiting.remove(upload)
+            self._changed.set()
+
+    def give_back(self, upload: "Upload") -> None:
+        """The place that it has taken."""
+        self._taken.remove(upload)
+        self._room.give_back(upload.caller, 1)
+        self._changed.set()
+
+    def _next(self) -> "Upload | None":
+        return next((upload for upload in self._waiting if self._room.has(upload.caller, 1)), None)
+
+
+class Upload:
+    """The body of one request, which counts among those that are taken in at once when it is a large one."""
+
+    def __init__(self, uploads: Uploads, caller: str) -> None:
+        """`caller` is the name of its sender."""
+        self.caller = caller
+        self.is_stalled = False  # and was ended, as others waited
+        self._uploads, self._is_large = uploads, False
+        self._pace = Pace(uploads.clock)
+        self._limit: asyncio.Timeout | None = None
+
+    @asynccontextmanager
+    async def arriving(self, within_s: float) -> AsyncIterator[None]:
+        """While it comes. Raises TimeoutError behind `within_s`, or as soon as it stalls while others wait."""
+        async with asyncio.timeout(within_s) as self._limit:
+            try:
+                yield
+            finally:
+                self._limit = None
+
+    async def grow(self, num_bytes: int) -> None:
+        """So much of it has come: return once more may. Raises Overloaded where that takes long."""
+        self._pace.come(num_bytes)
+        if self._is_large or num_bytes <= _SMALL_BYTES:
+            return
+        await self._uploads.take(self)
+        self._is_large, self._pace = True, Pace(self._uploads.clock)
+
+    def end_if_stalled(self) -> None:
+        """Called where others wait for its place."""
+        if self._limit is not None and not self.is_stalled and self._pace.is_stalled:
+            self.is_stalled = True
+            self._limit.reschedule(asyncio.get_running_loop().time())
 
     def release(self) -> None:
         """It is decoded, or refused."""
         if self._is_large:
             self._is_large = False
-            self._room.release()
+            self._uploads.give_back(self)
 
 
 class Caller:
@@ -188,7 +291,7 @@ class Door:
         self._keys = Keys(settings.access.keys_file) if settings.access.keys_file else None
         self._of_keys = Meters("key", "This API key")
         self._of_addresses = Meters("client", "This client")
-        self._uploads = asyncio.Semaphore(MAX_UPLOADS)
+        self._uploads = Uploads()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the call on, or answers it with a refusal."""
@@ -206,7 +309,7 @@ class Door:
             except TalkrayError as error:
                 await _refuse(error, scope, receive, send)
                 return
-            upload = Upload(self._uploads)
+            upload = Upload(self._uploads, caller.name)
             streams.callback(upload.release)
             scope["state"].update(caller=caller, upload=upload)
             await self._app(scope, receive, _naming_a_protocol(scope, send))

@@ -22,6 +22,7 @@ from serve_app.live_text import LiveTexts
 from serve_app.pool_watch import PoolWatch, scrape
 from serve_app.reference_audio import by_prompt, learn
 from serve_app.speech_request import MAX_BODY_BYTES
+from serve_app.taken_request import TakenHttp
 
 # A handle call waits for a replica however long that takes; a client that asks whether we are ready does not.
 _DESCRIBE_TIMEOUT_S = 2.0
@@ -100,7 +101,12 @@ class Ingress:
     def __init__(self, settings: ApiSettings, codec: DeploymentHandle, talker: DeploymentHandle | None = None) -> None:
         """`talker` as in HandleSynthesizer."""
         ray_internals.give_uvicorn(
-            ws=BoundedWebSocket, ws_max_size=MAX_BODY_BYTES, ws_per_message_deflate=False, proxy_headers=False
+            http=TakenHttp,
+            ws=BoundedWebSocket,
+            ws_max_size=MAX_BODY_BYTES,
+            ws_per_message_deflate=False,
+            ws_ping_timeout=None,  # who pauses its reading answers no ping: `MAX_UNREAD_S` ends those that stay away
+            proxy_headers=False,
         )
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_internals.proxy_host())})
         watch = PoolWatch(serve.get_replica_context().app_name)

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from deployments.errors import Overloaded
+from deployments.playback import Unread
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
 from serve_app.synthesizer import Synthesizer
 
@@ -109,7 +110,10 @@ class LongText:
                     reason = (cut_short or chunk.finish_reason) if has_ended else None
                     heard_at = timeline.add(chunk)
                     told = replace(chunk, finish_reason=reason, heard=heard_at, readings=(), segment=number)
-                    yield replace(told, num_text_tokens=tokens_before + tokens)
+                    async with Unread(following.aclose if following else _nothing) as unread:
+                        yield replace(told, num_text_tokens=tokens_before + tokens)
+                    if unread.has_left:  # it is asked for again
+                        following = None
                     nothing = replace(chunk, pcm=b"", codes=chunk.codes[:0], finish_reason=None, marks=(), readings=())
                 segments.leave(number)
                 number, tokens_before = number + 1, tokens_before + tokens
@@ -241,6 +245,10 @@ class _Segment:
 
     async def _advance(self) -> PcmChunk | None:
         return await anext(self._chunks, None)
+
+
+async def _nothing() -> None:
+    pass
 
 
 def heed(task: "asyncio.Future[PcmChunk | None]") -> None:

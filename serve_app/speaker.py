@@ -1,6 +1,5 @@
 """What every dialect asks: the loaded model, its voices, speech as an HTTP response or as a session."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -26,7 +25,7 @@ from serve_app.speech_request import (
     parse_object,
     parse_speech,
 )
-from serve_app.speech_response import Delivery, SpeechResponse, audio_body, event_body, marked, speech_headers
+from serve_app.speech_response import Delivery, Kept, SpeechResponse, audio_body, event_body, marked, speech_headers
 from serve_app.synthesizer import Synthesizer
 from serve_app.word_times import WordTimes
 
@@ -133,15 +132,18 @@ class Speaker:
         utterance = await self.utterance(request, wish)
         usage = request.state.record.usage
         usage.ignored = ignored.entries(wish.ignored)
+        kept = Kept(request.state.caller.name) if wish.delivery.whole else None
+        if kept is not None:
+            kept.expect(wish.body, wish.delivery, wish.info)
         make = event_body if wish.delivery.events else audio_body
         times = WordTimes(wish.body.input, wish.info, speed=wish.body.speed) if wish.body.word_timestamps else None
-        stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage, times)
+        stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage, times, kept)
         if as_body is not None:
             stream = as_body(stream, times)
         headers = {**speech_headers(wish.delivery, wish.info), **ignored.header(wish.ignored)}
         if content_type is not None:
             headers["content-type"] = content_type
-        return SpeechResponse(stream, headers, whole=wish.delivery.whole, usage=usage)
+        return SpeechResponse(stream, headers, usage=usage, kept=kept)
 
     async def utterance(
         self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None
@@ -169,15 +171,17 @@ class Speaker:
 
 async def read_body(request: Request) -> bytes:
     """The body, given up as soon as it is too large or too slow, whatever its Content-Length says."""
-    body = bytearray()
+    body, upload = bytearray(), request.state.upload
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with upload.arriving(BODY_TIMEOUT_S):
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_BODY_BYTES:
                     raise PayloadTooLarge(f"The body is larger than {MAX_BODY_BYTES} bytes.")
-                await request.state.upload.grow(len(body))
+                await upload.grow(len(body))
     except TimeoutError:
+        if upload.is_stalled:
+            raise BodyTooSlow("The body stalled while others waited to send theirs: send it again.") from None
         raise BodyTooSlow(f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds.") from None
     return bytes(body)
 

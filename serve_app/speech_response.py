@@ -8,23 +8,32 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar, Self
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments import metrics
+from deployments.errors import Overloaded, PayloadTooLarge
 from deployments.protocol import Mark, Marks, ModelInfo, PcmChunk, SynthesisRequest, reached
 from serve_app.audio import CODECS, AudioFormat, Rendering
+from serve_app.door import Room
 from serve_app.errors import ErrorReply, translate
 from serve_app.request_log import Usage
 from serve_app.speech_request import SpeechBody
 from serve_app.word_times import Word, WordTimes
 
+# Bytes of audio of one answer that is sent when all of it is there: 23 minutes at 24 kHz, 16 bits.
+MAX_WHOLE_BYTES = 64 << 20
+# Of all such answers of this process together, half of it for one client: beside the rest of an ingress replica, a GB.
+MAX_ALL_WHOLE_BYTES = 256 << 20
+_PART_BYTES = 96 << 10  # of what is sent at once; a multiple of 3, so that parts in base64 follow each other
+AUDIO_HERE = "audio-in-base64"  # a placeholder: see `object_with`
 EVENT_STREAM = "text/event-stream"
 L16 = "audio/l16"
 
@@ -132,33 +141,86 @@ def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
     }
 
 
+class Kept:
+    """The audio of a whole answer, from its first sample until it is sent; use as a context manager."""
+
+    _room: ClassVar[Room] = Room(MAX_ALL_WHOLE_BYTES)
+
+    def __init__(self, caller: str) -> None:
+        """`caller` is the name of the one who asks."""
+        self._caller, self._num_bytes = caller, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.keep(0)
+
+    def keep(self, num_bytes: int) -> None:
+        """So much is kept from now on. Raises PayloadTooLarge, and Overloaded where other answers take the room."""
+        if num_bytes > MAX_WHOLE_BYTES:
+            raise PayloadTooLarge(f"A whole answer has at most {MAX_WHOLE_BYTES} bytes of audio; {_REMEDY}.", "stream")
+        if num_bytes <= self._num_bytes:
+            self._room.give_back(self._caller, self._num_bytes - num_bytes)
+        elif not self._room.take(self._caller, num_bytes - self._num_bytes):
+            metrics.refused("whole")
+            raise Overloaded(f"Whole answers take all memory that they may have now; {_REMEDY}.")
+        self._num_bytes = num_bytes
+
+    def expect(self, body: SpeechBody, delivery: Delivery, info: ModelInfo) -> None:
+        """Raises as `keep`, before anything is spoken, where there is no room or the audio is known to be too large."""
+        if body.ignore_eos and body.max_new_tokens is not None:
+            samples = (body.max_new_tokens - 1) * info.frame_samples * delivery.rate(info) / info.sample_rate
+            sample_bytes = 4 if delivery.audio_format is AudioFormat.FLOAT else 2
+            if (num_bytes := int(samples / delivery.speed * sample_bytes)) > MAX_WHOLE_BYTES:
+                message = f"max_new_tokens: with ignore_eos the audio has {num_bytes} bytes, a whole answer at most"
+                raise PayloadTooLarge(f"{message} {MAX_WHOLE_BYTES}; {_REMEDY}.", "max_new_tokens")
+        self.keep(1)
+        self.keep(0)
+
+
+_REMEDY = "ask for a stream, or for less"
+
+
 async def audio_body(
-    chunks: AsyncGenerator[PcmChunk, None], rendering: Rendering, usage: Usage, times: WordTimes | None = None
+    chunks: AsyncGenerator[PcmChunk, None],
+    rendering: Rendering,
+    usage: Usage,
+    times: WordTimes | None = None,
+    kept: Kept | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Bare audio; `usage` and `times` are kept up to date."""
+    """Bare audio; `usage` and `times` are kept up to date, and `kept` where the rendering is whole."""
     async with aclosing(chunks):
         async for chunk in chunks:
             usage.add(chunk)
             if times is not None:
                 times.feed(chunk)
-            if audio := await rendering.feed(chunk.pcm):
+            audio = await rendering.feed(chunk.pcm)
+            if kept is not None:
+                kept.keep(rendering.num_kept)
+            if audio:
                 yield audio
     if audio := await rendering.close():
         yield audio
 
 
 async def event_body(
-    chunks: AsyncGenerator[PcmChunk, None], rendering: Rendering, usage: Usage, times: WordTimes | None = None
+    chunks: AsyncGenerator[PcmChunk, None],
+    rendering: Rendering,
+    usage: Usage,
+    times: WordTimes | None = None,
+    kept: Kept | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Audio as server-sent events, with words where `times` are given. An error after the first one is an event too,
     and raised again.
     """
     begun = False
     try:
-        async with aclosing(audio_body(chunks, rendering, usage, times)) as body:
+        async with aclosing(audio_body(chunks, rendering, usage, times, kept)) as body:
             async for audio in body:
                 begun = True
-                yield _delta(audio)
+                for part in _parts(audio):
+                    yield _delta(part)
                 if times is not None and (words := times.take()):
                     yield _words(words)
     except Exception as error:
@@ -205,10 +267,28 @@ def named_event(fields: Mapping[str, object]) -> bytes:
     return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
 
 
-async def collected(parts: AsyncGenerator[bytes, None]) -> bytes:
-    """All of a body, which is closed whether or not it came to its end."""
+async def collected(parts: AsyncGenerator[bytes, None], kept: Kept) -> bytes:
+    """All of a body, which is closed whether or not it came to its end. Raises as `Kept.keep`."""
+    content = bytearray()
     async with aclosing(parts):
-        return b"".join([part async for part in parts])
+        async for part in parts:
+            content += part
+            kept.keep(len(content))
+    return bytes(content)
+
+
+def object_with(fields: Mapping[str, object], audio: bytes) -> Iterator[bytes]:
+    """The JSON object `fields`, in parts, with the audio in base64 where its first AUDIO_HERE stands."""
+    before, _, after = json.dumps(fields).partition(AUDIO_HERE)
+    yield before.encode()
+    for part in _parts(audio):
+        yield base64.b64encode(part)
+    yield after.encode()
+
+
+def _parts(content: bytes) -> Iterator[bytes]:
+    """What is sent at once: the connection to a client that reads slowly holds no more of it."""
+    return (content[start : start + _PART_BYTES] for start in range(0, len(content), _PART_BYTES))
 
 
 def marked(request: SynthesisRequest, received_ns: int) -> SynthesisRequest:
@@ -236,20 +316,20 @@ class SpeechResponse(Response):
         body: AsyncGenerator[bytes, None],
         headers: Mapping[str, str],
         *,
-        whole: bool,
         usage: Usage,
+        kept: Kept | None = None,
     ) -> None:
-        """`usage` is that of `body`."""
+        """`usage` is that of `body`. With `kept` it is sent when all of it is there, with its length."""
         self.status_code = 200
         self.background = None
         self._body = body
-        self._whole = whole
+        self._kept = kept
         self._usage = usage
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Speaks until the audio ends or the client leaves."""
-        speaking = asyncio.create_task(self._send_whole(send) if self._whole else self._send_stream(send))
+        speaking = asyncio.create_task(self._send_whole(send, self._kept) if self._kept else self._send_stream(send))
         leaving = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait((speaking, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -270,13 +350,16 @@ class SpeechResponse(Response):
                 await _deliver(send, _part(part))
         await _deliver(send, _part(b"", more=False))
 
-    async def _send_whole(self, send: Send) -> None:
-        content = await collected(self._body)
-        self.headers["content-length"] = str(len(content))
-        for name, tokens in self._usage.tokens.items():
-            self.headers[f"x-vllm-omni-{name.replace('_', '-')}"] = str(tokens)
-        await _deliver(send, self._start())
-        await _deliver(send, _part(content, more=False))
+    async def _send_whole(self, send: Send, kept: Kept) -> None:
+        with kept:
+            content = await collected(self._body, kept)
+            self.headers["content-length"] = str(len(content))
+            for name, tokens in self._usage.tokens.items():
+                self.headers[f"x-vllm-omni-{name.replace('_', '-')}"] = str(tokens)
+            await _deliver(send, self._start())
+            for part in _parts(content):
+                await _deliver(send, _part(part))
+            await _deliver(send, _part(b"", more=False))
 
     def _start(self) -> Message:
         if self._usage.marks:

@@ -159,6 +159,8 @@ class Utterance:
 class SpeechSocket(Connection):
     """One connection of the native WebSocket."""
 
+    takes_recordings = True
+
     def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
         super().__init__(socket)
         self._speaker = speaker

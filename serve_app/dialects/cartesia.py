@@ -214,14 +214,13 @@ class _Socket(Connection):
     async def _open(self, name: str, fields: dict[str, object]) -> Session:
         wish = await _wished(self._speaker, fields, _SOCKET_NAMES, made={"input": ""})
         session = self._speaker.session(self.socket, wish, request_id=f"{self.request_id}-{name[:40]}")
-        self._flushes[name] = set()
 
         async def say(event: Event) -> None:
             await self._say(name, event)
 
-        self._contexts.add(name, session, say)
-        self._ignored[name] = wish.ignored
-        return session
+        added = self._contexts.add(name, session, say)
+        self._flushes[name], self._ignored[name] = set(), wish.ignored
+        return added
 
     def _told(self, name: str) -> dict[str, object]:
         """Once for each context."""
@@ -234,9 +233,11 @@ class _Socket(Connection):
             case Words():
                 await self.socket.send_json(_timestamps(name, event.in_session()))
             case Mark(turn) if turn.number in self._flushes.get(name, ()):
+                self._flushes[name].discard(turn.number)
                 flushed = {"type": "flush_done", "flush_done": True, "flush_id": turn.number}
                 await self.socket.send_json({**flushed, "context_id": name, "status_code": 206, "done": False})
             case Failed(error):
+                self._flushes.pop(name, None)
                 await self.socket.send_json(_error(name, self.failure(error, self.request_id)) | self._told(name))
             case Done():
                 self._flushes.pop(name, None)

@@ -20,7 +20,7 @@ from serve_app.connection import Connection
 from serve_app.dialects.openai_speech import wished
 from serve_app.request_log import RequestRecord, Usage
 from serve_app.speaker import Speaker, Wish, read_object
-from serve_app.speech_response import SpeechResponse
+from serve_app.speech_response import Kept, SpeechResponse
 
 CONTENT_TYPE = "application/x-talkray-frames"
 MAGIC, VERSION = b"TRCF", 1
@@ -42,10 +42,11 @@ def routes(speaker: Speaker) -> APIRouter:
         wish = await _wished(speaker, await read_object(request, speaker))
         utterance = await speaker.utterance(request, wish)
         usage: Usage = request.state.record.usage
+        kept = Kept(request.state.caller.name) if wish.delivery.whole else None
         body = _records(speaker.chunks(utterance, wish.info), wish.info, usage)
         headers = {"content-type": CONTENT_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
         headers |= ignored.header(wish.ignored)
-        return SpeechResponse(body, headers, whole=wish.delivery.whole, usage=usage)
+        return SpeechResponse(body, headers, usage=usage, kept=kept)
 
     @router.websocket("/v1/audio/frames/ws")
     async def speak_all(socket: WebSocket) -> None:
@@ -107,6 +108,8 @@ async def _records(
 
 class _Socket(Connection):
     """`speak` and `cancel`, as on the native WebSocket; a stream of records for each utterance."""
+
+    takes_recordings = True
 
     def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
         super().__init__(socket)

@@ -1,9 +1,7 @@
 """DashScope, Qwen's own cloud: `qwen3-tts-flash-realtime` over a WebSocket, and one text over HTTP."""
 
-import base64
-import json
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 
 from fastapi import APIRouter
@@ -17,10 +15,10 @@ from serve_app.audio import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
 from serve_app.errors import translate
 from serve_app.request_log import Usage
-from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark, Session, Started
+from serve_app.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Done, Event, Failed, Mark, Session, Started
 from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
 from serve_app.speech_request import number
-from serve_app.speech_response import EVENT_STREAM, Delivery, collected
+from serve_app.speech_response import AUDIO_HERE, EVENT_STREAM, Delivery, Kept, collected, object_with
 
 Json = dict[str, object]
 
@@ -66,12 +64,19 @@ def routes(speaker: Speaker) -> APIRouter:
         wish = await _wished(speaker, sent, _REST_NAMES, default="pcm" if streams else "wav")
         usage: Usage = request.state.record.usage
         request_id: str = request.state.record.request_id
-        make, kind = (_events, EVENT_STREAM) if streams else (_object, "application/json")
+        kept, characters = Kept(request.state.caller.name), len(wish.body.input)
+        if streams:
+            return await speaker.respond(
+                request,
+                wish,
+                as_body=lambda audio, _: _events(audio, usage, request_id, characters),
+                content_type=EVENT_STREAM,
+            )
         return await speaker.respond(
             request,
             wish,
-            as_body=lambda audio, _: make(audio, usage, request_id, len(wish.body.input)),
-            content_type=kind,
+            as_body=lambda audio, _: _object(audio, usage, request_id, characters, kept),
+            content_type="application/json",
         )
 
     return router
@@ -103,7 +108,7 @@ class _Socket(ResponseSocket):
         self._speaker, self._model = speaker, socket.query_params.get("model")
         self._settings: Json = {"mode": _MODES[0]}
         self._session: Session | None = None
-        self._buffer: list[str] = []  # what waits for a commit
+        self._buffer = ""  # what waits for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
         self._has_told, self._untold = False, ignored.Ignored()  # what has no effect
 
@@ -123,7 +128,7 @@ class _Socket(ResponseSocket):
             case "input_text_buffer.commit":
                 await self._commit()
             case "input_text_buffer.clear":
-                self._buffer.clear()
+                self._buffer = ""
                 await self.tell("input_text_buffer.cleared")
             case "response.cancel":
                 if self._session is not None:
@@ -166,14 +171,17 @@ class _Socket(ResponseSocket):
 
     async def _append(self, text: str) -> None:
         if self._settings["mode"] == "commit":
-            self._buffer.append(text)
+            if len(self._buffer) + len(text) > MAX_UNSPOKEN_CHARS:
+                message = f"More than {MAX_UNSPOKEN_CHARS} characters wait for a commit; commit or clear them."
+                raise InvalidRequest(message, "text", "string_above_max_length")
+            self._buffer += text
         else:
             (await self._opened_session()).append(text)
 
     async def _commit(self) -> None:
         session = await self._opened_session()
-        session.append("".join(self._buffer))
-        self._buffer.clear()
+        session.append(self._buffer)
+        self._buffer = ""
         await self.tell("input_text_buffer.committed", item_id=f"item_{secrets.token_hex(8)}")
         if session.is_writing:
             session.flush()
@@ -203,17 +211,20 @@ class _Socket(ResponseSocket):
                 await self.end()
 
 
-def _output(audio: bytes, usage: Usage, request_id: str, characters: int, *, over: bool) -> bytes:
-    told = {"data": base64.b64encode(audio).decode(), "url": "", "id": f"audio_{request_id}", "expires_at": 0}
+def _output(audio: bytes, usage: Usage, request_id: str, characters: int, *, over: bool) -> Iterator[bytes]:
+    told = {"data": AUDIO_HERE, "url": "", "id": f"audio_{request_id}", "expires_at": 0}
     reason = "stop" if over else "null"
     shown: Json = {"output": {"audio": told, "finish_reason": reason}, "request_id": request_id}
-    return json.dumps(shown | {"usage": {"characters": characters, **usage.tokens}}).encode()
+    return object_with(shown | {"usage": {"characters": characters, **usage.tokens}}, audio)
 
 
 async def _object(
-    audio: AsyncGenerator[bytes, None], usage: Usage, request_id: str, characters: int
+    audio: AsyncGenerator[bytes, None], usage: Usage, request_id: str, characters: int, kept: Kept
 ) -> AsyncGenerator[bytes, None]:
-    yield _output(await collected(audio), usage, request_id, characters, over=True)
+    with kept:
+        content = await collected(audio, kept)
+        for part in _output(content, usage, request_id, characters, over=True):
+            yield part
 
 
 async def _events(
@@ -221,8 +232,8 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(audio):
         async for part in audio:
-            yield _event(_output(part, usage, request_id, characters, over=False))
-    yield _event(_output(b"", usage, request_id, characters, over=True))
+            yield _event(b"".join(_output(part, usage, request_id, characters, over=False)))
+    yield _event(b"".join(_output(b"", usage, request_id, characters, over=True)))
 
 
 def _event(data: bytes) -> bytes:

@@ -1,8 +1,7 @@
 """ElevenLabs over HTTP: one text, or a dialogue, as audio or as JSON, and the lists that its clients read."""
 
 import base64
-import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 
 from fastapi import APIRouter
@@ -15,7 +14,7 @@ from serve_app.audio import AudioFormat
 from serve_app.session import is_ideograph
 from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
 from serve_app.speech_request import number
-from serve_app.speech_response import Delivery, collected
+from serve_app.speech_response import AUDIO_HERE, Delivery, Kept, collected, object_with
 from serve_app.word_times import Word, WordTimes
 
 FORMATS = {
@@ -53,8 +52,12 @@ def routes(speaker: Speaker) -> APIRouter:
             wish = await wished(speaker, fields, request.query_params, voice=voice, words=timestamps)
             if not timestamps:
                 return await speaker.respond(request, wish)
-            as_body, content_type = (_lines, _LINES) if stream else (_whole, _JSON)
-            return await speaker.respond(request, wish, as_body=as_body, content_type=content_type)
+            if stream:
+                return await speaker.respond(request, wish, as_body=_lines, content_type=_LINES)
+            kept = Kept(request.state.caller.name)
+            return await speaker.respond(
+                request, wish, as_body=lambda audio, times: _whole(audio, times, kept), content_type=_JSON
+            )
 
         how = (", streamed" if stream else "") + (", with times" if timestamps else "")
         router.add_api_route(path, speak, methods=["POST"], summary=f"{what}{how}", response_class=Response)
@@ -191,7 +194,7 @@ def characters(words: Sequence[Word]) -> tuple[list[str], list[float], list[floa
     return chars, starts_s, ends_s
 
 
-def _timed(audio: bytes, times: WordTimes | None) -> bytes:
+def _timed(audio: bytes, times: WordTimes | None) -> Iterator[bytes]:
     """Audio and the words that have become known."""
     alignment = None
     if times is not None and (words := times.take()):
@@ -201,18 +204,23 @@ def _timed(audio: bytes, times: WordTimes | None) -> bytes:
             "character_start_times_seconds": [round(start_s, 3) for start_s in starts_s],
             "character_end_times_seconds": [round(end_s, 3) for end_s in ends_s],
         }
-    fields = {"audio_base64": encoded(audio), "alignment": alignment, "normalized_alignment": alignment}
-    return json.dumps(fields).encode()
+    fields = {"audio_base64": AUDIO_HERE, "alignment": alignment, "normalized_alignment": alignment}
+    return object_with(fields, audio)
 
 
-async def _whole(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
-    yield _timed(await collected(audio), times)
+async def _whole(
+    audio: AsyncGenerator[bytes, None], times: WordTimes | None, kept: Kept
+) -> AsyncGenerator[bytes, None]:
+    with kept:
+        content = await collected(audio, kept)
+        for part in _timed(content, times):
+            yield part
 
 
 async def _lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
     """A line for each part: they have a second of audio or less, so that clients with short lines can read them."""
     async with aclosing(audio):
         async for part in audio:
-            yield _timed(part, times) + b"\n"
+            yield b"".join(_timed(part, times)) + b"\n"
     if times is not None and times.has_told:
-        yield _timed(b"", times) + b"\n"
+        yield b"".join(_timed(b"", times)) + b"\n"

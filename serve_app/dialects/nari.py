@@ -22,6 +22,7 @@ async def serve(socket: WebSocket, speaker: Speaker) -> None:
 
 class _Socket(Connection):
     subprotocol = PROTOCOL
+    takes_recordings = True
 
     def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
         super().__init__(socket)

@@ -17,8 +17,17 @@ from serve_app.languages import language_name
 from serve_app.request_log import Usage
 from serve_app.speaker import Speaker, Wish, choice, read_object
 from serve_app.speech_request import SpeechBody, check_length, parse_speech
-from serve_app.speech_response import CONTENT_TYPES, EVENT_STREAM, Delivery, collected, named_event, negotiate
-from serve_app.word_times import WordTimes
+from serve_app.speech_response import (
+    AUDIO_HERE,
+    CONTENT_TYPES,
+    EVENT_STREAM,
+    Delivery,
+    Kept,
+    collected,
+    named_event,
+    negotiate,
+    object_with,
+)
 
 # Its example is what the page at `/docs` sends when nobody changes it: all fields at once would be refused.
 _EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
@@ -148,11 +157,17 @@ async def _speak_as_mistral(request: Request, speaker: Speaker, fields: Mapping[
         return await speaker.respond(
             request, wish, as_body=lambda audio, _: _mistral_events(audio, usage), content_type=EVENT_STREAM
         )
-    return await speaker.respond(request, wish, as_body=_mistral_object, content_type="application/json")
+    kept = Kept(request.state.caller.name)
+    return await speaker.respond(
+        request, wish, as_body=lambda audio, _: _mistral_object(audio, kept), content_type="application/json"
+    )
 
 
-async def _mistral_object(audio: AsyncGenerator[bytes, None], _: WordTimes | None) -> AsyncGenerator[bytes, None]:
-    yield b'{"audio_data":"' + base64.b64encode(await collected(audio)) + b'"}'
+async def _mistral_object(audio: AsyncGenerator[bytes, None], kept: Kept) -> AsyncGenerator[bytes, None]:
+    with kept:
+        content = await collected(audio, kept)
+        for part in object_with({"audio_data": AUDIO_HERE}, content):
+            yield part
 
 
 async def _mistral_events(audio: AsyncGenerator[bytes, None], usage: Usage) -> AsyncGenerator[bytes, None]:

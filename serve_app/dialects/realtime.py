@@ -252,7 +252,7 @@ def _texts(items: object) -> list[str]:
     """What messages of the user say. Raises InvalidRequest."""
     if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
         raise InvalidRequest("input must be a list of items.", "response.input")
-    return [text for item in items for text in _parts(item)]
+    return [text for item in items for text in _parts(item) if text]
 
 
 def _unspoken(where: str, items: object) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """vLLM-Omni besides `/v1/audio/speech`: utterances over a WebSocket, and several texts in one request."""
 
-import base64
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,15 @@ from serve_app.errors import translate
 from serve_app.request_log import Usage
 from serve_app.session import Audio, Done, Event, Failed, Mark, Session, Started
 from serve_app.speaker import Speaker, read_object, text_of
-from serve_app.speech_response import CONTENT_TYPES, SpeechResponse, audio_body, collected
+from serve_app.speech_response import (
+    AUDIO_HERE,
+    CONTENT_TYPES,
+    Kept,
+    SpeechResponse,
+    audio_body,
+    collected,
+    object_with,
+)
 
 Json = dict[str, object]
 
@@ -43,7 +50,7 @@ def routes(speaker: Speaker) -> APIRouter:
             raise InvalidRequest(f"items must be a list of 1 to {MAX_ITEMS} objects.", "items")
         usage: Usage = request.state.record.usage
         headers = {"content-type": "application/json"}
-        return SpeechResponse(_spoken(request, speaker, fields, items), headers, whole=True, usage=usage)
+        return SpeechResponse(_spoken(request, speaker, fields, items), headers, usage=usage)
 
     return router
 
@@ -51,21 +58,34 @@ def routes(speaker: Speaker) -> APIRouter:
 async def _spoken(
     request: Request, speaker: Speaker, fields: Json, items: Sequence[object]
 ) -> AsyncGenerator[bytes, None]:
-    """What is wrong with one item is told in its result; a server that is full refuses the whole, while it can."""
-    results: list[Json] = []
+    """What is wrong with one item is told in its result; a server that is full refuses the whole, while it can.
+
+    One item is kept at a time: each result is sent when it is there.
+    """
+    num_failed = 0
     for index, item in enumerate(items):
-        try:
+        with Kept(request.state.caller.name) as kept:
+            result: Json = {"index": index}
+            audio = b""
+            try:
+                if index:
+                    request.state.caller.request()
+                asked = {**fields, **_fields(item)}
+                spoken, audio = await _speak_item(request, speaker, asked, kept, number=index + 1)
+                result |= {"status": "success", **spoken}
+            except TalkrayError as error:
+                if not index and isinstance(error, Overloaded | NotReady):
+                    raise
+                num_failed += 1
+                result |= {"status": "error", "error": translate(error).message}
             if index:
-                request.state.caller.request()
-            spoken = await _speak_item(request, speaker, {**fields, **_fields(item)}, number=index + 1)
-            results.append({"index": index, "status": "success", **spoken})
-        except TalkrayError as error:
-            if not index and isinstance(error, Overloaded | NotReady):
-                raise
-            results.append({"index": index, "status": "error", "error": translate(error).message})
-    failed = sum(result["status"] == "error" for result in results)
-    counts = {"total": len(results), "succeeded": len(results) - failed, "failed": failed}
-    yield json.dumps({"id": request.state.record.request_id, "results": results, **counts}).encode()
+                yield b", "
+            else:
+                yield json.dumps({"id": request.state.record.request_id, "results": []}).removesuffix("]}").encode()
+            for part in object_with(result, audio):
+                yield part
+    counts = {"total": len(items), "succeeded": len(items) - num_failed, "failed": num_failed}
+    yield b"], " + json.dumps(counts).removeprefix("{").encode()
 
 
 def _fields(item: object) -> Json:
@@ -76,25 +96,31 @@ def _fields(item: object) -> Json:
     return {name: value for name, value in own.items() if value is not None and name != "overrides"}
 
 
-async def _speak_item(request: Request, speaker: Speaker, fields: Json, *, number: int) -> Json:
+async def _speak_item(
+    request: Request, speaker: Speaker, fields: Json, kept: Kept, *, number: int
+) -> tuple[Json, bytes]:
+    """Its result, with AUDIO_HERE for its audio, and that."""
     asked = {"stream": fields.get("stream") is True, "stream_format": fields.get("stream_format") == "sse"}
     reasons = {name: "items are answered whole" for name, is_asked in asked.items() if is_asked}
     wish = await wished(speaker, fields, default=AudioFormat.WAV, reasons=reasons)
     utterance = await speaker.utterance(request, wish)
     utterance = replace(utterance, request_id=f"{utterance.request_id}-{number}")
     usage, rendering = Usage(), replace(wish.delivery, whole=True).rendering(wish.info)
-    content = await collected(audio_body(speaker.chunks(utterance, wish.info), rendering, usage))
+    kept.expect(wish.body, wish.delivery, wish.info)
+    content = await collected(audio_body(speaker.chunks(utterance, wish.info), rendering, usage, kept=kept), kept)
     total: Usage = request.state.record.usage
     total.first_audio_ns, total.finish_reason = total.first_audio_ns or usage.first_audio_ns, usage.finish_reason
     total.input_tokens += usage.input_tokens
     total.frames += usage.frames
     total.samples += usage.samples
-    told = {"audio_data": base64.b64encode(content).decode(), "media_type": CONTENT_TYPES[wish.delivery.audio_format]}
-    return {**told, "usage": usage.tokens, **ignored.told(wish.ignored)}
+    told = {"audio_data": AUDIO_HERE, "media_type": CONTENT_TYPES[wish.delivery.audio_format]}
+    return {**told, "usage": usage.tokens, **ignored.told(wish.ignored)}, content
 
 
 class _Socket(Connection):
     """An utterance is what was written between two `input.done`; it is one sentence to the client."""
+
+    takes_recordings = True
 
     def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
         super().__init__(socket)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from deployments import playback
 from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, ReplicaLost, TalkerLost
 from deployments.failover import Attempts, RetryLimits, persist
 from deployments.protocol import FinishReason, FrameChunk
@@ -29,6 +30,7 @@ class Replicas:
         self._scripts = list(scripts)
         self.asked: list[int] = []  # frames the reader had, at each attempt
         self.closed = self.played = 0
+        self.was_closed = asyncio.Event()
         self.have: list[int] = []
 
     def ask(self) -> AsyncGenerator[FrameChunk, None]:
@@ -44,6 +46,7 @@ class Replicas:
                 yield step
         finally:
             self.closed += 1
+            self.was_closed.set()
 
     async def read(self, limits: RetryLimits = RetryLimits(), lost: type[ReplicaLost] = TalkerLost) -> list[int]:  # noqa: B008
         async with aclosing(persist(self.ask, lambda chunk: chunk, request_id="r", lost=lost, limits=limits)) as chunks:
@@ -174,3 +177,86 @@ async def test_cancelling_ends_the_wait() -> None:
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that waits for anything else is one that takes nothing."""
+    monkeypatch.setattr(playback, "UNREAD_S", 0.0)
+
+
+async def persisted(replicas: Replicas, *, pause_behind: int) -> list[int]:
+    """What a reader has that takes nothing behind so many frames until their replica was left."""
+    limits = RetryLimits(max_losses=1)
+    chunks = persist(replicas.ask, lambda chunk: chunk, request_id="r", lost=TalkerLost, limits=limits)
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            replicas.have += chunk.codes[:, 0].tolist()
+            if len(replicas.have) == pause_behind:
+                pause_behind = 0
+                await asyncio.wait_for(replicas.was_closed.wait(), 5.0)
+    return replicas.have
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_reader_that_takes_nothing_leaves_its_replica_and_goes_on_from_its_codes() -> None:
+    replicas = Replicas(
+        [frame(1), frame(2), frame(9)], [Overloaded("full", 1.0)], [BEAT, frame(3), frame(4, last=True)]
+    )
+    assert await persisted(replicas, pause_behind=2) == [1, 2, 3, 4]
+    assert replicas.asked == [0, 2, 2]
+    assert replicas.played == 2  # the first one was left before its end
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_what_was_whole_when_its_reader_paused_is_not_asked_for_again() -> None:
+    replicas = Replicas([frame(1), frame(2, last=True)])
+    assert await persisted(replicas, pause_behind=2) == [1, 2]
+    assert replicas.asked == [0]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_who_leaves_while_away_leaves_nothing_behind() -> None:
+    replicas = Replicas([frame(1), frame(2), frame(3)])
+    async with aclosing(persist(replicas.ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
+        await anext(chunks)
+        await anext(chunks)
+        await asyncio.wait_for(replicas.was_closed.wait(), 5.0)
+    assert (replicas.asked, replicas.closed) == ([0], 1)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_what_was_only_asked_for_ahead_of_time_is_kept() -> None:
+    replicas = Replicas([frame(1), frame(2), frame(3, last=True)])
+    async with aclosing(persist(replicas.ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
+        await anext(chunks)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert replicas.closed == 0
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_reader_that_is_cancelled_while_its_replica_is_being_left() -> None:
+    is_closing = asyncio.Event()
+
+    async def ask() -> AsyncGenerator[FrameChunk, None]:
+        try:
+            for number in range(9):
+                yield frame(number)
+        finally:
+            is_closing.set()
+            await asyncio.Event().wait()
+
+    async def read() -> None:
+        async with aclosing(persist(ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
+            async for chunk in chunks:
+                if chunk.codes[0, 0]:
+                    await asyncio.wait_for(is_closing.wait(), 5.0)
+
+    reading = asyncio.create_task(read())
+    await is_closing.wait()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait((reading,), timeout=5.0)
+    assert reading.cancelled()

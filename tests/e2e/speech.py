@@ -92,9 +92,9 @@ class Pools:
         load: tuple[int, int] = await self._probe.load.remote()
         return load
 
-    async def reach(self, *, running: int, waiting: int = 0) -> None:
+    async def reach(self, *, running: int, waiting: int = 0, within_s: float = BOUND_S) -> None:
         """Return once the talker has exactly that load."""
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(within_s):
             while await self.load() != (running, waiting):  # noqa: ASYNC110, another process changes it
                 await asyncio.sleep(0.01)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from deployments import playback
 from deployments.errors import NotReady, Overloaded
 from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest
 from serve_app import admission as module
@@ -336,3 +337,40 @@ async def test_a_long_text_whose_first_segment_is_not_heard_begins_again() -> No
     assert pcm_of(chunks) == 2 * pcm_of(utterance(2))
     assert [asked.text for asked in synthesizer.requests] == ["One two.", "One two.", "Three four."]
     assert chunks[-1].finish_reason is FinishReason.STOP
+
+
+async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playback, "UNREAD_S", 0.0)
+    line = Line(AdmissionSettings(max_streams=1, max_line_s=1000, max_wait_s=1000))
+    line.gate.set()
+    left = asyncio.Event()
+    make_room = line.admission._make_room
+
+    async def tell_and_make_room() -> None:
+        await make_room()
+        left.set()
+
+    monkeypatch.setattr(line.admission, "_make_room", tell_and_make_room)
+    async with aclosing(line.admission.synthesize(REQUEST)) as paused:
+        heard = [await anext(paused)]
+        await asyncio.wait_for(left.wait(), 5.0)
+        monkeypatch.setattr(playback, "UNREAD_S", 60.0)
+        assert await line.speak() == pcm_of(utterance(2))  # somebody else has the only place
+        heard.append(await anext(paused))
+        with pytest.raises(Overloaded):
+            await line.speak()
+        heard += [item async for item in paused]
+    assert pcm_of(heard) == pcm_of(utterance(2))
+    assert (line.admission._num_streams, line.admission._num_heard) == (0, 0)
+
+
+async def test_who_leaves_while_away_is_counted_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playback, "UNREAD_S", 0.0)
+    line = Line()
+    line.gate.set()
+    async with aclosing(line.admission.synthesize(REQUEST)) as paused:
+        await anext(paused)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (line.admission._num_streams, line.admission._num_heard) == (0, 0)
+    assert (line.admission._num_streams, line.admission._num_heard) == (0, 0)

@@ -1,251 +1,263 @@
-"""A server that is to end, as uvicorn and Ray Serve end it: with its WebSockets open."""
+"""The protocol of a WebSocket by itself, on a transport that a test reads and stops."""
 
 import asyncio
-import base64
-import socket
-from collections.abc import AsyncIterator, Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import cast
 
-import aiohttp
 import pytest
-import uvicorn
-from ray.serve._private.constants import RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S
+from starlette.types import Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.server import ServerState
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.uri import parse_uri
 
-from serve_app import connection
-from serve_app.api import create_api
-from serve_app.app import LONGEST_STREAM_S
+from serve_app import bounded_websocket, door
 from serve_app.bounded_websocket import BoundedWebSocket
-from serve_app.config import ApiSettings
-from serve_app.live_text import LiveTexts
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
+from serve_app.door import Room
+from serve_app.taken_request import TakenHttp
 
 pytestmark = pytest.mark.anyio
 
-Message = dict[str, Any]
-WHOLE = pcm_of(utterance())
-LAST_FRAMES = 2 * 2 * CUSTOM_VOICE.frame_samples  # bytes of two
+MIB = 1 << 20
+_READ_BYTES = 64 << 10  # at once
 
 
-class Dialect(NamedTuple):
-    """How one turn is asked for, and what its answers mean."""
-
-    path: str
-    before: list[Message]  # its text so far
-    after: list[Message]  # the rest, which is written while the server ends
-    is_end: Callable[[Message], bool]
-    audio: Callable[[Message], str | None] = lambda message: None  # in base64; else it comes as bytes
-    opening: Callable[[Message], bool] | None = None  # what is told before anything is asked
-
-
-REALTIME_ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello there."}]}
-DIALECTS = {
-    "native": Dialect(
-        "/v1/audio/speech/ws",
-        [{"type": "speak", "input": "Hello there.", "voice": "ryan"}],
-        [],
-        lambda message: message["type"] == "done",
-    ),
-    "deepgram": Dialect(
-        "/v1/speak?encoding=linear16&sample_rate=24000",
-        [{"type": "Speak", "text": "Hello "}],
-        [{"type": "Speak", "text": "there."}, {"type": "Flush"}],
-        lambda message: message["type"] == "Flushed",
-    ),
-    "flux": Dialect(
-        "/v2/speak?model=flux-x-en&encoding=linear16&sample_rate=24000",
-        [{"type": "Speak", "text": "Hello "}],
-        [{"type": "Speak", "text": "there."}, {"type": "Flush"}],
-        lambda message: message["type"] == "SpeechMetadata",
-    ),
-    "elevenlabs": Dialect(
-        "/v1/text-to-speech/x/multi-stream-input?output_format=pcm_24000",
-        [{"text": "Hello ", "context_id": "one"}],
-        [
-            {"text": "there.", "context_id": "one"},
-            {"text": "", "flush": True, "context_id": "one"},
-            {"close_context": True, "context_id": "one"},
-        ],
-        lambda message: bool(message.get("isFinal")),
-        lambda message: message.get("audio"),
-    ),
-    "realtime": Dialect(
-        "/v1/realtime?model=gpt-realtime",
-        [{"type": "conversation.item.create", "item": REALTIME_ITEM}, {"type": "response.create"}],
-        [],
-        lambda message: message["type"] == "response.done",
-        lambda message: message["delta"] if message["type"] == "response.output_audio.delta" else None,
-    ),
-}
-
-
-class Server:
-    """The API behind uvicorn, whose sockets are those of an ingress replica."""
+class Transport(asyncio.Transport):
+    """What was written, and whether the connection has been ended."""
 
     def __init__(self) -> None:
-        self.may_go_on = asyncio.Event()
-        first, *rest = utterance()
-        self.synthesizer = FakeSynthesizer(script=[first, self.may_go_on, *rest])
-        self.texts = LiveTexts()
-        api = create_api(self.synthesizer, ApiSettings(), live_texts=self.texts)
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        config = uvicorn.Config(api, log_level="error", ws=BoundedWebSocket, lifespan="off")
-        self._server = uvicorn.Server(config)
-        self._serving = asyncio.create_task(self._server.serve([self._listening]))
+        super().__init__()
+        self.written = bytearray()
+        self.is_closed = self.is_aborted = False
+        self.unread = 0  # bytes that the client has not taken
 
-    async def end(self) -> None:
-        """Begin to: it takes no connection any more, and its sockets have been told."""
-        self._server.should_exit = True
-        while not all(  # noqa: ASYNC110
-            each._is_leaving for each in self._server.server_state.connections if isinstance(each, BoundedWebSocket)
-        ):
-            await asyncio.sleep(0.01)
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
 
-    async def ended(self) -> None:
-        await self._serving
-        await self.texts.aclose()
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+class Loop:
+    """The running loop with a clock of its own: what is to be called later is called when a test lets time pass."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._timers: list[tuple[float, Callable[..., object], tuple[object, ...]]] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(asyncio.get_running_loop(), name)
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_later(self, delay_s: float, call: Callable[..., object], *args: object) -> "Timer":
+        timer = (self.now_s + delay_s, call, args)
+        self._timers.append(timer)
+        return Timer(self._timers, timer)
+
+    def pass_s(self, seconds: float) -> None:
+        until_s = self.now_s + seconds
+        while due := [timer for timer in self._timers if timer[0] <= until_s]:
+            timer = min(due, key=lambda each: each[0])
+            self._timers.remove(timer)
+            self.now_s = timer[0]
+            timer[1](*timer[2])
+        self.now_s = until_s
+
+
+class Timer:
+    def __init__(self, timers: list[tuple[float, Callable[..., object], tuple[object, ...]]], timer: object) -> None:
+        self._timers, self._timer = timers, timer
+
+    def cancel(self) -> None:
+        self._timers[:] = [each for each in self._timers if each is not self._timer]
+
+
+class Client:
+    """A client of a server that accepts whoever comes, and says nothing."""
+
+    def __init__(self, loop: Loop, *, address: str = "10.0.0.1") -> None:
+        self.transport, self.accepted, self.closed = Transport(), asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            await send({"type": "websocket.accept"})
+            self.accepted.set()
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
+            self.closed.set()
+
+        config = Config(app, ws=BoundedWebSocket, ws_ping_timeout=None, ws_per_message_deflate=False, lifespan="off")
+        self.protocol = BoundedWebSocket(config, ServerState(), {}, _loop=cast("asyncio.AbstractEventLoop", loop))
+        self.protocol.connection_made(self.transport)
+        self._client, self._address = ClientProtocol(parse_uri("ws://talkray/"), max_size=None), address
+
+    async def connect(self) -> "Client":
+        request = self._client.connect()
+        request.headers["X-Forwarded-For"] = f"6.6.6.6, {self._address}"
+        self._client.send_request(request)
+        self._send()
+        await self.accepted.wait()
+        self.received()
+        return self
+
+    def begin(self, num_bytes: int) -> None:
+        """A message that has no end yet."""
+        self._client.send_text(b" " * num_bytes, fin=False)
+        self._send()
+
+    def go_on(self, num_bytes: int) -> None:
+        self._client.send_continuation(b" " * num_bytes, fin=False)
+        self._send()
+
+    def ping(self, payload: bytes) -> None:
+        self._client.send_ping(payload)
+        self._send()
+
+    def received(self) -> list[Frame]:
+        """Frames that the server has sent since the last time."""
+        self._client.receive_data(bytes(self.transport.written))
+        self.transport.written.clear()
+        return [event for event in self._client.events_received() if isinstance(event, Frame)]
+
+    @property
+    def close_code(self) -> int | None:
+        """With which the server has closed it."""
+        closing = [frame for frame in self.received() if frame.opcode is Opcode.CLOSE]
+        return int.from_bytes(closing[0].data[:2]) if closing else None
+
+    def _send(self) -> None:
+        data = b"".join(self._client.data_to_send())
+        for start in range(0, len(data), _READ_BYTES):
+            self.protocol.data_received(data[start : start + _READ_BYTES])
 
 
 @pytest.fixture
-async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    monkeypatch.setattr(connection, "_QUIET_S", 0.1)
-    server = Server()
-    yield server
-    await server.end()
-    async with asyncio.timeout(30):
-        await server.ended()
+def loop() -> Loop:
+    return Loop()
 
 
-@pytest.fixture
-async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
-        yield session
+@pytest.fixture(autouse=True)
+def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(BoundedWebSocket, "_room", Room(6 * MIB))
+    monkeypatch.setattr(BoundedWebSocket, "_large", [])
+    yield
+    for socket in tuple(BoundedWebSocket._large):
+        socket._forget()
+    assert not BoundedWebSocket._room._held
 
 
-class Listener:
-    """A client of one dialect: `audio` is what it has heard."""
-
-    def __init__(self, dialect: Dialect, stream: aiohttp.ClientWebSocketResponse) -> None:
-        self.audio, self._dialect, self._stream = bytearray(), dialect, stream
-
-    async def send(self, messages: list[Message]) -> None:
-        for message in messages:
-            await self._stream.send_json(message)
-
-    async def hear(self, until: Callable[[Message], bool]) -> None:
-        """Up to a message, or up to the first audio that comes."""
-        while True:
-            message = await self._stream.receive()
-            if message.type is aiohttp.WSMsgType.BINARY:
-                self.audio += message.data
-                told: Message = {"type": "audio"}
-            else:
-                assert message.type is aiohttp.WSMsgType.TEXT, (message, self._stream.close_code, bytes(self.audio)[:9])
-                told = {"type": "", **message.json()}
-                self.audio += base64.b64decode(self._dialect.audio(told) or "")
-            if until(told):
-                return
-
-    async def closed(self) -> tuple[int, str]:
-        """How the server closed it."""
-        while (message := await self._stream.receive()).type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
-            pass
-        assert message.type is aiohttp.WSMsgType.CLOSE, message
-        return message.data, message.extra
+async def test_answers_to_pings_wait_for_who_reads(loop: Loop) -> None:
+    client = await Client(loop).connect()
+    client.ping(b"first")
+    assert [frame.data for frame in client.received()] == [b"first"]
+    client.protocol.pause_writing()
+    for number in range(1000):
+        client.ping(b"%d" % number)
+    assert client.received() == []
+    client.protocol.resume_writing()
+    assert [frame.data for frame in client.received()] == [b"999"]
 
 
-@pytest.mark.parametrize("name", DIALECTS)
-async def test_a_turn_that_is_spoken_ends_before_its_socket_is_closed(
-    name: str, server: Server, http: aiohttp.ClientSession
-) -> None:
-    dialect = DIALECTS[name]
-    async with http.ws_connect(server.url + dialect.path) as stream:
-        listener = Listener(dialect, stream)
-        await listener.send(dialect.before)
-        await listener.hear(lambda _: bool(listener.audio))
-        await server.end()
-        await listener.send(dialect.after)
-        server.may_go_on.set()
-        await listener.hear(dialect.is_end)
-        assert len(listener.audio) >= len(WHOLE)  # a pause of the writer is heard as one
-        assert listener.audio.endswith(WHOLE[-LAST_FRAMES:])
-        assert server.synthesizer.texts == ["Hello there."]
-        assert await listener.closed() == (1012, "this server is being replaced: connect again")
+async def test_one_address_leaves_room_for_the_messages_of_others(loop: Loop) -> None:
+    hogs = [await Client(loop).connect() for _ in range(3)]
+    for client in hogs:
+        client.begin(2 * MIB - 100)
+    assert [client.close_code for client in hogs] == [None, 1013, 1013]
+    other = await Client(loop, address="10.0.0.2").connect()
+    other.begin(2 * MIB - 100)
+    assert other.close_code is None
 
 
-async def test_a_socket_on_which_nothing_is_said_is_closed_at_once(server: Server, http: aiohttp.ClientSession) -> None:
-    async with http.ws_connect(server.url + DIALECTS["flux"].path) as stream:
-        await server.end()
-        listener = Listener(DIALECTS["flux"], stream)
-        assert await listener.closed() == (1012, "this server is being replaced: connect again")
+async def test_a_message_that_stalls_leaves_its_room(loop: Loop) -> None:
+    slow, steady = [await Client(loop, address=f"10.0.0.{number}").connect() for number in (1, 2)]
+    slow.begin(3 * MIB // 2 - 100_000)
+    steady.begin(3 * MIB // 2 - 400_000)
+    for _ in range(3):
+        loop.pass_s(door._STALL_S / 2 + 0.1)
+        slow.go_on(10)
+        steady.go_on(door._LEAST_BYTES)
+    late = await Client(loop, address="10.0.0.3").connect()
+    late.begin(2 * MIB)
+    assert (slow.close_code, steady.close_code, late.close_code) == (1013, None, None)
 
 
-async def test_an_open_context_may_be_silent_between_two_sentences(
-    server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "_CONTEXT_QUIET_S", 30.0)
-    dialect = DIALECTS["elevenlabs"]
-    server.may_go_on.set()
-    async with http.ws_connect(server.url + dialect.path) as stream:
-        listener = Listener(dialect, stream)
-        await listener.send([{"text": "Hello.", "flush": True, "context_id": "one"}])
-        await listener.hear(lambda _: len(listener.audio) == len(WHOLE))
-        await server.end()
-        with pytest.raises(TimeoutError):
-            await stream.receive(timeout=0.5)  # five times as long as a socket without a context may be quiet
-        await listener.send([{"text": "There.", "flush": True, "context_id": "one"}])
-        await listener.hear(lambda _: len(listener.audio) == 2 * len(WHOLE))
-        await listener.send([{"text": "", "flush": True, "context_id": "one"}])
-        await listener.send([{"close_context": True, "context_id": "one"}])
-        await listener.hear(dialect.is_end)
-        assert (await listener.closed())[0] == 1012
+async def test_one_that_comes_is_not_ended_for_another(loop: Loop) -> None:
+    first, second = [await Client(loop, address=f"10.0.0.{number}").connect() for number in (1, 2)]
+    first.begin(5 * MIB // 2)
+    second.begin(5 * MIB // 2)
+    assert (first.close_code, second.close_code) == (None, 1013)
+    assert bounded_websocket.MAX_LARGE_BYTES == 48 * MIB
 
 
-async def test_a_socket_that_is_never_quiet_is_closed_between_two_turns(
-    server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "_QUIET_S", 30.0)
-    monkeypatch.setattr(connection, "_PATIENCE_S", 0.0)
-    dialect = DIALECTS["native"]
-    async with http.ws_connect(server.url + dialect.path) as stream:
-        listener = Listener(dialect, stream)
-        await listener.send(dialect.before)
-        await listener.hear(lambda _: bool(listener.audio))
-        await server.end()
-        server.may_go_on.set()
-        await listener.hear(dialect.is_end)
-        assert bytes(listener.audio) == WHOLE
-        assert (await listener.closed())[0] == 1012
+async def test_who_takes_nothing_for_ten_minutes_is_gone_and_who_takes_little_is_not(loop: Loop) -> None:
+    client = await Client(loop).connect()
+    client.transport.unread = 65536
+    client.protocol.pause_writing()
+    for _ in range(3):
+        loop.pass_s(bounded_websocket.MAX_UNREAD_S - 1)
+        client.transport.unread -= 1
+        assert not client.transport.is_aborted
+    loop.pass_s(2 * bounded_websocket.MAX_UNREAD_S)
+    assert client.transport.is_aborted
 
 
-async def test_the_time_of_a_replica_that_ends_bounds_its_turns(
-    server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S + connection.MAX_LEAVING_S < LONGEST_STREAM_S
-    monkeypatch.setattr(connection, "MAX_LEAVING_S", 0.0)
-    dialect = DIALECTS["deepgram"]
-    async with http.ws_connect(server.url + dialect.path) as stream:
-        listener = Listener(dialect, stream)
-        await listener.send(dialect.before)
-        await listener.hear(lambda _: bool(listener.audio))
-        await server.end()
-        assert (await listener.closed())[0] == 1012
+async def test_who_reads_again_begins_anew(loop: Loop) -> None:
+    client = await Client(loop).connect()
+    client.transport.unread = 65536
+    for _ in range(3):
+        client.protocol.pause_writing()
+        loop.pass_s(bounded_websocket.MAX_UNREAD_S - 1)
+        client.protocol.resume_writing()
+    loop.pass_s(10 * bounded_websocket.MAX_UNREAD_S)
+    assert not client.transport.is_aborted
 
 
-async def test_a_handshake_that_meets_the_end_is_answered(server: Server, http: aiohttp.ClientSession) -> None:
-    """Its socket is open, and idle."""
-    describe, asked, may_answer = server.synthesizer.describe, asyncio.Event(), asyncio.Event()
+async def test_a_paused_client_owes_no_answer_to_a_ping(loop: Loop) -> None:
+    """uvicorn would close with 1011 a client that reads nothing for 40 s."""
+    client = await Client(loop).connect()
+    loop.pass_s(21.0)
+    assert [frame.opcode for frame in client.received()] == [Opcode.PING]  # which is never answered
+    client.transport.unread = 65536
+    client.protocol.pause_writing()
+    loop.pass_s(300.0)
+    assert client.received() == []
+    client.protocol.resume_writing()
+    loop.pass_s(60.0)
+    assert {frame.opcode for frame in client.received()} == {Opcode.PING}
+    assert not client.transport.is_closed
 
-    async def slowly() -> Any:
-        asked.set()
-        await may_answer.wait()
-        return await describe()
 
-    server.synthesizer.describe = slowly  # type: ignore[method-assign]
-    dialect = DIALECTS["flux"]
-    connecting = asyncio.create_task(http.ws_connect(server.url + dialect.path).__aenter__())
-    await asked.wait()
-    await server.end()
-    may_answer.set()
-    async with await connecting as stream:
-        assert (await Listener(dialect, stream).closed())[0] == 1012
+async def test_over_http_too(loop: Loop) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError
+
+    transport = Transport()
+    http = TakenHttp(Config(app, lifespan="off"), ServerState(), {}, cast("asyncio.AbstractEventLoop", loop))
+    http.connection_made(transport)
+    transport.unread = 65536
+    http.pause_writing()
+    loop.pass_s(bounded_websocket.MAX_UNREAD_S - 1)
+    http.resume_writing()
+    http.pause_writing()
+    loop.pass_s(bounded_websocket.MAX_UNREAD_S - 1)
+    assert not transport.is_aborted
+    loop.pass_s(2)
+    assert transport.is_aborted

@@ -7,6 +7,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from deployments import playback
 from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.api import create_api
@@ -29,6 +30,7 @@ class Recorder:
         self.scripts = scripts
         self.log: list[str] = []
         self.begun = asyncio.Condition()
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def describe(self) -> ModelInfo:
         return INFO
@@ -36,8 +38,7 @@ class Recorder:
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         number = int(request.request_id.partition(".")[2] or 1)
         self.log.append(f"begin {number}")
-        async with self.begun:
-            self.begun.notify_all()
+        await self._tell()
         try:
             for step in self.scripts[number - 1]:
                 match step:
@@ -49,6 +50,12 @@ class Recorder:
                         await step.wait()
         finally:
             self.log.append(f"close {number}")
+            closed = asyncio.create_task(self._tell())
+            self._telling.add(closed)
+
+    async def _tell(self) -> None:
+        async with self.begun:
+            self.begun.notify_all()
 
     async def until(self, entry: str) -> None:
         async with self.begun:
@@ -273,3 +280,16 @@ async def test_a_text_that_grows_when_it_is_spoken_has_its_limit() -> None:
     response = await post(synthesizer, "9" * 4096)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
     assert synthesizer.requests == []
+
+
+async def test_a_segment_asked_ahead_is_left_while_its_reader_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playback, "UNREAD_S", 0.0)
+    recorder = Recorder([chunk(b"11"), chunk(b"12"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
+    async with aclosing(LongText(recorder).synthesize(REQUEST, INFO)) as chunks:
+        heard = await anext(chunks)
+        await recorder.until("begin 2")
+        await asyncio.wait_for(recorder.until("close 2"), 5.0)
+        monkeypatch.undo()
+        rest = [item async for item in chunks]
+    assert heard.pcm + pcm_of(rest) == b"11122233"
+    assert recorder.log.count("begin 2") == 2

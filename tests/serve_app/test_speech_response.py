@@ -88,7 +88,7 @@ async def test_header_and_histogram_tell_of_the_first_marks_that_came_back(monke
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await SpeechResponse(body, {}, whole=False, usage=usage)({}, receive, send)
+    await SpeechResponse(body, {}, usage=usage)({}, receive, send)
     entries = dict(sent[0]["headers"])[b"server-timing"].decode().split(", ")
     assert [entry.partition(";")[0] for entry in entries] == ["received", "request", "from-talker", "response"]
     assert observed == ["request", "from-talker", "response"]

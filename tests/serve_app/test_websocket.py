@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 from starlette.types import Message
 
-from deployments.errors import NotReady, Overloaded
+from deployments.errors import NotReady, Overloaded, PayloadTooLarge
 from deployments.protocol import ModelInfo
 from serve_app import connection as connection_module
 from serve_app.api import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app import asgi
+from tests.serve_app.dialects.client import Client, connect
 from tests.serve_app.fake import (
     BASE,
     CUSTOM_VOICE,
@@ -469,3 +470,58 @@ async def test_words_that_no_talker_tells_are_named_as_ignored() -> None:
         socket.send({**SPEAK, "word_timestamps": True})
         started = await socket.event()
         assert started["ignored"] == [{"field": "word_timestamps", "reason": "of the loaded model they are not known"}]
+
+
+LARGE = "A" * connection_module.MAX_MESSAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps(SPEAK | {"ref_audio": "AAAA", "filler": LARGE}),
+        json.dumps(SPEAK | {"filler": {"ref_audio": LARGE}}),
+        json.dumps(SPEAK | {"filler": '"ref_audio": "' + LARGE}),
+        json.dumps(SPEAK | {"filler": [{"ref_audio": LARGE}], "ref_audio": "AAAA"}),
+        json.dumps(SPEAK | {"ref_audio": [LARGE]}),
+        json.dumps(SPEAK | {"ref_audio": LARGE})[:-1],
+    ],
+)
+async def test_only_a_recording_makes_a_message_larger(text: str) -> None:
+    async with speech_socket(speaking(BASE)) as connection:
+        socket = await accepted(connection)
+        socket.send_text(text)
+        assert code_of(await socket.event())[0] in ("payload_too_large", "invalid_json")
+
+
+async def test_a_large_message_is_not_parsed_without_its_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+
+    def parse(text: str) -> dict[str, object]:
+        parsed.append(len(text))
+        return {}
+
+    monkeypatch.setattr(connection_module, "parse_object", parse)
+    with pytest.raises(PayloadTooLarge):
+        connection_module._parse(json.dumps({"ref_audio": "A", "filler": [[]] * 100_000}), recordings=True)
+    assert parsed == []
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+async def test_a_recording_may_stand_anywhere_among_the_fields(escaped: bool) -> None:
+    audio = data_url(recording(5.0))
+    assert len(audio) > connection_module.MAX_MESSAGE_BYTES
+    body = {"x_vector_only_mode": True, "ref_audio": audio} | SPEAK
+    async with speech_socket(speaking(BASE)) as connection:
+        socket = await accepted(connection)
+        socket.send_text(json.dumps(body).replace("/", "\\/") if escaped else json.dumps(body))
+        _, done = await socket.utterance()
+        assert done["type"] == "done"
+
+
+async def test_sockets_without_recordings_take_none() -> None:
+    async with connect(speaking(), "/v1/realtime") as connection:
+        client = await Client(connection).accepted()
+        await client.next()
+        client.send({"type": "session.update", "session": {}, "ref_audio": LARGE})
+        (error,), _ = await client.until(type="error")
+        assert error["error"]["code"] == "payload_too_large"

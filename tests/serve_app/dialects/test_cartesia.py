@@ -1,6 +1,7 @@
 import asyncio
 import base64
 import json
+from collections.abc import Awaitable, Callable
 
 import httpx
 import numpy as np
@@ -10,6 +11,7 @@ from deployments.errors import Overloaded
 from serve_app.api import create_api
 from serve_app.config import ApiSettings
 from serve_app.connection import MAX_CONTEXTS
+from serve_app.dialects import cartesia
 from tests.serve_app.dialects.client import Client, Json, connect
 from tests.serve_app.fake import (
     CUSTOM_VOICE,
@@ -153,6 +155,30 @@ async def test_contexts_are_few() -> None:
         client.send(*(write("x", context=str(number)) for number in range(MAX_CONTEXTS + 1)))
         (error,), _ = await client.until(type="error")
         assert (error["context_id"], error["error_code"]) == (str(MAX_CONTEXTS), "too_many_contexts")
+
+
+async def test_nothing_is_kept_of_a_context_that_is_refused_or_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    sockets: list[cartesia._Socket] = []
+    monkeypatch.setattr(cartesia._Socket, "opened", opened_in(sockets))
+    async with connect(FakeSynthesizer(script=[asyncio.Event()]), PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(*(write("Hello.", context=f"{number}") for number in range(MAX_CONTEXTS + 5)))
+        for _ in range(5):
+            await client.until(type="error")
+        assert len(sockets[0]._flushes) == MAX_CONTEXTS
+    async with connect(FakeSynthesizer(script=[Overloaded("full")]), PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(*(write("Hello.", context=f"{number}", more=False) for number in range(5)))
+        for _ in range(5):
+            await client.until(type="error")
+        assert sockets[1]._flushes == {}
+
+
+def opened_in(sockets: list[cartesia._Socket]) -> Callable[[cartesia._Socket], Awaitable[None]]:
+    async def opened(socket: cartesia._Socket) -> None:
+        sockets.append(socket)
+
+    return opened
 
 
 async def test_bytes(client: httpx.AsyncClient) -> None:

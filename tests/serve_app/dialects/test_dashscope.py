@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from deployments.errors import Overloaded
+from serve_app.session import MAX_UNSPOKEN_CHARS
 from tests.serve_app.dialects.client import Client, Json, connect
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 from tests.serve_app.test_audio import decode
@@ -174,3 +175,15 @@ async def test_without_an_update_the_first_response_names_them() -> None:
         await connection.task
     begun = next(message for message in messages if message.get("type") == "response.created")
     assert [entry["field"] for entry in begun["ignored"]] == ["model"]
+
+
+async def test_what_waits_for_a_commit_is_bounded() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connect(synthesizer, PATH) as connection:
+        client = await created(connection, update(mode="commit"), append("x" * MAX_UNSPOKEN_CHARS), append("y"))
+        (*_, error), _ = await client.until(type="error")
+        assert (error["error"]["code"], error["error"]["param"]) == ("string_above_max_length", "text")
+        client.send({"type": "input_text_buffer.clear"}, append("Hello."), COMMIT, FINISH)
+        await client.until(closed=1000)
+        await connection.task
+    assert synthesizer.texts == ["Hello."]
