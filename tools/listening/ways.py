@@ -18,6 +18,7 @@ Json = dict[str, Any]
 RATE = 24000
 _PATH = "/v1/audio/speech"
 _PATIENCE_S = 600.0  # for one utterance: the machine may be busy
+_FULL = (429, 503)  # it says when to come back
 _PCM = ("-f", "f32le", "-ar", str(RATE), "-ac", "1")
 
 
@@ -89,11 +90,15 @@ async def plain(http: aiohttp.ClientSession, asked: Asked) -> Audio:
 
 
 async def _fetch(http: aiohttp.ClientSession, body: Json) -> bytes:
-    async with asyncio.timeout(_PATIENCE_S), http.post(_PATH, json=body) as answer:
-        content = await answer.read()
-        if answer.status != 200:
-            raise Failed(f"HTTP {answer.status}: {content.decode(errors='replace')[:300]}")
-        return content
+    async with asyncio.timeout(_PATIENCE_S):
+        while True:
+            async with http.post(_PATH, json=body) as answer:
+                content = await answer.read()
+            if answer.status == 200:
+                return content
+            if answer.status not in _FULL:
+                raise Failed(f"HTTP {answer.status}: {content.decode(errors='replace')[:300]}")
+            await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
 
 
 def _posted(raw: tuple[str, ...] = (), **fields: object) -> Listen:
