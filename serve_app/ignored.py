@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pydantic import AliasChoices
 
 from deployments.protocol import ModelInfo, ModelKind
-from serve_app.languages import foreign_letters, language_name
+from serve_app.languages import foreign_letters, language_name, looks_foreign
 from serve_app.speech_request import SpeechBody
 
 HEADER = "x-ignored"
@@ -91,6 +91,8 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
             yield from ((name, f"{switch} is false") for name in options if name in sent)
     if language_name(body.language) not in ("auto", *info.languages):
         yield "language", f"not of the loaded voice, which speaks {', '.join(info.languages)}: tried as auto"
+    if not body.any_language and (foreign := looks_foreign(body.input, info.languages)):
+        yield "language", f"the text looks {foreign}, the loaded voice speaks {', '.join(info.languages)}: read so"
     if info.spoken_form is not None and (dropped := "; ".join(_dropped(body.input, info))):
         yield "input", dropped
 
