@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit kernels e2e scale metrics faults hostile fleet cluster-check docs clients fuzz audit voice-eval parity step-load overload simulate-check clean
+.PHONY: help install run test lint unit kernels e2e scale metrics faults hostile fleet cluster-check docs clients fuzz audit listen parity step-load overload simulate-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -66,8 +66,9 @@ audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the 
 	$(PIP) pip-audit
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
-voice-eval: $(VENV)/.installed-dev ## Listen to the embedded voice: word error rate, runaways, DNSMOS (options: make voice-eval ARGS="--sentences 20")
-	$(BIN)/python -m tools.demo_voice.evaluate $(ARGS)
+listen: $(VENV)/.installed-dev ## Listen to every way in which audio comes to a client: an hour, and docs/listening.md (needs ffmpeg; options: make listen ARGS="--model DIR --language german")
+	@command -v ffmpeg >/dev/null || apt-get install -y ffmpeg || { echo "ffmpeg is missing: it converts plain PCM for comparison"; exit 1; }
+	nice -n 19 $(BIN)/python -m tools.listening --table docs/listening.md $(ARGS)
 
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
 	$(BIN)/python -m tests.parity.run

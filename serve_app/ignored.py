@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pydantic import AliasChoices
 
 from deployments.protocol import ModelInfo, ModelKind
-from serve_app.languages import foreign_letters, has_region, language_name
+from serve_app.languages import foreign_letters, has_region, language_name, looks_foreign
 from serve_app.speech_request import SpeechBody
 
 HEADER = "x-ignored"
@@ -136,6 +136,8 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
         yield "language", f"not of the loaded voice, which speaks {', '.join(info.languages)}: tried as auto"
     elif has_region(body.language):
         yield "language", f"spoken as {language}: regions and scripts are not told apart"
+    if not body.any_language and (foreign := looks_foreign(body.input, info.languages)):
+        yield "language", f"the text looks {foreign}, the loaded voice speaks {', '.join(info.languages)}: read so"
     if info.spoken_form is not None and (dropped := "; ".join(_dropped(body.input, info))):
         yield "input", dropped
 

@@ -24,16 +24,29 @@ _SCRIPT_NAMES = {"CJK": "Chinese", "HIRAGANA": "Japanese", "KATAKANA": "Japanese
 _LETTERS = ("Lu", "Ll", "Lt", "Lo")
 # Frequent words that are no words of another one of these languages, and no names.
 _WORDS = {
-    "english": "the and is of to that it you was for are with this have not be at i my we they your from there what",
-    "french": "et est une des les du que qui dans vous je nous avec sur ce cette mais il elle sont aux bonjour allez",
-    "german": "der das und ist nicht ein eine ich mit auf für sie wir den dem zu auch wie sich aber guten geht ihnen",
-    "italian": "il di che è per non sono della gli anche questo questa più ma nel alla dei ciao stai sta buongiorno",
-    "portuguese": "os é um uma não para com do da em mais você está isso são muito ao na olá tudo bem bom dia",
-    "spanish": "y es una que por para está muy pero los las en con este esta hay su un hola cómo estás buenos días",
+    "english": "the and is of to that it you was for are with this have not be at i my we they your from there what "
+    "he she her his our has had will would can could do does did please how who where when why which but or if so",
+    "french": "et est une des les du que qui dans vous je nous avec sur ce cette mais il elle sont aux bonjour allez "
+    "pas ne pour très fait suis êtes où quand comment merci beaucoup oui cet ces leur votre notre mon ma mes ses jour "
+    "aujourd'hui demain matin ici aussi tout tous deux jouent enfants c'est s'il "
+    "le à été déjà",
+    "german": "der das und ist nicht ein eine ich mit auf für sie wir den dem zu auch wie sich aber guten geht ihnen "
+    "wo wer einen einem einer vom zum zur bei nach vor sind haben habe hat wird werden weil dass wenn oder noch nur "
+    "schon sehr mehr kann können müssen muss uns ihr ihre mein kein keine heute morgen danke bitte uhr möchte hallo "
+    "im diese dieser dieses jeden",
+    "italian": "il di che è per non sono della gli anche questo questa più ma nel alla dei ciao stai sta buongiorno "
+    "una un lo con come dove quando grazie molto oggi domani ho hai ha abbiamo siamo sei del delle nella mio mia prego "
+    "c'è buonasera si mi può nei ogni già",
+    "portuguese": "os é um uma não para com do da em mais você está isso são muito ao na olá tudo bem bom dia "
+    "que obrigado obrigada pela pelo ela ele nós meu minha hoje amanhã onde quando aqui também já foi estou fica pode "
+    "meus às todas",
+    "spanish": "y es una que por para está muy pero los las en con este esta hay su un hola cómo estás buenos días "
+    "del al mi vamos mañana hoy dónde cuándo gracias muchas todo usted nosotros tengo tiene estoy soy más ya fue se "
+    "puede llegó",
 }
 _FREQUENT = {language: frozenset(words.split()) for language, words in _WORDS.items()}
 _LEAST_WORDS, _LEAST_SHARE = 3, 0.2  # different ones, of the words of the text
-_WORD = re.compile(r"[^\W\d_]+")
+_WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 
 
 def language_name(given: str) -> str:
@@ -68,16 +81,28 @@ def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
     if foreign and foreign.total() * 2 > _scripts(text).total():
         script = foreign.most_common(1)[0][0]
         return _SCRIPT_NAMES.get(script, f"{script.title()} letters")
-    words = _WORD.findall(text.lower())
+    likely, found, known, share = _likely(text, languages)
+    is_clear = len(found) >= _LEAST_WORDS and share >= _LEAST_SHARE and len(found) > 2 * known
+    return likely.title() if is_clear else None
+
+
+def looks_foreign(text: str, languages: tuple[str, ...]) -> str | None:
+    """A language that `text` may be written in, of which this is not clear: more of its words than of `languages`."""
+    likely, found, known, share = _likely(text, languages)
+    return likely.title() if len(found) > known and share >= _LEAST_SHARE else None
+
+
+def _likely(text: str, languages: tuple[str, ...]) -> tuple[str, set[str], int, float]:
+    """The language, none of `languages`, that has the most frequent words in `text`: these, how many `languages` have,
+    and which share of the text they are.
+    """
+    words = _WORD.findall(text.lower().replace("\u2019", "'"))
     different = set(words)
     known = max((len(different & _FREQUENT.get(language, frozenset())) for language in languages), default=0)
     others = [language for language in _FREQUENT if languages and language not in languages]
-    likely = max(others, key=lambda language: len(different & _FREQUENT[language]), default=None)
-    if likely is None:
-        return None
-    found = different & _FREQUENT[likely]
-    is_clear = len(found) >= _LEAST_WORDS and sum(word in found for word in words) >= _LEAST_SHARE * len(words)
-    return likely.title() if is_clear and len(found) > 2 * known else None
+    likely = max(others, key=lambda language: len(different & _FREQUENT[language]), default="")
+    found = different & _FREQUENT.get(likely, frozenset())
+    return likely, found, known, sum(word in found for word in words) / max(1, len(words))
 
 
 def _scripts(text: str) -> Counter[str]:

@@ -44,7 +44,7 @@ class Driver:
 
     def __init__(self, config: AppConfig, address: Address, folder: RunFolder, report: Report) -> None:
         self.url = address.url
-        self._folder, self._report = folder, report
+        self.folder, self._report = folder, report
         with folder.driver_log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *_DRIVER],
@@ -91,14 +91,14 @@ class Driver:
             self._process.wait(_SAME_MOMENT_S)
         status = self._process.returncode or 0
         how = f"was killed by signal {-status}" if status < 0 else "ended"
-        last = self._folder.driver_log.read_text(errors="replace").strip().rpartition("\n")[2]
+        last = self.folder.driver_log.read_text(errors="replace").strip().rpartition("\n")[2]
         return f"the process that had started Ray {how}{last and f': {last}'}"
 
     def end(self) -> None:
         """Kill it, and everything it has started."""
         with self._process:
             self._process.kill()
-        self._folder.end_processes()
+        self.folder.end_processes()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from deployments.errors import EngineError, Overloaded, TalkerLost, TalkrayError
 from deployments.protocol import (
     ALL_FRAMES,
     Codes,
-    FinishReason,
     FrameChunk,
     GenerateRequest,
     ModelInfo,
@@ -319,7 +318,7 @@ class Engine:
                 output.failures.append((sequence.id, self._not_finite()))
                 continue
             if frame[0] == self.model.codes.eos:
-                sequence.finish_reason = FinishReason.STOP
+                sequence.end()
             else:
                 sequence.append(frame)
             if sequence.finish_reason is not None:

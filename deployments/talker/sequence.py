@@ -12,6 +12,8 @@ from deployments.talker.prompt import Prompt
 # Attention reads so far ahead of what is said, and means nothing where so little of it is on the text.
 _AHEAD_TOKENS = 0.75
 _ATTENTIVE = 0.2
+# So many frames (3 s) that read so many tokens behind what was read already: a passage is spoken once more.
+_REPEATED_FRAMES, _BACK_TOKENS = 38, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Sequence:
     )  # where word times are wanted: characters before each token, and in all
     next_reading: float = 0.0  # how far in the text its next frame is, in characters
     readings: list[float] = field(default_factory=list)  # of the frames behind `num_sent`
+    num_reread: int = 0  # frames that read what was read long before
+    furthest_token: float = 0.0  # that was read
     clone_prompt: ClonePrompt | None = None  # for the stream's reader, until it has it
     playback: PlaybackClock = field(default_factory=PlaybackClock)
     num_sent: int = field(init=False)  # frames that the stream's reader has
@@ -86,14 +90,20 @@ class Sequence:
 
     def attend(self, weights: NDArray[np.float32]) -> None:
         """Learn where in the text the next frame is, from what it attends to: weights [positions]."""
-        if not self.token_starts:
-            return
-        text = weights[self.prompt.text_start :][: len(self.token_starts)]
+        text = weights[self.prompt.text_start :][: len(self.token_starts) or self.num_text_tokens]
         mass = float(text.sum())
-        if mass > _ATTENTIVE:
-            token = float(text @ np.arange(len(text))) / mass - _AHEAD_TOKENS
+        if mass <= _ATTENTIVE:
+            return
+        token = float(text @ np.arange(len(text))) / mass - _AHEAD_TOKENS
+        self.num_reread += token < self.furthest_token - _BACK_TOKENS
+        self.furthest_token = max(self.furthest_token, token)
+        if self.token_starts:
             chars = np.interp(token, np.arange(len(self.token_starts)), self.token_starts)
             self.next_reading = max(self.next_reading, float(chars))
+
+    def end(self) -> None:
+        """Its speech is over. One that said a passage twice has not been spoken as it should."""
+        self.finish_reason = FinishReason.LOOP if self.num_reread >= _REPEATED_FRAMES else FinishReason.STOP
 
     def play(self, now_s: float) -> None:
         """Its listener hears the frames that have come since the last time, one after the other."""

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -210,11 +211,25 @@ def test_an_unknown_model_is_refused(mark: str) -> None:
     assert "Traceback" not in done.stderr + done.stdout
 
 
-def test_a_taken_port_is_refused(server: str) -> None:
+def test_a_port_that_talkray_holds_is_refused(server: str) -> None:
     port = urlsplit(server).port
     done = talkray("serve", "--model", "embedded", "--port", str(port))
     assert done.returncode == 1
     reason = f"127.0.0.1:{port} cannot be used (Address already in use): choose another --port"
+    assert done.stderr == f"talkray: {reason}\n"
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """Held by something that is not Talkray."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield taken.getsockname()[1]
+
+
+def test_a_taken_port_is_refused(taken_port: int) -> None:
+    done = talkray("serve", "--model", "embedded", "--port", str(taken_port))
+    assert done.returncode == 1
+    reason = f"127.0.0.1:{taken_port} cannot be used (Address already in use): choose another --port"
     assert done.stderr == f"talkray: port: {reason}\n"
 
 
@@ -248,7 +263,14 @@ def test_doctor_finds_nothing_wrong(tmp_path: Path) -> None:
     assert {line.split()[1] for line in done.stdout.splitlines()[1:]} >= {"Python", "ray", "torch", "weights", "port"}
 
 
-def test_doctor_sees_a_taken_port(server: str) -> None:
+def test_doctor_knows_the_talkray_that_holds_its_port(server: str) -> None:
     done = talkray("doctor", "--model", "embedded", "--port", str(urlsplit(server).port))
+    assert done.returncode == 0, done.stdout
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("ok    port")]
+    assert f"Talkray runs here: {server}" in line
+
+
+def test_doctor_sees_a_taken_port(taken_port: int) -> None:
+    done = talkray("doctor", "--model", "embedded", "--port", str(taken_port))
     assert done.returncode == 1
     assert [line for line in done.stdout.splitlines() if line.startswith("FAIL  port")]

@@ -15,6 +15,7 @@ import av
 import numpy as np
 import pytest
 
+from deployments.model_store import embedded_path
 from serve_app.long_text import split_text
 from tests.e2e.speech import BOUND_S, body, fetch, within_one_lsb
 from tools.listening.checks import Samples, begins_with_hiss, steps_where_joined
@@ -23,19 +24,21 @@ from tools.listening.recogniser import Moonshine, plain_words, word_errors
 pytestmark = pytest.mark.anyio
 
 RATE = 24000
-SEGMENT = 300  # characters, as the embedded voice has it
+SEGMENT: int = json.loads((embedded_path() / "config.json").read_text())["talkray"]["max_segment_chars"]
 SEED = 5
 MORE_ERRORS = 0.03  # of all words, than commit bea4fcc had
 LONG = (
-    "They had to devise a system that did not depend on cooperation. "
-    "It looked like a sphere but on closer examination I saw it was really a spheroid. "
+    "The boat drifted on the lake. "
+    "The hen settled herself on the nest most peacefully. "
     "It will take money, good planning and, above all, teamwork. "
     "Less durable rocks were gradually worn away to form valleys. "
-    "The news leaked out despite his secrecy."
+    "He had never grown accustomed to the monotony of his work. "
+    "The period covered the turn of the century."
 )
 VOICES = ("felix", "hugo")
-# Of all words, as bea4fcc had them with the same sentences, seed and recogniser.
-ERRORS_BEFORE = 0.191
+# Of all words, as bea4fcc had them with the same sentences, seed and recogniser: 21 of 226, all asked for as plain PCM,
+# live ones with `non_streaming_mode: false`; first and last words were right in 40 of 40.
+ERRORS_BEFORE = 0.093
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,34 +107,37 @@ async def long_text(http: aiohttp.ClientSession, text: str, voice: str) -> Heard
 
 async def live(http: aiohttp.ClientSession, text: str, voice: str) -> Heard:
     """Word by word over one socket, as a language model writes."""
-    query = f"model=aura-2-{voice}-en&encoding=linear16&sample_rate={RATE}"
+    config = {name: value for name, value in asked(text, voice).items() if name != "input"}
     audio = b""
-    async with asyncio.timeout(BOUND_S), http.ws_connect(f"/v1/speak?{query}") as socket:
+    async with asyncio.timeout(BOUND_S), http.ws_connect("/v1/audio/speech/stream") as socket:
+        await socket.send_json({"type": "session.config", **config})
         for word in text.split():
-            await socket.send_json({"type": "Speak", "text": f"{word} "})
-        await socket.send_json({"type": "Flush"})
+            await socket.send_json({"type": "input.text", "text": f"{word} "})
+        await socket.send_json({"type": "input.done"})
         async for message in socket:
             if message.type is aiohttp.WSMsgType.BINARY:
                 audio += message.data
-            elif json.loads(message.data)["type"] == "Flushed":
+            elif json.loads(message.data)["type"] == "session.done":
                 break
     return Heard(text, pcm(audio))
 
 
+# None has a first or last word that the recogniser misses with more than one of the seeds 1 to 6 and both voices:
+# another processor rounds otherwise and so draws other codes.
 SAID: tuple[tuple[Listen, str], ...] = (
-    (plain, "He respected the dignity of the emissaries."),
-    (plain, "Any other person would tell the truth."),
-    (plain, "Interstate Highway Commission."),
+    (plain, "An impressionable youngster."),
+    (plain, "Appeal to somebody for help."),
+    (plain, "The latest crop of fashions is about to hit the stores."),
     (plain, "They were on the homestretch when the computer crashed."),
     (mp3, "Technological development."),
     (mp3, "He had never grown accustomed to the monotony of his work."),
-    (whole, "Appeal to somebody for help."),
-    (live, "Does this old car still run well?"),
-    (live, "The audience remained seated."),
+    (whole, "A likely place for a restaurant."),
+    (live, "The population of India is exploding."),
+    (live, "The boat drifted on the lake."),
     (long_text, LONG),
 )
 # Sentences that begin with vowels: nothing in them hisses. The bursts of "t" and "d" are above 4 kHz by themselves.
-NOT_HISSING = ("Any", "Interstate", "Appeal")
+NOT_HISSING = ("An ", "A ", "Appeal")
 
 
 @pytest.fixture(scope="module")

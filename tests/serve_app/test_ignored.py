@@ -40,6 +40,9 @@ def of(info: ModelInfo, **fields: object) -> Ignored:
         (FOLLOWED, {"word_timestamps": True}, set()),
         (EMBEDDED, {"input": "Hello 今天."}, {"input"}),
         (EMBEDDED, {"language": "fr", "any_language": True}, {"language"}),
+        (EMBEDDED, {"input": "Guten Morgen!"}, {"language"}),
+        (EMBEDDED, {"input": "Guten Morgen!", "any_language": True}, set()),
+        (CUSTOM_VOICE, {"input": "Good morning!"}, set()),
     ],
 )
 def test_what_has_no_effect_on_this_model(info: ModelInfo, fields: dict[str, object], names: set[str]) -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.languages import foreign_language, foreign_letters, language_name
+from serve_app.languages import foreign_language, foreign_letters, language_name, looks_foreign
 
 ENGLISH = ("english",)
 RELEASED = (
@@ -56,6 +56,43 @@ def test_a_language_is_told_by_its_frequent_words(language: str, text: str) -> N
 )
 def test_a_language_is_told_by_its_greetings(text: str, name: str) -> None:
     assert foreign_language(text, ENGLISH) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Guten Tag, wie geht es Ihnen heute?", "German"),
+        ("Der Zug nach Berlin fährt um zehn Uhr ab, und wir müssen uns beeilen, weil die Straßen voll sind.", "German"),
+        ("Wo ist der Bahnhof?", "German"),
+        ("Bonjour, comment allez-vous aujourd'hui ?", "French"),
+        ("Je voudrais réserver une table pour deux personnes ce soir.", "French"),
+        ("Les enfants jouent dehors.", "French"),
+        ("Muchas gracias por todo.", "Spanish"),
+    ],
+)
+def test_plain_sentences_of_other_languages_are_told(text: str, name: str) -> None:
+    assert foreign_language(text, ENGLISH) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Guten Morgen!", "German"),
+        ("Ein Hund bellt laut.", "German"),
+        ("Merci beaucoup.", "French"),
+        ("El tren sale mañana a las ocho.", "Spanish"),
+        ("Obrigado pela ajuda.", "Portuguese"),
+    ],
+)
+def test_what_is_not_clear_looks_foreign(text: str, name: str) -> None:
+    assert foreign_language(text, ENGLISH) is None
+    assert looks_foreign(text, ENGLISH) == name
+    assert looks_foreign(text, RELEASED) is None
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "Is there a hat shop near the hotel?", "", "42"])
+def test_english_does_not_look_foreign(text: str) -> None:
+    assert looks_foreign(text, ENGLISH) is None
 
 
 @pytest.mark.parametrize(

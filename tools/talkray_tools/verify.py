@@ -453,6 +453,7 @@ def _conclude(checks: list[Check], options: argparse.Namespace, took_s: float) -
     if failed:
         logger.info("FAIL: %s. A report of it should carry %s and the audio", "; ".join(failed), file)
         return 1
+    logger.info("Whether it is understood: `python -m tools.listening --model %s` in a checkout", options.model)
     logger.info("PASS: %d checks in %.0f s", passed, took_s)
     return 0
 

@@ -1,0 +1,114 @@
+"""Texts, words and tables of `make listen`; the recognisers themselves hear in tests/e2e/test_listening.py."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serve_app.languages import language_code
+from talkray_tools.released import read
+from tools.listening.__main__ import Log
+from tools.listening.checks import begins_with_hiss, steps_where_joined
+from tools.listening.judge import Judged
+from tools.listening.recogniser import plain_words, word_errors
+from tools.listening.table import placed, table, worse
+from tools.listening.texts import SENTENCES, texts
+
+NAME = "Some recogniser"
+
+
+def judged(way: str, errors: int, compared: int | None = None, *, number: int = 0, failed: str = "") -> Judged:
+    same = {} if compared is None else {NAME: compared}
+    return Judged(
+        way, "nora", SENTENCES, number, 100, {NAME: errors}, same, ends=1, seconds=40, opinion=3, failed=failed
+    )
+
+
+@pytest.mark.parametrize(
+    "language", ["english", *sorted({*read("1.7B-CustomVoice")["talker_config"]["codec_language_id"]})]
+)
+def test_every_language_of_the_models_has_texts_and_a_recogniser(language: str) -> None:
+    if language.endswith("_dialect"):
+        return
+    said = texts(language)
+    assert language_code(language)
+    assert len([text for text in said if text.kind == SENTENCES]) >= 8
+    assert all(plain_words(text.spoken, language) for text in said)
+
+
+def test_a_language_without_texts_is_refused() -> None:
+    with pytest.raises(SystemExit, match="only in: english"):
+        texts("latin")
+
+
+def test_texts_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("german:\n  numbers:\n    - {written: 3 Uhr, spoken: drei Uhr}\n", encoding="utf-8")
+    [text] = texts("german", file)
+    assert (text.kind, text.written, text.spoken) == ("numbers", "3 Uhr", "drei Uhr")
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "words"),
+    [
+        ("It's 10:30, Mr. Smith!", "english", "its ten thirty mister smith"),
+        ("On the 3rd of May, 1,250 people.", "english", "on the third of may one thousand two hundred fifty people"),
+        ("Größe, die ZÄHLT.", "german", "grösse die zählt"),
+        ("Ещё раз", "russian", "еще раз"),
+        ("今天, 好。", "chinese", "今 天 好"),
+    ],
+)
+def test_words_as_they_sound(text: str, language: str, words: str) -> None:
+    assert plain_words(text, language) == words.split()
+
+
+def test_word_errors() -> None:
+    assert word_errors(["a", "b", "c"], ["a", "c"]) == 1
+    assert word_errors(["home", "stretch"], ["homestretch"]) == 0
+    assert word_errors(["a", "b"], []) == 2
+
+
+def test_a_way_may_be_a_point_above_the_same_pcm() -> None:
+    heard = [judged("plain PCM", 50), judged("mp3", 11, 10), judged("opus", 12, 10)]
+    [line] = worse(heard, NAME)
+    assert line.startswith("opus: 12.0 %")
+
+
+def test_the_table_has_a_row_for_each_way_and_names_what_did_not_come() -> None:
+    written = table(
+        [judged("plain PCM", 4), judged("mp3", 100, failed="HTTP 500"), judged("mp3", 2, 3, number=1)], [NAME], "X"
+    )
+    assert "| plain PCM | nora | sentences | 1 | 100 | 4.0 % |  | 50 % | 2.50 | 3.00 |" in written
+    assert "| mp3 | nora | sentences | 2 | 200 | 51.0 % |" in written
+    assert "Did not come: mp3, nora, sentences 0: HTTP 500" in written
+
+
+def test_the_table_takes_the_place_of_the_last_one() -> None:
+    first = placed("# Title\n\nProse.\n", "one\n")
+    assert first.startswith("# Title\n\nProse.\n\n<!--")
+    assert placed(first, "two\n") == first.replace("one", "two")
+
+
+def test_a_run_goes_on_where_it_was_and_tries_again_what_failed(tmp_path: Path) -> None:
+    log = Log(tmp_path / "heard.jsonl")
+    log.add(judged("mp3", 1, 1))
+    log.add(judged("mp3", 100, number=1, failed="HTTP 500"))
+    with (tmp_path / "heard.jsonl").open("a") as file:
+        file.write('{"way": "mp3", "vo')  # it was killed
+    again = Log(tmp_path / "heard.jsonl")
+    assert [each.key for each in again.judged] == [("mp3", "nora", SENTENCES, 0)]
+    assert not again.has(("mp3", "nora", SENTENCES, 1))
+
+
+def test_a_hiss_at_the_beginning_is_seen() -> None:
+    random, rate = np.random.default_rng(1), 24000
+    hiss = (random.standard_normal(rate) * 1000).astype(np.int16)
+    hum = (8000 * np.sin(2 * np.pi * 200 * np.arange(rate) / rate)).astype(np.int16)
+    assert begins_with_hiss(hiss, rate)
+    assert not begins_with_hiss(hum, rate)
+
+
+def test_steps_are_seen_where_audio_is_joined() -> None:
+    hum = (8000 * np.sin(2 * np.pi * 200 * np.arange(1200) / 24000)).astype(np.int16)
+    assert steps_where_joined(hum, (600,)) == []
+    assert steps_where_joined(np.concatenate([hum[:600], hum[630:]]), (600,)) == [600]

@@ -1,0 +1,297 @@
+"""Listens to a server: how much of what is asked for is understood, by each way in which audio comes to a client.
+
+    make listen                                                                   # the embedded voice, an hour
+    python -m tools.listening --model 1.7B-CustomVoice --language german --out heard
+    python -m tools.listening --url http://127.0.0.1:8000 --sentences 20 --out heard
+
+Every utterance is spoken by a server, written down by offline recognisers and compared with its text. What was heard is
+written to a file at once, so that a run that was stopped goes on where it was. Each way but plain PCM is compared with
+plain PCM of the same texts that ffmpeg has brought into the same form.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from deployments.config import CodecConfig
+from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
+from serve_app.languages import language_code, language_name
+from serve_app.local_server import Address
+from serve_app.ray_settings import free_port
+from serve_app.supervisor import Driver, running
+from tools.listening.judge import Judge, Judged
+from tools.listening.recogniser import Moonshine, Recogniser, Whisper
+from tools.listening.table import placed, table, worse
+from tools.listening.texts import SENTENCES, Text, texts
+from tools.listening.ways import PLAIN, WAYS, Asked, Audio, Failed, Way, plain, plain_pcm
+
+logger = logging.getLogger(__name__)
+
+DOZEN = 12  # texts of one voice for each way but plain PCM
+AT_ONCE = 6
+_POOLS = {"talker": "ServeReplica:talkray:Talker", "decoder": "ServeReplica:talkray:CodecDecoder"}
+_PROGRESS_S = 15.0
+
+
+class Log:
+    """What was heard, in a file that grows: nothing is listened to twice."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        self.judged = [Judged(**json.loads(line)) for line in lines if line.endswith("}")]
+        self._known = {each.key for each in self.judged if not each.failed}
+        self.judged = [each for each in self.judged if not each.failed]  # these are tried again
+
+    def has(self, key: tuple[str, str, str, int]) -> bool:
+        """Whether an utterance is there."""
+        return key in self._known
+
+    def add(self, judged: Judged) -> None:
+        """Write it down."""
+        self.judged.append(judged)
+        self._known.add(judged.key)
+        with self._file.open("a", encoding="utf-8") as out:
+            fields = {name: getattr(judged, name) for name in Judged.__slots__}
+            out.write(json.dumps(fields, ensure_ascii=False) + "\n")
+
+
+class Session:
+    """Asks one server at a time, and has a judge listen beside it."""
+
+    def __init__(self, options: argparse.Namespace, judge: Judge, log: Log) -> None:
+        self._options, self._judge, self._log = options, judge, log
+        self._listening = ThreadPoolExecutor(1)
+        self._began_s = self._said_s = time.monotonic()
+
+    async def hear(
+        self, http: aiohttp.ClientSession, way: Way, voice: str, wanted: Sequence[Text], *, at_once: int = AT_ONCE
+    ) -> None:
+        """Every text that was not heard yet."""
+        missing = [text for text in wanted if not self._log.has((way.name, voice, text.kind, text.number))]
+        several = asyncio.Semaphore(at_once)
+        self._say(f"{way.name}, {voice}: {len(missing)} texts", now=bool(missing))
+        await asyncio.gather(*(self._hear_one(http, way, voice, text, several) for text in missing))
+
+    async def _hear_one(
+        self, http: aiohttp.ClientSession, way: Way, voice: str, text: Text, several: asyncio.Semaphore
+    ) -> None:
+        key = (way.name, voice, text.kind, text.number)
+        asked = self._asked(text, voice)
+        loop = asyncio.get_running_loop()
+        try:
+            async with several:
+                audio = await way.listen(http, asked)
+                converted = (
+                    None if way is PLAIN else await loop.run_in_executor(None, way.convert, await plain(http, asked))
+                )
+            judged = await loop.run_in_executor(self._listening, self._judge.judge, key, text.spoken, audio, converted)
+        except (Failed, TimeoutError, aiohttp.ClientError) as error:
+            judged = self._judge.failed(key, text.spoken, str(error) or type(error).__name__)
+            self._say(f"{way.name}, {voice}, {text.kind} {text.number}: {judged.failed}", now=True)
+        self._log.add(judged)
+        same = [each for each in self._log.judged if each.key[:2] == key[:2]]
+        errors = sum(each.errors[self._judge.recognisers[0].name] for each in same)
+        share = 100 * errors / sum(each.words for each in same)
+        self._say(f"{way.name}, {voice}: {len(same)} heard, {share:.1f} % of the words wrong")
+
+    def _asked(self, text: Text, voice: str) -> Asked:
+        fields = {"language": self._options.language, **self._options.fields}
+        return Asked(text.written, text.number + 1, fields | ({"voice": voice} if voice else {}))
+
+    def _say(self, line: str, *, now: bool = False) -> None:
+        moment_s = time.monotonic()
+        if now or moment_s - self._said_s >= _PROGRESS_S:
+            self._said_s = moment_s
+            logger.info("[%4.0f s] %s", moment_s - self._began_s, line)
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str) -> AsyncIterator[aiohttp.ClientSession]:
+    """To a server that may take its time; TALKRAY_API_KEY is sent where it is set."""
+    key = os.environ.get("TALKRAY_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(url, timeout=timeout, headers=headers) as http:
+        yield http
+
+
+async def builtin_voices(http: aiohttp.ClientSession) -> list[str]:
+    """The checkpoint's own; one without a name where it has none."""
+    async with http.get("/v1/audio/voices") as answer:
+        answer.raise_for_status()
+        known = (await answer.json())["voices"]
+    return [voice["id"] for voice in known if not voice.get("alias_of") and voice.get("type") != "alias"] or [""]
+
+
+async def hear_all(session: Session, url: str, options: argparse.Namespace, said: list[Text]) -> None:
+    """Plain PCM in every voice, then each way of a server as it is."""
+    async with connected(url) as http:
+        voices = options.voice or await builtin_voices(http)
+        for is_hard in (False, True):
+            for voice in voices:
+                await session.hear(http, PLAIN, voice, [text for text in said if (text.kind != SENTENCES) is is_hard])
+        for way in WAYS if options.ways else ():
+            await session.hear(http, way, voices[0], _dozen(said))
+
+
+async def hear_kills(session: Session, driver: Driver, options: argparse.Namespace, said: list[Text]) -> None:
+    """The one replica of a pool is killed in the middle of each utterance."""
+    async with connected(driver.url) as http:
+        voice = (options.voice or await builtin_voices(http))[0]
+        for pool in _POOLS:
+            way = Way(f"a {pool} replica killed in the middle", _killing(driver, _POOLS[pool]))
+            await session.hear(http, way, voice, _dozen(said), at_once=1)
+
+
+async def hear_inline(session: Session, url: str, options: argparse.Namespace, said: list[Text]) -> None:
+    """Plain PCM where the talker decodes."""
+    async with connected(url) as http:
+        voice = (options.voice or await builtin_voices(http))[0]
+        await session.hear(http, Way("decoded by the talker (`placement: inline`)", plain), voice, _dozen(said))
+
+
+def _dozen(said: list[Text]) -> list[Text]:
+    return [text for text in said if text.kind == SENTENCES][:DOZEN]
+
+
+def _killing(driver: Driver, title: str) -> Callable[[aiohttp.ClientSession, Asked], Any]:
+    async def listen(http: aiohttp.ClientSession, asked: Asked) -> Audio:
+        audio = b""
+        async with http.post("/v1/audio/speech", json=asked.body) as answer, aclosing(_parts(answer)) as parts:
+            async for part in parts:
+                if not audio:
+                    await asyncio.to_thread(_kill, driver, title)
+                audio += part
+        return plain_pcm(audio)
+
+    return listen
+
+
+async def _parts(answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    if answer.status != 200:
+        raise Failed(f"HTTP {answer.status}: {await answer.text()}")
+    async for part in answer.content.iter_any():
+        yield part
+
+
+def _kill(driver: Driver, title: str) -> None:
+    """Raises Failed where there is nobody to kill."""
+    victims = [process for process in driver.folder.processes() if title in _command(process)]
+    if not victims:
+        raise Failed(f"no {title} runs")
+    for victim in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+
+
+def _command(process: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+@contextlib.contextmanager
+def server(model: str, placement: str) -> Iterator[Driver]:
+    """One of our own that refuses nobody because the machine is slow."""
+    patient = AdmissionSettings(max_line_s=1000, max_wait_s=1000, start_wait_s=1000, max_late_s=1000)
+    codec = CodecConfig.model_validate({"placement": placement, "max_late_s": 1000})
+    config = AppConfig(model=model, codec=codec, api=ApiSettings(admission=patient))
+    with running(config, Address("127.0.0.1", free_port()), logger.info) as driver:
+        yield driver
+
+
+def listen(options: argparse.Namespace) -> int:
+    """Hear what is missing and write the table; the exit code is 1 where a way is worse than the bound."""
+    said = [
+        text
+        for text in texts(options.language, options.texts)
+        if text.kind != SENTENCES or text.number < options.sentences
+    ]
+    judge = Judge(_recognisers(options.language), options.language)
+    log = Log(options.out / "heard.jsonl")
+    session = Session(options, judge, log)
+    if options.url:
+        asyncio.run(hear_all(session, options.url, options, said))
+    else:
+        with server(options.model, "hybrid") as driver:
+            asyncio.run(hear_all(session, driver.url, options, said))
+            if options.ways:
+                asyncio.run(hear_kills(session, driver, options, said))
+        if options.ways:
+            with server(options.model, "inline") as driver:
+                asyncio.run(hear_inline(session, driver.url, options, said))
+    names = [each.name for each in judge.recognisers]
+    about = f"Commit `{options.commit}`, {options.model}, {options.language}; recognisers: {', '.join(names)}."
+    written = table(log.judged, names, about)
+    (options.out / "listening.md").write_text(written, encoding="utf-8")
+    if options.table:
+        document = options.table.read_text(encoding="utf-8") if options.table.exists() else ""
+        options.table.write_text(placed(document, written), encoding="utf-8")
+    logger.info("%s", written)
+    above = worse(log.judged, names[0])
+    for line in above:
+        logger.info("FAIL %s", line)
+    return int(bool(above))
+
+
+def _recognisers(language: str) -> list[Recogniser]:
+    """Whisper for all ten languages, Moonshine for English besides."""
+    code = language_code(language)
+    if code is None:
+        raise SystemExit(f"no recogniser knows {language!r}: name one of the ten languages of the models")
+    return [Whisper(code), *([Moonshine()] if language == "english" else [])]
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def main(arguments: list[str]) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.listening", description="Measure how much of what a server says is understood."
+    )
+    parser.add_argument("--model", default="embedded", help="a checkpoint directory, a released name, or embedded")
+    parser.add_argument("--url", help="a server that runs, in place of one of our own: nothing of it is killed")
+    parser.add_argument("--language", type=language_name, default="english", help="one of the ten, or its code")
+    parser.add_argument("--texts", type=Path, help="a file in the form of tools/listening/texts.yaml")
+    parser.add_argument("--sentences", type=int, default=80, help="for each voice, besides the hard texts")
+    parser.add_argument("--voice", action="append", help="only this one; may be repeated")
+    parser.add_argument(
+        "--fields", type=json.loads, default={}, help="more of each request, as JSON: instructions, ref_audio"
+    )
+    parser.add_argument("--only-plain", dest="ways", action="store_false", help="plain PCM, no other way")
+    parser.add_argument("--out", type=Path, default=Path("heard"), help="a folder, where a run goes on")
+    parser.add_argument("--table", type=Path, help="a document that gets the table at its end")
+    parser.add_argument("--commit", default=_commit(), help="of the server, for the table")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    logging.getLogger("faster_whisper").setLevel(logging.WARNING)
+    options.out.mkdir(parents=True, exist_ok=True)
+    return listen(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

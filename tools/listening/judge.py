@@ -1,0 +1,104 @@
+"""What a listener makes of an utterance: words, pace, silence behind it, an estimated opinion."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnxruntime
+import soxr
+
+from tools.listening.recogniser import Recogniser, package_folder, plain_words, word_errors
+from tools.listening.ways import RATE, Audio
+
+_STEP = RATE // 50  # samples over which loudness is measured
+_QUIET = 0.01  # of the loudest step
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One utterance. What did not come has nothing but errors, and says why."""
+
+    way: str
+    voice: str
+    kind: str
+    number: int
+    words: int
+    errors: dict[str, int]  # by the name of the recogniser
+    compared: dict[str, int] = field(default_factory=dict)  # errors in what ffmpeg made of plain PCM
+    ends: int = 0  # of the first and the last word, how many the first recogniser wrote down
+    seconds: float = 0.0  # from the first to the last sound
+    tail_s: float = 0.0  # of quiet behind them
+    opinion: float = 0.0  # overall DNSMOS, 1 to 5
+    heard: dict[str, str] = field(default_factory=dict)
+    failed: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        """Which one it is."""
+        return self.way, self.voice, self.kind, self.number
+
+
+class Judge:
+    """Listens in one language."""
+
+    def __init__(self, recognisers: list[Recogniser], language: str) -> None:
+        self.recognisers, self._language = recognisers, language
+        self._opinion = Opinion()
+
+    def words(self, text: str) -> list[str]:
+        """Those that shall be heard."""
+        return plain_words(text, self._language)
+
+    def judge(self, key: tuple[str, str, str, int], text: str, audio: Audio, converted: Audio | None) -> Judged:
+        """One utterance, and what ffmpeg made of it if that is to be compared."""
+        wanted, heard = self.words(text), self._written(audio)
+        got = self.words(heard[self.recognisers[0].name])
+        begin, end = sounding(audio)
+        return Judged(
+            *key,
+            words=len(wanted),
+            errors=self._errors(wanted, heard),
+            compared={} if converted is None else self._errors(wanted, self._written(converted)),
+            ends=sum(wanted[place] == got[place] for place in (0, -1) if got),
+            seconds=(end - begin) / RATE,
+            tail_s=(len(audio) - end) / RATE,
+            opinion=self._opinion(audio),
+            heard=heard,
+        )
+
+    def failed(self, key: tuple[str, str, str, int], text: str, reason: str) -> Judged:
+        """All its words count as wrong."""
+        words = len(self.words(text))
+        return Judged(*key, words, {each.name: words for each in self.recognisers}, failed=reason)
+
+    def _written(self, audio: Audio) -> dict[str, str]:
+        return {each.name: each.transcribe(audio, RATE) for each in self.recognisers}
+
+    def _errors(self, wanted: list[str], heard: dict[str, str]) -> dict[str, int]:
+        return {name: word_errors(wanted, self.words(text)) for name, text in heard.items()}
+
+
+class Opinion:
+    """An estimate of the mean opinion score: the overall value of DNSMOS P.835, whose network `speechmos` carries."""
+
+    SAMPLE_RATE = 16000
+    SAMPLES = int(9.01 * SAMPLE_RATE)
+
+    def __init__(self) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        network = package_folder("speechmos") / "dnsmos_models" / "sig_bak_ovr.onnx"
+        self._network = onnxruntime.InferenceSession(str(network), options, providers=["CPUExecutionProvider"])
+
+    def __call__(self, audio: Audio) -> float:
+        """The score of [samples], repeated to the network's length or cut to it."""
+        resampled = soxr.resample(audio, RATE, self.SAMPLE_RATE)
+        repeated = np.tile(resampled, -(-self.SAMPLES // max(1, len(resampled))))[: self.SAMPLES]
+        _, _, raw = self._network.run(None, {"input_1": repeated[None].astype(np.float32)})[0][0]
+        return float(np.polyval([-0.06766283, 1.11546468, 0.04602535], raw))
+
+
+def sounding(audio: Audio) -> tuple[int, int]:
+    """First and last sample of what is loud enough to hear; the whole where all is silence."""
+    levels = np.sqrt(np.mean(np.square(audio[: len(audio) // _STEP * _STEP].reshape(-1, _STEP)), axis=1))
+    (loud,) = np.nonzero(levels > _QUIET * levels.max(initial=1e-9))
+    return (int(loud[0]) * _STEP, int(loud[-1] + 1) * _STEP) if len(loud) else (0, len(audio))

@@ -1,0 +1,68 @@
+"""What was heard, as one table of Markdown."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from tools.listening.judge import Judged
+from tools.listening.ways import PLAIN
+
+MORE_ERRORS = 0.01  # of all words, than in what ffmpeg made of the same PCM
+_MARK = "<!-- `make listen` writes what follows -->\n"
+
+
+def rows(judged: Iterable[Judged]) -> dict[tuple[str, str, str], list[Judged]]:
+    """The utterances of each row, in the order in which rows began; all voices of plain PCM are rows besides."""
+    found: dict[tuple[str, str, str], list[Judged]] = {}
+    for each in judged:
+        found.setdefault((each.way, each.voice, each.kind), []).append(each)
+    return found
+
+
+def rate(of: Sequence[Judged], name: str, *, compared: bool = False) -> float:
+    """The share of wrong words."""
+    return sum((each.compared if compared else each.errors)[name] for each in of) / sum(each.words for each in of)
+
+
+def worse(judged: Iterable[Judged], name: str) -> list[str]:
+    """Ways with more errors than the bound allows, for a recogniser."""
+    return [
+        f"{way}: {100 * rate(of, name):.1f} % of the words are wrong, {100 * rate(of, name, compared=True):.1f} % are "
+        "where ffmpeg converts plain PCM"
+        for (way, _, _), of in rows(judged).items()
+        if way != PLAIN.name and all(each.compared for each in of)
+        if rate(of, name) > rate(of, name, compared=True) + MORE_ERRORS
+    ]
+
+
+def table(judged: Sequence[Judged], names: Sequence[str], about: str) -> str:
+    """Markdown: `about`, a row for each way, voice and kind, and what did not come. `names`: the recognisers."""
+    head = ["way", "voice", "kind", "utterances", "words"]
+    head += [column for name in names for column in (name, "by ffmpeg")]
+    head += ["first and last words right", "words/s", "DNSMOS"]
+    lines = [about, "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {' | '.join(_row(key, of, names))} |" for key, of in rows(judged).items()]
+    lines += [
+        f"\nDid not come: {each.way}, {each.voice}, {each.kind} {each.number}: {each.failed}"
+        for each in judged
+        if each.failed
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(key: tuple[str, str, str], of: list[Judged], names: Sequence[str]) -> Iterator[str]:
+    words, came = sum(each.words for each in of), [each for each in of if not each.failed]
+    yield from (*key, f"{len(of)}", f"{words}")
+    for name in names:
+        yield f"{100 * rate(of, name):.1f} %"
+        yield f"{100 * rate(of, name, compared=True):.1f} %" if all(each.compared for each in of) else ""
+    yield f"{100 * sum(each.ends for each in of) / (2 * len(of)):.0f} %"
+    seconds = sum(each.seconds for each in came)
+    yield f"{sum(each.words for each in came) / seconds:.2f}" if seconds else ""
+    yield f"{np.mean([each.opinion for each in came]):.2f}" if came else ""
+
+
+def placed(document: str, written: str) -> str:
+    """A document whose part behind the mark is `written`."""
+    before, mark, _ = document.partition(_MARK)
+    return f"{before.rstrip()}\n\n{mark or _MARK}\n{written}"
