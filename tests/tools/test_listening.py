@@ -10,7 +10,7 @@ from talkray_tools.released import read
 from tools.listening.__main__ import Log
 from tools.listening.checks import begins_with_hiss, steps_where_joined
 from tools.listening.judge import Judged
-from tools.listening.recogniser import plain_words, word_errors
+from tools.listening.recogniser import pieces, plain_words, word_errors
 from tools.listening.table import placed, table, worse
 from tools.listening.texts import SENTENCES, texts
 
@@ -98,6 +98,18 @@ def test_a_run_goes_on_where_it_was_and_tries_again_what_failed(tmp_path: Path) 
     again = Log(tmp_path / "heard.jsonl")
     assert [each.key for each in again.judged] == [("mp3", "nora", SENTENCES, 0)]
     assert not again.has(("mp3", "nora", SENTENCES, 1))
+
+
+def test_long_audio_is_cut_where_it_is_quiet() -> None:
+    rate = 1000
+    audio = np.ones(70 * rate, np.float32)
+    audio[20 * rate : 21 * rate] = audio[45 * rate : 46 * rate] = 0
+    parts = pieces(audio, rate)
+    ends = np.cumsum([len(part) for part in parts])
+    assert len(parts) == 3
+    assert all(audio[end] == 0 for end in ends[:-1])
+    assert np.array_equal(np.concatenate(parts), audio)
+    assert len(pieces(audio[: 30 * rate], rate)) == 1
 
 
 def test_a_hiss_at_the_beginning_is_seen() -> None:
