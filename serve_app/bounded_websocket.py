@@ -19,6 +19,10 @@ _LAST_WORDS_S = 2.0
 # A client that takes nothing for so long is gone. A paused player or page stays: see `UNREAD_S` (playback.py).
 MAX_UNREAD_S = 600.0
 _PONG = b"\x8a"  # how a frame with an answer to a ping begins
+# What has come is read piece by piece. A connection whose pieces took longer than this leaves the event loop to others
+# for some times as long: thousands of pings fit into what one turn brings.
+_PIECE_BYTES = 16 << 10
+_MOST_READING_S, _REST = 0.005, 4
 
 _C_LIBRARY = ctypes.CDLL(None)
 
@@ -64,6 +68,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._has_failed = False
         self._is_leaving = False
         self._leave: Callable[[], object] | None = None
+        self._unread = bytearray()  # what has come while it rests
+        self._is_resting = False
         self._pong = b""  # that the client does not take yet
         self._reader = ReaderClock(cast("Transport", transport), self.loop)
         super().connection_made(transport)
@@ -98,9 +104,35 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
-        if self._has_failed:
+        self._unread += data
+        if self._is_resting:
+            self.transport.pause_reading()  # uvicorn has resumed it, for the application
+        else:
+            self._read()
+
+    def _read(self) -> None:
+        began_s = self.loop.time()
+        while self._unread and not self._has_failed and not self.transport.is_closing():
+            piece = bytes(self._unread[:_PIECE_BYTES])
+            del self._unread[:_PIECE_BYTES]
+            self._read_piece(piece)
+            spent_s = self.loop.time() - began_s
+            if spent_s > _MOST_READING_S and not self._has_failed and not self.transport.is_closing():
+                self._is_resting = True
+                self.transport.pause_reading()
+                self.loop.call_later(_REST * spent_s, self._read_on)
+                return
+
+    def _read_on(self) -> None:
+        self._is_resting = False
+        if self.transport.is_closing():
             return
-        super().data_received(data)
+        self._read()
+        if not self._is_resting and not self.read_paused:
+            self.transport.resume_reading()
+
+    def _read_piece(self, piece: bytes) -> None:
+        super().data_received(piece)
         if self._has_failed:
             return
         unfinished = len(self.conn.reader.buffer) + (self.conn.current_size or 0)

@@ -33,7 +33,7 @@ INT32_MAX = 2**31 - 1
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_BODY_BYTES = 16 << 20  # of an HTTP request, and of a WebSocket message with reference audio
-_MOST_VALUES = 1 << 17  # of JSON: it is looked through on the event loop
+_MOST_VALUES = 1 << 15  # of JSON: it is looked through on the event loop, for 50 ms
 _ABOVE_ALL_NUMBERS = 2**64
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,2})?")
 _SEARCHED = 1 << 20

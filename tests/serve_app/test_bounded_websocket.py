@@ -31,6 +31,7 @@ class Transport(asyncio.Transport):
         self.written = bytearray()
         self.is_closed = self.is_aborted = False
         self.unread = 0  # bytes that the client has not taken
+        self.is_reading = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
@@ -48,10 +49,10 @@ class Transport(asyncio.Transport):
         self.is_aborted = True
 
     def pause_reading(self) -> None:
-        pass
+        self.is_reading = False
 
     def resume_reading(self) -> None:
-        pass
+        self.is_reading = True
 
 
 class Loop:
@@ -131,6 +132,12 @@ class Client:
         self._client.send_ping(payload)
         self._send()
 
+    def pings(self, count: int) -> bytes:
+        """So many, as they come over the network."""
+        for _ in range(count):
+            self._client.send_ping(b"x" * 125)
+        return b"".join(self._client.data_to_send())
+
     def received(self) -> list[Frame]:
         """Frames that the server has sent since the last time."""
         self._client.receive_data(bytes(self.transport.written))
@@ -174,6 +181,27 @@ async def test_answers_to_pings_wait_for_who_reads(loop: Loop) -> None:
     assert client.received() == []
     client.protocol.resume_writing()
     assert [frame.data for frame in client.received()] == [b"999"]
+
+
+async def test_a_flood_leaves_the_event_loop_to_others(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = await Client(loop).connect()
+    read = BoundedWebSocket._read_piece
+
+    def slowly(self: BoundedWebSocket, piece: bytes) -> None:
+        read(self, piece)
+        loop.now_s += 0.003
+
+    monkeypatch.setattr(BoundedWebSocket, "_read_piece", slowly)
+    pings = client.pings(1000)  # 130 KB
+    client.protocol.data_received(pings)
+    answered = len(client.received())
+    assert 0 < answered < 300
+    assert not client.transport.is_reading
+    loop.pass_s(0.02)  # four fifths of the time are left to others
+    assert len(client.received()) == 0
+    loop.pass_s(0.2)
+    assert answered + len(client.received()) == 1000
+    assert client.transport.is_reading
 
 
 async def test_one_address_leaves_room_for_the_messages_of_others(loop: Loop) -> None:

@@ -67,7 +67,7 @@ def test_no_header_where_nothing_was_ignored() -> None:
     assert header(of(CUSTOM_VOICE)) == {}
 
 
-MANY = {f"field{number}": 1 for number in range(100_000)}
+MANY = {f"field{number}": 1 for number in range(32_000)}
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ async def test_of_many_unknown_fields_only_those_that_are_named_are_looked_at(
 ) -> None:
     answer = await client.post("/v1/audio/speech", json={"input": "Hello.", "voice": "alloy", **MANY})
     assert answer.status_code == 200
-    assert answer.headers["x-ignored"].endswith("others (99992 more)")
+    assert answer.headers["x-ignored"].endswith("others (31992 more)")
     assert len(matched) == 8
 
 
