@@ -1,4 +1,5 @@
-"""What replicas report to Serve's controller: fields of `record_autoscaling_stats`, read by `serve_app.autoscaling`.
+"""What replicas report to Serve's controller: fields of `record_autoscaling_stats`, read by
+`serve_app.scaling.policies`.
 
 Standard library only: the controller imports it, on a head node without torch.
 """

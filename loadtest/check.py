@@ -16,7 +16,7 @@ from loadtest.scenario import planned_traffic
 from loadtest.service_model import Floats, ServiceModel, observe
 from loadtest.simulate import Cluster, Simulation
 from loadtest.tables import MS, Table
-from serve_app.autoscaling import TalkerScaling
+from serve_app.scaling.policies import TalkerScaling
 
 LEARN, CHECK = "learn", "check"
 TURNS = ((LEARN, 0.25), (CHECK, 0.3), (LEARN, 0.5), (CHECK, 0.6), (LEARN, 0.75), (CHECK, 0.9), (LEARN, 1.0))

@@ -12,7 +12,7 @@ from loadtest.measure import Result
 from loadtest.service_model import Floats, Ints, ServiceModel
 from loadtest.simulate import Cluster, NodeKind, Traffic
 from loadtest.traces import LoadTestError
-from serve_app.autoscaling import CodecScaling, TalkerScaling
+from serve_app.scaling.policies import CodecScaling, TalkerScaling
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from deployments.records import CodecRecord, TalkerRecord
 from loadtest.metrics import Limits
 from loadtest.service_model import Floats, Ints, ServiceModel
 from loadtest.tables import MS
-from serve_app.autoscaling import (
+from serve_app.scaling.policies import (
     CodecScaling,
     Counts,
     State,

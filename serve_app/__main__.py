@@ -6,7 +6,7 @@ import signal
 def main() -> None:
     """Until there is code that answers a Ctrl-C, and once there is none any more, it simply ends the process."""
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from serve_app.cli import main as run
+    from serve_app.cli.main import main as run
 
     signal.signal(signal.SIGINT, handler)
     try:

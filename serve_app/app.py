@@ -11,10 +11,10 @@ from deployments.codec.deployment import CodecReplica
 from deployments.model_store import choose, speakers
 from deployments.routing import LeastBusy
 from deployments.talker.deployment import TalkerReplica
-from serve_app.autoscaling import Bounds, CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
+from serve_app.api.catalogue import check_default
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.ingress import Ingress
-from serve_app.voices import check_default
+from serve_app.scaling.policies import Bounds, CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 
 # Above the longest utterance: a talker or a codec replica that is taken away finishes what it speaks, if no other one
 # goes on with it.

@@ -128,7 +128,7 @@ class PoolConfig(Strict):
 
 
 class ScalingConfig(Strict):
-    """How a pool follows its load; the rest of its policy is constant (serve_app/autoscaling.py)."""
+    """How a pool follows its load; the rest of its policy is constant (serve_app/scaling/policies.py)."""
 
     min_replicas: Annotated[int, Field(ge=0)] = 1  # 0: none when nobody speaks, and the next request waits for a start
     max_replicas: Positive = 4

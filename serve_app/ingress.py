@@ -15,14 +15,14 @@ from deployments.failover import Received, persist
 from deployments.frames import forward
 from deployments.handles import call, stream
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
-from serve_app.api import Node, create_api
-from serve_app.bounded_websocket import BoundedWebSocket
+from serve_app.api.bounded_websocket import BoundedWebSocket
+from serve_app.api.request import MAX_BODY_BYTES
+from serve_app.api.routes import Node, create_api
+from serve_app.api.taken_request import TakenHttp
+from serve_app.audio.recordings import by_prompt, learn
 from serve_app.config import ApiSettings
-from serve_app.live_text import LiveTexts
-from serve_app.pool_watch import PoolWatch, scrape
-from serve_app.reference_audio import by_prompt, learn
-from serve_app.speech_request import MAX_BODY_BYTES
-from serve_app.taken_request import TakenHttp
+from serve_app.scaling.pool_watch import PoolWatch, scrape
+from serve_app.speech.live_text import LiveTexts
 
 # A handle call waits for a replica however long that takes; a client that asks whether we are ready does not.
 _DESCRIBE_TIMEOUT_S = 2.0

@@ -2,7 +2,7 @@
 
 Some simulate a cluster: only `talkray serve` as a process of its own keeps to loopback addresses."""
 
-from serve_app import ray_settings
+from serve_app.cli import ray_settings
 
 ray_settings.apply_local(several_nodes=True)
 

@@ -39,8 +39,8 @@ MOVED_TO_TOOLS = (
 # Between the socket and the engine, as file and function: today, and at bea4fcc.
 GENERATORS = (
     (
-        ("serve_app/speech_response.py", "audio_body"),
-        ("serve_app/admission.py", "Admission.synthesize"),
+        ("serve_app/api/response.py", "audio_body"),
+        ("serve_app/speech/admission.py", "Admission.synthesize"),
         ("deployments/failover.py", "persist"),
         ("deployments/handles.py", "stream"),
         ("deployments/replica.py", "Replica.stream"),

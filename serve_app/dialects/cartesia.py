@@ -11,15 +11,15 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app import ignored, voices
-from serve_app.audio import AudioFormat
-from serve_app.connection import Connection, Contexts
-from serve_app.errors import ErrorReply, translate
-from serve_app.session import Audio, Done, Event, Failed, Mark, Session, Words
-from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
-from serve_app.speech_request import number
-from serve_app.speech_response import EVENT_STREAM, Delivery, named_event
-from serve_app.word_times import Word, WordTimes
+from serve_app.api import catalogue, ignored
+from serve_app.api.errors import ErrorReply, translate
+from serve_app.api.request import number
+from serve_app.api.response import EVENT_STREAM, Delivery, named_event
+from serve_app.api.sockets import Connection, Contexts
+from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.audio.formats import AudioFormat
+from serve_app.speech.session import Audio, Done, Event, Failed, Mark, Session, Words
+from serve_app.speech.word_times import Word, WordTimes
 
 RAW = {
     "pcm_s16le": AudioFormat.PCM,
@@ -78,20 +78,20 @@ def routes(speaker: Speaker) -> APIRouter:
     async def list_voices(starting_after: str = "") -> dict[str, object]:
         """All of them on one page."""
         info = await speaker.describe()
-        known = [] if starting_after else [_voice(voice) for voice in voices.voice_list(info)]
+        known = [] if starting_after else [_voice(voice) for voice in catalogue.voice_list(info)]
         return {"data": known, "has_more": False, "next_page": None}
 
     @router.get("/voices/{voice_id}", summary="Show a voice (Cartesia)")
     async def show_voice(voice_id: str) -> dict[str, object]:
         """One voice. Raises InvalidRequest with the valid names."""
         info = await speaker.describe()
-        known = {voice.id: voice for voice in voices.voice_list(info)}
-        return _voice(known[voice_id] if voice_id in known else known[voices.resolve(voice_id, info.voices)])
+        known = {voice.id: voice for voice in catalogue.voice_list(info)}
+        return _voice(known[voice_id] if voice_id in known else known[catalogue.resolve(voice_id, info.voices)])
 
     return router
 
 
-def _voice(voice: voices.Voice) -> dict[str, object]:
+def _voice(voice: catalogue.Voice) -> dict[str, object]:
     return {
         "id": voice.id,
         "name": voice.name,

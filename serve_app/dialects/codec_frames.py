@@ -14,13 +14,13 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, TalkrayError
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
-from serve_app import ignored
-from serve_app.audio import AudioFormat
-from serve_app.connection import Connection
+from serve_app.api import ignored
+from serve_app.api.request_log import RequestRecord, Usage
+from serve_app.api.response import Kept, SpeechResponse
+from serve_app.api.sockets import Connection
+from serve_app.api.speaker import Speaker, Wish, read_object
+from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
-from serve_app.request_log import RequestRecord, Usage
-from serve_app.speaker import Speaker, Wish, read_object
-from serve_app.speech_response import Kept, SpeechResponse
 
 CONTENT_TYPE = "application/x-talkray-frames"
 MAGIC, VERSION = b"TRCF", 1

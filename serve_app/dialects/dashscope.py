@@ -10,15 +10,15 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app import ignored
-from serve_app.audio import AudioFormat
+from serve_app.api import ignored
+from serve_app.api.errors import translate
+from serve_app.api.request import number
+from serve_app.api.request_log import Usage
+from serve_app.api.response import AUDIO_HERE, EVENT_STREAM, Delivery, Kept, collected, object_with
+from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
-from serve_app.errors import translate
-from serve_app.request_log import Usage
-from serve_app.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Done, Event, Failed, Mark, Session, Started
-from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
-from serve_app.speech_request import number
-from serve_app.speech_response import AUDIO_HERE, EVENT_STREAM, Delivery, Kept, collected, object_with
+from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Done, Event, Failed, Mark, Session, Started
 
 Json = dict[str, object]
 

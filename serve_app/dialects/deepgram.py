@@ -10,13 +10,13 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app import ignored
-from serve_app.audio import AudioFormat
-from serve_app.connection import Connection, serve_wish
-from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark
-from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
-from serve_app.speech_request import number
-from serve_app.speech_response import Delivery
+from serve_app.api import ignored
+from serve_app.api.request import number
+from serve_app.api.response import Delivery
+from serve_app.api.sockets import Connection, serve_wish
+from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.audio.formats import AudioFormat
+from serve_app.speech.session import Audio, Cleared, Done, Event, Failed, Mark
 
 REASON_HEADER = "dg-error"
 RAW = {"linear16": AudioFormat.PCM, "mulaw": AudioFormat.MULAW, "alaw": AudioFormat.ALAW}

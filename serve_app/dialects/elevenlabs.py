@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
-from serve_app import ignored, voices
-from serve_app.audio import AudioFormat
-from serve_app.session import is_ideograph
-from serve_app.speaker import Speaker, Wish, choice, read_object, text_of
-from serve_app.speech_request import number
-from serve_app.speech_response import AUDIO_HERE, Delivery, Kept, collected, object_with
-from serve_app.word_times import Word, WordTimes
+from serve_app.api import catalogue, ignored
+from serve_app.api.request import number
+from serve_app.api.response import AUDIO_HERE, Delivery, Kept, collected, object_with
+from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.audio.formats import AudioFormat
+from serve_app.speech.session import is_ideograph
+from serve_app.speech.word_times import Word, WordTimes
 
 FORMATS = {
     "mp3": AudioFormat.MP3,
@@ -75,15 +75,15 @@ def routes(speaker: Speaker) -> APIRouter:
     @router.get("/v2/voices", summary="List voices (ElevenLabs v2)")
     async def list_voices() -> dict[str, object]:
         """All of them on one page."""
-        known = [_voice(voice) for voice in voices.voice_list(await speaker.describe())]
+        known = [_voice(voice) for voice in catalogue.voice_list(await speaker.describe())]
         return {"voices": known, "has_more": False, "total_count": len(known), "next_page_token": None}
 
     @router.get("/v1/voices/{voice_id}", summary="Show a voice (ElevenLabs)")
     async def show_voice(voice_id: str) -> dict[str, object]:
         """One voice. Raises InvalidRequest with the valid names."""
         info = await speaker.describe()
-        known = {voice.id: voice for voice in voices.voice_list(info)}
-        return _voice(known[voice_id] if voice_id in known else known[voices.resolve(voice_id, info.voices)])
+        known = {voice.id: voice for voice in catalogue.voice_list(info)}
+        return _voice(known[voice_id] if voice_id in known else known[catalogue.resolve(voice_id, info.voices)])
 
     @router.get("/v1/user", summary="Show the account")
     async def show_user() -> dict[str, object]:
@@ -107,7 +107,7 @@ _SUBSCRIPTION: dict[str, object] = {
 }
 
 
-def _voice(voice: voices.Voice) -> dict[str, object]:
+def _voice(voice: catalogue.Voice) -> dict[str, object]:
     labels = {"language": voice.language, "gender": voice.gender}
     described = {"description": voice.description, "labels": labels}
     return {"voice_id": voice.id, "name": voice.name, "category": "premade", **described}

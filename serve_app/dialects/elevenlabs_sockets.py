@@ -6,14 +6,14 @@ from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app import ignored
-from serve_app.audio import AudioFormat
-from serve_app.connection import MAX_CONTEXTS, Connection, Contexts, serve_wish
+from serve_app.api import ignored
+from serve_app.api.errors import translate
+from serve_app.api.sockets import MAX_CONTEXTS, Connection, Contexts, serve_wish
+from serve_app.api.speaker import Speaker, Wish
+from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.elevenlabs import NAMES, characters, dialogue, encoded, unheard, wished
-from serve_app.errors import translate
-from serve_app.session import Audio, Done, Event, Failed, Mark, Rest, Session, Words
-from serve_app.speaker import Speaker, Wish
-from serve_app.word_times import Word
+from serve_app.speech.session import Audio, Done, Event, Failed, Mark, Rest, Session, Words
+from serve_app.speech.word_times import Word
 
 _ONLY = ""  # the name of the one context of stream-input
 _SPEED = "voice_settings.speed"

@@ -11,11 +11,11 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app import ignored
+from serve_app.api import ignored
+from serve_app.api.request import number
+from serve_app.api.speaker import Speaker, Wish, text_of
 from serve_app.dialects.deepgram import RAW, TurnSocket, plain, serve_turns, speak_over_http
-from serve_app.session import Audio, Cleared, Done, Event, Failed, Mark, Started, Turn
-from serve_app.speaker import Speaker, Wish, text_of
-from serve_app.speech_request import number
+from serve_app.speech.session import Audio, Cleared, Done, Event, Failed, Mark, Started, Turn
 
 _MOST_MS = 10**9
 _SLOWEST, _FASTEST, _STEP = 0.5, 1.5, 0.05

@@ -9,9 +9,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serve_app.api.speaker import Speaker, read_object
 from serve_app.dialects.openai_speech import wished
-from serve_app.speaker import Speaker, read_object
-from serve_app.word_times import WordTimes
+from serve_app.speech.word_times import WordTimes
 
 # What always comes, and fields that ask for it, which others of their values cannot change.
 _ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": True, "stream_format": "audio"}

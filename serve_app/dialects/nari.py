@@ -3,14 +3,14 @@
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app import ignored
-from serve_app.audio import AudioFormat
-from serve_app.connection import Connection, serve_wish
+from serve_app.api import ignored
+from serve_app.api.errors import translate
+from serve_app.api.response import Delivery
+from serve_app.api.sockets import Connection, serve_wish
+from serve_app.api.speaker import Speaker, Wish, text_of
+from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
-from serve_app.errors import translate
-from serve_app.session import Audio, Done, Event, Failed, Mark, Session, Started
-from serve_app.speaker import Speaker, Wish, text_of
-from serve_app.speech_response import Delivery
+from serve_app.speech.session import Audio, Done, Event, Failed, Mark, Session, Started
 
 PROTOCOL = "nari.speech.v1"
 

@@ -11,13 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
-from serve_app import ignored, voices
-from serve_app.audio import AudioFormat
-from serve_app.languages import language_name
-from serve_app.request_log import Usage
-from serve_app.speaker import Speaker, Wish, choice, read_object
-from serve_app.speech_request import SpeechBody, check_length, parse_speech
-from serve_app.speech_response import (
+from serve_app.api import catalogue, ignored
+from serve_app.api.request import SpeechBody, check_length, parse_speech
+from serve_app.api.request_log import Usage
+from serve_app.api.response import (
     AUDIO_HERE,
     CONTENT_TYPES,
     EVENT_STREAM,
@@ -28,6 +25,9 @@ from serve_app.speech_response import (
     negotiate,
     object_with,
 )
+from serve_app.api.speaker import Speaker, Wish, choice, read_object
+from serve_app.audio.formats import AudioFormat
+from serve_app.speech.languages import language_name
 
 # Its example is what the page at `/docs` sends when nobody changes it: all fields at once would be refused.
 _EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
@@ -128,9 +128,9 @@ async def wished(
     body = parse_speech({name: given[name] for name in ignored.SPEECH if given.get(name) is not None})
     check_length("input", body.input, speaker.settings)
     info = await speaker.describe()
-    voices.check_model(body.model, info, speaker.settings)
+    catalogue.check_model(body.model, info, speaker.settings)
     if body.voice is not None and info.voices:
-        voices.resolve(body.voice, info.voices)
+        catalogue.resolve(body.voice, info.voices)
     delivery = negotiate(body, accept)
     if body.response_format is None and default is not None:
         delivery = replace(delivery, audio_format=default)

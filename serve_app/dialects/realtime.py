@@ -8,13 +8,13 @@ from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app import ignored
-from serve_app.audio import AudioFormat
-from serve_app.connection import Connection
-from serve_app.errors import ErrorReply, translate
-from serve_app.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Mark, Started, Turn
-from serve_app.speaker import Speaker, Wish, choice
-from serve_app.speech_response import Delivery
+from serve_app.api import ignored
+from serve_app.api.errors import ErrorReply, translate
+from serve_app.api.response import Delivery
+from serve_app.api.sockets import Connection
+from serve_app.api.speaker import Speaker, Wish, choice
+from serve_app.audio.formats import AudioFormat
+from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Mark, Started, Turn
 
 Json = dict[str, object]
 

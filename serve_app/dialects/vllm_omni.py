@@ -10,15 +10,10 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayError
-from serve_app import ignored
-from serve_app.audio import AudioFormat
-from serve_app.connection import Connection
-from serve_app.dialects.openai_speech import wished
-from serve_app.errors import translate
-from serve_app.request_log import Usage
-from serve_app.session import Audio, Done, Event, Failed, Mark, Session, Started
-from serve_app.speaker import Speaker, read_object, text_of
-from serve_app.speech_response import (
+from serve_app.api import ignored
+from serve_app.api.errors import translate
+from serve_app.api.request_log import Usage
+from serve_app.api.response import (
     AUDIO_HERE,
     CONTENT_TYPES,
     Kept,
@@ -27,6 +22,11 @@ from serve_app.speech_response import (
     collected,
     object_with,
 )
+from serve_app.api.sockets import Connection
+from serve_app.api.speaker import Speaker, read_object, text_of
+from serve_app.audio.formats import AudioFormat
+from serve_app.dialects.openai_speech import wished
+from serve_app.speech.session import Audio, Done, Event, Failed, Mark, Session, Started
 
 Json = dict[str, object]
 

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
-from serve_app import ignored
-from serve_app.audio import AudioFormat
-from serve_app.speaker import Speaker, Wish, read_body, text_of
-from serve_app.speech_request import MAX_BODY_BYTES, parse_object
-from serve_app.speech_response import Delivery
+from serve_app.api import ignored
+from serve_app.api.request import MAX_BODY_BYTES, parse_object
+from serve_app.api.response import Delivery
+from serve_app.api.speaker import Speaker, Wish, read_body, text_of
+from serve_app.audio.formats import AudioFormat
 
 _NAMES: ignored.Names = {
     "text": "input",

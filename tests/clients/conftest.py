@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import Address, running
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
-from serve_app.local_server import Address, running
-from serve_app.ray_settings import free_port
 
 if TYPE_CHECKING:
     from tools.listening.recogniser import Whisper

@@ -4,7 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "serve_app" / "pages" / "playground.html"
+PAGE = Path(__file__).parents[2] / "serve_app" / "api" / "pages" / "playground.html"
 SCRIPT = Path(__file__).with_name("scripts") / "page.mjs"
 HEADER_BYTES, SECOND_BYTES = 44, 48_000
 

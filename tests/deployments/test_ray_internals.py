@@ -28,7 +28,7 @@ def test_one_file_uses_private_names_but_for_subclasses() -> None:
     folders = ("serve_app", "deployments", "loadtest", "tools")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     users = {file.relative_to(ROOT).as_posix() for file in files if PRIVATE.search(file.read_text())}
-    subclasses = {f"serve_app/{name}.py" for name in ("kept_proxy", "aws_nodes", "gcp_nodes")}
+    subclasses = {f"serve_app/{name}.py" for name in ("proxy/kept_proxy", "nodes/aws", "nodes/gcp")}
     schemas = {"tools/cluster_check/machines.py"}  # Ray's own, of a checkout's command
     assert users - subclasses - schemas == {"deployments/ray_internals.py"}
 

@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 
 from deployments.config import CodecConfig, TalkerConfig
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import Address, running
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
-from serve_app.local_server import Address, running
-from serve_app.ray_settings import free_port
 from tests.e2e.processes import MARK, marked
 from tests.e2e.speech import Pools
 

@@ -11,7 +11,7 @@ from ray import serve
 from deployments.errors import CodecLost, InvalidRequest
 from deployments.handles import stream
 from deployments.protocol import Codes, GenerateRequest, Sampling, SynthesisRequest
-from serve_app.local_server import APP_NAME
+from serve_app.cli.serve.local_server import APP_NAME
 
 PATH = "/v1/audio/speech"
 # Bounds a hang; nothing here takes nearly as long.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serve_app.ray_settings import free_port
+from serve_app.cli.ray_settings import free_port
 from tests.e2e.processes import MARK, end_marked
 
 ROOT = Path(__file__).parents[2]

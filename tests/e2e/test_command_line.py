@@ -25,8 +25,8 @@ import soundfile
 from safetensors.numpy import load_file, save_file
 
 from deployments.model_store import embedded_path
-from serve_app.local_server import why_unusable
-from serve_app.ray_settings import free_port
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import why_unusable
 from tests.e2e.processes import MARK, marked
 
 TALKRAY = [sys.executable, "-m", "serve_app"]

@@ -13,10 +13,10 @@ import aiohttp
 import openai
 import pytest
 
-from serve_app.connection import MAX_MESSAGE_BYTES
-from serve_app.keys import create_key, revoke_keys
-from serve_app.ray_settings import free_port
-from serve_app.speech_request import MAX_BODY_BYTES
+from serve_app.api.keys import create_key, revoke_keys
+from serve_app.api.request import MAX_BODY_BYTES
+from serve_app.api.sockets import MAX_MESSAGE_BYTES
+from serve_app.cli.ray_settings import free_port
 from tests.e2e.processes import MARK, marked, read_logs
 from tests.e2e.speech import PATH, body
 from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start, talkray

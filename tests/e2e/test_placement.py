@@ -10,7 +10,7 @@ import ray
 from ray import serve
 
 from deployments.protocol import ALL_FRAMES, Codes, Sampling, SynthesisRequest
-from serve_app.local_server import APP_NAME
+from serve_app.cli.serve.local_server import APP_NAME
 from tests.e2e.speech import Pools
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ import aiohttp
 import grpc
 import pytest
 
-from serve_app.ray_settings import free_port
+from serve_app.cli.ray_settings import free_port
 from tests.e2e.processes import MARK, marked
 from tests.e2e.sockets import Listener, listeners
 from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start

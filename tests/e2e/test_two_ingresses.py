@@ -15,7 +15,7 @@ from http.client import HTTPConnection
 
 import pytest
 
-from serve_app.ray_settings import free_port
+from serve_app.cli.ray_settings import free_port
 from tests.e2e.black_box import users_environment
 from tests.e2e.processes import MARK, marked
 from tests.e2e.sockets import listeners, unread
@@ -24,7 +24,7 @@ from tests.e2e.test_command_line import BOUND_S, read_until
 SERVER = """
 import sys
 from serve_app.config import AppConfig, PoolConfig
-from serve_app.local_server import Address, running
+from serve_app.cli.serve.local_server import Address, running
 ingress = PoolConfig(replicas=2, num_cpus=0.1, max_queued_requests=256)
 with running(AppConfig(model="embedded", ingress_pool=ingress), Address("127.0.0.1", int(sys.argv[1])), print):
     print("serving", flush=True)

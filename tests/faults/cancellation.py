@@ -15,9 +15,9 @@ import numpy as np
 import ray
 from ray import serve
 
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import APP_NAME, Address, running
 from serve_app.config import AppConfig, read_config
-from serve_app.local_server import APP_NAME, Address, running
-from serve_app.ray_settings import free_port
 from tests.e2e.speech import BOUND_S, PATH, endless
 
 

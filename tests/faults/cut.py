@@ -10,8 +10,8 @@ from pathlib import Path
 
 import ray
 
-from serve_app.local_server import Address, _start_proxy, roll_out
-from serve_app.ray_settings import free_port
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import Address, _start_proxy, roll_out
 from tests.e2e.processes import end_proxy
 from tests.faults.network import FAR_IP, NEAR_IP, inside
 from tests.faults.pools import config, tiny_model

@@ -15,9 +15,9 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import Address, _start_proxy, roll_out
 from serve_app.config import AppConfig
-from serve_app.local_server import Address, _start_proxy, roll_out
-from serve_app.ray_settings import free_port
 from tests.e2e.processes import MARK, end_proxy, marked
 from tests.faults.pools import Service
 

@@ -16,10 +16,10 @@ from ray.serve.handle import DeploymentHandle
 from deployments.errors import ReplicaLost
 from deployments.protocol import Codes, FinishReason, GenerateRequest, PcmChunk, SynthesisRequest
 from serve_app import ingress
+from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.ingress import HandleSynthesizer
-from serve_app.live_text import LiveText, LiveTexts
-from serve_app.local_server import APP_NAME
-from serve_app.long_text import LongText
+from serve_app.speech.live_text import LiveText, LiveTexts
+from serve_app.speech.segments import LongText
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.config import CodecConfig, TalkerConfig
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import APP_NAME, Address, Report, running
 from serve_app.config import (
     AdmissionSettings,
     ApiSettings,
     AppConfig,
     PoolConfig,
 )
-from serve_app.local_server import APP_NAME, Address, Report, running
-from serve_app.ray_settings import free_port
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.e2e.processes import MARK, marked

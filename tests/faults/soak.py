@@ -26,7 +26,7 @@ from pathlib import Path
 import aiohttp
 import yaml
 
-from serve_app.keys import create_key, revoke_keys
+from serve_app.api.keys import create_key, revoke_keys
 from tests.e2e.black_box import free_port
 from tests.faults.hostile import SPEECH
 from tests.faults.intruders import SHORT, intrude

@@ -39,7 +39,7 @@ KINDS = {
     "dashboard": "dashboard/dashboard.py",
     "log monitor": "_private/log_monitor.py",
     "autoscaler monitor": "_private/monitor.py",
-    "driver": "serve_app.driver",
+    "driver": "serve_app.cli.serve.driver",
 }
 # Without one of these the server ends, and its streams with it.
 VITAL = ("raylet", "GCS", "runtime env agent", "dashboard agent", "driver", COMMAND)

@@ -165,7 +165,7 @@ SPARED = (
     "_private/log_monitor.py",
     "dashboard/dashboard.py",
 )
-VITAL = ("serve_app.driver", "ray::RuntimeEnvAgent", "ray::DashboardAgent")
+VITAL = ("serve_app.cli.serve.driver", "ray::RuntimeEnvAgent", "ray::DashboardAgent")
 
 
 def test_without_what_can_be_spared(started: ServerCommand) -> None:

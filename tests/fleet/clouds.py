@@ -15,7 +15,7 @@ from typing import Any
 import boto3
 import yaml
 
-from serve_app.ray_settings import free_port
+from serve_app.cli.ray_settings import free_port
 
 ROOT = Path(__file__).parents[2]
 REGION = "us-west-2"

@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
-from serve_app import ray_settings
-from serve_app.keys import create_key
-from serve_app.local_server import APP_NAME
+from serve_app.api.keys import create_key
+from serve_app.cli import ray_settings
+from serve_app.cli.serve.local_server import APP_NAME
 from tests.fleet.namespaces import Machine, Network, network
 
 ROOT = Path(__file__).parents[2]

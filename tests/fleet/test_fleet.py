@@ -29,7 +29,7 @@ from tests.fleet.fleet import (
 )
 from tests.fleet.listeners import BYTES_PER_S, Listeners, different, summary, undisturbed
 from tests.fleet.namespaces import Machine
-from tests.serve_app.metadata import ACTION, interruption, serving
+from tests.serve_app.nodes.metadata import ACTION, interruption, serving
 
 AT_ONCE = 4
 GONE_S = 900.0
@@ -191,7 +191,9 @@ def test_a_node_whose_end_its_cloud_announces_hands_its_streams_over(running: Ru
     listeners = running.listeners(*[each for each in running.nodes() if each is not leaving])
     with serving(fleet.net.gateway) as metadata, listeners.listening():
         address = f"AWS_EC2_METADATA_SERVICE_ENDPOINT=http://{metadata.host}"
-        watcher = leaving.inside("env", address, f"PYTHONPATH={ROOT}", sys.executable, "-m", "serve_app.notices", "aws")
+        watcher = leaving.inside(
+            "env", address, f"PYTHONPATH={ROOT}", sys.executable, "-m", "serve_app.nodes.notices", "aws"
+        )
         environment = os.environ | fleet.environment
         with leaving.log.open("ab") as log, subprocess.Popen(watcher, stdout=log, stderr=log, env=environment):
             listeners.wait_under_way(AT_ONCE)

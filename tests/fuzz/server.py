@@ -9,9 +9,9 @@ import torch
 from deployments.config import CodecConfig, TalkerConfig
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.config import ModelConfig
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import Address, running
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
-from serve_app.local_server import Address, running
-from serve_app.ray_settings import free_port
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 

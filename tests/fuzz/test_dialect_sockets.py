@@ -13,10 +13,10 @@ from starlette.types import Message
 
 from deployments.errors import Overloaded, ReplicaLost
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.api import create_api
+from serve_app.api.errors import translate
+from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
-from serve_app.errors import translate
-from serve_app.live_text import LiveTexts
+from serve_app.speech.live_text import LiveTexts
 from tests.fuzz.conftest import BOUND_S, Cases, unstalled
 from tests.fuzz.texts import flood, text
 from tests.serve_app import asgi

@@ -12,10 +12,10 @@ import pytest
 from deployments.errors import Overloaded, ReplicaLost
 from deployments.mailbox import read
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.api import create_api
+from serve_app.api.errors import translate
+from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
-from serve_app.errors import translate
-from serve_app.live_text import LiveTexts
+from serve_app.speech.live_text import LiveTexts
 from tests.fuzz.client import post
 from tests.fuzz.conftest import BOUND_S, Cases, unstalled
 from tests.fuzz.texts import flood, text

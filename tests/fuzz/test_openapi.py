@@ -11,7 +11,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.schemas import APIOperation
 
 from deployments.protocol import ModelInfo
-from serve_app.api import create_api
+from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from tests.fuzz.conftest import NUM_CASES, Cases
 from tests.fuzz.recordings import originals

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from deployments.errors import InvalidRequest
-from serve_app import reference_audio
-from serve_app.api import create_api
+from serve_app.api.routes import create_api
+from serve_app.audio import recordings
+from serve_app.audio.recordings import decode_reference
 from serve_app.config import ApiSettings
-from serve_app.reference_audio import decode_reference
 from tests.fuzz.client import post
 from tests.fuzz.conftest import Cases
 from tests.fuzz.recordings import RATE, mutated, originals
@@ -21,7 +21,7 @@ from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
 
 @pytest.fixture(autouse=True)
 def few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference_audio, "MAX_SECONDS", 3.0)
+    monkeypatch.setattr(recordings, "MAX_SECONDS", 3.0)
 
 
 def data_url(data: bytes) -> str:

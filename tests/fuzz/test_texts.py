@@ -7,10 +7,10 @@ import pytest
 from deployments.model_store import embedded_path
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.tokenizer import TextTokenizer
-from serve_app.api import create_api
+from serve_app.api.request import clean
+from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
-from serve_app.session import SILENCE_S
-from serve_app.speech_request import clean
+from serve_app.speech.session import SILENCE_S
 from talkray_tools.byte_tokenizer import ADDED_TOKENS
 from tests.fuzz.client import Answer, post
 from tests.fuzz.conftest import Cases

@@ -18,10 +18,10 @@ from hypothesis.stateful import (
 
 from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
-from serve_app import connection
-from serve_app.api import create_api
+from serve_app.api import sockets
+from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
-from serve_app.session import MAX_AUDIO_BYTES
+from serve_app.speech.session import MAX_AUDIO_BYTES
 from tests.fuzz.conftest import BOUND_S, NUM_CASES
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, chunk, tone, utterance
@@ -271,8 +271,8 @@ class SocketMachine(RuleBasedStateMachine):
 
 
 def test_messages_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_MESSAGE_BYTES", 4096)
-    monkeypatch.setattr(connection, "MAX_BODY_BYTES", 8192)
+    monkeypatch.setattr(sockets, "MAX_MESSAGE_BYTES", 4096)
+    monkeypatch.setattr(sockets, "MAX_BODY_BYTES", 8192)
     steps = settings.get_profile("fuzz")
     run_state_machine_as_test(SocketMachine, settings=settings(steps, stateful_step_count=12))
     print(f"\n{SocketMachine.num_runs} connections, {SocketMachine.num_messages} messages")  # noqa: T201

@@ -11,9 +11,9 @@ from loadtest.arrivals import Phase, place
 from loadtest.measure import Result
 from loadtest.metrics import Limits
 from loadtest.traces import Failure, PcmLayout, Trace
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import why_unusable
 from serve_app.config import AppConfig
-from serve_app.local_server import why_unusable
-from serve_app.ray_settings import free_port
 from tests.gpu import several
 from tests.gpu.several import Bench, Row, application, main, must, parsed, table
 

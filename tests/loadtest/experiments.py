@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from deployments.config import TalkerConfig
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import APP_NAME, Address, running
 from serve_app.config import (
     AdmissionSettings,
     ApiSettings,
@@ -22,8 +24,6 @@ from serve_app.config import (
     PoolConfig,
     TalkerScalingConfig,
 )
-from serve_app.local_server import APP_NAME, Address, running
-from serve_app.ray_settings import free_port
 
 POOL = PoolConfig(num_cpus=0.2)
 SCALING = {"max_replicas": 3, "scale_down_window_s": 15}

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import Address, running
 from serve_app.config import AppConfig
-from serve_app.local_server import Address, running
-from serve_app.ray_settings import free_port
 
 REQUESTS = ("--speech-s", "1", "--max-ttfb", "400")  # short answers: more of them fit into the time
 

@@ -16,7 +16,7 @@ from loadtest.scenario import (
 from loadtest.service_model import MIN_SAMPLES, Observed, ServiceModel, in_flight, observe
 from loadtest.simulate import Cluster, NodeKind, Pool, Simulated, Simulation, Traffic
 from loadtest.traces import NoRunError
-from serve_app.autoscaling import CodecScaling, TalkerScaling
+from serve_app.scaling.policies import CodecScaling, TalkerScaling
 from tests.loadtest.test_metrics import SPOKEN
 
 # 20 ms a frame alone, 40 ms with ten streams; the first byte after 0.1 s.

@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 import yaml
 
+from serve_app.cli.ray_settings import free_port
 from serve_app.config import AppConfig
-from serve_app.ray_settings import free_port
 from tests.e2e.speech import body, fetch
 from tests.scale.conftest import client, server
 

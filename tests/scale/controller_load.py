@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from serve_app import ray_settings
+from serve_app.cli import ray_settings
 
 ray_settings.apply_local()  # Ray reads them when it is imported
 
@@ -38,10 +38,10 @@ from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
 from deployments.records import CodecRecord, TalkerRecord
-from serve_app import pool_watch
 from serve_app.app import health_check_s, options, report_s
-from serve_app.autoscaling import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from serve_app.config import PoolConfig
+from serve_app.scaling import pool_watch
+from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 from tests.e2e.processes import MARK, marked
 
 APP = "load"

@@ -16,7 +16,7 @@ import ray
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FakeMultiNodeProvider
 from ray.cluster_utils import AutoscalingCluster
 
-from serve_app.ray_settings import free_port
+from serve_app.cli.ray_settings import free_port
 from tests.e2e.processes import MARK, marked
 
 _EMPTY = [

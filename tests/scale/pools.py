@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deployments import ray_internals
-from serve_app.local_server import APP_NAME
+from serve_app.cli.serve.local_server import APP_NAME
 
 # Bounds a hang: on two busy cores a replica takes half a minute to start.
 BOUND_S = 180

@@ -8,6 +8,8 @@ import pytest
 from ray import serve
 
 from deployments.config import CodecConfig, TalkerConfig
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import roll_out
 from serve_app.config import (
     AdmissionSettings,
     ApiSettings,
@@ -15,8 +17,6 @@ from serve_app.config import (
     PoolConfig,
     TalkerScalingConfig,
 )
-from serve_app.local_server import roll_out
-from serve_app.ray_settings import free_port
 from tests.e2e.speech import body, fetch
 from tests.scale.conftest import client
 from tests.scale.fake_nodes import fake_cluster, nodes

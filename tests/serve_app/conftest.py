@@ -6,7 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from serve_app.api import create_api
+from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app.fake import FakeSynthesizer, utterance
 

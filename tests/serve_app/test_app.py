@@ -11,9 +11,9 @@ from ray.serve.config import AutoscalingConfig
 from deployments.config import TalkerConfig
 from deployments.errors import StartError
 from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, health_check_s, options, report_s, talker_scaling
-from serve_app.autoscaling import CodecPolicy, TalkerPolicy
+from serve_app.cli.ray_settings import CLUSTER, TUNED
 from serve_app.config import ApiSettings, AppConfig, CodecScalingConfig, PoolConfig, TalkerScalingConfig
-from serve_app.ray_settings import CLUSTER, TUNED
+from serve_app.scaling.policies import CodecPolicy, TalkerPolicy
 
 
 def built(config: AppConfig) -> BuiltApplication:
@@ -145,7 +145,7 @@ def test_the_talker_pool_knows_how_many_sequences_an_engine_batches() -> None:
 
 def test_policies_need_nothing_but_the_standard_library() -> None:
     code = (
-        "import sys; import serve_app.autoscaling; "
+        "import sys; import serve_app.scaling.policies; "
         "foreign = {name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names - {'serve_app'};"
         "assert not {'ray', 'numpy', 'pydantic', 'torch'} & foreign, foreign"
     )
@@ -158,7 +158,9 @@ def test_every_queue_is_bounded() -> None:
         assert options(pool, 1)["max_queued_requests"] >= 0
 
 
-@pytest.mark.parametrize("module", ["serve_app.app", "serve_app.cli", "serve_app.ingress", "serve_app.local_server"])
+@pytest.mark.parametrize(
+    "module", ["serve_app.app", "serve_app.cli.main", "serve_app.ingress", "serve_app.cli.serve.local_server"]
+)
 def test_importing_the_application_imports_no_torch(module: str) -> None:
     code = f"import {module}, sys; assert 'torch' not in sys.modules; assert 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -173,4 +175,6 @@ def test_composing_the_application_imports_no_torch() -> None:
 
 
 def test_the_command_line_applies_its_settings_before_ray_is_imported() -> None:
-    subprocess.run([sys.executable, "-c", "import serve_app.cli, sys; assert 'ray' not in sys.modules"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", "import serve_app.cli.main, sys; assert 'ray' not in sys.modules"], check=True
+    )

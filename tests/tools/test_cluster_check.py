@@ -13,8 +13,8 @@ from tools.cluster_check.document import Fault
 ROOT = Path(__file__).parents[2]
 READ = (
     "cluster",
-    "serve_app/one-gpu.yaml",
-    "serve_app/ray_settings.py",
+    "serve_app/cli/one-gpu.yaml",
+    "serve_app/cli/ray_settings.py",
     "pyproject.toml",
     "constraints.txt",
     "README.md",
@@ -68,7 +68,7 @@ MISTAKES = [
     Mistake(machines.check, AWS, "VolumeSize: 120", "VolumeSize: large", "invalid type", "Ebs:"),
     Mistake(machines.check, AWS, "availability_zone:", "availabilty_zone:", "reads no such key"),
     Mistake(machines.check, AWS, "min_workers: 2", "min_workers: 40", "more than max_workers"),
-    Mistake(machines.check, AWS, "serve_app.aws_nodes.Nodes", "serve_app.aws_nodes.Node", "cannot be imported"),
+    Mistake(machines.check, AWS, "serve_app.nodes.aws.Nodes", "serve_app.nodes.aws.Node", "cannot be imported"),
     Mistake(machines.check, AWS, "min_workers: 0", "min_workers: 1", "a floor on spot"),
     Mistake(machines.check, AWS, "cache_stopped_nodes: false", "cache_stopped_nodes: true", "is to be false"),
     Mistake(machines.check, AWS, "{CPU: 0}", "{CPU: 4}", "no slots"),

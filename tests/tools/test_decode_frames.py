@@ -10,7 +10,7 @@ import pytest
 
 from deployments.codec.decoder import CodecDecoder
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.api import create_api
+from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from talkray_tools.decode_frames import BadFrames, decode, main, read_header
 from tests.deployments.codec.test_service import Talker, make_service, random_codes

@@ -9,8 +9,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_request_crosses_the_modules_of_its_processes_and_what_they_import() -> None:
     names = {str(file.relative_to(ROOT)) for file in way_of_a_request(ROOT).files}
-    assert {"serve_app/api.py", "deployments/talker/scheduler.py"} <= names
-    assert not {"serve_app/cli.py", "deployments/codec/deployment.py", "deployments/__init__.py"} & names
+    assert {"serve_app/api/routes.py", "deployments/talker/scheduler.py"} <= names
+    assert not {"serve_app/cli/main.py", "deployments/codec/deployment.py", "deployments/__init__.py"} & names
 
 
 def test_the_listed_generators_exist() -> None:

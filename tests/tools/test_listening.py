@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serve_app.languages import language_code
+from serve_app.speech.languages import language_code
 from talkray_tools.released import read
 from tools.listening.__main__ import Log
 from tools.listening.checks import begins_with_hiss, steps_where_joined

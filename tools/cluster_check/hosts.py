@@ -13,7 +13,7 @@ from typing import Any
 
 import typer.main
 
-from serve_app.cli import cli
+from serve_app.cli.main import cli
 from tools.cluster_check.document import Document, Fault, Where, at, document, text_fault
 
 _STRING, _LIST = {"type": "string"}, {"type": "array"}

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
 from deployments.errors import StartError
-from serve_app import ray_settings
+from serve_app.cli import ray_settings
 from serve_app.config import AppConfig
 from tools.cluster_check.document import Document, Fault, Where, at, document, text_fault
 
@@ -17,7 +17,7 @@ _DEPLOYMENTS = {"Ingress", "CodecDecoder", "Talker"}
 _IMPORTED = ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH")
 # The same file twice: each stands where its reader looks.
 _COPIES = {
-    "cluster/serve/one-gpu.yaml": "serve_app/one-gpu.yaml",
+    "cluster/serve/one-gpu.yaml": "serve_app/cli/one-gpu.yaml",
     "cluster/kuberay/overlays/large/serve.yaml": "cluster/serve/production.yaml",
 }
 
@@ -48,7 +48,7 @@ def check(root: Path) -> Iterator[Fault]:
     for name in _IMPORTED:
         path = (ray_settings.TUNED | ray_settings.LOCAL)[name]
         if problem := cannot_import(path):
-            yield text_fault(root / "serve_app/ray_settings.py", name, problem)
+            yield text_fault(root / "serve_app/cli/ray_settings.py", name, problem)
 
 
 def _config(config: Document) -> Iterator[Fault]:

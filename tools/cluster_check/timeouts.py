@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from serve_app.api.sockets import IDLE_TIMEOUT_S
 from serve_app.app import LONGEST_STREAM_S
-from serve_app.connection import IDLE_TIMEOUT_S
-from serve_app.ray_settings import CLUSTER, TUNED
+from serve_app.cli.ray_settings import CLUSTER, TUNED
 from tools.cluster_check.document import Fault, Where, at, document, text_fault
 from tools.cluster_check.flavours import flavours
 from tools.cluster_check.kubernetes import Overlay, overlays
@@ -26,7 +26,7 @@ _STOP_TIMEOUT = re.compile(r"--stop-timeout[ =](\d+)")
 
 def check(root: Path) -> Iterator[Fault]:
     """Faults of all flavours."""
-    settings = root / "serve_app/ray_settings.py"
+    settings = root / "serve_app/cli/ray_settings.py"
     if not LONGEST_STREAM_S < DRAIN_S:
         yield text_fault(settings, "DRAIN_TIMEOUT", f"{DRAIN_S:g} s is not more than {_STREAM}")
     if not LONGEST_STREAM_S < _RELOAD_S:

@@ -19,7 +19,7 @@ from deployments.model_store import locate
 from deployments.protocol import GenerateRequest, PcmChunk, SynthesisRequest
 from deployments.talker.engine import Engine
 from deployments.talker.loading import build_engine
-from serve_app.word_times import WordTimes
+from serve_app.speech.word_times import WordTimes
 from tools.demo_voice.shape import PHONES_PER_FRAME
 from tools.demo_voice.teacher import VOICES, Teacher
 from tools.demo_voice.texts import lines

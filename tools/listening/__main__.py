@@ -28,11 +28,11 @@ from typing import Any
 import aiohttp
 
 from deployments.config import CodecConfig
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import Address
+from serve_app.cli.serve.supervisor import Driver, running
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
-from serve_app.languages import language_code, language_name
-from serve_app.local_server import Address
-from serve_app.ray_settings import free_port
-from serve_app.supervisor import Driver, running
+from serve_app.speech.languages import language_code, language_name
 from tools.listening.judge import Judge, Judged
 from tools.listening.recogniser import Moonshine, Recogniser, Whisper
 from tools.listening.table import placed, table, worse

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from serve_app.api import create_api
+from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
-from serve_app.live_text import LiveTexts
+from serve_app.speech.live_text import LiveTexts
 from tests.serve_app import asgi
 from tests.serve_app.fake import FakeSynthesizer
 

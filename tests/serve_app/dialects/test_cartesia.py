@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from deployments.errors import Overloaded
-from serve_app.api import create_api
+from serve_app.api.routes import create_api
+from serve_app.api.sockets import MAX_CONTEXTS
 from serve_app.config import ApiSettings
-from serve_app.connection import MAX_CONTEXTS
 from serve_app.dialects import cartesia
 from tests.serve_app.dialects.client import Client, Json, connect
 from tests.serve_app.fake import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deployments.errors import Overloaded
-from serve_app.api import create_api
+from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from serve_app.dialects.codec_frames import END_REASONS, HEADER, RECORD
 from tests.serve_app.dialects.client import Client, connect

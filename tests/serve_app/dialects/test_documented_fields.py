@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from deployments.protocol import ModelInfo
-from serve_app import speech_request
-from serve_app.api import create_api
+from serve_app.api import request as speech_request
+from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
-from serve_app.live_text import LiveTexts
+from serve_app.speech.live_text import LiveTexts
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client, Json
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED, FOLLOWED_TEXT, FakeSynthesizer, followed, utterance

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from deployments.errors import Overloaded
-from serve_app.api import create_api
+from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app.dialects.client import Client, Json, connect
 from tests.serve_app.fake import (

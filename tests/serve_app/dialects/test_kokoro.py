@@ -6,10 +6,10 @@ from itertools import pairwise
 import httpx
 import pytest
 
-from serve_app.api import create_api
+from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
+from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED_MS, FOLLOWED_TEXT, FakeSynthesizer, followed, pcm_of
-from tests.serve_app.test_audio import decode
 
 pytestmark = pytest.mark.anyio
 

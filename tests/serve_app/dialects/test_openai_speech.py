@@ -9,11 +9,11 @@ import httpx2
 import pytest
 from openai import AsyncAzureOpenAI
 
-from serve_app.api import create_api
+from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from serve_app.dialects.openai_speech import spelled
+from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
-from tests.serve_app.test_audio import decode
 
 pytestmark = pytest.mark.anyio
 

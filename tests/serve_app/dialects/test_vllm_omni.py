@@ -5,7 +5,7 @@ import httpx
 import pytest
 
 from deployments.errors import Overloaded
-from serve_app.api import create_api
+from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client, Json, connect

@@ -8,10 +8,10 @@ import httpx
 import numpy as np
 import pytest
 
-from serve_app.api import create_api
+from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
+from tests.serve_app.cli.test_check_client import Server
 from tests.serve_app.fake import BASE, FakeSynthesizer, pcm_of, tone, utterance
-from tests.serve_app.test_check_client import Server
 from tests.test_docs_commands import ROOT, blocks
 
 pytestmark = pytest.mark.anyio

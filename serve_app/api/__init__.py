@@ -1,0 +1,1 @@
+"""The HTTP surface: who may come, what a request says, how it is answered."""

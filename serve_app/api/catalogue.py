@@ -1,0 +1,190 @@
+"""What can be asked for: the loaded model, and its voices: the checkpoint's own, and OpenAI's thirteen as aliases."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from fastapi import APIRouter, Request
+
+from deployments.errors import InvalidRequest, ModelNotFound, StartError
+from deployments.protocol import ModelInfo, ModelKind
+from serve_app.config import ApiSettings
+from serve_app.speech.synthesizer import Synthesizer
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """One entry of the voice list."""
+
+    id: str
+    name: str
+    language: str
+    gender: str
+    description: str
+    type: str  # "builtin" or "alias"
+    alias_of: str | None = None  # the id of the voice that an alias means
+
+
+@dataclass(frozen=True, slots=True)
+class Character:
+    """What the model card says of a released speaker."""
+
+    language: str
+    gender: str
+    description: str
+
+
+RELEASED = {
+    "vivian": Character("chinese", "female", "Bright, slightly edgy young voice"),
+    "serena": Character("chinese", "female", "Warm, gentle young voice"),
+    "uncle_fu": Character("chinese", "male", "Seasoned voice with a low, mellow timbre"),
+    "dylan": Character("beijing_dialect", "male", "Youthful Beijing voice with a clear, natural timbre"),
+    "eric": Character("sichuan_dialect", "male", "Lively Chengdu voice with a slightly husky brightness"),
+    "ryan": Character("english", "male", "Dynamic voice with strong rhythmic drive"),
+    "aiden": Character("english", "male", "Sunny American voice with a clear midrange"),
+    "ono_anna": Character("japanese", "female", "Playful voice with a light, nimble timbre"),
+    "sohee": Character("korean", "female", "Warm voice with rich emotion"),
+}
+EMBEDDED = {
+    "nora": Character("english", "female", "Clear voice; a small model for demonstrations"),
+    "felix": Character("english", "male", "Deeper voice; a small model for demonstrations"),
+    "iris": Character("english", "female", "Bright voice; a small model for demonstrations"),
+    "hugo": Character("english", "male", "Deepest voice; a small model for demonstrations"),
+}
+UNKNOWN = Character("", "", "")
+
+# By gender and weight of the voice. Not eric and dylan: with language "auto" they turn any text into their dialect.
+ALIASES = {
+    "alloy": "vivian",
+    "ash": "ryan",
+    "ballad": "aiden",
+    "cedar": "ryan",
+    "coral": "sohee",
+    "echo": "aiden",
+    "fable": "uncle_fu",
+    "marin": "serena",
+    "nova": "vivian",
+    "onyx": "uncle_fu",
+    "sage": "serena",
+    "shimmer": "ono_anna",
+    "verse": "aiden",
+}
+
+
+def aliases(speakers: Sequence[str]) -> dict[str, str]:
+    """OpenAI's names onto `speakers`: the preferred match where it is there, else spread by order."""
+    if not speakers:
+        return {}
+    spread = {name: speakers[index % len(speakers)] for index, name in enumerate(ALIASES)}
+    preferred = {name: speaker for name, speaker in ALIASES.items() if speaker in speakers}
+    return {name: target for name, target in (spread | preferred).items() if name not in speakers}
+
+
+def resolve(name: str, speakers: Sequence[str]) -> str:
+    """The speaker that `name` means, in any case. Raises InvalidRequest with the valid names."""
+    wanted = name.lower()
+    if wanted in speakers:
+        return wanted
+    known = aliases(speakers)
+    if wanted in known:
+        return known[wanted]
+    raise InvalidRequest(f"Unknown voice {name[:80]!r}. Valid voices: {listing(speakers)}.", "voice", "voice_not_found")
+
+
+def check_default(settings: ApiSettings, model: str, speakers: Sequence[str]) -> None:
+    """Raises StartError where `api.default_voice` is none of the voices of `model`."""
+    try:
+        if settings.default_voice is not None:
+            resolve(settings.default_voice, speakers)
+    except InvalidRequest:
+        valid = f"set one of {listing(speakers)}" if speakers else "it has no named voices: leave the setting out"
+        raise StartError(f"api.default_voice: {settings.default_voice!r} is no voice of {model}; {valid}") from None
+
+
+def nearest(name: str | None, info: ModelInfo, settings: ApiSettings) -> tuple[str | None, str | None]:
+    """The speaker for a voice of another service, and why it is not the one that was named, if it is not.
+
+    Clients of other services cannot know our names: without one they hear the default voice, rather than an error.
+    """
+    if info.kind is not ModelKind.CUSTOM_VOICE:
+        return None, "the loaded model has no named voices" if name else None
+    default = resolve(settings.default_voice or info.voices[0], info.voices)
+    try:
+        return (default, None) if not name else (resolve(name, info.voices), None)
+    except InvalidRequest:
+        return default, f"no such voice here, {default} speaks"
+
+
+def listing(speakers: Sequence[str]) -> str:
+    """Every accepted name, for an error message."""
+    return ", ".join([*speakers, *aliases(speakers)])
+
+
+def voice_list(info: ModelInfo) -> list[Voice]:
+    """The speakers, then the aliases, as `GET /v1/audio/voices` shows them."""
+    characters = EMBEDDED if set(info.voices) == set(EMBEDDED) else RELEASED
+    kinds = [(name, name, "builtin") for name in info.voices]
+    kinds += [(alias, speaker, "alias") for alias, speaker in aliases(info.voices).items()]
+    return [_voice(name, speaker, characters.get(speaker, UNKNOWN), kind) for name, speaker, kind in kinds]
+
+
+def _voice(voice_id: str, speaker: str, character: Character, kind: str) -> Voice:
+    described = f"{character.description} ({speaker})" if kind == "alias" else character.description
+    name = voice_id.replace("_", " ").title()
+    alias_of = speaker if kind == "alias" else None
+    return Voice(voice_id, name, character.language, character.gender, described.strip(), kind, alias_of)
+
+
+def check_model(name: str | None, info: ModelInfo, settings: ApiSettings) -> None:
+    """No name means the loaded model, as its own and every alias do."""
+    if name is not None and name not in (info.name, *settings.model_aliases):
+        known = ", ".join((info.name, *settings.model_aliases))
+        raise ModelNotFound(f"The model {name[:80]!r} is not loaded. Available: {known}.")
+
+
+def catalogue_routes(synthesizer: Synthesizer, settings: ApiSettings) -> APIRouter:
+    """`GET /v1/models`, `/v1/models/{id}`, `/v1/audio/models` and `/v1/audio/voices`."""
+    router = APIRouter()
+
+    @router.get("/v1/models", summary="List models")
+    async def list_models(request: Request) -> Json | list[Json]:
+        """OpenAI's list: the loaded checkpoint, then the names that mean it too. ElevenLabs' clients read another."""
+        info = await synthesizer.describe()
+        if "xi-api-key" in request.headers:
+            return [{"model_id": info.name, "name": info.name, "can_do_text_to_speech": True}]
+        return {"object": "list", "data": [_model(name, info) for name in (info.name, *settings.model_aliases)]}
+
+    @router.get("/v1/models/{model_id:path}", summary="Show a model")
+    async def show_model(model_id: str) -> Json:
+        """One model; checkpoint names have slashes."""
+        info = await synthesizer.describe()
+        check_model(model_id, info, settings)
+        return _model(model_id, info)
+
+    @router.get("/v1/audio/models", summary="List models (Open WebUI)")
+    async def list_audio_models() -> Json:
+        """Open WebUI's list."""
+        info = await synthesizer.describe()
+        return {"models": [{"id": name, "name": name} for name in (info.name, *settings.model_aliases)]}
+
+    @router.get("/v1/audio/voices", summary="List voices")
+    async def list_voices() -> Json:
+        """One answer for every client: some read `voices`, some `data`, some the languages."""
+        info = await synthesizer.describe()
+        known = [asdict(voice) for voice in voice_list(info)]
+        return {
+            "object": "list",
+            "voices": known,
+            "data": known,
+            "uploaded_voices": [],
+            "languages": ["auto", *info.languages],
+        }
+
+    return router
+
+
+def _model(name: str, info: ModelInfo) -> Json:
+    """`root` says which checkpoint an alias means, as in vLLM."""
+    described = {"kind": info.kind, "sample_rate": info.sample_rate, "languages": info.languages}
+    return {"id": name, "object": "model", "created": 0, "owned_by": "talkray", "root": info.name, **described}

@@ -1,0 +1,178 @@
+"""The outermost layer of the API: names every request, measures its first byte, and answers what nobody expected."""
+
+import asyncio
+import contextlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments import metrics
+from deployments.ray_internals import this_replica
+from serve_app.api.errors import translate
+from serve_app.api.request_log import LEFT, RequestRecord
+
+logger = logging.getLogger(__name__)
+
+SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_ID_HEADER = b"x-request-id"
+
+# Who gets one of these has nothing more to ask on its connection.
+_ENDS_CONNECTION = frozenset({401, 403, 408, 413, 431})
+# For the rest of a request that is refused.
+_READ_ON_S = 1.0
+# In the scope: what the application calls when it has taken a part of a body.
+_TAKEN = "talkray.taken"
+# HAProxy sees no `Connection` header of ours: `refusals.cfg` reads this one, and removes it.
+_CLOSE_HEADER = "x-talkray-close"
+
+
+def outermost() -> list[Middleware]:
+    """What Ray Serve puts around whatever listens (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
+    if this_replica() is None:  # Serve's own proxy, which sends scopes to other processes
+        return [Middleware(SaneRequestId)]
+    return [Middleware(SaneRequestId), Middleware(NoReadAhead)]
+
+
+class SaneRequestId:
+    """ASGI middleware around Serve's own, which echoes and logs `x-request-id` as it comes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the call on with one sane id: the client's own, else a new one."""
+        if scope["type"] != "lifespan":
+            offered = [value for name, value in scope["headers"] if name == _ID_HEADER]
+            chosen = choose_request_id(offered[0].decode("latin-1") if len(offered) == 1 else "")
+            others = [header for header in scope["headers"] if header[0] != _ID_HEADER]
+            scope["headers"] = [*others, (_ID_HEADER, chosen.encode())]
+        await self._app(scope, receive, send)
+
+
+class NoReadAhead:
+    """ASGI middleware around Serve's own, which reads whole bodies into a queue before anyone asks for them
+    (`ASGIDIReceiveProxy`): a part of a body is received once RequestContext has taken the one before it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the call on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        loop, taken = asyncio.get_running_loop(), asyncio.Event()
+        taken.set()
+        # The application may run in a loop of its own.
+        scope[_TAKEN] = lambda: loop.call_soon_threadsafe(taken.set)
+
+        async def receive_next() -> Message:
+            await taken.wait()
+            message = await receive()
+            if message.get("more_body"):
+                taken.clear()
+            return message
+
+        await self._app(scope, receive_next, send)
+
+
+class RequestContext:
+    """ASGI middleware. `scope["state"]["request_id"]` is the client's own `x-request-id` if it is sane, else a new one;
+    `received_ns`, of time.time_ns(), is when the request came; `record` is published at its end.
+
+    `echo_request_id` is False where the server in front adds `x-request-id` to responses.
+    """
+
+    def __init__(self, app: ASGIApp, *, echo_request_id: bool) -> None:
+        self._app = app
+        self._echo_request_id = echo_request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the call on; the only `except Exception` of the HTTP surface that does not raise again is here."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        request_id = choose_request_id(Headers(scope=scope).get("x-request-id", ""))
+        method = scope.get("method", "WS")
+        record = RequestRecord(request_id, time.time_ns(), method=method, path=scope.get("path", ""))
+        scope.setdefault("state", {}).update(request_id=request_id, received_ns=record.received_ns, record=record)
+        answer = _Answer(scope, receive, send, request_id if self._echo_request_id else None)
+        try:
+            await self._app(scope, answer.receive, answer.send)
+        except ClientDisconnect:
+            record.error = LEFT
+            logger.info("request %s: the client left", request_id)
+        except Exception as error:
+            # Starlette wraps what is raised after the response has started.
+            record.error = translate(error.__cause__ if answer.has_started and error.__cause__ else error).code
+            logger.exception("request %s failed", request_id)
+            if answer.has_started or scope["type"] != "http":
+                raise
+            await translate(error).response()(scope, receive, answer.send)
+        finally:
+            record.publish()
+
+
+class _Answer:
+    """What goes out: gets its request's id, if that is given, and is measured if it is speech.
+
+    A refusal ends its connection where nothing more can follow, or where the rest of the request would: a client that
+    never sends it would hold the connection.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str | None) -> None:
+        self.has_started = False
+        self._receive, self._send = receive, send
+        self._taken: Callable[[], object] = scope.get(_TAKEN, lambda: None)
+        self._request_id = request_id
+        self._began_s = time.perf_counter()
+        self._is_awaited = scope.get("method") == "POST"  # its first byte, that is
+        headers = Headers(scope=scope)
+        self._is_unread = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+    async def receive(self) -> Message:
+        """Receive."""
+        message = await self._receive()
+        if message.get("more_body"):
+            self._taken()
+        elif message["type"] == "http.request":
+            self._is_unread = False
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send on."""
+        if message["type"] in ("http.response.start", "websocket.http.response.start"):
+            self.has_started = True
+            self._is_awaited = self._is_awaited and message["status"] == 200
+            if message["status"] >= 400:
+                await self._read_on()
+            headers = MutableHeaders(scope=message)
+            if self._request_id is not None:
+                headers["x-request-id"] = self._request_id
+            if message["status"] in _ENDS_CONNECTION or (message["status"] >= 400 and self._is_unread):
+                headers["connection"] = "close"
+                headers[_CLOSE_HEADER] = "unread" if self._is_unread else "read"
+        elif self._is_awaited and message["type"] == "http.response.body" and message.get("body"):
+            self._is_awaited = False
+            metrics.first_byte(time.perf_counter() - self._began_s)
+        await self._send(message)
+
+    async def _read_on(self) -> None:
+        """Read the rest of a request if it comes: a client that still sends while it is closed loses its answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_READ_ON_S):
+                while self._is_unread and (await self.receive())["type"] != "http.disconnect":
+                    pass
+
+
+def choose_request_id(offered: str) -> str:
+    """`offered`, unless it could not safely stand in a header or a log line."""
+    return offered if SANE_ID.fullmatch(offered) else secrets.token_hex(16)

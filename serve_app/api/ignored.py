@@ -1,0 +1,155 @@
+"""What of a request has no effect, and why: clients learn it with the answer, so that no field goes in silence."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+
+from pydantic import AliasChoices
+
+from deployments.protocol import ModelInfo, ModelKind
+from serve_app.api.request import SpeechBody
+from serve_app.speech.languages import foreign_letters, has_region, language_name, looks_foreign
+
+HEADER = "x-ignored"
+
+NO_WORD_TIMES = "of the loaded model they are not known"
+
+Ignored = dict[str, str]  # reason by field, both fit for a header
+# A dialect's fields, those of nested objects behind a dot, and which field of a SpeechBody each becomes. None: it has
+# another effect. "bit_rate" is no field of a SpeechBody, but treated as one.
+Names = dict[str, str | None]
+
+_MOST_NAMED = 8
+_LONGEST_NAME = 40
+_TAG = re.compile(r"</?([A-Za-z][A-Za-z:-]*+)[^<>]*+>")
+# OpenAI's dialect.
+SPEECH: Names = {
+    str(choice): name
+    for name, field in SpeechBody.model_fields.items()
+    for choice in (field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else [name])
+}
+_FOR_CLONING = ("ref_text", "x_vector_only_mode")
+
+
+def flat(fields: Mapping[str, object], names: Names) -> dict[str, object]:
+    """`fields` that were sent, those of nested objects that `names` knows behind a dot. A null is an absent field,
+    and so is an object of nothing else.
+    """
+    outer = {name[:end] for name in names for end, char in enumerate(name) if char == "."}
+    return dict(_flat(fields, outer, ""))
+
+
+def _flat(fields: Mapping[str, object], outer: set[str], prefix: str) -> Iterator[tuple[str, object]]:
+    for name, value in fields.items():
+        path = prefix + name.replace(".", "?")  # a dot of the client's own is no nesting
+        if path in outer and isinstance(value, Mapping):
+            yield from _flat(value, outer, f"{path}.")
+        elif value is not None and not _is_all_null(value):
+            yield path, value
+
+
+def _is_all_null(value: object) -> bool:
+    """Whether it is an object of nulls. An empty one is none: some clients switch a feature on with it."""
+    return isinstance(value, Mapping) and bool(value) and all(each is None for each in value.values())
+
+
+def renamed(sent: Mapping[str, object], names: Names) -> dict[str, object]:
+    """The fields of a SpeechBody. Of two that mean the same the first in `names` counts."""
+    return {ours: sent[theirs] for theirs, ours in reversed(names.items()) if ours is not None and theirs in sent}
+
+
+def ignored(
+    sent: Mapping[str, object],
+    body: SpeechBody,
+    info: ModelInfo,
+    names: Names = SPEECH,
+    *,
+    reasons: Mapping[str, str] | None = None,
+) -> Ignored:
+    """What of `sent`, that `body` was made of, has no effect on this model or is none of `names`. `reasons` are what
+    else has none, by the dialect's name or ours: the answer has the dialect's.
+    """
+    theirs = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
+    found = {**dict(_without_effect(body, info)), **(reasons or {})}
+    spelled = {theirs.get(name, name): reason for name, reason in found.items()}
+    first = {name: theirs[ours] for name, ours in names.items() if ours is not None and name in sent}
+    spelled |= {name: f"{other} is there too" for name, other in first.items() if other != name}
+    return named(sent, names, spelled)
+
+
+def named(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str, str]) -> Ignored:
+    """`reasons`, and which of `sent` is none of `names`: the first of them, as they can stand in a header and in a log.
+    Fields that are only counted cost next to nothing: a body may have a million.
+    """
+    first = {_plain(name): reason for name, reason in list(reasons.items())[:_MOST_NAMED]}
+    room, known = _MOST_NAMED - len(first), list(names)
+    unknown = [name for name in sent if name not in names and name not in reasons]
+    first |= {_plain(name): _unknown_reason(name, known) for name in unknown[:room]}
+    more = max(len(reasons) - _MOST_NAMED, 0) + max(len(unknown) - room, 0)
+    return first | ({"others": f"{more} more"} if more else {})
+
+
+def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
+    """What of a SpeechBody no WebSocket does."""
+    asked = {"stream": fields.get("stream") is False, "stream_format": fields.get("stream_format") == "sse"}
+    return {name: "a WebSocket sends audio as it comes" for name, is_asked in asked.items() if is_asked}
+
+
+def header(reasons: Ignored) -> dict[str, str]:
+    """For an HTTP response: none where nothing was ignored."""
+    return {HEADER: "; ".join(f"{name} ({reason})" for name, reason in reasons.items())} if reasons else {}
+
+
+def entries(reasons: Ignored) -> list[dict[str, str]]:
+    """For an event."""
+    return [{"field": name, "reason": reason} for name, reason in reasons.items()]
+
+
+def told(reasons: Ignored) -> dict[str, object]:
+    """For a message, beside its other fields: nothing where nothing was ignored."""
+    return {"ignored": entries(reasons)} if reasons else {}
+
+
+def _unknown_reason(name: str, known: list[str]) -> str:
+    close = get_close_matches(name[:_LONGEST_NAME].lower(), known, n=1, cutoff=0.75)
+    return f"unknown field, did you mean {close[0]}?" if close else "unknown field"
+
+
+def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, str]]:
+    """Fields that are known, but not to this model or beside others."""
+    sent = body.model_fields_set
+    if info.kind is not ModelKind.CUSTOM_VOICE and body.voice is not None:
+        yield "voice", "the loaded model has no named voices"
+    if body.instructions and not info.supports_instructions:
+        yield "instructions", "the loaded voice follows none"
+    if info.kind is not ModelKind.BASE:
+        yield from ((name, "the loaded model does not clone voices") for name in _FOR_CLONING if name in sent)
+    elif body.x_vector_only_mode and body.ref_text is not None:
+        yield "ref_text", "x_vector_only_mode is true"
+    if body.word_timestamps and not info.word_times:
+        yield "word_timestamps", NO_WORD_TIMES
+    for switch, prefix in (("do_sample", ""), ("subtalker_dosample", "subtalker_")):
+        if getattr(body, switch) is False:
+            options = (f"{prefix}{option}" for option in ("temperature", "top_k", "top_p"))
+            yield from ((name, f"{switch} is false") for name in options if name in sent)
+    if (language := language_name(body.language)) not in ("auto", *info.languages):
+        yield "language", f"not of the loaded voice, which speaks {', '.join(info.languages)}: tried as auto"
+    elif has_region(body.language):
+        yield "language", f"spoken as {language}: regions and scripts are not told apart"
+    if not body.any_language and (foreign := looks_foreign(body.input, info.languages)):
+        yield "language", f"the text looks {foreign}, the loaded voice speaks {', '.join(info.languages)}: read so"
+    if info.spoken_form is not None and (dropped := "; ".join(_dropped(body.input, info))):
+        yield "input", dropped
+
+
+def _dropped(text: str, info: ModelInfo) -> Iterator[str]:
+    """What a spoken form leaves out of the text."""
+    if tags := list(dict.fromkeys(_plain(tag.lower()) for tag in _TAG.findall(text))):
+        yield f"markup is not spoken: {', '.join(tags[:_MOST_NAMED])}"
+    if foreign := foreign_letters(text, info.languages):
+        yield f"letters that the voice cannot speak: {foreign.total()}"
+
+
+def _plain(name: str) -> str:
+    """`name` as it can stand in a header and in a log."""
+    return re.sub(r"[^A-Za-z0-9_.:-]", "?", name[:_LONGEST_NAME])

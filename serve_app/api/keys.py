@@ -1,0 +1,210 @@
+"""API keys: the key file, and how it is read.
+
+A key is `talkray-ID-SECRET`. Its 256 random bits cannot be guessed, so a plain SHA-256 of it is safe to keep; a slow
+hash would only cost time on every request. The key file is JSON:
+
+    {"version": 1, "keys": [{"id": "1f0c9a3e", "name": "ada", "sha256": "...", "created": "2026-11-21T12:00:00+00:00",
+                             "requests_per_minute": 600, "max_streams": 8, "revoked": null}]}
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from deployments.config import Strict
+from deployments.errors import TalkrayError
+from serve_app.api.errors import Unauthorized
+
+logger = logging.getLogger(__name__)
+
+KEY_PREFIX = "talkray-"
+_KEY = re.compile(rf"{KEY_PREFIX}([0-9a-f]{{8}})-[A-Za-z0-9_-]{{43}}")
+_ID_BYTES, _SECRET_BYTES = 4, 32
+_NO_DIGEST = "0" * 64
+
+Limit = Annotated[int, Field(ge=1)] | None  # None: as much as the server can do
+Stamp = tuple[int, int, int, int]
+
+
+class KeyFileError(TalkrayError):
+    """The key file cannot be used; the message says why."""
+
+
+class KeyRecord(Strict):
+    """What is kept of one key. The limits hold for each ingress replica on its own."""
+
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
+    name: str
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    created: str  # ISO 8601
+    requests_per_minute: Limit = None
+    max_streams: Limit = None
+    revoked: str | None = None  # ISO 8601; a revoked key stays in the file, so that its id says whose it was
+
+
+class KeyDocument(Strict):
+    """The key file."""
+
+    version: Literal[1] = 1
+    keys: tuple[KeyRecord, ...] = ()
+
+
+class Keys:
+    """The keys of a file, read again whenever the file changes: a new key works and a revoked one fails at once.
+
+    While the file cannot be read, or holds something else than keys, the last good ones stay and every call tries
+    again; a file that is gone leaves none.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._records: dict[str, KeyRecord] = {}
+        self._seen = _stamp(file)
+        self._failure = ""  # of the last read; said once
+        self._take(read_keys(file))
+
+    def find(self, key: str | None) -> KeyRecord:
+        """The record of `key`. Raises Unauthorized."""
+        self._refresh()
+        if key is None:
+            raise Unauthorized("An API key is required, for example as 'Authorization: Bearer KEY'.")
+        match = _KEY.fullmatch(key)
+        record = self._records.get(match[1]) if match else None
+        digest = record.sha256 if record else _NO_DIGEST
+        if not hmac.compare_digest(_digest(key), digest) or record is None:
+            raise Unauthorized("The API key is not valid.")
+        return record
+
+    def still(self, record: KeyRecord) -> KeyRecord:
+        """The present record of a key that was valid. Raises Unauthorized where it has been revoked since."""
+        self._refresh()
+        now = self._records.get(record.id)
+        if now is None or now.sha256 != record.sha256:
+            raise Unauthorized("The API key is not valid any more.")
+        return now
+
+    def _refresh(self) -> None:
+        try:
+            stamp = _stamp(self._file)
+            if stamp == self._seen:
+                return
+            self._take(read_keys(self._file) if stamp else KeyDocument())
+        except KeyFileError as error:
+            if str(error) != self._failure:
+                logger.error("keeping the API keys that were read before: %s", error)
+            self._failure = str(error)
+        else:
+            self._seen, self._failure = stamp, ""
+            logger.warning("read %d API keys from %s", len(self._records), self._file)
+
+    def _take(self, document: KeyDocument) -> None:
+        self._records = {record.id: record for record in document.keys if record.revoked is None}
+
+
+def read_keys(file: Path) -> KeyDocument:
+    """Raises KeyFileError."""
+    try:
+        return KeyDocument.model_validate_json(file.read_bytes())
+    except OSError as error:
+        hint = "`talkray key create NAME` writes it"
+        raise KeyFileError(f"the key file {file} cannot be read ({error.strerror}): {hint}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise KeyFileError(f"the key file {file} is not one: {where}: {first['msg']}") from None
+
+
+def create_key(file: Path, name: str, *, requests_per_minute: Limit = None, max_streams: Limit = None) -> str:
+    """Add a key to the file, which is made where there is none; returns the key, which is kept nowhere."""
+    with _rewriting(file) as document:
+        key_id = secrets.token_hex(_ID_BYTES)
+        key = f"{KEY_PREFIX}{key_id}-{secrets.token_urlsafe(_SECRET_BYTES)}"
+        record = KeyRecord(
+            id=key_id,
+            name=name,
+            sha256=_digest(key),
+            created=_now(),
+            requests_per_minute=requests_per_minute,
+            max_streams=max_streams,
+        )
+        _write(file, KeyDocument(keys=(*document.keys, record)))
+    return key
+
+
+def revoke_keys(file: Path, id_or_name: str) -> list[KeyRecord]:
+    """End the valid keys with this id or name; returns them. Raises KeyFileError where there is none."""
+    with _rewriting(file) as document:
+        ended = [key for key in document.keys if key.revoked is None and id_or_name in (key.id, key.name)]
+        if not ended:
+            raise KeyFileError(f"{file} has no valid key with the id or name {id_or_name!r}")
+        now = _now()
+        keys = [key.model_copy(update={"revoked": now}) if key in ended else key for key in document.keys]
+        _write(file, KeyDocument(keys=tuple(keys)))
+    return ended
+
+
+@contextlib.contextmanager
+def _rewriting(file: Path) -> Iterator[KeyDocument]:
+    """What the file holds, while no other command changes it. Raises KeyFileError."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        directory = os.open(file.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            yield read_keys(file) if file.exists() else KeyDocument()
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise KeyFileError(f"the key file {file} cannot be written ({error.strerror}): it is as before") from None
+
+
+def _write(file: Path, document: KeyDocument) -> None:
+    """Replace the file at once, so that a server never reads half of it; owner and mode stay."""
+    file = file.resolve()
+    new = file.with_name(f".{file.name}.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as out:
+            out.write(document.model_dump_json(indent=1) + "\n")
+        if file.exists():
+            shutil.copymode(file, new)
+            with contextlib.suppress(PermissionError):
+                os.chown(new, file.stat().st_uid, file.stat().st_gid)
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _stamp(file: Path) -> Stamp | None:
+    """Changes whenever the file does, also where somebody sets its time back; None where there is none.
+
+    Raises KeyFileError where nobody can tell.
+    """
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise KeyFileError(f"the key file {file} cannot be seen ({error.strerror})") from None
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

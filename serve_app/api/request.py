@@ -1,0 +1,362 @@
+"""From what a client sent to what the replicas are asked, checked against the loaded model."""
+
+import json
+import re
+import secrets
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic_core import from_json
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import ModelInfo, ModelKind, Reference, Sampling, SynthesisRequest
+from deployments.voice.english import spoken_english
+from serve_app.api import catalogue
+from serve_app.audio.formats import AudioFormat, OutputRate
+from serve_app.audio.recordings import read_aside
+from serve_app.config import ApiSettings
+from serve_app.speech.languages import foreign_language, language_name
+
+# Figures and signs become words: prose with many of them grows by less than a half, nothing but figures fivefold.
+_MOST_GROWTH = 2
+# A client may send the seed back: as many bits as every reader of JSON keeps.
+_SEED_BITS = 53
+
+
+# Dividing or multiplying logits by more would leave the range of float32.
+Scale = Annotated[float, Field(gt=0, ge=1e-6, le=1e6)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+INT32_MAX = 2**31 - 1
+Model = TypeVar("Model", bound=BaseModel)
+
+MAX_BODY_BYTES = 16 << 20  # of an HTTP request, and of a WebSocket message with reference audio
+_MOST_VALUES = 1 << 15  # of JSON: it is looked through on the event loop, for 50 ms
+_ABOVE_ALL_NUMBERS = 2**64
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,2})?")
+_SEARCHED = 1 << 20
+_MANY_DIGITS = re.compile(r"[0-9]{4000,}")
+_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_CUT_FIELDS = ("text", "transcript")  # that go on in the next message
+
+
+def _voice_name(value: object) -> object:
+    """OpenAI sends a voice as its name or as {"id": name}."""
+    return value.get("id") if isinstance(value, dict) else value
+
+
+def _whole_text(value: object) -> object:
+    return without_halves(value) if isinstance(value, str) else value
+
+
+class SpeechBody(BaseModel):
+    """Body of `POST /v1/audio/speech`. Unknown keys are ignored, and the answer says so; a null is an absent field."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, loc_by_alias=False)
+
+    input: Annotated[
+        str,
+        BeforeValidator(_whole_text, json_schema_input_type=str),
+        Field(validation_alias=AliasChoices("input", "text")),
+    ]
+    model: str | None = None
+    voice: Annotated[
+        Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[str, str])] | None,
+        Field(validation_alias=AliasChoices("voice", "speaker")),
+    ] = None
+    instructions: Annotated[str | None, Field(validation_alias=AliasChoices("instructions", "instruct"))] = None
+    response_format: Annotated[
+        AudioFormat | None, Field(strict=False), WithJsonSchema({"type": "string", "enum": list(AudioFormat)})
+    ] = None
+    stream_format: Literal["audio", "sse"] | None = None
+    sample_rate: OutputRate | None = None  # None: the model's
+    stream: bool = True
+    speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
+
+    language: str = "auto"  # a name or an ISO code
+    any_language: bool = False  # also one that the loaded voice has not learnt
+    ref_audio: str | None = None
+    ref_text: str | None = None
+    x_vector_only_mode: bool = False
+    non_streaming_mode: bool | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    ignore_eos: bool = False
+    leading_silence: bool = False
+    word_timestamps: bool = False  # events say when which word is heard
+
+    do_sample: bool | None = None
+    temperature: Scale | None = None
+    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    top_p: Probability | None = None
+    repetition_penalty: Scale | None = None
+    subtalker_dosample: bool | None = None
+    subtalker_temperature: Scale | None = None
+    subtalker_top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    subtalker_top_p: Probability | None = None
+    max_new_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+
+
+def parse_object(raw: bytes | str) -> dict[str, object]:
+    """A JSON object, its nulls left out, all its numbers finite. Raises InvalidRequest that names a number's field.
+
+    Text of a message (`str`, not the `bytes` of a body) may be cut within a surrogate pair: see `_halved`.
+    """
+    commas = raw.count(b",") if isinstance(raw, bytes) else raw.count(",")
+    if commas >= _MOST_VALUES:
+        raise InvalidRequest(f"The JSON has more than {_MOST_VALUES} values.", None, "invalid_json")
+    try:
+        value = from_json(raw)
+    except ValueError as error:
+        value = _halved(raw)
+        if value is None:
+            _check_digits(raw)
+            raise InvalidRequest(f"Not valid JSON: {error}.", None, "invalid_json") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.", None, "invalid_json")
+    _check_numbers(value)
+    return {key: item for key, item in value.items() if item is not None}
+
+
+def number(param: str, value: object) -> int | float | None:
+    """A client's number, of JSON or as the text of a query; None of none. Raises InvalidRequest."""
+    if value is None or value == "":
+        return None
+    found = value
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        found = int(value) if value.isdigit() else float(value)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not _is_finite(found):
+        raise _no_number(param, value)
+    return found
+
+
+def without_halves(text: str) -> str:
+    """Surrogate pairs as the characters they are; a half by itself is none."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _is_finite(value: float) -> bool:
+    """Whether any field takes such numbers: none is NaN or has more than 64 bits."""
+    return -_ABOVE_ALL_NUMBERS < value < _ABOVE_ALL_NUMBERS
+
+
+def _no_number(param: str, value: object, *, within: str = "") -> InvalidRequest:
+    shown = value if isinstance(value, str) else repr(value) if isinstance(value, float) else type(value).__name__
+    path = param if within in ("", param) else f"{within[:80]}.{param}"
+    return InvalidRequest(f"{path}: {shown[:40]!r} is no number that any field takes.", param)
+
+
+def _check_numbers(fields: Mapping[str, object]) -> None:
+    """Raises InvalidRequest that names the first field with a number that is none, wherever it is."""
+    waiting: list[tuple[str, str, object]] = [(name, name, value) for name, value in fields.items()]
+    while waiting:
+        top, name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(top, key, item) for key, item in value.items()]
+        elif isinstance(value, list):
+            waiting += [(top, name, item) for item in value]
+        elif isinstance(value, int | float) and not _is_finite(value):
+            raise _no_number(name[:80], value, within=top)
+
+
+def _check_digits(raw: bytes | str) -> None:
+    """Where a number has too many digits for the parser: raises InvalidRequest that names its field."""
+    text = raw[:_SEARCHED].decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+    if _MANY_DIGITS.search(text):
+        try:
+            value = from_json(_MANY_DIGITS.sub("1e999", text))
+        except ValueError:
+            return
+        if isinstance(value, dict):
+            _check_numbers(value)
+
+
+def _halved(raw: bytes | str) -> object:
+    """JSON with halves of surrogate pairs, which JavaScript writes where it cuts a text; None of any other.
+
+    Both ends of the fields that go on in another message keep theirs. All other halves become U+FFFD.
+    """
+    if isinstance(raw, bytes) or not _ESCAPED_HALF.search(raw):
+        return None
+    try:
+        value = json.loads(raw)
+        if not isinstance(value, dict):
+            return None
+        cut = {name: _whole_inside(value.pop(name)) for name in _CUT_FIELDS if isinstance(value.get(name), str)}
+        whole = _whole(value)
+    except (ValueError, RecursionError):
+        return None
+    assert isinstance(whole, dict)
+    return whole | cut
+
+
+def _whole(value: object) -> object:
+    match value:
+        case str():
+            return without_halves(value)
+        case list():
+            return [_whole(item) for item in value]
+        case dict():
+            return {without_halves(name): _whole(item) for name, item in value.items()}
+    return value
+
+
+def _whole_inside(text: str) -> str:
+    """But for the second half of a pair in front, and the first one at the end."""
+    start = int("\udc00" <= text[:1] <= "\udfff")
+    end = max(start, len(text) - ("\ud800" <= text[-1:] <= "\udbff"))
+    return text[:start] + without_halves(text[start:end]) + text[end:]
+
+
+def parse_speech(fields: Mapping[str, object]) -> SpeechBody:
+    """The fields of one utterance. Raises InvalidRequest that names the first bad one."""
+    return validated(SpeechBody, fields)
+
+
+def validated(model: type[Model], fields: Mapping[str, object]) -> Model:
+    """`fields` as `model` has them. Raises InvalidRequest that names the first bad one."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _invalid(error) from error
+
+
+def _invalid(error: ValidationError) -> InvalidRequest:
+    """The first problem, with the field that it is of."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    param = str(first["loc"][0])
+    code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
+    return InvalidRequest(f"{param}: {first['msg']}.", param, code)
+
+
+async def build_request(
+    body: SpeechBody, info: ModelInfo, settings: ApiSettings, *, request_id: str, client: str = "", live: bool = False
+) -> SynthesisRequest:
+    """One utterance for the loaded model; the text of a `live` one is to come. Raises InvalidRequest with the field.
+
+    The text may have nothing to speak, as "..." has: see `is_speakable`.
+    """
+    catalogue.check_model(body.model, info, settings)
+    if body.ref_audio is not None and info.kind is not ModelKind.BASE:  # before `voice` is missed: it would not help
+        raise InvalidRequest(f"{info.name} does not clone voices: load a Base checkpoint.", "ref_audio")
+    return SynthesisRequest(
+        request_id=request_id,
+        client=client,
+        voice=_voice(body, info),
+        text="" if live else _text(body, info, settings),
+        language=_language(body, info),
+        instructions=_instructions(body, info, settings),
+        reference=await _reference(body, info, settings),
+        sampling=Sampling(**{option.name: getattr(body, option.name) for option in fields(Sampling)}),
+        seed=draw_seed() if body.seed is None else body.seed,
+        redraws=body.seed is None,
+        non_streaming_mode=body.non_streaming_mode,
+        ignore_eos=body.ignore_eos,
+        leading_silence=body.leading_silence,
+        word_times=body.word_timestamps and info.word_times,
+    )
+
+
+def draw_seed() -> int:
+    """A seed for a request whose client gave none."""
+    return secrets.randbits(_SEED_BITS)
+
+
+def _missing(param: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} is required: {reason}.", param, "missing_required_parameter")
+
+
+def _cleaned(param: str, text: str | None, settings: ApiSettings) -> str:
+    """Nothing sent and nothing to speak are the same: an empty string."""
+    check_length(param, text or "", settings)
+    return clean(text or "")
+
+
+def check_length(param: str, text: str, settings: ApiSettings) -> None:
+    """Raises InvalidRequest of a text that is too long; before anything else looks at it."""
+    if len(text) > settings.max_input_chars:
+        message = f"{param} has {len(text)} characters, at most {settings.max_input_chars} are allowed."
+        raise InvalidRequest(message, param, "string_above_max_length")
+
+
+def clean(text: str) -> str:
+    """NFC without control and format (zero-width) characters, runs of whitespace as one space, no space at the ends."""
+    spoken = "".join(char for char in text if char.isspace() or unicodedata.category(char) not in ("Cc", "Cf"))
+    return " ".join(unicodedata.normalize("NFC", spoken).split())
+
+
+def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str:
+    """A spoken form is made from the text as it was sent, while lines and characters still say what they mean."""
+    check_length("input", body.input, settings)
+    if not body.any_language and language_name(body.language) == "auto":
+        foreign = foreign_language(body.input, info.languages)
+        if foreign is not None:
+            raise _not_spoken("input", f"it is written in {foreign}", body, info)
+    text = spoken_text(body, info)
+    if not clean(body.input) or (not text and is_speakable(body.input) and not body.any_language):
+        raise InvalidRequest(f"input has no characters that can be spoken: {_speaks(body, info)}.", "input")
+    if len(text) > (most := _MOST_GROWTH * settings.max_input_chars):
+        message = f"input takes {len(text)} characters in words, at most {most} are allowed: send it in parts."
+        raise InvalidRequest(message, "input", "string_above_max_length")
+    return text
+
+
+def spoken_text(body: SpeechBody, info: ModelInfo) -> str:
+    """What the model reads of `input`; may be empty."""
+    return spoken_english(body.input) if info.spoken_form == "english" else clean(body.input)
+
+
+def is_speakable(text: str) -> bool:
+    """Whether there is anything in a spoken text besides punctuation and pictures."""
+    return any(unicodedata.category(char)[0] in "LN" for char in text)
+
+
+def _voice(body: SpeechBody, info: ModelInfo) -> str | None:
+    """Models without speakers ignore the voice, because OpenAI's clients cannot leave it out."""
+    if info.kind is not ModelKind.CUSTOM_VOICE:
+        return None
+    if body.voice is None:
+        raise _missing("voice", f"one of {catalogue.listing(info.voices)}")
+    return catalogue.resolve(body.voice, info.voices)
+
+
+def _language(body: SpeechBody, info: ModelInfo) -> str:
+    language = language_name(body.language)
+    if language in ("auto", *info.languages):
+        return language
+    if not body.any_language:
+        raise _not_spoken("language", f"{body.language[:80]!r} is none of the loaded voice's", body, info)
+    return "auto"
+
+
+def _not_spoken(param: str, reason: str, body: SpeechBody, info: ModelInfo) -> InvalidRequest:
+    remedy = '"any_language": true tries it anyway'
+    return InvalidRequest(f"{param}: {reason}; {_speaks(body, info)}. {remedy}.", param, "unsupported_language")
+
+
+def _speaks(body: SpeechBody, info: ModelInfo) -> str:
+    voice = _voice(body, info)
+    who = info.name if voice is None else f"the voice {voice!r} of {info.name}"
+    return f"{who} speaks {', '.join(info.languages)}"
+
+
+def _instructions(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str | None:
+    """Checkpoints that cannot follow instructions speak without them, as in the official package."""
+    if not info.supports_instructions:
+        return None
+    instructions = _cleaned("instructions", body.instructions, settings) or None
+    if info.kind is ModelKind.VOICE_DESIGN and instructions is None:
+        raise _missing("instructions", "the loaded model designs its voice from them")
+    return instructions
+
+
+async def _reference(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> Reference | None:
+    if info.kind is not ModelKind.BASE:
+        return None
+    if body.ref_audio is None:
+        raise _missing("ref_audio", "the loaded model speaks with the voice of a recording")
+    text = _cleaned("ref_text", body.ref_text, settings) or None
+    if text is None and not body.x_vector_only_mode:
+        raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")
+    return await read_aside(body.ref_audio, text, info, x_vector_only=body.x_vector_only_mode)

@@ -1,0 +1,386 @@
+"""The HTTP response that carries speech: its form, its body cut as the audio comes, its end when the client leaves.
+
+Nothing of a body is yielded before there is audio: whoever awaits the first bytes can still answer an error with a
+status code.
+"""
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar, Self
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from deployments import metrics
+from deployments.errors import Overloaded, PayloadTooLarge
+from deployments.protocol import Mark, Marks, ModelInfo, PcmChunk, SynthesisRequest, reached
+from serve_app.api.door import Room
+from serve_app.api.errors import ErrorReply, translate
+from serve_app.api.request import SpeechBody
+from serve_app.api.request_log import Usage
+from serve_app.audio.formats import CODECS, AudioFormat, Rendering
+from serve_app.speech.word_times import Word, WordTimes
+
+# Bytes of audio of one answer that is sent when all of it is there: 23 minutes at 24 kHz, 16 bits.
+MAX_WHOLE_BYTES = 64 << 20
+# Of all such answers of this process together, half of it for one client: beside the rest of an ingress replica, a GB.
+MAX_ALL_WHOLE_BYTES = 256 << 20
+_PART_BYTES = 96 << 10  # of what is sent at once; a multiple of 3, so that parts in base64 follow each other
+AUDIO_HERE = "audio-in-base64"  # a placeholder: see `object_with`
+EVENT_STREAM = "text/event-stream"
+L16 = "audio/l16"
+
+CONTENT_TYPES = {
+    AudioFormat.MP3: "audio/mpeg",
+    AudioFormat.OPUS: "audio/ogg",
+    AudioFormat.AAC: "audio/aac",
+    AudioFormat.FLAC: "audio/flac",
+    AudioFormat.WAV: "audio/wav",
+    AudioFormat.PCM: "audio/pcm",
+    AudioFormat.MULAW: "audio/basic",
+    AudioFormat.ALAW: "audio/x-alaw-basic",
+    AudioFormat.FLOAT: "audio/x-float32",
+}
+RAW = (AudioFormat.PCM, AudioFormat.MULAW, AudioFormat.ALAW, AudioFormat.FLOAT)  # without a container
+# Anything else in an Accept header, such as the */* and application/octet-stream of every client, is no preference.
+ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT_TYPES.items()} | {L16: AudioFormat.PCM}
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The form of one response."""
+
+    audio_format: AudioFormat
+    events: bool = False  # server-sent events instead of bare audio
+    whole: bool = False  # one body of known length instead of a stream
+    speed: float = 1.0
+    l16: bool = False  # PCM under its RTP name
+    sample_rate: int | None = None  # None: the model's
+    bit_rate: int | None = None  # None: the format's usual one
+    in_wav: bool = False  # a raw format behind a RIFF header
+
+    @property
+    def has_bit_rate(self) -> bool:
+        """Whether the format's may be chosen."""
+        return self.audio_format in CODECS and CODECS[self.audio_format].bit_rate is not None
+
+    def rate(self, info: ModelInfo) -> int:
+        """Samples a second of what is sent."""
+        return self.sample_rate or info.sample_rate
+
+    def rendering(self, info: ModelInfo) -> Rendering:
+        """What makes its bytes of the model's audio."""
+        return Rendering(
+            self.audio_format,
+            info.sample_rate,
+            info.frame_samples,
+            speed=self.speed,
+            whole=self.whole,
+            output_rate=self.sample_rate,
+            bit_rate=self.bit_rate,
+            in_wav=self.in_wav,
+        )
+
+    def content_type(self, sample_rate: int) -> str:
+        """Value of the Content-Type header."""
+        if self.events:
+            return EVENT_STREAM
+        if self.in_wav:
+            return CONTENT_TYPES[AudioFormat.WAV]
+        if self.audio_format in RAW:
+            name = "audio/L16" if self.l16 else CONTENT_TYPES[self.audio_format]
+            return f"{name};rate={sample_rate};channels=1"
+        return CONTENT_TYPES[self.audio_format]
+
+
+def negotiate(body: SpeechBody, accept: str) -> Delivery:
+    """The body's fields decide; the Accept header only where they say nothing."""
+    wanted = preferred_type(accept)
+    events = body.stream_format == "sse" or (body.stream_format is None and wanted == EVENT_STREAM)
+    accepted = ACCEPTED.get(wanted or "", AudioFormat.MP3)
+    return Delivery(
+        audio_format=body.response_format or accepted,
+        events=events,
+        whole=not body.stream,
+        speed=body.speed,
+        l16=body.response_format is None and wanted == L16,
+        sample_rate=body.sample_rate,
+    )
+
+
+def preferred_type(accept: str) -> str | None:
+    """The known media type that the header likes best, the first of equals."""
+    ranges = [_media_range(part) for part in accept.split(",")]
+    known = [(quality, name) for name, quality in ranges if quality > 0 and (name in ACCEPTED or name == EVENT_STREAM)]
+    return max(known, key=lambda entry: entry[0])[1] if known else None
+
+
+def _media_range(part: str) -> tuple[str, float]:
+    name, *parameters = (piece.strip().lower() for piece in part.split(";"))
+    quality = next((value[2:] for value in parameters if value.startswith("q=")), "1")
+    try:
+        return name, float(quality)
+    except ValueError:
+        return name, 0.0
+
+
+def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
+    """Headers that keep proxies from buffering and tell clients what raw PCM is."""
+    return {
+        "content-type": delivery.content_type(delivery.rate(info)),
+        "cache-control": "no-cache",
+        "x-accel-buffering": "no",
+        "x-sample-rate": str(delivery.rate(info)),
+    }
+
+
+class Kept:
+    """The audio of a whole answer, from its first sample until it is sent; use as a context manager."""
+
+    _room: ClassVar[Room] = Room(MAX_ALL_WHOLE_BYTES)
+
+    def __init__(self, caller: str) -> None:
+        """`caller` is the name of the one who asks."""
+        self._caller, self._num_bytes = caller, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.keep(0)
+
+    def keep(self, num_bytes: int) -> None:
+        """So much is kept from now on. Raises PayloadTooLarge, and Overloaded where other answers take the room."""
+        if num_bytes > MAX_WHOLE_BYTES:
+            raise PayloadTooLarge(f"A whole answer has at most {MAX_WHOLE_BYTES} bytes of audio; {_REMEDY}.", "stream")
+        if num_bytes <= self._num_bytes:
+            self._room.give_back(self._caller, self._num_bytes - num_bytes)
+        elif not self._room.take(self._caller, num_bytes - self._num_bytes):
+            metrics.refused("whole")
+            raise Overloaded(f"Whole answers take all memory that they may have now; {_REMEDY}.")
+        self._num_bytes = num_bytes
+
+    def expect(self, body: SpeechBody, delivery: Delivery, info: ModelInfo) -> None:
+        """Raises as `keep`, before anything is spoken, where there is no room or the audio is known to be too large."""
+        if body.ignore_eos and body.max_new_tokens is not None:
+            samples = (body.max_new_tokens - 1) * info.frame_samples * delivery.rate(info) / info.sample_rate
+            sample_bytes = 4 if delivery.audio_format is AudioFormat.FLOAT else 2
+            if (num_bytes := int(samples / delivery.speed * sample_bytes)) > MAX_WHOLE_BYTES:
+                message = f"max_new_tokens: with ignore_eos the audio has {num_bytes} bytes, a whole answer at most"
+                raise PayloadTooLarge(f"{message} {MAX_WHOLE_BYTES}; {_REMEDY}.", "max_new_tokens")
+        self.keep(1)
+        self.keep(0)
+
+
+_REMEDY = "ask for a stream, or for less"
+
+
+async def audio_body(
+    chunks: AsyncGenerator[PcmChunk, None],
+    rendering: Rendering,
+    usage: Usage,
+    times: WordTimes | None = None,
+    kept: Kept | None = None,
+) -> AsyncGenerator[bytes, None]:
+    """Bare audio; `usage` and `times` are kept up to date, and `kept` where the rendering is whole."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            usage.add(chunk)
+            if times is not None:
+                times.feed(chunk)
+            audio = await rendering.feed(chunk.pcm)
+            if kept is not None:
+                kept.keep(rendering.num_kept)
+            if audio:
+                yield audio
+    if audio := await rendering.close():
+        yield audio
+
+
+async def event_body(
+    chunks: AsyncGenerator[PcmChunk, None],
+    rendering: Rendering,
+    usage: Usage,
+    times: WordTimes | None = None,
+    kept: Kept | None = None,
+) -> AsyncGenerator[bytes, None]:
+    """Audio as server-sent events, with words where `times` are given. An error after the first one is an event too,
+    and raised again.
+    """
+    begun = False
+    try:
+        async with aclosing(audio_body(chunks, rendering, usage, times, kept)) as body:
+            async for audio in body:
+                begun = True
+                for part in _parts(audio):
+                    yield _delta(part)
+                if times is not None and (words := times.take()):
+                    yield _words(words)
+    except Exception as error:
+        if begun:
+            yield _failed(translate(error))
+        raise
+    if times is not None and (words := times.take()):
+        yield _words(words)
+    yield _done(usage)
+
+
+def _delta(audio: bytes) -> bytes:
+    """The next bytes of the audio."""
+    return b'data: {"type":"speech.audio.delta","audio":"' + base64.b64encode(audio) + b'"}\n\n'
+
+
+def _words(words: list[Word]) -> bytes:
+    """When the next words are heard."""
+    return _event({"type": "speech.audio.words", "words": word_entries(words)})
+
+
+def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:
+    """As JSON has them: seconds of the audio."""
+    return [{"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)} for word in words]
+
+
+def _done(usage: Usage) -> bytes:
+    """The end of a complete stream."""
+    ignored = {"ignored": usage.ignored} if usage.ignored else {}
+    return _event({"type": "speech.audio.done", "usage": usage.tokens, **ignored})
+
+
+def _failed(reply: ErrorReply) -> bytes:
+    """The end of a stream that broke after it had begun."""
+    return _event({"type": "speech.audio.error", **reply.envelope()})
+
+
+def _event(fields: dict[str, object]) -> bytes:
+    return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + b"\n\n"
+
+
+def named_event(fields: Mapping[str, object]) -> bytes:
+    """An event that is named for its type, as clients of other services listen for it."""
+    return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
+
+
+async def collected(parts: AsyncGenerator[bytes, None], kept: Kept) -> bytes:
+    """All of a body, which is closed whether or not it came to its end. Raises as `Kept.keep`."""
+    content = bytearray()
+    async with aclosing(parts):
+        async for part in parts:
+            content += part
+            kept.keep(len(content))
+    return bytes(content)
+
+
+def object_with(fields: Mapping[str, object], audio: bytes) -> Iterator[bytes]:
+    """The JSON object `fields`, in parts, with the audio in base64 where its first AUDIO_HERE stands."""
+    before, _, after = json.dumps(fields).partition(AUDIO_HERE)
+    yield before.encode()
+    for part in _parts(audio):
+        yield base64.b64encode(part)
+    yield after.encode()
+
+
+def _parts(content: bytes) -> Iterator[bytes]:
+    """What is sent at once: the connection to a client that reads slowly holds no more of it."""
+    return (content[start : start + _PART_BYTES] for start in range(0, len(content), _PART_BYTES))
+
+
+def marked(request: SynthesisRequest, received_ns: int) -> SynthesisRequest:
+    """The request, received at `received_ns` of time.time_ns(): every stage on its way will leave a mark of its own."""
+    return reached(replace(request, marks=(Mark("received", received_ns),)), "request")
+
+
+def server_timing(marks: Marks) -> str:
+    """Milliseconds from each mark to the next, under the name of the latter; the first is a time of day, in seconds."""
+    first = marks[0]
+    later = [f"{mark.stage};dur={(mark.at_ns - before.at_ns) / 1e6:.3f}" for before, mark in pairwise(marks)]
+    return ", ".join([f'{first.stage};desc="{first.at_ns / 1e9:.6f}"', *later])
+
+
+class SpeechResponse(Response):
+    """Starts with the first bytes of `body`: an error before them is raised before any status has been sent.
+
+    `body` is closed in every case, also when the client leaves while a chunk is awaited or sent, which Starlette's
+    own streaming response leaves to the garbage collector. A client that left raises ClientDisconnect. An error after
+    the start is raised as well, so that the server breaks the connection off instead of ending the body cleanly.
+    """
+
+    def __init__(
+        self,
+        body: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        *,
+        usage: Usage,
+        kept: Kept | None = None,
+    ) -> None:
+        """`usage` is that of `body`. With `kept` it is sent when all of it is there, with its length."""
+        self.status_code = 200
+        self.background = None
+        self._body = body
+        self._kept = kept
+        self._usage = usage
+        self.init_headers(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Speaks until the audio ends or the client leaves."""
+        speaking = asyncio.create_task(self._send_whole(send, self._kept) if self._kept else self._send_stream(send))
+        leaving = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait((speaking, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            speaking.cancel()
+            leaving.cancel()
+            await asyncio.wait((speaking, leaving))
+        if speaking.cancelled():
+            raise ClientDisconnect from (None if leaving.cancelled() else leaving.exception())
+        speaking.result()
+
+    async def _send_stream(self, send: Send) -> None:
+        async with aclosing(self._body) as body:
+            first = await anext(body, b"")
+            await _deliver(send, self._start())
+            await _deliver(send, _part(first))
+            async for part in body:
+                await _deliver(send, _part(part))
+        await _deliver(send, _part(b"", more=False))
+
+    async def _send_whole(self, send: Send, kept: Kept) -> None:
+        with kept:
+            content = await collected(self._body, kept)
+            self.headers["content-length"] = str(len(content))
+            for name, tokens in self._usage.tokens.items():
+                self.headers[f"x-vllm-omni-{name.replace('_', '-')}"] = str(tokens)
+            await _deliver(send, self._start())
+            for part in _parts(content):
+                await _deliver(send, _part(part))
+            await _deliver(send, _part(b"", more=False))
+
+    def _start(self) -> Message:
+        if self._usage.marks:
+            marks = (*self._usage.marks, Mark("response", time.time_ns()))
+            self.headers["server-timing"] = server_timing(marks)
+            metrics.stages(marks)
+        return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+
+
+def _part(body: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+async def _deliver(send: Send, message: Message) -> None:
+    """Sends; the OSError by which ASGI servers report a closed connection becomes ClientDisconnect."""
+    try:
+        await send(message)
+    except OSError as error:
+        raise ClientDisconnect from error
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,168 @@
+"""The HTTP surface, complete but for what speaks: that is injected."""
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.security import HTTPBearer
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from deployments.errors import NotReady, TalkrayError
+from serve_app.api import ignored
+from serve_app.api.catalogue import catalogue_routes, check_default
+from serve_app.api.context import RequestContext
+from serve_app.api.door import Door
+from serve_app.api.errors import INTERNAL, translate
+from serve_app.api.speaker import Speaker
+from serve_app.api.web_pages import page_routes
+from serve_app.config import ApiSettings
+from serve_app.dialects import (
+    cartesia,
+    codec_frames,
+    dashscope,
+    deepgram,
+    elevenlabs,
+    elevenlabs_sockets,
+    flux,
+    kokoro,
+    nari,
+    openai_speech,
+    realtime,
+    vllm_omni,
+    voxserve,
+)
+from serve_app.dialects.native import websocket_routes
+from serve_app.speech.admission import Admission, always
+from serve_app.speech.live_text import LiveTexts
+from serve_app.speech.synthesizer import Synthesizer
+
+logger = logging.getLogger(__name__)
+
+# A dialect more is one file and one line here, with the heading that /docs has for it.
+DIALECTS = (
+    (deepgram, "Deepgram"),
+    (flux, "Deepgram"),
+    (elevenlabs, "ElevenLabs"),
+    (elevenlabs_sockets, "ElevenLabs"),
+    (cartesia, "Cartesia"),
+    (realtime, "OpenAI Realtime"),
+    (dashscope, "DashScope"),
+    (vllm_omni, "vLLM-Omni"),
+    (voxserve, "VoxServe"),
+    (kokoro, "Kokoro-FastAPI"),
+    (codec_frames, "Codec frames"),
+)
+
+_OWN_METRIC = re.compile(rb"(# (HELP|TYPE) )?ray_talkray_")
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the cluster, seen from the ingress replica on it."""
+
+    is_running: Callable[[], bool]  # whether replicas of every pool take requests
+    is_ready: Callable[[], bool]  # whether speech may be asked for; a pool at zero is started by the first request
+    scrape: Callable[[], bytes]  # all metrics of this node's processes, in Prometheus' text format; blocks
+
+
+def create_api(
+    synthesizer: Synthesizer,
+    settings: ApiSettings,
+    *,
+    echo_request_id: bool = True,
+    node: Node | None = None,
+    live_texts: LiveTexts | None = None,
+) -> FastAPI:
+    """The whole surface, for texts of any length that `settings` allow. Without a `node` it has no metrics to show.
+
+    `live_texts` is where texts stand that are still being written. `echo_request_id` is False where the server in front
+    adds `x-request-id` to responses itself, as Ray Serve does.
+    """
+    is_running, is_ready = (node.is_running, node.is_ready) if node else (always, always)
+    live_texts = live_texts or LiveTexts()
+    admission = Admission(synthesizer, settings.admission, is_running=is_running, live_texts=live_texts)
+    api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
+    api.add_middleware(Door, settings=settings)
+    if settings.access.allowed_origins:
+        api.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.access.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "x-sample-rate", "retry-after", ignored.HEADER),
+        )
+    api.add_middleware(RequestContext, echo_request_id=echo_request_id)  # the outermost
+    api.add_exception_handler(TalkrayError, _answer_error)
+    api.add_exception_handler(HTTPException, _answer_error)
+    api.include_router(page_routes(api.title))
+    # The door has asked for the key: this tells readers of the documentation where to put it.
+    keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
+    speaker = Speaker(admission, settings, check_room=admission.check_room, live_texts=live_texts)
+    api.include_router(openai_speech.routes(speaker), dependencies=keyed, tags=["Speech"])
+    for dialect, tag in DIALECTS:
+        api.include_router(dialect.routes(speaker), tags=[tag])
+    api.include_router(catalogue_routes(admission, settings), tags=["Models and voices"])
+    api.include_router(status_routes(admission, settings, is_ready), tags=["This server"])
+    if node is not None:
+        api.include_router(metrics_routes(node), tags=["This server"])
+    api.include_router(websocket_routes(speaker, {nari.PROTOCOL: nari.serve}))
+    return api
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    reply = translate(error)
+    if request.method == "POST" or not isinstance(error, NotReady):  # to be told so is why `/ready` is asked
+        request.state.record.error = reply.code
+    if reply.status == INTERNAL.status:
+        logger.error("request %s failed", request.state.request_id, exc_info=error)
+    return reply.response()
+
+
+def status_routes(synthesizer: Synthesizer, settings: ApiSettings, is_ready: Callable[[], bool]) -> APIRouter:
+    """Cheap answers about the server itself."""
+    router = APIRouter()
+
+    @router.get("/v1", include_in_schema=False)
+    @router.get("/v1/", include_in_schema=False)
+    @router.get("/health", summary="Whether the process is alive")
+    async def health() -> dict[str, str]:
+        """The process is alive. Some clients open their connection with a request for `/v1/`."""
+        return {"status": "ok"}
+
+    @router.get("/ready", summary="Whether speech can be asked for")
+    async def ready() -> dict[str, str]:
+        """Speech can be asked for."""
+        if not is_ready():
+            raise NotReady
+        info = await synthesizer.describe()
+        check_default(settings, info.name, info.voices)  # on a cluster the checkpoint may be on no other node
+        return {"status": "ready", "model": info.name}
+
+    return router
+
+
+def metrics_routes(node: Node) -> APIRouter:
+    """For a single machine: on a cluster, Prometheus scrapes the agent of every node itself."""
+    router = APIRouter()
+
+    @router.get("/metrics", summary="Talkray's metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Talkray's own metrics of this node, which are a hundredth of all."""
+        return Response(own_metrics(await run_in_threadpool(node.scrape)), media_type=METRICS_TYPE)
+
+    @router.get("/metrics/all", summary="Ray's metrics too", response_class=Response)
+    async def all_metrics() -> Response:
+        """What the node's metrics agent exports: Ray's own metrics besides."""
+        return Response(await run_in_threadpool(node.scrape), media_type=METRICS_TYPE)
+
+    return router
+
+
+def own_metrics(exported: bytes) -> bytes:
+    """The lines of Prometheus' text format, values and comments, that are about Talkray."""
+    return b"".join(line for line in exported.splitlines(keepends=True) if _OWN_METRIC.match(line))

@@ -1,0 +1,339 @@
+"""One WebSocket of any dialect. It always reads, also while it speaks: only a reader learns that its client left."""
+
+import asyncio
+import logging
+import re
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+
+from starlette.types import Message
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
+from serve_app.api import ignored
+from serve_app.api.errors import (
+    INTERNAL,
+    POLICY_VIOLATION,
+    TRY_AGAIN_LATER,
+    ErrorReply,
+    Unauthorized,
+    close_reason,
+    translate,
+)
+from serve_app.api.request import MAX_BODY_BYTES, parse_object
+from serve_app.api.request_log import RequestRecord
+from serve_app.api.speaker import Speaker, Wish, refuse_handshake
+from serve_app.speech.session import Event, Failed, Session
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
+IDLE_TIMEOUT_S = 600.0  # of a socket on which nothing is said, either way
+MAX_CONTEXTS = 16  # of one socket
+_ENGINE_FAILED = 1011
+# In the scope: takes what is to be called when this server is to end, in whatever thread.
+LEAVING = "talkray.leaving"
+_SERVICE_RESTART = 1012
+_REPLACED = "this server is being replaced: connect again"
+# A server that is to end closes a socket that owes no speech once nothing was said on it, either way, for so long: in
+# that time the next message of a client that goes on would have come. An open context may be silent between two
+# sentences, for as long as ElevenLabs keeps it.
+_QUIET_S, _CONTEXT_QUIET_S = 1.0, 20.0
+# After so long between two turns, without waiting; at last also in the middle of one: `LONGEST_STREAM_S` is near.
+_PATIENCE_S, MAX_LEAVING_S = 60.0, 540.0
+_LEAVING_POLL_S = 0.1
+_RECORDING = re.compile(r'"ref_audio"\s*+:\s*+("(?:[^"\\]|\\.)*+")')
+
+
+class Connection(ABC):
+    """Reads messages and lets sessions speak until the client leaves, or `end` is called."""
+
+    subprotocol: str | None = None  # that the handshake names
+    takes_recordings = False  # whether a message may have a `ref_audio`
+
+    def __init__(self, socket: WebSocket) -> None:
+        self.socket = socket
+        self.request_id: str = socket.state.request_id
+        self._speaking: set[asyncio.Task[None]] = set()
+        self._conversation: Session | None = None
+        self._sessions: set[Session] = set()
+        self._leaving: asyncio.Task[None] | None = None
+        self._is_ending, self._ended = False, asyncio.Event()
+        self._active_s = asyncio.get_running_loop().time()  # when something was said last, by either side
+
+    @abstractmethod
+    async def obey(self, fields: dict[str, object]) -> None:
+        """One message of the client. Raises InvalidRequest, which `refuse` answers."""
+
+    @abstractmethod
+    async def refuse(self, error: InvalidRequest) -> None:
+        """Tell the client what was wrong with its message; the socket stays open."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is being spoken; in a conversation, whether it is the server's turn."""
+        return bool(self._speaking) if self._conversation is None else self._conversation.is_speaking
+
+    @property
+    def owes_speech(self) -> bool:
+        """Whether text has come that has not been spoken to its end."""
+        is_speaking = any(session.is_speaking or session.is_writing for session in self._sessions)
+        return is_speaking or len(self._speaking) > len(self._sessions)
+
+    async def opened(self) -> None:  # noqa: B027, most have nothing to say
+        """Called once the client has been accepted."""
+
+    async def stop(self) -> None:
+        """Cancels everything that is being spoken."""
+        speaking = tuple(self._speaking)
+        for task in speaking:
+            task.cancel()
+        if speaking:
+            await asyncio.wait(speaking)
+
+    async def serve(self, headers: Mapping[str, str] | None = None) -> None:
+        """Answers messages until the client leaves, says nothing for too long, or the server cancels the handler.
+
+        Stops what is spoken then. `headers` go into the handshake.
+        """
+        given = [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        self._leave_when_asked()
+        try:
+            await self.socket.accept(self.subprotocol, given)
+            await self.opened()
+            while (message := await self._receive())["type"] != "websocket.disconnect":
+                await self._answer(message.get("text"))
+        except TimeoutError:
+            await self.socket.close(reason="idle")
+        except WebSocketDisconnect:
+            logger.info("connection %s: the client left", self.request_id)
+        except RuntimeError:
+            if not self._is_ending:
+                raise
+            logger.info("connection %s: closed before its last message was answered", self.request_id)
+        finally:
+            if self._leaving is not None:
+                self._leaving.cancel()
+            await self.stop()
+
+    async def send(self, kind: str, **fields: object) -> None:
+        """A JSON message with a type."""
+        await self.socket.send_json({"type": kind, **fields})
+
+    def start(self, speaking: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Speaks beside the reading, until `stop` or the end of the connection."""
+        task = asyncio.create_task(self._guarded(speaking))
+        self._speaking.add(task)
+        task.add_done_callback(lambda done: self._stopped(done, speaking))
+        return task
+
+    def converse(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> None:
+        """Says the session's events beside the reading: it is the only one of this socket, and lasts as long."""
+        self._conversation = session
+        self.start(self.pass_on(session, say))
+
+    async def pass_on(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> None:
+        """Says the session's events; the session ends with them."""
+        self._sessions.add(session)
+        try:
+            async with session:
+                async for event in session:
+                    await say(event)
+                    self._touch()
+        finally:
+            self._sessions.discard(session)
+
+    async def end(self, code: int = 1000, reason: str = "") -> None:
+        """Closes the socket, and ends `serve`."""
+        self._is_ending = True
+        try:
+            await self.socket.close(code, reason)
+        except (WebSocketDisconnect, RuntimeError):
+            logger.info("connection %s: the client left before it was closed", self.request_id)
+        self._ended.set()
+
+    async def end_for(self, error: Exception) -> None:
+        """Closes the socket as the error has it; clients reconnect where that helps."""
+        if isinstance(error, Overloaded):  # the proxy in front may know a server that has room
+            await self.end(TRY_AGAIN_LATER, close_reason(error))
+        else:
+            code = POLICY_VIOLATION if isinstance(error, Unauthorized | InvalidRequest) else _ENGINE_FAILED
+            await self.end(code, translate(error).code)
+
+    def _leave_when_asked(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def leave() -> None:
+            self._leaving = self._leaving or loop.create_task(self._leave())
+
+        self.socket.scope.get(LEAVING, lambda _: None)(lambda: loop.call_soon_threadsafe(leave))
+
+    async def _leave(self) -> None:
+        """Closes the socket when no word is lost by that; the budget of a replica that ends bounds it."""
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        while self.owes_speech or clock() < self._quiet_from_s(began_s):
+            if clock() >= began_s + MAX_LEAVING_S:
+                break
+            await asyncio.sleep(_LEAVING_POLL_S)
+        await self.end(_SERVICE_RESTART, _REPLACED)
+
+    def _quiet_from_s(self, began_s: float) -> float:
+        """When a server that is to end may close the socket, if nothing more is said."""
+        has_contexts = bool(self._speaking) and self._conversation is None
+        quiet_s = _CONTEXT_QUIET_S if has_contexts else _QUIET_S
+        return min(self._active_s + quiet_s, max(self._active_s, began_s + _PATIENCE_S))
+
+    def failure(self, error: Exception, request_id: str) -> ErrorReply:
+        """What to tell the client of an error that ended its speech."""
+        reply = translate(error)
+        if reply.status == INTERNAL.status:
+            logger.error("request %s failed", request_id, exc_info=error)
+        return reply
+
+    async def _guarded(self, speaking: Coroutine[None, None, None]) -> None:
+        try:
+            await speaking
+        except (WebSocketDisconnect, RuntimeError):
+            logger.info("connection %s: the client left", self.request_id)
+        except Exception:
+            logger.exception("connection %s failed", self.request_id)
+            await self.end(_ENGINE_FAILED)
+
+    def _stopped(self, task: asyncio.Task[None], speaking: Coroutine[None, None, None]) -> None:
+        speaking.close()  # of a task that was cancelled before it began
+        self._speaking.discard(task)
+        self._touch()
+
+    async def _receive(self) -> Message:
+        """The next message. Raises TimeoutError once the socket has been idle for too long."""
+        if self._ended.is_set():
+            return {"type": "websocket.disconnect"}
+        receiving, ending = asyncio.create_task(self.socket.receive()), asyncio.create_task(self._ended.wait())
+        try:
+            while not receiving.done():
+                remaining_s = self._remaining_s()
+                if remaining_s <= 0:
+                    raise TimeoutError
+                await asyncio.wait((receiving, ending), timeout=remaining_s, return_when=asyncio.FIRST_COMPLETED)
+                if ending.done():
+                    return {"type": "websocket.disconnect"}
+            self._touch()
+            return receiving.result()
+        finally:
+            receiving.cancel()
+            ending.cancel()
+
+    def _remaining_s(self) -> float:
+        """Until the socket has been idle for too long, if nothing happens."""
+        if self.is_busy:
+            return IDLE_TIMEOUT_S
+        return self._active_s + IDLE_TIMEOUT_S - asyncio.get_running_loop().time()
+
+    def _touch(self) -> None:
+        self._active_s = asyncio.get_running_loop().time()
+
+    async def _answer(self, text: str | None) -> None:
+        try:
+            await self.obey(_parse(text, recordings=self.takes_recordings))
+        except InvalidRequest as error:
+            connection: RequestRecord = self.socket.state.record
+            replace(connection, error=error.code).publish()
+            await self.refuse(error)
+
+
+async def serve_wish(
+    socket: WebSocket,
+    speaker: Speaker,
+    wishing: Awaitable[Wish],
+    make: Callable[[WebSocket, Speaker, Wish], Connection],
+    *,
+    reason_header: str | None = None,
+) -> None:
+    """A connection whose handshake says what is wished for; `reason_header` tells why it was refused."""
+    try:
+        wish = await wishing
+    except TalkrayError as error:
+        await refuse_handshake(socket, error, reason_header=reason_header)
+    else:
+        await make(socket, speaker, wish).serve(ignored.header(wish.ignored))
+
+
+class Contexts:
+    """Sessions of one socket, by the names that its client gave them. Beyond the first, each counts as a stream."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._open: dict[str, tuple[Session, asyncio.Task[None]]] = {}
+
+    @property
+    def is_speaking(self) -> bool:
+        """Whether it is the server's turn in any of them."""
+        return any(session.is_speaking for session, _ in self._open.values())
+
+    @property
+    def names(self) -> list[str]:
+        """Of the open ones."""
+        return list(self._open)
+
+    def find(self, name: str) -> Session | None:
+        """An open one, that still speaks what is written."""
+        session = self._open[name][0] if name in self._open else None
+        return None if session is None or session.has_ended else session
+
+    def add(self, name: str, session: Session, say: Callable[[Event], Awaitable[None]]) -> Session:
+        """Lets it speak until its end. Raises InvalidRequest where there are too many."""
+        if len(self._open) >= MAX_CONTEXTS:
+            message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
+            raise InvalidRequest(message, "context_id", "too_many_contexts")
+        is_first = not self._open
+        task = self._connection.start(self._speak(session, say, is_first=is_first))
+        self._open[name] = session, task
+        task.add_done_callback(lambda done: self._forget(name, done))
+        return session
+
+    async def cancel(self, name: str) -> bool:
+        """Stops one at once; whether there was one."""
+        if name not in self._open:
+            return False
+        _, task = self._open[name]
+        task.cancel()
+        await asyncio.wait((task,))
+        self._forget(name, task)
+        return True
+
+    async def _speak(self, session: Session, say: Callable[[Event], Awaitable[None]], *, is_first: bool) -> None:
+        try:
+            with nullcontext() if is_first else self._connection.socket.state.caller.stream():
+                await self._connection.pass_on(session, say)
+        except Overloaded as error:
+            await session.aclose()
+            await say(Failed(error))
+
+    def _forget(self, name: str, task: asyncio.Task[None]) -> None:
+        if name in self._open and self._open[name][1] is task:
+            del self._open[name]
+
+
+def _parse(text: str | None, *, recordings: bool) -> dict[str, object]:
+    """The object that a message is; with `recordings` it may be as large as one, if its own `ref_audio` makes it so.
+
+    What is larger than a message without one is not parsed: its objects might take thirty times its bytes.
+    """
+    if text is None:
+        raise InvalidRequest("Messages are JSON text, not binary.", None, "invalid_json")
+    size = len(text.encode())
+    if size <= MAX_MESSAGE_BYTES:
+        return parse_object(text)
+    found = _RECORDING.search(text) if recordings and size <= MAX_BODY_BYTES else None
+    if found is None or size - (found.end(1) - found.start(1)) > MAX_MESSAGE_BYTES:
+        limits = f"{MAX_MESSAGE_BYTES} bytes" + (f", {MAX_BODY_BYTES} with ref_audio" if recordings else "")
+        raise PayloadTooLarge(f"The message is larger than {limits}.")
+    stand_in = secrets.token_hex(16)
+    fields = parse_object(f'{text[: found.start(1)]}"{stand_in}"{text[found.end(1) :]}')
+    if fields.get("ref_audio") != stand_in:
+        raise PayloadTooLarge(f"The message is larger than {MAX_MESSAGE_BYTES} bytes, without a ref_audio of its own.")
+    return fields | parse_object(f'{{"ref_audio": {found[1]}}}')

@@ -1,0 +1,222 @@
+"""What every dialect asks: the loaded model, its voices, speech as an HTTP response or as a session."""
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, replace
+
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest, PayloadTooLarge
+from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from serve_app.api import catalogue, ignored
+from serve_app.api.errors import BodyTooSlow, translate
+from serve_app.api.request import (
+    MAX_BODY_BYTES,
+    SpeechBody,
+    build_request,
+    check_length,
+    is_speakable,
+    parse_object,
+    parse_speech,
+)
+from serve_app.api.request_log import RequestRecord
+from serve_app.api.response import Delivery, Kept, SpeechResponse, audio_body, event_body, marked, speech_headers
+from serve_app.audio.formats import AudioFormat, check_bit_rate
+from serve_app.config import ApiSettings
+from serve_app.speech.live_text import LiveTexts
+from serve_app.speech.session import Session, silence
+from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.word_times import WordTimes
+
+Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
+
+BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a client asked for, in our own terms; the text is `body.input`, or comes later."""
+
+    info: ModelInfo
+    body: SpeechBody
+    delivery: Delivery
+    ignored: ignored.Ignored
+
+
+class Speaker:
+    """The one door from dialects to speech: limits, checks and the log are the same for all of them."""
+
+    def __init__(
+        self,
+        synthesizer: Synthesizer,
+        settings: ApiSettings,
+        *,
+        check_room: Callable[[str], None],
+        live_texts: LiveTexts,
+    ) -> None:
+        """`check_room` raises where there is no point in parsing a request of this client. `live_texts` is where texts
+        stand that are still being written.
+        """
+        self.settings = settings
+        self.check_room, self.live_texts = check_room, live_texts
+        self._synthesizer = synthesizer
+
+    async def describe(self) -> ModelInfo:
+        """What is loaded. Raises NotReady."""
+        return await self._synthesizer.describe()
+
+    async def wish(
+        self,
+        sent: Mapping[str, object],
+        names: ignored.Names,
+        *,
+        delivery: Delivery,
+        made: Mapping[str, object] | None = None,
+        reasons: Mapping[str, str] | None = None,
+    ) -> Wish:
+        """What `sent` asks for, flat as `ignored.flat` makes it, by the `names` of its dialect. A voice that is not
+        here becomes the default one. `made`: fields of a SpeechBody that the dialect made. `reasons`: why fields have
+        no effect, as in `ignored.ignored`.
+
+        Raises InvalidRequest that names the field.
+        """
+        info = await self.describe()
+        given = {**ignored.renamed(sent, names), **(made or {})}
+        model, bit_rate, called = given.pop("model", None), given.pop("bit_rate", None), given.pop("voice", None)
+        found = dict(reasons or {})
+        voice, reason = catalogue.nearest(called if isinstance(called, str) else None, info, self.settings)
+        if called is not None and not isinstance(called, str):
+            reason = "not a name"
+        if reason is not None:
+            found["voice"] = reason
+        if model is not None and model not in (info.name, *self.settings.model_aliases):
+            found["model"] = f"the loaded model is {info.name}"
+        if bit_rate is not None and not delivery.has_bit_rate:
+            found["bit_rate"] = f"{delivery.audio_format} has none"
+        given = {name: value for name, value in given.items() if value is not None}
+        body = parse_speech({"input": "", "any_language": True, **given, "voice": voice})
+        check_length("input", body.input, self.settings)
+        delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
+        if delivery.bit_rate is not None:
+            check_bit_rate(delivery.audio_format, delivery.bit_rate)
+        return Wish(info, body, delivery, ignored.ignored(sent, body, info, names, reasons=found))
+
+    def voiced(self, wish: Wish, voice: str) -> Wish:
+        """The same in another voice; `ignored` is about that voice only."""
+        speaker, reason = catalogue.nearest(voice, wish.info, self.settings)
+        body = wish.body.model_copy(update={"voice": speaker})
+        return replace(wish, body=body, ignored={"voice": reason} if reason else {})
+
+    def session(
+        self, connection: HTTPConnection, wish: Wish, *, request_id: str, live: bool = True, files: bool = False
+    ) -> Session:
+        """Speech of one conversation, while it is written if `live`; see `Session`."""
+        return Session(
+            self._synthesizer,
+            self.settings,
+            wish.info,
+            body=wish.body,
+            delivery=wish.delivery,
+            caller=connection.state.caller,
+            request_id=request_id,
+            asker=connection.state.record,
+            live_texts=self.live_texts if live else None,
+            files=files,
+        )
+
+    async def respond(
+        self, request: Request, wish: Wish, *, as_body: Wrap | None = None, content_type: str | None = None
+    ) -> Response:
+        """`wish.body.input` over HTTP; `as_body` makes another body of its audio and its words, of that type."""
+        utterance = await self.utterance(request, wish)
+        usage = request.state.record.usage
+        usage.ignored = ignored.entries(wish.ignored)
+        kept = Kept(request.state.caller.name) if wish.delivery.whole else None
+        if kept is not None:
+            kept.expect(wish.body, wish.delivery, wish.info)
+        make = event_body if wish.delivery.events else audio_body
+        times = WordTimes(wish.body.input, wish.info, speed=wish.body.speed) if wish.body.word_timestamps else None
+        stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage, times, kept)
+        if as_body is not None:
+            stream = as_body(stream, times)
+        headers = {**speech_headers(wish.delivery, wish.info), **ignored.header(wish.ignored)}
+        if content_type is not None:
+            headers["content-type"] = content_type
+        return SpeechResponse(stream, headers, usage=usage, kept=kept)
+
+    async def utterance(
+        self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None
+    ) -> SynthesisRequest:
+        """What a request asks for, or a message on a socket, which has a `record` of its own. Raises
+        InvalidRequest.
+        """
+        record = record or request.state.record
+        assert record is not None
+        asked = await build_request(
+            wish.body,
+            wish.info,
+            self.settings,
+            request_id=record.request_id,
+            client=request.state.caller.name,
+        )
+        request.state.upload.release()
+        record.begin(asked.voice, wish.info.sample_rate * wish.delivery.speed)
+        return marked(asked, record.received_ns) if self.settings.server_timing else asked
+
+    def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """Its audio; a moment of silence where nothing of it can be spoken."""
+        return self._synthesizer.synthesize(utterance) if is_speakable(utterance.text) else _silent(info)
+
+
+async def read_body(request: Request) -> bytes:
+    """The body, given up as soon as it is too large or too slow, whatever its Content-Length says."""
+    body, upload = bytearray(), request.state.upload
+    try:
+        async with upload.arriving(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise PayloadTooLarge(f"The body is larger than {MAX_BODY_BYTES} bytes.")
+                await upload.grow(len(body))
+    except TimeoutError:
+        if upload.is_stalled:
+            raise BodyTooSlow("The body stalled while others waited to send theirs: send it again.") from None
+        raise BodyTooSlow(f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds.") from None
+    return bytes(body)
+
+
+async def read_object(request: Request, speaker: Speaker) -> dict[str, object]:
+    """The JSON object that is the body. Raises InvalidRequest, and Overloaded where parsing it would be in vain."""
+    content = await read_body(request)
+    speaker.check_room(request.state.caller.name)
+    return parse_object(content)
+
+
+async def _silent(info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    yield silence(info)
+
+
+async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:
+    """Answers the handshake of a WebSocket with a status; `reason_header` says why where clients show a header."""
+    reply = translate(error)
+    socket.state.record.error = reply.code
+    response = reply.response()
+    if reason_header is not None:
+        response.headers[reason_header] = reply.message.encode("ascii", "replace").decode().replace("\n", " ")
+    await socket.send_denial_response(response)
+
+
+def text_of(fields: Mapping[str, object], name: str = "text") -> str:
+    """The text of a message or a body. Raises InvalidRequest."""
+    text = fields.get(name)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{name} is required, as a string.", name, "missing_required_parameter")
+    return text
+
+
+def choice(param: str, value: str, choices: Mapping[str, AudioFormat]) -> AudioFormat:
+    """The format that a dialect calls `value`. Raises InvalidRequest with the valid names."""
+    if value not in choices:
+        raise InvalidRequest(f"{param}: {value[:40]!r} is none of {', '.join(choices)}.", param)
+    return choices[value]

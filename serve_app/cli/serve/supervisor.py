@@ -1,0 +1,152 @@
+"""A server in a process of its own, and its end, whatever ends it: no process is left, and the port is free.
+
+Two processes watch each other. This one, the command's, imports no Ray, so that nothing in Ray can end it; it is the
+one that signals reach, and it kills all the others. The other one, the driver, has started Ray; it runs in a session of
+its own, so that neither Ctrl-C nor a signal to the command's process group comes to Ray before us. When this process is
+killed, the driver reads the end of its standard input and clears up in its place. When both are killed at once, the
+next start does (`run_folder`). Nothing is shut down in order: clients are cut off either way, and Ray's own
+shutdown waits for parts that may be the reason for the end.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from deployments.errors import StartError, TalkrayError
+from serve_app.api import request_log
+from serve_app.api.request_log import Entry
+from serve_app.cli.serve import run_folder
+from serve_app.cli.serve.local_server import Address, Report
+from serve_app.cli.serve.run_folder import RunFolder
+from serve_app.config import AppConfig
+
+_DRIVER = ("-m", "serve_app.cli.serve.driver")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# systemd signals all processes of a service: the driver's end may be seen before our own signal.
+_SAME_MOMENT_S = 0.5
+
+
+class ServerLost(TalkrayError):
+    """The server ended, or lost what it cannot do without; the message says what."""
+
+
+class Stopped(SystemExit):
+    """Somebody wants this process to end."""
+
+
+class Driver:
+    """The process behind `serve_app.cli.serve.driver`."""
+
+    def __init__(self, config: AppConfig, address: Address, folder: RunFolder, report: Report) -> None:
+        self.url = address.url
+        self.folder, self._report = folder, report
+        with folder.driver_log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *_DRIVER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        order = {"config": config.model_dump(mode="json"), "host": address.host, "port": address.port}
+        order["folder"] = str(folder.path)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended: its output says so below
+            self._process.stdin.write(f"{json.dumps(order)}\n")
+            self._process.stdin.flush()
+
+    def await_ready(self) -> None:
+        """Return once it speaks. Raises StartError."""
+        for kind, text in self._events():
+            if kind == "ready":
+                return
+            if kind != "stage":
+                raise StartError(text)
+            self._report(text)
+        raise StartError(self._how_it_ended())
+
+    def wait(self) -> None:
+        """Return when somebody wants the server to end. Raises ServerLost."""
+        try:
+            _, lost = next(self._events(), ("", ""))
+            time.sleep(_SAME_MOMENT_S)
+            raise ServerLost(lost or self._how_it_ended())
+        except Stopped:
+            self._report("stopping")
+
+    def _events(self) -> Iterator[tuple[str, str]]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            kind, text = json.loads(line)
+            yield kind, text
+
+    def _how_it_ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # Ray may not let it go
+            self._process.wait(_SAME_MOMENT_S)
+        status = self._process.returncode or 0
+        how = f"was killed by signal {-status}" if status < 0 else "ended"
+        last = self.folder.driver_log.read_text(errors="replace").strip().rpartition("\n")[2]
+        return f"the process that had started Ray {how}{last and f': {last}'}"
+
+    def end(self) -> None:
+        """Kill it, and everything it has started."""
+        with self._process:
+            self._process.kill()
+        self.folder.end_processes()
+
+
+@contextlib.contextmanager
+def running(
+    config: AppConfig, address: Address, report: Report, *, show: Callable[[Entry], None] | None = None
+) -> Iterator[Driver]:
+    """Start the application, yield it once it speaks, leave nothing of it. Raises StartError and ServerLost.
+
+    `show` gets an entry for each request.
+    """
+    with (
+        _ended_by_signals(),
+        run_folder.created(report) as folder,
+        request_log.shown(show, folder.path) if show else contextlib.nullcontext(),
+    ):
+        driver = Driver(config, address, folder, report)
+        try:
+            driver.await_ready()
+            yield driver
+        except (StartError, ServerLost) as error:
+            driver.end()
+            logs = folder.keep_logs()
+            raise type(error)(f"{error}\nLogs: {logs}" if logs else str(error)) from None
+        finally:
+            driver.end()
+            folder.remove()
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """The first of them raises Stopped wherever this process is; those after it are too impatient."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        if number == signal.SIGHUP:  # the terminal is gone: what is printed from here on would be an error
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.dup2(nowhere, sys.stderr.fileno())
+        raise Stopped(128 + number)
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number in _SIGNALS:
+        if number != signal.SIGHUP or before[number] != signal.SIG_IGN:  # nohup
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,213 @@
+"""The native WebSocket: one utterance per message, PCM as binary frames, cancel at any time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.websockets import WebSocket
+
+from deployments.errors import InvalidRequest, Overloaded
+from serve_app.api import ignored
+from serve_app.api.errors import Unauthorized, translate
+from serve_app.api.request import SpeechBody, check_length, parse_speech, validated
+from serve_app.api.request_log import SAMPLE_BYTES, Usage
+from serve_app.api.response import Delivery, word_entries
+from serve_app.api.sockets import Connection
+from serve_app.api.speaker import Speaker, Wish, refuse_handshake
+from serve_app.audio.formats import AudioFormat
+from serve_app.speech.session import Audio, Event, Failed, Mark, Session, Started, Turn, Words
+
+Serve = Callable[[WebSocket, Speaker], Awaitable[None]]
+
+
+def websocket_routes(speaker: Speaker, protocols: Mapping[str, Serve]) -> APIRouter:
+    """`WS /v1/audio/speech/ws`, and a 404 for a handshake anywhere else, where Starlette's own answer is a 403.
+
+    Clients that offer one of the subprotocols in `protocols` are served so.
+    """
+    router = APIRouter()
+
+    @router.websocket("/v1/audio/speech/ws")
+    async def speak(socket: WebSocket) -> None:
+        other = next((protocols[name] for name in socket.scope["subprotocols"] if name in protocols), None)
+        if other is not None:
+            await other(socket, speaker)
+        else:
+            await SpeechSocket(socket, speaker).serve()
+
+    @router.websocket("/{path:path}")
+    async def unknown(socket: WebSocket) -> None:
+        await refuse_handshake(socket, HTTPException(404))
+
+    return router
+
+
+class Resumption(BaseModel):
+    """The fields of a `speak` message that goes on with an utterance whose connection was lost.
+
+    Codes follow from the seed, so it is spoken again and skipped: the client sends the `request_id` and `seed` of
+    `started`, and how many whole frames of audio it has.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    from_frame: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
+    seed: int | None = None
+
+
+class Cancellation(BaseModel):
+    """The fields of a `cancel` message."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    played_ms: Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False)] = None
+
+
+def parse_resumption(fields: Mapping[str, object]) -> Resumption:
+    """Raises InvalidRequest that names the field; going on without the seed would be another utterance."""
+    resumption = validated(Resumption, fields)
+    if resumption.from_frame and resumption.seed is None:
+        raise InvalidRequest("seed is required with from_frame.", "seed", "missing_required_parameter")
+    return resumption
+
+
+# Of a `speak` message.
+_NAMES: ignored.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **ignored.SPEECH}
+
+
+class Utterance:
+    """One `speak` message on its way; `samples` and `usage` count what has been handed to the socket."""
+
+    def __init__(self, request_id: str, connection: Connection) -> None:
+        self.request_id = request_id
+        self.usage = Usage()
+        self.samples = 0
+        self.turn: Turn | None = None
+        self._connection = connection
+        self._had = 0  # bytes of audio that the client has already
+
+    async def run(self, fields: dict[str, object], speaker: Speaker) -> None:
+        """Speaks, or tells the client why not."""
+        state = self._connection.socket.state
+        try:
+            session = await self._open(fields, speaker)
+        except Exception as error:
+            await self._report(error)
+            replace(state.record.another(self.request_id), error=translate(error).code).publish()
+        else:
+            await self._connection.pass_on(session, self._say)
+
+    async def _open(self, fields: dict[str, object], speaker: Speaker) -> Session:
+        body, resumption = _speech_body(fields), parse_resumption(fields)
+        check_length("input", body.input, speaker.settings)
+        info = await speaker.describe()
+        reasons = ignored.always_streamed(fields)
+        self._without_effect = ignored.told(ignored.ignored(fields, body, info, _NAMES, reasons=reasons))
+        delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
+        self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
+        self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
+        session = speaker.session(
+            self._connection.socket, Wish(info, body, delivery, {}), request_id=self.request_id, live=False
+        )
+        session.append(body.input)
+        self.turn = session.flush()
+        self.usage = self.turn.usage
+        session.close()
+        return session
+
+    async def _say(self, event: Event) -> None:
+        match event:
+            case Started(turn):
+                drawn = turn.request.seed if turn.request is not None else 0  # 0 of silence
+                seed = drawn if turn.usage.seed is None else turn.usage.seed
+                await self._send("started", **self._format, seed=seed, **self._without_effect)
+            case Audio(_, pcm):
+                await self._send_pcm(pcm)
+            case Words(_, words):
+                await self._send("words", words=word_entries(words))
+            case Mark(turn):
+                await self._send(
+                    "done",
+                    finish_reason=turn.usage.finish_reason,
+                    frames=turn.usage.frames,
+                    samples=self.samples,
+                    input_tokens=turn.usage.input_tokens,
+                )
+            case Failed(error):
+                await self._report(error)
+
+    async def _send_pcm(self, pcm: bytes) -> None:
+        pcm, self._had = pcm[self._had :], max(0, self._had - len(pcm))
+        if pcm:
+            self.samples += len(pcm) // SAMPLE_BYTES
+            await self._connection.socket.send_bytes(pcm)
+
+    async def _send(self, kind: str, **fields: object) -> None:
+        await self._connection.send(kind, request_id=self.request_id, **fields)
+
+    async def _report(self, error: Exception) -> None:
+        await self._send("error", **self._connection.failure(error, self.request_id).envelope())
+        if isinstance(error, Overloaded | Unauthorized):
+            await self._connection.end_for(error)
+
+
+class SpeechSocket(Connection):
+    """One connection of the native WebSocket."""
+
+    takes_recordings = True
+
+    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
+        super().__init__(socket)
+        self._speaker = speaker
+        self._num_utterances = 0
+        self._utterance: Utterance | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        """`speak` or `cancel`."""
+        match fields.get("type"):
+            case "speak":
+                self._start(fields)
+            case "cancel":
+                await self._cancel(validated(Cancellation, fields).played_ms)
+            case _:
+                raise InvalidRequest("type must be 'speak' or 'cancel'.", "type")
+
+    async def refuse(self, error: InvalidRequest) -> None:
+        """An `error` of no request."""
+        await self.send("error", request_id=None, **translate(error).envelope())
+
+    def _start(self, fields: dict[str, object]) -> None:
+        if self.is_busy:
+            raise InvalidRequest("An utterance is being spoken; cancel it or wait for it to end.", "type", "busy")
+        self._num_utterances += 1
+        own_id = f"{self.request_id}-{self._num_utterances}"
+        self._utterance = Utterance(parse_resumption(fields).request_id or own_id, self)
+        self._task = self.start(self._utterance.run(fields, self._speaker))
+
+    async def _cancel(self, played_ms: float | None) -> None:
+        """Always answered: with null for the request if nothing was being spoken, or its end was already on its way.
+
+        `played_ms` is how much of the utterance's audio was heard; the answer says what of its text that was.
+        """
+        task, self._task = self._task, None
+        await self.stop()
+        stopped = self._utterance if task is not None and task.cancelled() else None
+        request_id = stopped.request_id if stopped else None
+        frames, samples = (stopped.usage.frames, stopped.samples) if stopped else (0, 0)
+        turn = self._utterance.turn if self._utterance is not None else None
+        spoken = turn.spoken(played_ms / 1000) if turn is not None and played_ms is not None else None
+        texts = {} if spoken is None else asdict(spoken)
+        await self.send("cancelled", request_id=request_id, frames=frames, samples=samples, **texts)
+
+
+def _speech_body(fields: dict[str, object]) -> SpeechBody:
+    body = parse_speech(fields)
+    if body.response_format not in (None, AudioFormat.PCM):
+        raise InvalidRequest("The WebSocket sends pcm only.", "response_format")
+    return body

@@ -1,0 +1,1 @@
+"""What clouds say of their machines."""

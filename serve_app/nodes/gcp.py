@@ -1,0 +1,44 @@
+"""Ray's provider of Google Cloud nodes, which starts a standard instance where spot is refused (see aws_nodes.py).
+
+A cluster's file says `provider: {type: external, module: serve_app.nodes.gcp.Nodes}`.
+"""
+
+import logging
+from typing import Any
+
+from ray.autoscaler._private.gcp.node_provider import GCPNodeProvider
+
+logger = logging.getLogger(__name__)
+
+# In the errors of Compute Engine's operation.
+_REFUSALS = ("ZONE_RESOURCE_POOL_EXHAUSTED", "QUOTA_EXCEEDED", "STOCKOUT")
+# What makes an instance a spot one; older configs say `preemptible`.
+_SPOT = ("provisioningModel", "preemptible", "instanceTerminationAction")
+
+
+class Nodes(GCPNodeProvider):  # type: ignore[misc]
+    """A node keeps its type's name and labels, whichever way it was bought."""
+
+    def create_node(self, base_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:
+        """As Ray's, one at a time: some may be refused. Raises Ray's Exception where standard ones are refused too."""
+        return {name: result for _ in range(count) for name, result in self._create(base_config, tags).items()}
+
+    def _create(self, base_config: dict[str, Any], tags: dict[str, str]) -> dict[str, Any]:
+        try:
+            created: dict[str, Any] = super().create_node(base_config, tags, 1)
+        except Exception as refusal:  # Ray raises no class of its own
+            if not _is_spot(base_config) or not any(each in str(refusal) for each in _REFUSALS):
+                raise
+            logger.warning("spot is refused (%s): a standard instance", refusal)
+            created = super().create_node(_standard(base_config), tags, 1)
+        return created
+
+
+def _is_spot(base_config: dict[str, Any]) -> bool:
+    scheduling = base_config.get("scheduling", {})
+    return scheduling.get("provisioningModel") == "SPOT" or bool(scheduling.get("preemptible"))
+
+
+def _standard(base_config: dict[str, Any]) -> dict[str, Any]:
+    scheduling = {name: value for name, value in base_config["scheduling"].items() if name not in _SPOT}
+    return base_config | {"scheduling": scheduling}

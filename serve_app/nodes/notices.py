@@ -1,0 +1,179 @@
+"""Drain this node when its cloud is about to take it: `python -m serve_app.nodes.notices aws|gcp`, beside `ray start`.
+
+Ray 2.60 reads no such notice. Replicas on a draining node start elsewhere, and its streams go on there by their codes
+(docs/reliability.md), also those that would outlast the notice. Standard library only: it runs on every node.
+"""
+
+import argparse
+import http.client
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 5.0
+_ANSWER_S = 2.0
+_TOKEN_S = 21_600
+# Without a time: of a recommendation, and of Google's two kinds of end.
+_RECOMMENDED_S, _PREEMPTED_S, _MAINTENANCE_S = 600.0, 30.0, 3600.0
+# Serve stops a replica, whether or not another one runs, once the deadline is nearer than `graceful_shutdown_timeout_s`
+# (`_DRAIN_S` in app.py). Until then it speaks on while its replacement starts: the deadline that Ray is told is so much
+# later than the end that this happens _HAND_OVER_S before it.
+_SHUTDOWN_S, _HAND_OVER_S = 120.0, 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A node will be gone."""
+
+    reason: str
+    left_s: float
+
+    @property
+    def deadline_s(self) -> int:
+        """For Ray, from now on."""
+        return max(1, round(self.left_s + _SHUTDOWN_S - _HAND_OVER_S))
+
+
+class MetadataUnreachable(Exception):
+    """Nothing answers where the cloud's metadata should be."""
+
+
+def _ask(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str | None:
+    """The answer's text; None where there is no such thing, which is what most answers say."""
+    request = urllib.request.Request(url, headers=dict(headers), method=method)
+    try:
+        with _DIRECT.open(request, timeout=_ANSWER_S) as answer:
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        if error.code == http.client.NOT_FOUND:
+            return None
+        raise MetadataUnreachable(f"{url}: {error}") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise MetadataUnreachable(f"{url}: {error}") from error
+
+
+# A proxy must never see these.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Aws:
+    """Interruptions of spot instances, two minutes ahead, and rebalance recommendations (IMDSv2)."""
+
+    def __init__(self, base: str) -> None:
+        self._base, self._token, self._token_ends_s = base, "", 0.0
+
+    def notice(self) -> Notice | None:
+        """What is announced now. Raises MetadataUnreachable."""
+        if action := self._get("meta-data/spot/instance-action"):
+            announced = json.loads(action)
+            left_s = datetime.fromisoformat(announced["time"]).timestamp() - time.time()
+            return Notice(f"spot instance: {announced['action']} at {announced['time']}", max(0.0, left_s))
+        if recommended := self._get("meta-data/events/recommendations/rebalance"):
+            return Notice(f"rebalance recommendation of {json.loads(recommended)['noticeTime']}", _RECOMMENDED_S)
+        return None
+
+    def _get(self, path: str) -> str | None:
+        if time.monotonic() >= self._token_ends_s:
+            ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
+            self._token = _ask(f"{self._base}/latest/api/token", ttl, method="PUT") or ""
+            self._token_ends_s = time.monotonic() + _TOKEN_S / 2
+        return _ask(f"{self._base}/latest/{path}", {"X-aws-ec2-metadata-token": self._token})
+
+
+class Gcp:
+    """Preemption, up to 30 s ahead, and maintenance that ends the instance (one with GPUs: an hour ahead)."""
+
+    def __init__(self, base: str) -> None:
+        self._base = base
+
+    def notice(self) -> Notice | None:
+        """What is announced now. Raises MetadataUnreachable."""
+        if self._get("preempted") == "TRUE":
+            return Notice("spot instance: preempted", _PREEMPTED_S)
+        if (event := self._get("maintenance-event")) and event.startswith("TERMINATE"):  # others move it while it runs
+            return Notice(f"maintenance: {event}", _MAINTENANCE_S)
+        return None
+
+    def _get(self, name: str) -> str:
+        answer = _ask(f"{self._base}/computeMetadata/v1/instance/{name}", {"Metadata-Flavor": "Google"})
+        return (answer or "").strip()
+
+
+def cloud(name: str, environment: Mapping[str, str]) -> Aws | Gcp:
+    """By name; the variables of the clouds' own libraries move the address."""
+    if name == "aws":
+        return Aws(environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/"))
+    return Gcp(f"http://{environment.get('GCE_METADATA_HOST', 'metadata.google.internal')}")
+
+
+def watch(metadata: Aws | Gcp, drain: Callable[[Notice], None], *, poll_s: float = _POLL_S) -> None:
+    """Ask until the node's end is announced, and drain it. A recommendation may be followed by an earlier end."""
+    reachable, drained_s = True, float("inf")  # of time.monotonic()
+    while True:
+        try:
+            notice, problem = metadata.notice(), None
+        except (MetadataUnreachable, ValueError, KeyError) as error:
+            notice, problem = None, error
+        if reachable and problem:  # once, not every five seconds
+            logger.warning("no notice can come while this lasts: %s", problem)
+        reachable = problem is None
+        if notice is not None and (ends_s := time.monotonic() + notice.left_s) < drained_s - poll_s:
+            logger.warning("%s: draining, %.0f s left", notice.reason, notice.left_s)
+            try:
+                drain(notice)
+                drained_s = ends_s
+            except NotDrained as error:
+                logger.error("%s; trying again", error)
+        time.sleep(poll_s)
+
+
+class NotDrained(Exception):
+    """Ray does not drain this node; the message says why."""
+
+
+def raylet_options(processes: Path = Path("/proc")) -> dict[str, str]:
+    """The options of this node's raylet, which name node and control store. Raises NotDrained."""
+    for process in processes.glob("[0-9]*/cmdline"):
+        try:
+            executable, *options = process.read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # it has ended
+            continue
+        if executable.endswith("/raylet"):
+            pairs = (option.lstrip("-").partition("=") for option in options if "=" in option)
+            return {name: value for name, _, value in pairs}
+    raise NotDrained("no raylet runs here: start this beside `ray start`, in the same container")
+
+
+def drain_node(notice: Notice) -> None:
+    """Have Ray drain this node. Raises NotDrained."""
+    options = raylet_options()
+    order = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", options["gcs-address"]]
+    order += ["--node-id", options["node_id"], "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+    order += ["--reason-message", notice.reason, "--deadline-remaining-seconds", str(notice.deadline_s)]
+    try:
+        subprocess.run(order, check=True, capture_output=True, text=True, timeout=60)
+    except subprocess.SubprocessError as error:
+        raise NotDrained(f"{error}: {getattr(error, 'stderr', '') or ''}") from error
+
+
+def main() -> None:
+    """Watch until the node ends."""
+    parser = argparse.ArgumentParser(prog="python -m serve_app.nodes.notices", description=__doc__)
+    parser.add_argument("cloud", choices=("aws", "gcp"))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s notices: %(message)s")
+    watch(cloud(parser.parse_args().cloud, os.environ), drain_node)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What HAProxy is told."""

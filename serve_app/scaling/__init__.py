@@ -1,0 +1,1 @@
+"""How the pools follow their load, and what is known of them."""

@@ -1,0 +1,263 @@
+"""Who is let in, and what they hear: a synthesizer that refuses at once what it could only speak late.
+
+Queues behind it are bounded as well, but they are many and know little of each other. This one sees all requests of its
+ingress replica, from their arrival to their first audio, and so knows how long the line in front of the pools takes.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from deployments import metrics
+from deployments.errors import NotReady, Overloaded
+from deployments.limits import Rate, StreamLimit
+from deployments.playback import PlaybackClock, Unread
+from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from deployments.silence import FirstSound
+from serve_app.api.request import draw_seed
+from serve_app.config import AdmissionSettings
+from serve_app.speech.live_text import LiveText, LiveTexts
+from serve_app.speech.segments import LongText
+from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.writer_pauses import without_clicks
+
+logger = logging.getLogger(__name__)
+
+# Of a request that is over before it was heard, with as many seeds.
+_ATTEMPTS = 3
+# What a first audio takes without a line: the least of so many latest ones.
+_LATEST = 50
+# While none is known.
+_USUAL_S = 1.0
+_SAMPLE_BYTES = 2
+# What lets more in, by the reason of a refusal.
+_MORE_REPLICAS = "more or faster replicas raise the limit"
+_REMEDIES = {
+    "streams": "api.admission.max_streams ({settings.max_streams}) raises the limit",
+    "behind": f"more would be heard with pauses, so {_MORE_REPLICAS}",
+    "line": f"{_MORE_REPLICAS}, api.admission.max_line_s ({{settings.max_line_s:g}}) lets more of them wait",
+    "late": f"{_MORE_REPLICAS}, api.admission.max_wait_s ({{settings.max_wait_s:g}}) lets them wait longer",
+}
+
+
+def always() -> bool:
+    """A pool that cannot go to zero."""
+    return True
+
+
+class Admission:
+    """Bounds the streams of one ingress replica, and how long any of them waits for its first audio; measures them all.
+
+    `is_running` says whether there are replicas to speak: a pool that has gone to zero takes longer for the first one.
+    """
+
+    def __init__(
+        self,
+        synthesizer: Synthesizer,
+        settings: AdmissionSettings,
+        *,
+        is_running: Callable[[], bool] = always,
+        live_texts: LiveTexts | None = None,
+    ) -> None:
+        """`live_texts` are those of requests whose text is still being written; without them none is."""
+        self._synthesizer, self._long_text, self._live_texts = synthesizer, LongText(synthesizer), live_texts
+        self._settings = settings
+        self._is_running = is_running
+        self._num_streams = self._num_heard = 0
+        # Since when and whose, the oldest first. A recording takes its time, which says nothing of the line: those are
+        # left out, and texts while their writers take theirs.
+        self._waiting: dict[object, tuple[float, str]] = {}
+        self._limit = StreamLimit(least=settings.min_streams)
+        self._begun = Rate()
+        self._waits_s: deque[float] = deque(maxlen=_LATEST)
+
+    async def describe(self) -> ModelInfo:
+        """What is loaded."""
+        return await self._synthesizer.describe()
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        """Audio of one utterance. Raises Overloaded where it would come late, NotReady where no talker has started."""
+        if not request.is_heard:
+            self.check_room(request.client)
+        came_s, listener, heard, reason = time.monotonic(), PlaybackClock(), 0, None
+        live, paused = self._live_text(request), False
+        self._count(+1)
+        try:
+            info = await self.describe()
+            async with AsyncExitStack() as opened:
+                chunks, begun = await self._begin(request, info, opened)
+                heard = 1
+                self._num_heard += heard
+                sound = FirstSound(info.sample_rate)
+                while (chunk := begun.popleft() if begun else await anext(chunks, None)) is not None:
+                    if paused or (live is not None and not live.is_over):
+                        listener.wait(now_s=time.monotonic())
+                    paused = live is not None and not live.is_over
+                    if chunk.pcm:
+                        self._judge(listener, len(chunk.pcm) / _SAMPLE_BYTES / info.sample_rate, came_s=came_s)
+                        if (onset_s := sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
+                            metrics.first_sound(time.monotonic() - came_s, onset_s=onset_s)
+                    given_s, reason = time.monotonic(), chunk.finish_reason
+                    async with Unread(self._make_room, self._come_back) as unread:
+                        yield chunk
+                    listener.pause(time.monotonic() - given_s)
+                    paused = paused or unread.has_left
+            metrics.finished(time.monotonic() - came_s, audio_s=listener.audio_s, reason=reason)
+        finally:
+            self._num_heard -= heard
+            self._count(-1)
+
+    def check_room(self, client: str) -> None:
+        """Raises Overloaded where a request of this client that comes now is refused: nothing else has to be known."""
+        if self._num_streams >= self._settings.max_streams:
+            raise self._refusal("streams")
+        if not self._is_running():
+            self._waiting.clear()  # that they wait says nothing of the line
+            return
+        if not self._limit.has_room(self._num_streams):
+            raise self._refusal("behind")
+        if self._line_s(client) > self._usual_s + self._settings.max_line_s:
+            raise self._refusal("line")
+
+    def _line_s(self, client: str) -> float:
+        """For how long the line has not moved, as this client sees it: for as long as the oldest in it waits.
+
+        Of the other clients, the one that waits longest does not count: its text may take that long, and nobody but
+        itself has to wait for that. In a line that is too long for all of them, the next one waits hardly less.
+        """
+        oldest: dict[str, float] = {}
+        for since_s, whose in self._waiting.values():
+            oldest.setdefault(whose, since_s)
+        own_s = oldest.pop(client, math.inf)
+        others_s = sorted(oldest.values())[1:2]
+        return time.monotonic() - min(own_s, *others_s, math.inf)
+
+    @property
+    def _usual_s(self) -> float:
+        """What a first audio takes without a line."""
+        return min(self._waits_s, default=_USUAL_S)
+
+    def _judge(self, listener: PlaybackClock, audio_s: float, *, came_s: float) -> None:
+        """Count audio that leaves now. Late is what makes more silence than a listener may hear in all."""
+        now_s, is_first = time.monotonic(), not listener.has_begun
+        late_s = listener.deliver(audio_s, now_s=now_s)
+        metrics.audio(audio_s, late_s=late_s)
+        if is_first:
+            metrics.first_audio(now_s - came_s)
+            return
+        is_late = late_s > 0 and listener.stalled_s > self._settings.max_late_s
+        self._limit.delivered(late=is_late, streams=self._num_streams, now_s=now_s)
+
+    async def _begin(
+        self, request: SynthesisRequest, info: ModelInfo, opened: AsyncExitStack
+    ) -> tuple[AsyncGenerator[PcmChunk, None], deque[PcmChunk]]:
+        """The request's audio, and its chunks up to the first one with sound, within the time that is allowed for it.
+
+        `opened` will close what was asked for.
+        """
+        live, in_line = self._live_text(request), request.reference is None
+        starting = not self._is_running()
+        allowed_s = self._settings.start_wait_s if starting else self._settings.max_wait_s
+        ticket, came_s = object(), time.monotonic()
+
+        def wait() -> None:
+            limit.reschedule(asyncio.get_running_loop().time() + allowed_s)
+            if in_line and not starting:
+                self._waiting[ticket] = time.monotonic(), request.client
+
+        try:
+            async with asyncio.timeout(None) as limit, _once_written(live, wait):
+                begun = await self._until_audio(request, info, opened)
+        except Overloaded:
+            metrics.refused("stage")
+            raise
+        except TimeoutError:
+            raise self._refusal("late" if self._is_running() else "starting") from None
+        finally:
+            self._waiting.pop(ticket, None)
+        if in_line and not starting:
+            self._begun.count(time.monotonic())
+        if in_line and not starting and live is None:
+            self._waits_s.append(time.monotonic() - came_s)
+        return begun
+
+    async def _until_audio(
+        self, request: SynthesisRequest, info: ModelInfo, opened: AsyncExitStack
+    ) -> tuple[AsyncGenerator[PcmChunk, None], deque[PcmChunk]]:
+        """As `_begin`. Speech that is over before it was heard is asked for again, if another seed will do."""
+        for attempt in range(_ATTEMPTS):
+            seed = draw_seed() if attempt else None
+            redraws = request.redraws and attempt < _ATTEMPTS - 1
+            asked = replace(request, seed=request.seed if seed is None else seed, redraws=redraws)
+            live = self._live_text(asked)
+            speech = self._long_text.synthesize(asked, info) if live is None else self._spoken(asked, live, info)
+            chunks = await opened.enter_async_context(aclosing(speech))
+            read: deque[PcmChunk] = deque()
+            while not (read and read[-1].pcm) and (chunk := await anext(chunks, None)) is not None:
+                read.append(chunk if seed is None else replace(chunk, seed=seed))
+            if not redraws or not read or read[-1].pcm:
+                break
+            metrics.redrawn(read[-1].finish_reason)
+            logger.warning(
+                "request %s was over before it was heard (%s): another seed", asked.request_id, read[-1].finish_reason
+            )
+        return chunks, read
+
+    def _spoken(self, request: SynthesisRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of a text while it is written, with its pauses."""
+        speech = self._long_text.speak(request, live, info)
+        return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
+
+    def _live_text(self, request: SynthesisRequest) -> LiveText | None:
+        """The text of a request that is still being written."""
+        if request.live is None or self._live_texts is None:
+            return None
+        return self._live_texts.find(request.live)
+
+    def _refusal(self, reason: str) -> Exception:
+        metrics.refused(reason)
+        if reason == "starting":
+            return NotReady()
+        after_s = self._begun.retry_after_s(len(self._waiting), time.monotonic())
+        load = f"being spoken: {self._num_heard}, waiting for their first audio: {self._num_streams - self._num_heard}"
+        remedy = _REMEDIES[reason].format(settings=self._settings)
+        return Overloaded(f"The server is at its limit ({load}); {remedy}.", after_s)
+
+    async def _make_room(self) -> None:
+        """A reader takes nothing: its stream needs no place."""
+        self._num_heard -= 1
+        self._count(-1)
+
+    def _come_back(self) -> None:
+        self._num_heard += 1
+        self._count(+1)
+
+    def _count(self, change: int) -> None:
+        self._num_streams += change
+        metrics.ingress_load(self._num_streams, most=self._settings.max_streams)
+
+
+@asynccontextmanager
+async def _once_written(live: LiveText | None, then: Callable[[], None]) -> AsyncIterator[None]:
+    """Calls `then` inside, once there is a text to speak: at once, unless it is still being written."""
+    if live is None:
+        then()
+        yield
+        return
+
+    async def wait() -> None:
+        await live.is_plenty()
+        then()
+
+    waiting = asyncio.create_task(wait())
+    try:
+        yield
+    finally:
+        waiting.cancel()

@@ -1,0 +1,337 @@
+"""Text that is written while it is spoken: an utterance whose text comes in parts, cut anywhere.
+
+A part becomes spoken text as soon as nothing that follows can change that, and goes into the mailbox of the segment
+that is being spoken; talkers read it there. Longer texts go on in further segments.
+"""
+
+import asyncio
+import re
+import secrets
+import unicodedata
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from deployments.errors import InvalidRequest
+from deployments.mailbox import MailboxServer, WrittenText
+from deployments.protocol import Mailbox, ModelInfo, SynthesisRequest
+from deployments.voice.live_english import LiveEnglish, Part
+from serve_app.api.request import clean, is_speakable
+from serve_app.speech.markup import LiveSpeakable
+from serve_app.speech.segments import LiveSplit, segment_request, segment_start
+
+_IDLE_S = 60.0
+_TOKEN_BYTES = 16
+_PLENTY_CHARS = 40  # speech of so many is heard, whatever its writer does
+_LONGEST_CLUSTER = 64  # places to look at: no language stacks more marks (Unicode's stream-safe format allows 30)
+_LONGEST_REST = 1024  # characters that join with what follows: none of what people write
+TURN_CHARS = 256  # that become spoken text in one turn of the event loop: milliseconds
+
+
+class LiveTexts:
+    """The live texts of one ingress process, which talkers read at its address."""
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """`host` is the address of this node, under which talkers on other nodes reach it."""
+        self.server = MailboxServer(host, port)
+        self._open: dict[str, LiveText] = {}
+
+    async def open(
+        self,
+        request: SynthesisRequest,
+        info: ModelInfo,
+        *,
+        max_chars: int,
+        idle_s: float = _IDLE_S,
+        speakable: bool = False,
+    ) -> "LiveText":
+        """An utterance that begins without text. It takes at most `max_chars` characters, and is finished where none
+        has come for `idle_s`. Where it is made `speakable`, markup is left out, and its pauses are kept.
+
+        Raises OSError where nothing can listen at the address.
+        """
+        await self.server.start()
+        markup = LiveSpeakable() if speakable else None
+        return LiveText(self, request, info, max_chars=max_chars, idle_s=idle_s, markup=markup)
+
+    def find(self, mailbox: Mailbox) -> "LiveText | None":
+        """The text whose first segment is in `mailbox`; None of one that is closed."""
+        return self._open.get(mailbox.token)
+
+    def share(self, live: "LiveText", text: WrittenText) -> Mailbox:
+        """A mailbox for a segment."""
+        mailbox = self.server.share(secrets.token_hex(_TOKEN_BYTES), text)
+        self._open[mailbox.token] = live
+        return mailbox
+
+    def forget(self, mailbox: Mailbox) -> None:
+        """Nobody reads it any more."""
+        self._open.pop(mailbox.token, None)
+        self.server.remove(mailbox.token)
+
+    async def aclose(self) -> None:
+        """Stop listening, and cut readers off."""
+        await self.server.aclose()
+
+
+class LiveText:
+    """One utterance while it is written. `request` asks a synthesizer to speak it, beginning at once."""
+
+    def __init__(
+        self,
+        texts: LiveTexts,
+        request: SynthesisRequest,
+        info: ModelInfo,
+        *,
+        max_chars: int,
+        idle_s: float,
+        markup: LiveSpeakable | None,
+    ) -> None:
+        self._texts, self._max_chars, self._idle_s, self._markup = texts, max_chars, idle_s, markup
+        self._new_front = LiveEnglish if info.spoken_form == "english" else LivePlain
+        self._front = self._new_front()
+        self._pauses_s: dict[int, float] = {}  # in front of segments
+        self._split = LiveSplit(info.max_segment_chars)
+        self._waiting = ""  # has not become spoken text yet
+        self._turn: asyncio.Handle | None = None  # in which more of it does
+        self._num_chars = self._num_spoken = self._num_spoken_chars = 0
+        self._changed = asyncio.Event()
+        self._segments: list[SynthesisRequest] = []
+        self._writing: WrittenText | None = None  # the segment that takes the text
+        self._written: list[WrittenText] = []  # by segment
+        self._asked = replace(request, text="", following=())
+        self._idling: asyncio.TimerHandle | None = None
+        self.parts: list[Part] = []  # as written and as spoken
+        self.text = ""  # all that was written so far, without markup where that is left out
+        self.is_written = False  # no more is appended
+        self.is_over = False  # nor becomes spoken text
+        self._begin_segment()
+        self._be_patient()
+
+    @property
+    def request(self) -> SynthesisRequest:
+        """What to ask a synthesizer for; once `begun`."""
+        return self._segments[0]
+
+    def append(self, text: str) -> None:
+        """The text goes on with `text`, of which a long one becomes spoken text by and by.
+
+        Raises InvalidRequest where it becomes too long, and takes nothing of `text` then. Text that comes too late,
+        behind the end, is an error of the caller.
+        """
+        assert not self.is_written, "a finished text takes no more"
+        if self._num_chars + len(text) > self._max_chars:
+            message = f"The text has more than {self._max_chars} characters: send it in several utterances."
+            raise InvalidRequest(message, "text", "string_above_max_length")
+        self._num_chars += len(text)
+        self._be_patient()
+        self._waiting += text
+        if self._turn is None:
+            self._take_in()
+
+    def finish(self) -> None:
+        """There is no more text. The speech ends when all of it has been spoken."""
+        self.is_written = True
+        if self._turn is None and not self.is_over:
+            self._finish()
+
+    def close(self) -> None:
+        """Forget the text: whoever speaks it has ended or is to end."""
+        self._end()
+        for segment in self._segments:
+            assert segment.live is not None
+            self._texts.forget(segment.live)
+
+    async def begun(self) -> bool:
+        """Wait until there certainly is something to say; False where the text is over and there is nothing.
+
+        The first word may still be on its way: whoever speaks gets ready meanwhile.
+        """
+        while not (self.is_over or self._num_spoken or self._front.will_speak):
+            await self._changed.wait()
+        return not self.is_over or self._num_spoken > 0
+
+    async def is_plenty(self) -> None:
+        """Wait until speech has to wait for its writer no more before it is heard."""
+        while not self.is_over and self._num_spoken_chars < _PLENTY_CHARS:
+            await self._changed.wait()
+
+    async def segment(self, number: int) -> SynthesisRequest | None:
+        """The request for a segment, counted from 0, once it is there; None behind the last one."""
+        while (known := self.known_segment(number)) is None and not self.is_over:
+            await self._changed.wait()
+        return known
+
+    def known_segment(self, number: int) -> SynthesisRequest | None:
+        """As `segment`; None of one that is not there yet."""
+        return self._segments[number] if number < len(self._segments) else None
+
+    def is_last(self, number: int) -> bool:
+        """Whether no segment follows, and no pause."""
+        return self.is_over and number == len(self._segments) - 1 and number + 1 not in self._pauses_s
+
+    def pause_s(self, number: int) -> float:
+        """Silence in front of a segment, or behind the last one."""
+        return self._pauses_s.get(number, 0.0)
+
+    def start(self, number: int) -> int:
+        """Characters of the whole spoken text before a segment."""
+        spoken = "".join(part.spoken for part in self.parts)
+        return segment_start(spoken, [written.text for written in self._written[:number]])
+
+    def leave(self, number: int) -> None:
+        """The speech of a segment has ended: what is written from now on goes into another one."""
+        if number == len(self._segments) - 1 and self._writing is not None:
+            self._split.restart()
+            self._end_segment()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take_in(self) -> None:
+        """A part of what waits becomes spoken text, and the next one in the next turn of the event loop."""
+        part, self._waiting = self._waiting[:TURN_CHARS], self._waiting[TURN_CHARS:]
+        self._write(part, is_last=False)
+        self._turn = asyncio.get_running_loop().call_soon(self._take_in) if self._waiting else None
+        if self._turn is None and self.is_written:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._write("", is_last=True)
+        self._end_sentence()
+        self._end()
+
+    def _write(self, text: str, *, is_last: bool) -> None:
+        if self._markup is None:
+            self._write_prose(text)
+            return
+        for said in self._markup.feed(text, is_last=is_last):
+            if isinstance(said.spoken, str):
+                self._write_prose(said.spoken)
+            else:
+                self._pause(said.spoken.seconds)
+
+    def _write_prose(self, text: str) -> None:
+        self.text += text
+        self._say(self._front.feed(text, is_last=False))
+
+    def _end_sentence(self) -> None:
+        """Nothing that comes belongs to what has come."""
+        self._say(self._front.feed("", is_last=True))
+        self._say_certain(self._split.finish())
+        self._front = self._new_front()
+
+    def _pause(self, seconds: float) -> None:
+        """The segment ends; one that has no text yet comes later."""
+        self._end_sentence()
+        if self._writing is not None and self._writing.text:
+            self._split.restart()
+            self._end_segment()
+        number = len(self._segments) - (self._writing is not None)
+        self._pauses_s[number] = self._pauses_s.get(number, 0.0) + seconds
+        self._tell()
+
+    def _say(self, parts: list[Part]) -> None:
+        self.parts += parts
+        for part in parts:
+            self._num_spoken += sum(map(is_speakable, part.spoken.split()))
+            self._num_spoken_chars += len(part.spoken)
+            self._say_certain(self._split.feed(part.spoken))
+        self._tell()
+
+    def _say_certain(self, texts: list[str]) -> None:
+        """Text of the segment that is being spoken; each but the last ends one."""
+        for number, text in enumerate(texts):
+            if number:
+                self._end_segment()
+            if text and self._writing is None:
+                self._begin_segment()
+            if text and self._writing is not None:
+                self._writing.append(text)
+
+    def _begin_segment(self) -> None:
+        self._writing = WrittenText()
+        self._written.append(self._writing)
+        mailbox = self._texts.share(self, self._writing)
+        self._segments.append(segment_request(replace(self._asked, live=mailbox), len(self._segments) + 1))
+
+    def _end_segment(self) -> None:
+        if self._writing is not None:
+            self._writing.finish()
+        self._writing = None
+
+    def _end(self) -> None:
+        self.is_written = self.is_over = True
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        self._end_segment()
+        if self._idling is not None:
+            self._idling.cancel()
+        self._tell()
+
+    def _be_patient(self) -> None:
+        if self._idling is not None:
+            self._idling.cancel()
+        self._idling = asyncio.get_running_loop().call_later(self._idle_s, self.finish)
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class LivePlain:
+    """`clean` of a text that comes in parts: wherever it is cut, the same comes out."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+        self._space = ""  # that stands before the next word, if there is one
+        self._has_spoken = False
+
+    def feed(self, text: str, *, is_last: bool) -> list[Part]:
+        """What is certain with `text`; with the last part all that is left."""
+        self._rest += text
+        is_whole = is_last or len(self._rest) > _LONGEST_REST
+        end = len(self._rest) if is_whole else _last_boundary(self._rest)
+        known, self._rest = self._rest[:end], self._rest[end:]
+        return [Part(word, self._spoken(word)) for word in _words(known)]
+
+    @property
+    def will_speak(self) -> bool:
+        """As in LiveEnglish."""
+        return is_speakable(clean(self._rest))
+
+    def _spoken(self, word: str) -> str:
+        """Spaces between words, none in front of the first and behind the last."""
+        if word[:1].isspace():
+            self._space = " " if self._has_spoken else ""
+        spoken = clean(word)
+        if not spoken:
+            return ""
+        spoken, self._space, self._has_spoken = self._space + spoken, "", True
+        return spoken
+
+
+def _words(text: str) -> list[str]:
+    """`text` in pieces that begin with whitespace or at its beginning."""
+    return re.findall(r"\s*\S+|\s+", text)
+
+
+def _last_boundary(text: str) -> int:
+    """The last place in `text` that no character to come can join with what stands before it; 0 if it is far back."""
+    for place in range(len(text) - 1, max(0, len(text) - _LONGEST_CLUSTER), -1):
+        char = text[place]
+        if char.isspace() or unicodedata.category(char)[0] not in "MC":
+            before, behind = _normal(text[:place]), _normal(text[place:])
+            if before + behind == _normal(text):
+                return place
+    return 0
+
+
+def _normal(text: str) -> str:
+    return unicodedata.normalize("NFC", text)

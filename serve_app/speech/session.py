@@ -1,0 +1,455 @@
+"""Speech of a conversation: text goes in as it is written, events come out as it is spoken; dialects are made of it."""
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+from starlette.websockets import WebSocketDisconnect
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from serve_app.api.door import Caller
+from serve_app.api.errors import translate
+from serve_app.api.request import SpeechBody, build_request, is_speakable, spoken_text, without_halves
+from serve_app.api.request_log import SAMPLE_BYTES, RequestRecord, Usage
+from serve_app.api.response import Delivery
+from serve_app.config import ApiSettings
+from serve_app.speech.live_text import LiveText, LiveTexts
+from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.word_times import Spoken, Word, WordTimes
+
+SILENCE_S = 0.1  # what text sounds like that nobody can speak: clients take no audio at all for a failure
+MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
+MAX_AUDIO_BYTES = 4096  # of an event
+_MOST_UNSENT = 8  # events; behind them the decoding waits
+_CJK = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u3000-\u303f\uff00-\uff65]"
+_CJK_SPACE = re.compile(rf"(?<={_CJK})\s+(?={_CJK})")
+_IDEOGRAPH = re.compile(_CJK)
+_MOST_TURNS = 256  # that wait
+
+
+@dataclass(slots=True)
+class Turn:
+    """Text that is spoken as one utterance, and what has become of it."""
+
+    number: int  # from 1
+    record: RequestRecord
+    text: str = ""  # all of it so far
+    half: str = ""  # of a surrogate pair, behind it
+    is_complete: bool = False
+    request: SynthesisRequest | None = None  # None while nothing was asked for
+    live: LiveText | None = None  # where it is spoken while it is written
+    taken: int = 0  # characters that are being spoken, or have been
+    times: WordTimes | None = None  # where they were asked for
+    start_s: float | None = None  # of its audio in the session's, which a `clear` begins anew; None of none
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def usage(self) -> Usage:
+        """What it has consumed and produced so far."""
+        return self.record.usage
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether it may go on. A live text that nobody has written to for long has ended by itself."""
+        return not self.is_complete and not (self.live is not None and self.live.is_written)
+
+    def take(self) -> str:
+        """What has not been taken yet. Spaces between ideographs go: clients cut text there and add them."""
+        end = len(self.text) if self.is_complete else _end_of_certain(self.text)
+        before = self.text[max(0, self.taken - 1) : self.taken]
+        text, self.taken = self.text[self.taken : end], max(end, self.taken)
+        return _CJK_SPACE.sub("", before + text)[len(before) :]
+
+    def spoken(self, played_s: float) -> Spoken | None:
+        """What of its text was heard when so much of the session's audio had been; None where nobody knows."""
+        if self.start_s is None or played_s <= self.start_s:
+            return Spoken("", self.text, None)
+        if self.times is None or not self.times.are_known:
+            return None
+        heard = self.times.spoken(played_s - self.start_s)
+        end = _end_of(self.text, len("".join(heard.text_spoken.split())))
+        return Spoken(self.text[:end], self.text[end:], heard.last_word)
+
+    def write(self) -> None:
+        """Pass the text on to where it is spoken. Raises InvalidRequest where it has become too long."""
+        if self.live is not None and not self.live.is_written:
+            self.live.append(self.take())
+            if self.is_complete:
+                self.live.finish()
+        self.changed.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A turn's audio follows."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """The next bytes of the output's format; raw formats come in whole samples."""
+
+    turn: Turn
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """When the next words of a turn are heard, in seconds of the turn's audio, which may follow them or be sent."""
+
+    turn: Turn
+    words: tuple[Word, ...]
+
+    def in_session(self) -> list[Word]:
+        """In seconds of the session's audio."""
+        before_s = self.turn.start_s or 0.0
+        return [replace(word, start_s=word.start_s + before_s, end_s=word.end_s + before_s) for word in self.words]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """All that was written before a `flush` has been spoken."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """What came before is void: nothing of these turns follows.
+
+    `heard` is the turn that was being spoken, or, where the listener told how much was played, the one that was being
+    heard, of which `spoken` had been.
+    """
+
+    turns: tuple[Turn, ...]
+    heard: Turn | None = None
+    spoken: Spoken | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What the encoder held back, behind the last turn."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The session was closed, and has said everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The end of a session that broke."""
+
+    error: Exception
+
+
+Event = Started | Audio | Words | Mark | Cleared | Rest | Done | Failed
+
+
+class Session:
+    """Turns follow each other: `flush` ends one. Events wait for whoever iterates, and the decoding with them.
+
+    Use as an asynchronous context manager: leaving it cancels everything behind it.
+    """
+
+    def __init__(
+        self,
+        synthesizer: Synthesizer,
+        settings: ApiSettings,
+        info: ModelInfo,
+        *,
+        body: SpeechBody,
+        delivery: Delivery,
+        caller: Caller,
+        request_id: str,
+        asker: RequestRecord,
+        live_texts: LiveTexts | None = None,
+        files: bool = False,
+    ) -> None:
+        """`body` is everything but its `input`. With `live_texts` a turn is spoken while it is written, else when it is
+        complete. Turns have `request_id` with their number behind it, that of a session without `live_texts` the bare
+        one. With `files` the audio of each turn is a file of its own, else all of them are one stream.
+        """
+        self._synthesizer, self._settings, self._info = synthesizer, settings, info
+        self._body, self._delivery, self._caller = body, delivery, caller
+        self._request_id, self._asker, self._live_texts, self._files = request_id, asker, live_texts, files
+        self._turns: deque[Turn] = deque()  # the one that is spoken first
+        self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
+        self._num_turns = 0
+        self._is_closed = False
+        self.has_ended = False  # nothing that is written now will be spoken
+        self._changed = asyncio.Event()
+        self._events: asyncio.Queue[Event] = asyncio.Queue(_MOST_UNSENT)
+        self._rendering = delivery.rendering(info)
+        self._speaking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._speaking = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        has_left = kind is not None and issubclass(kind, WebSocketDisconnect | RuntimeError)
+        await self.aclose("client left" if has_left else "cancelled")
+
+    @property
+    def is_speaking(self) -> bool:
+        """Whether it is the server's turn."""
+        return any(turn.is_complete for turn in self._turns) or not self._events.empty()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a turn waits for more text, or for its end."""
+        return bool(self._turns) and self._turns[-1].takes_text
+
+    def append(self, text: str) -> None:
+        """More of the present turn, or the beginning of one, cut anywhere: half a surrogate pair at its end waits for
+        the other one. Raises InvalidRequest if too much waits.
+        """
+        if not text:
+            return
+        if sum(len(turn.text) - turn.taken for turn in self._turns) + len(text) > MAX_UNSPOKEN_CHARS:
+            message = f"More than {MAX_UNSPOKEN_CHARS} characters wait to be spoken; send more when some have been."
+            raise InvalidRequest(message, "text", "string_above_max_length")
+        turn = self._turns[-1] if self.is_writing else self._open_turn()
+        text, turn.half = whole_characters(turn.half + text)
+        turn.text += text
+        turn.write()
+
+    def flush(self) -> Turn:
+        """Ends the present turn, an empty one where there is none; its `Mark` will follow."""
+        turn = self._turns[-1] if self.is_writing else self._open_turn()
+        turn.is_complete, turn.text, turn.half = True, turn.text + without_halves(turn.half), ""
+        turn.write()
+        return turn
+
+    def configure(self, *, speed: float) -> None:
+        """For the turns that have not begun."""
+        self._body = self._body.model_copy(update={"speed": speed})
+
+    async def clear(self, played_s: float | None = None) -> Cleared:
+        """Stops speaking, and forgets what was to be: nothing of that follows the event, which is returned as well.
+
+        `played_s` is how much of the session's audio the listener has heard, since its beginning or the last `clear`.
+        """
+        before = self._forget_events()
+        await self._stop()
+        before += self._forget_events()
+        cleared = Cleared(tuple(self._turns), *self._heard(played_s))
+        for turn in cleared.turns:
+            self._end(turn, "cancelled")
+        self._turns.clear()
+        self._over.clear()
+        self.has_ended = False
+        for event in (*before, cleared):
+            await self._events.put(event)
+        self._rendering = self._delivery.rendering(self._info)
+        self._speaking = asyncio.create_task(self._run())
+        return cleared
+
+    def close(self) -> None:
+        """No more text: `Done` comes behind all that was written."""
+        if self.is_writing:
+            self.flush()
+        self._is_closed = True
+        self._changed.set()
+
+    async def aclose(self, outcome: str = "cancelled") -> None:
+        """Cancels everything at once; `outcome` is what the log says of it."""
+        await self._stop()
+        for turn in self._turns:
+            self._end(turn, outcome)
+        self._turns.clear()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Events until `Done` or `Failed`."""
+        event: Event | None = None
+        while not isinstance(event, Done | Failed):
+            event = await self._events.get()
+            yield event
+
+    def _open_turn(self) -> Turn:
+        if len(self._turns) >= _MOST_TURNS:
+            raise InvalidRequest(f"More than {_MOST_TURNS} turns wait to be spoken.", "text", "too_many_turns")
+        self._num_turns += 1
+        own_id = f"{self._request_id}-{self._num_turns}" if self._live_texts else self._request_id
+        turn = Turn(self._num_turns, self._asker.another(own_id))
+        self._turns.append(turn)
+        self._changed.set()
+        return turn
+
+    async def _run(self) -> None:
+        try:
+            while (turn := await self._next_turn()) is not None:
+                await self._speak(turn)
+                self._over.append(self._turns.popleft())
+                turn.record.publish()
+                await self._events.put(Mark(turn))
+            self.has_ended = True
+            if not self._files and (rest := await self._rendering.close()):
+                await self._events.put(Rest(rest))
+            await self._events.put(Done())
+        except Exception as error:
+            self.has_ended = True
+            if self._turns:
+                self._end(self._turns.popleft(), translate(error).code)
+            await self._events.put(Failed(error))
+
+    async def _next_turn(self) -> Turn | None:
+        """None: the session was closed."""
+        while not self._turns and not self._is_closed:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._turns[0] if self._turns else None
+
+    async def _speak(self, turn: Turn) -> None:
+        has_begun = False
+        self._rendering.play(speed=self._body.speed)
+        turn.start_s = self._rendering.samples / self._delivery.rate(self._info)
+        async with aclosing(self._chunks(turn)) as chunks:
+            async for chunk in chunks:
+                turn.usage.add(chunk)
+                audio = await self._rendering.feed(chunk.pcm)
+                if not has_begun and chunk.pcm:
+                    has_begun = True
+                    await self._events.put(Started(turn))
+                await self._tell_words(turn, chunk)
+                await self._send(turn, audio)
+        if not has_begun:
+            await self._events.put(Started(turn))
+        if self._files:
+            rest, self._rendering = await self._rendering.close(), self._delivery.rendering(self._info)
+        else:
+            rest = await self._rendering.drain()
+        await self._send(turn, rest)
+
+    async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
+        """The turn's audio; a moment of silence where there is text and none of it can be spoken."""
+        has_spoken = False
+        is_there = turn.is_complete and len(turn.text) <= self._settings.max_input_chars
+        chosen = self._whole(turn) if is_there or self._live_texts is None else self._live(turn, self._live_texts)
+        async with aclosing(chosen) as chunks:
+            async for chunk in chunks:
+                has_spoken = has_spoken or bool(chunk.pcm)
+                yield chunk
+        if not has_spoken and turn.text.strip():
+            yield silence(self._info)
+
+    async def _whole(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
+        """Audio of a text that is all there, or of one that is spoken when it is."""
+        while not turn.is_complete:
+            turn.changed.clear()
+            await turn.changed.wait()
+        text = turn.take()
+        body = self._body.model_copy(update={"input": text})
+        if self._live_texts is not None and not is_speakable(spoken_text(body, self._info)):
+            return  # in a conversation no text is an error
+        turn.request = await self._request(turn, body)
+        self._follow(turn, text)
+        if is_speakable(turn.request.text):
+            async with aclosing(self._synthesizer.synthesize(turn.request)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _live(self, turn: Turn, texts: LiveTexts) -> AsyncGenerator[PcmChunk, None]:
+        """Audio of a text while it is written."""
+        request = await self._request(turn, self._body, live=True)
+        with await texts.open(request, self._info, max_chars=MAX_UNSPOKEN_CHARS) as live:
+            turn.live = live
+            self._follow(turn, live)
+            turn.write()
+            if await live.begun():
+                turn.request = live.request
+                async with aclosing(self._synthesizer.synthesize(live.request)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+
+    async def _request(self, turn: Turn, body: SpeechBody, *, live: bool = False) -> SynthesisRequest:
+        self._caller.request()
+        request = await build_request(
+            body,
+            self._info,
+            self._settings,
+            request_id=turn.record.request_id,
+            client=self._caller.name,
+            live=live,
+        )
+        turn.record.begin(request.voice, self._info.sample_rate * body.speed)
+        return request
+
+    def _follow(self, turn: Turn, text: LiveText | str) -> None:
+        if self._body.word_timestamps:
+            turn.times = WordTimes(text, self._info, speed=self._body.speed)
+
+    async def _tell_words(self, turn: Turn, chunk: PcmChunk) -> None:
+        if turn.times is None:
+            return
+        turn.times.feed(chunk)
+        if words := turn.times.take():
+            await self._events.put(Words(turn, tuple(words)))
+
+    async def _send(self, turn: Turn, audio: bytes) -> None:
+        for start in range(0, len(audio), MAX_AUDIO_BYTES):
+            await self._events.put(Audio(turn, audio[start : start + MAX_AUDIO_BYTES]))
+
+    async def _stop(self) -> None:
+        if self._speaking is not None:
+            if not self._speaking.cancelling():  # a second time would break off what it closes
+                self._speaking.cancel()
+            await asyncio.wait((self._speaking,))
+
+    def _heard(self, played_s: float | None) -> tuple[Turn | None, Spoken | None]:
+        """The turn at this place of the session's audio, or the first one, and what of it had been spoken."""
+        turns = [*self._over, *self._turns]
+        if played_s is None or not turns:
+            return next(iter(self._turns), turns[-1] if turns else None), None
+        begun = [turn for turn in turns if turn.start_s is not None and turn.start_s <= played_s]
+        heard = begun[-1] if begun else turns[0]
+        return heard, heard.spoken(played_s)
+
+    def _forget_events(self) -> list[Cleared]:
+        """All but earlier answers to `clear`, which are returned."""
+        events = [self._events.get_nowait() for _ in range(self._events.qsize())]
+        return [event for event in events if isinstance(event, Cleared)]
+
+    def _end(self, turn: Turn, outcome: str) -> None:
+        turn.record.error = outcome
+        turn.record.publish()
+
+
+def silence(info: ModelInfo) -> PcmChunk:
+    """A moment without a sound, as the whole of an utterance."""
+    codes = np.zeros((0, info.num_code_groups), np.int16)
+    samples = int(SILENCE_S * info.sample_rate)
+    return PcmChunk(bytes(samples * SAMPLE_BYTES), codes, 0, FinishReason.STOP)
+
+
+def _end_of(text: str, num_visible: int) -> int:
+    """Where `text` has so many characters, not counting spaces."""
+    ends = [place for place, char in enumerate(text, start=1) if not char.isspace()]
+    return ends[min(num_visible, len(ends)) - 1] if num_visible and ends else 0
+
+
+def whole_characters(text: str) -> tuple[str, str]:
+    """Surrogate pairs as the characters they are, and half a pair at the end, which may go on."""
+    end = len(text) - ("\ud800" <= text[-1:] <= "\udbff")
+    return without_halves(text[:end]), text[end:]
+
+
+def is_ideograph(char: str) -> bool:
+    """Whether it is of a script that has no spaces between words."""
+    return _IDEOGRAPH.match(char) is not None
+
+
+def _end_of_certain(text: str) -> int:
+    """The end of `text`, but for spaces behind an ideograph: another one may follow."""
+    stripped = text.rstrip()
+    return len(stripped) if is_ideograph(stripped[-1:]) else len(text)

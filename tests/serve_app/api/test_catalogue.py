@@ -1,0 +1,86 @@
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from deployments.errors import InvalidRequest
+from serve_app.api.catalogue import ALIASES, RELEASED, aliases, resolve, voice_list
+from serve_app.config import ApiSettings
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
+
+RELEASED_SPEAKERS = tuple(RELEASED)
+
+
+def test_speakers_are_found_in_any_case() -> None:
+    assert resolve("Uncle_Fu", RELEASED_SPEAKERS) == "uncle_fu"
+
+
+def test_openai_names_keep_their_gender_on_the_released_speakers() -> None:
+    female = {"alloy", "coral", "marin", "nova", "sage", "shimmer"}
+    genders = {name: RELEASED[resolve(name.upper(), RELEASED_SPEAKERS)].gender for name in ALIASES}
+    assert genders == {name: "female" if name in female else "male" for name in ALIASES}
+    assert len(ALIASES) == 13
+
+
+def test_openai_names_avoid_speakers_that_force_a_dialect() -> None:
+    assert not {"eric", "dylan"} & set(aliases(RELEASED_SPEAKERS).values())
+
+
+def test_openai_names_spread_over_other_speakers_by_order() -> None:
+    known = aliases(("one", "two", "three"))
+    assert list(known.values())[:4] == ["one", "two", "three", "one"]
+    assert set(known) == set(ALIASES)
+
+
+def test_a_speaker_named_like_an_alias_is_itself() -> None:
+    assert resolve("Nova", ("other", "nova")) == "nova"
+    assert [voice.id for voice in voice_list(replace(CUSTOM_VOICE, voices=("other", "nova")))].count("nova") == 1
+
+
+@pytest.mark.parametrize("name", ["", "nobody", "vivian "])
+def test_an_unknown_voice_lists_the_valid_ones(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"vivian, .*, alloy, ") as raised:
+        resolve(name, RELEASED_SPEAKERS)
+    assert (raised.value.param, raised.value.code) == ("voice", "voice_not_found")
+
+
+def test_no_speakers_have_no_aliases() -> None:
+    assert voice_list(replace(CUSTOM_VOICE, voices=())) == []
+
+
+@pytest.mark.anyio
+async def test_models(client: httpx.AsyncClient) -> None:
+    listed = (await client.get("/v1/models")).json()
+    names = [model["id"] for model in listed["data"]]
+    assert listed["object"] == "list"
+    assert names == [CUSTOM_VOICE.name, *ApiSettings().model_aliases]
+    for name in names:
+        shown = (await client.get(f"/v1/models/{name}")).json()
+        assert (shown["id"], shown["object"], shown["root"]) == (name, "model", CUSTOM_VOICE.name)
+    assert (await client.get("/v1/models/other")).status_code == 404
+    assert [model["id"] for model in (await client.get("/v1/audio/models")).json()["models"]] == names
+
+
+@pytest.mark.anyio
+async def test_voices(client: httpx.AsyncClient) -> None:
+    listed = (await client.get("/v1/audio/voices")).json()
+    assert listed["voices"] == listed["data"]
+    assert {voice["id"] for voice in listed["voices"]} == {*CUSTOM_VOICE.voices, *ALIASES}
+    fields = {"id", "name", "language", "gender", "description", "type", "alias_of"}
+    assert all(set(voice) == fields for voice in listed["voices"])
+    meant = {voice["id"]: voice["alias_of"] for voice in listed["voices"]}
+    assert [name for name, voice in meant.items() if voice is None] == list(CUSTOM_VOICE.voices)
+    assert all(meant[name] == resolve(name, CUSTOM_VOICE.voices) for name in ALIASES)
+    assert listed["languages"] == ["auto", *CUSTOM_VOICE.languages]
+    assert listed["uploaded_voices"] == []
+
+
+@pytest.mark.anyio
+async def test_every_voice_of_the_embedded_model_is_described(
+    client: httpx.AsyncClient, synthesizer: FakeSynthesizer
+) -> None:
+    synthesizer.info = replace(CUSTOM_VOICE, name="embedded", voices=("nora", "felix", "iris", "hugo"))
+    for voice in (await client.get("/v1/audio/voices")).json()["voices"]:
+        assert voice["language"] == "english"
+        assert voice["gender"] in ("female", "male")
+        assert voice["description"]

@@ -1,0 +1,63 @@
+import pytest
+from starlette.exceptions import HTTPException
+
+from deployments.errors import (
+    CheckpointError,
+    CodecLost,
+    EngineError,
+    InvalidRequest,
+    ModelNotFound,
+    NotReady,
+    Overloaded,
+    PayloadTooLarge,
+    TalkerLost,
+)
+from serve_app.api.errors import translate
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (InvalidRequest("bad", "top_k"), 400, "invalid_value"),
+        (InvalidRequest("bad", "voice", "voice_not_found"), 400, "voice_not_found"),
+        (ModelNotFound("which"), 404, "model_not_found"),
+        (PayloadTooLarge("much"), 413, "payload_too_large"),
+        (Overloaded("full"), 429, "rate_limit_exceeded"),
+        (NotReady(), 503, "not_ready"),
+        (TalkerLost("gone"), 503, "replica_lost"),
+        (CodecLost("gone"), 503, "replica_lost"),
+        (EngineError("why"), 500, "engine_error"),
+        (CheckpointError("where"), 500, "internal_error"),
+        (ZeroDivisionError("secret"), 500, "internal_error"),
+        (HTTPException(404), 404, "not_found"),
+        (HTTPException(405), 405, "method_not_allowed"),
+    ],
+)
+def test_every_error_has_its_status_and_code(error: Exception, status: int, code: str) -> None:
+    reply = translate(error)
+    assert (reply.status, reply.code) == (status, code)
+    assert set(reply.envelope()["error"]) == {"message", "type", "param", "code"}
+    assert reply.message
+
+
+def test_the_field_is_named() -> None:
+    assert translate(InvalidRequest("bad", "top_k")).param == "top_k"
+    assert translate(ModelNotFound("which")).param == "model"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("secret"), EngineError("secret"), TalkerLost("secret")])
+def test_inner_details_stay_inside(error: Exception) -> None:
+    assert "secret" not in translate(error).message
+
+
+def test_an_overloaded_server_says_when_to_come_back() -> None:
+    headers = translate(Overloaded("full", 1.25)).headers
+    assert headers == {"Retry-After": "2", "retry-after-ms": "1250", "x-should-retry": "true"}
+
+
+def test_a_remote_subclass_is_answered_like_its_cause() -> None:
+    class RemoteError(RuntimeError, Overloaded):  # what a deployment handle raises derives from the cause
+        def __init__(self) -> None:
+            Overloaded.__init__(self, "full", 3.0)
+
+    assert translate(RemoteError()).status == 429

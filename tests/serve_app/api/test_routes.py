@@ -1,0 +1,534 @@
+import asyncio
+import base64
+import io
+import json
+import re
+import wave
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from deployments.errors import EngineError, Overloaded
+from deployments.protocol import ModelInfo, Sampling
+from serve_app.api import door, speaker
+from serve_app.api.catalogue import ALIASES
+from serve_app.api.keys import create_key
+from serve_app.api.routes import Node, create_api
+from serve_app.audio import recordings
+from serve_app.audio.formats import AudioFormat
+from serve_app.config import AccessSettings, ApiSettings
+from serve_app.speech.admission import always
+from tests.serve_app import asgi
+from tests.serve_app.audio.test_formats import decode
+from tests.serve_app.audio.test_recordings import data_url, recording
+from tests.serve_app.fake import (
+    BASE,
+    CUSTOM_VOICE,
+    FOLLOWED,
+    FOLLOWED_MS,
+    FOLLOWED_TEXT,
+    NUM_TEXT_TOKENS,
+    VOICE_DESIGN,
+    FakeSynthesizer,
+    Step,
+    chunk,
+    followed,
+    pcm_of,
+    utterance,
+)
+
+pytestmark = pytest.mark.anyio
+
+SPEECH = "/v1/audio/speech"
+BODY = {"model": "tts-1", "input": "Hello", "voice": "alloy"}
+PCM = BODY | {"response_format": "pcm"}
+
+
+def client_for(synthesizer: FakeSynthesizer, settings: ApiSettings | None = None) -> httpx.AsyncClient:
+    api = create_api(synthesizer, settings or ApiSettings())
+    return httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray")
+
+
+async def post(synthesizer: FakeSynthesizer, body: object, **headers: str) -> httpx.Response:
+    async with client_for(synthesizer) as client:
+        return await client.post(SPEECH, json=body, headers=headers)
+
+
+def speaking(info: ModelInfo = CUSTOM_VOICE) -> FakeSynthesizer:
+    return FakeSynthesizer(info, utterance())
+
+
+def events_of(response: httpx.Response) -> list[dict[str, object]]:
+    lines = response.text.split("\n\n")
+    assert lines.pop() == ""
+    assert all(line.startswith("data: ") for line in lines)
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def error_of(response: httpx.Response) -> dict[str, str | None]:
+    error: dict[str, str | None] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+async def test_pcm_is_what_was_synthesized(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
+    response = await client.post(SPEECH, json=PCM)
+    assert response.status_code == 200
+    assert response.content == pcm_of(utterance())
+    assert response.headers["content-type"] == "audio/pcm;rate=24000;channels=1"
+    assert response.headers["x-sample-rate"] == "24000"
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-accel-buffering"] == "no"
+    assert "content-length" not in response.headers
+    assert synthesizer.closed.is_set()
+
+
+async def test_mp3_is_the_default() -> None:
+    response = await post(speaking(), BODY)
+    assert response.headers["content-type"] == "audio/mpeg"
+    samples, rate = decode(response.content)
+    assert samples.size / rate >= 4 * CUSTOM_VOICE.frame_samples / CUSTOM_VOICE.sample_rate
+
+
+@pytest.mark.parametrize("audio_format", AudioFormat)
+async def test_events_carry_every_format_as_one_stream(audio_format: AudioFormat) -> None:
+    body = BODY | {"response_format": audio_format}
+    bare = await post(speaking(), body)
+    response = await post(speaking(), body | {"stream_format": "sse"})
+    assert response.headers["content-type"] == "text/event-stream"
+    *deltas, last = events_of(response)
+    assert {event["type"] for event in deltas} == {"speech.audio.delta"}
+    audio = b"".join(base64.b64decode(str(event["audio"])) for event in deltas)
+    assert len(audio) == len(bare.content)
+    assert audio == bare.content or audio_format is AudioFormat.OPUS  # whose streams have a random serial number
+    usage = {"input_tokens": NUM_TEXT_TOKENS, "output_tokens": 4, "total_tokens": NUM_TEXT_TOKENS + 4}
+    assert last == {"type": "speech.audio.done", "usage": usage}
+
+
+async def test_events_carry_words_on_request() -> None:
+    asked = PCM | {"input": FOLLOWED_TEXT, "word_timestamps": True}
+    events = events_of(await post(FakeSynthesizer(FOLLOWED, followed()), asked | {"stream_format": "sse"}))
+    told = [word for event in events if event["type"] == "speech.audio.words" for word in event["words"]]  # type: ignore[attr-defined]
+    assert [(word["word"], round(1000 * word["start"])) for word in told] == list(
+        zip(FOLLOWED_TEXT.split(), FOLLOWED_MS, strict=True)
+    )
+    assert told[-1]["end"] == 0.88
+    audio = b"".join(base64.b64decode(str(event["audio"])) for event in events if "audio" in event)
+    assert audio == pcm_of(followed())
+    bare = await post(FakeSynthesizer(FOLLOWED, followed()), asked)
+    assert bare.headers["x-ignored"].startswith("word_timestamps (only events carry words")
+    assert bare.content == audio
+
+
+async def test_a_whole_body_has_a_length_and_an_exact_wav_header() -> None:
+    response = await post(speaking(), BODY | {"stream": False, "response_format": "wav"})
+    assert int(response.headers["content-length"]) == len(response.content)
+    with wave.open(io.BytesIO(response.content)) as file:
+        assert file.readframes(file.getnframes()) == pcm_of(utterance())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_speed_changes_the_duration(stream: bool) -> None:
+    synthesizer = FakeSynthesizer(script=utterance(25))
+    response = await post(synthesizer, PCM | {"speed": 2, "stream": stream})
+    assert len(response.content) == pytest.approx(len(pcm_of(utterance(25))) / 2, rel=0.03)
+
+
+async def test_other_servers_names_for_the_fields() -> None:
+    synthesizer = speaking()
+    body = {"text": "Hello", "language": "English", "speaker": "Aiden", "leading_silence": True, "instruct": "Softly"}
+    response = await post(synthesizer, body, Accept="audio/L16")
+    assert response.headers["content-type"] == "audio/L16;rate=24000;channels=1"
+    assert response.content == pcm_of(utterance())
+    [request] = synthesizer.requests
+    assert (request.text, request.voice, request.language) == ("Hello", "aiden", "english")
+    assert (request.instructions, request.leading_silence) == ("Softly", True)
+
+
+async def test_the_plainest_request_leaves_everything_to_the_checkpoint() -> None:
+    synthesizer = speaking()
+    await post(synthesizer, BODY)
+    await post(synthesizer, BODY | {"unknown": {"to": "us"}, "seed": None, "instructions": None})
+    first, second = synthesizer.requests
+    assert first.sampling == Sampling()
+    assert (first.voice, first.language, first.instructions) == ("vivian", "auto", None)
+    assert (first.non_streaming_mode, first.ignore_eos, first.leading_silence) == (None, False, False)
+    assert first.reference is None
+    assert first.seed != second.seed
+    assert first.redraws
+    assert 0 <= first.seed < 2**64
+
+
+async def test_every_option_reaches_the_synthesizer() -> None:
+    synthesizer = speaking()
+    sampling = {
+        "do_sample": True,
+        "temperature": 0.5,
+        "top_k": 0,
+        "top_p": 1,
+        "repetition_penalty": 1.1,
+        "subtalker_dosample": False,
+        "subtalker_temperature": 2,
+        "subtalker_top_k": 5,
+        "subtalker_top_p": 0.25,
+        "max_new_tokens": 1,
+    }
+    others = {"seed": 2**64 - 1, "non_streaming_mode": True, "ignore_eos": True, "leading_silence": True}
+    await post(synthesizer, BODY | sampling | others)
+    [request] = synthesizer.requests
+    assert request.sampling == Sampling(**sampling)
+    assert {name: getattr(request, name) for name in others} == others
+
+
+async def test_every_openai_voice_is_accepted_as_a_name_and_as_an_object() -> None:
+    synthesizer = speaking()
+    for name in ALIASES:
+        for voice in (name, {"id": name}):
+            assert (await post(synthesizer, BODY | {"voice": voice})).status_code == 200
+    assert {request.voice for request in synthesizer.requests} <= set(CUSTOM_VOICE.voices)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("input", 5),
+        ("input", ""),
+        ("input", " \u200b\n"),
+        ("input", None),
+        ("input", "x" * 4097),
+        ("voice", None),
+        ("voice", "nobody"),
+        ("voice", 5),
+        ("voice", {}),
+        ("voice", {"id": 5}),
+        ("voice", ["alloy"]),
+        ("model", 5),
+        ("instructions", 5),
+        ("instructions", "x" * 4097),
+        ("response_format", "midi"),
+        ("response_format", 5),
+        ("stream_format", "xml"),
+        ("stream", "false"),
+        ("speed", 0.2),
+        ("speed", 4.1),
+        ("speed", "1"),
+        ("speed", True),
+        ("language", "klingon"),
+        ("language", 5),
+        ("do_sample", 1),
+        ("temperature", 0),
+        ("temperature", -1),
+        ("temperature", 1e-30),
+        ("temperature", "hot"),
+        ("temperature", False),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("top_k", True),
+        ("top_k", 10**30),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("repetition_penalty", 0),
+        ("subtalker_dosample", "yes"),
+        ("subtalker_temperature", 0),
+        ("subtalker_top_k", -1),
+        ("subtalker_top_p", 0),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", 2**31),
+        ("non_streaming_mode", 1),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", 1.0),
+        ("ignore_eos", "no"),
+        ("leading_silence", 0),
+        ("ref_audio", data_url(b"")),
+        ("ref_audio", 5),
+        ("x_vector_only_mode", "true"),
+    ],
+)
+async def test_a_bad_value_is_a_400_that_names_the_field(field: str, value: object) -> None:
+    synthesizer = speaking()
+    response = await post(synthesizer, BODY | {field: value})
+    assert (response.status_code, error_of(response)["param"]) == (400, field)
+    assert synthesizer.requests == []
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+async def test_what_is_no_number_is_refused(number: str) -> None:
+    content = json.dumps(BODY)[:-1] + f', "temperature": {number}}}'
+    async with client_for(speaking()) as client:
+        response = await client.post(SPEECH, content=content)
+    assert (response.status_code, error_of(response)["param"]) == (400, "temperature")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'"x"', b"[" * 10000, b"\xff", b'{"input":"\\ud800"}'])
+async def test_what_is_no_json_object_is_a_400(content: bytes) -> None:
+    async with client_for(speaking()) as client:
+        response = await client.post(SPEECH, content=content)
+    assert (response.status_code, error_of(response)["code"]) == (400, "invalid_json")
+
+
+async def test_a_voice_is_missing_and_the_answer_lists_them() -> None:
+    error = error_of(await post(speaking(), {"model": "tts-1", "input": "Hello"}))
+    assert error["code"] == "missing_required_parameter"
+    assert "uncle_fu" in str(error["message"])
+
+
+async def test_voice_design_needs_instructions_and_no_voice() -> None:
+    synthesizer = speaking(VOICE_DESIGN)
+    assert error_of(await post(synthesizer, BODY))["param"] == "instructions"
+    assert (await post(synthesizer, BODY | {"instructions": "An old sailor"})).status_code == 200
+    [request] = synthesizer.requests
+    assert (request.voice, request.instructions) == (None, "An old sailor")
+
+
+async def test_a_recording_for_a_model_that_does_not_clone_is_refused_before_a_voice_is_missed() -> None:
+    sent = {"input": "Hello", "ref_audio": data_url(recording())}
+    for info in (CUSTOM_VOICE, VOICE_DESIGN):
+        error = error_of(await post(speaking(info), sent))
+        assert error["param"] == "ref_audio"
+        assert "does not clone voices: load a Base checkpoint" in (error["message"] or "")
+
+
+async def test_base_needs_a_recording_and_what_it_says() -> None:
+    synthesizer, ref_audio = speaking(BASE), data_url(recording())
+    assert error_of(await post(synthesizer, BODY))["param"] == "ref_audio"
+    assert error_of(await post(synthesizer, BODY | {"ref_audio": ref_audio}))["param"] == "ref_text"
+    assert error_of(await post(synthesizer, BODY | {"ref_audio": "http://x/a.wav", "ref_text": "x"}))["param"] == (
+        "ref_audio"
+    )
+    assert (await post(synthesizer, BODY | {"ref_audio": ref_audio, "ref_text": " It says. "})).status_code == 200
+    assert (await post(synthesizer, BODY | {"ref_audio": ref_audio, "x_vector_only_mode": True})).status_code == 200
+    spoken, embedded = (request.reference for request in synthesizer.requests)
+    assert spoken is not None
+    assert (spoken.audio.size, spoken.text, spoken.x_vector_only) == (BASE.sample_rate, "It says.", False)
+    assert embedded is not None
+    assert (embedded.text, embedded.x_vector_only) == (None, True)
+
+
+async def test_a_checkpoint_that_cannot_follow_instructions_speaks_without() -> None:
+    synthesizer = speaking(BASE)
+    body = BODY | {"ref_audio": data_url(recording()), "x_vector_only_mode": True, "instructions": "Softly " * 1000}
+    assert (await post(synthesizer, body)).status_code == 200
+    assert synthesizer.requests[0].instructions is None
+
+
+@pytest.mark.parametrize("model", ["tts-1", "tts-1-hd", "gpt-4o-mini-tts", "qwen3-tts", "qwen-tts", CUSTOM_VOICE.name])
+async def test_the_loaded_model_has_several_names(model: str) -> None:
+    assert (await post(speaking(), BODY | {"model": model})).status_code == 200
+
+
+async def test_an_unknown_model_is_not_found() -> None:
+    response = await post(speaking(), BODY | {"model": "whisper-1"})
+    assert response.status_code == 404
+    assert (error_of(response)["code"], error_of(response)["param"]) == ("model_not_found", "model")
+
+
+async def test_an_overloaded_synthesizer_is_a_429_that_says_when_to_retry() -> None:
+    for stream in (True, False):
+        response = await post(FakeSynthesizer(script=[Overloaded("full", 1.5)]), BODY | {"stream": stream})
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "2"
+        assert response.headers["retry-after-ms"] == "1500"
+        assert response.headers["x-should-retry"] == "true"
+        assert error_of(response)["code"] == "rate_limit_exceeded"
+
+
+@pytest.mark.parametrize("error", [EngineError("secret"), ZeroDivisionError("secret")])
+async def test_a_failure_is_logged_with_its_request_and_answered_without_details(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    response = await post(FakeSynthesizer(script=[error]), BODY, **{"x-request-id": "my-id"})
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    [record] = [record for record in caplog.records if record.name.startswith("serve_app")]
+    assert "my-id" in record.getMessage()
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
+
+
+async def test_silence_before_an_error_does_not_begin_the_answer() -> None:
+    script: list[Step] = [chunk(b""), chunk(b""), Overloaded("full")]
+    for stream_format in ("audio", "sse"):
+        response = await post(FakeSynthesizer(script=script), BODY | {"stream_format": stream_format})
+        assert response.status_code == 429
+
+
+async def test_an_utterance_without_audio_is_a_valid_empty_file() -> None:
+    silent: list[Step] = [chunk(b"", frames=0)]
+    assert (await post(FakeSynthesizer(script=silent), PCM)).content == b""
+    assert len((await post(FakeSynthesizer(script=silent), BODY | {"response_format": "wav"})).content) == 44
+    for audio_format in (AudioFormat.MP3, AudioFormat.OPUS, AudioFormat.AAC, AudioFormat.FLAC):
+        response = await post(FakeSynthesizer(script=silent), BODY | {"response_format": audio_format})
+        assert response.status_code == 200
+    events = events_of(await post(FakeSynthesizer(script=silent), PCM | {"stream_format": "sse"}))
+    assert [event["type"] for event in events] == ["speech.audio.done"]
+
+
+async def test_a_body_over_the_limit_is_a_413_with_and_without_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speaker, "MAX_BODY_BYTES", 1000)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 100
+
+    synthesizer = speaking()
+    async with client_for(synthesizer) as client:
+        for content in (b" " * 1001, parts()):
+            response = await client.post(SPEECH, content=content)
+            assert (response.status_code, error_of(response)["code"]) == (413, "payload_too_large")
+        assert (await client.post(SPEECH, content=json.dumps(BODY).ljust(1000))).status_code == 200
+
+
+async def test_few_large_bodies_are_taken_in_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_UPLOADS", 1)
+    large = json.dumps(BODY).encode().ljust(250_000)
+    has_begun, unfinished = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield large[:249_000]
+        has_begun.set()
+        await unfinished.wait()
+        yield large[249_000:]
+
+    async with client_for(speaking()) as client:
+        first = asyncio.create_task(client.post(SPEECH, content=slow()))
+        await has_begun.wait()
+        second = asyncio.create_task(client.post(SPEECH, content=large))
+        assert (await client.post(SPEECH, json=BODY)).status_code == 200
+        assert not second.done()
+        unfinished.set()
+        assert ((await first).status_code, (await second).status_code) == (200, 200)
+        for content in (b"[".ljust(250_000), large):  # one that is refused leaves its place
+            response = await client.post(SPEECH, content=content)
+        assert response.status_code == 200
+
+
+async def test_a_large_body_that_waits_too_long_is_a_429(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_UPLOADS", 0)
+    monkeypatch.setattr(door, "_UPLOAD_WAIT_S", 0.01)
+    async with client_for(speaking()) as client:
+        refused = await client.post(SPEECH, content=json.dumps(BODY).ljust(250_000))
+    assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
+
+
+async def test_a_recording_over_the_limit_is_a_413(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recordings, "MAX_BYTES", 100)
+    async with client_for(speaking(BASE)) as client:
+        body = BODY | {"ref_audio": data_url(recording(1.25)), "x_vector_only_mode": True}
+        response = await client.post(SPEECH, json=body)
+    assert (response.status_code, error_of(response)["param"]) == (413, "ref_audio")
+
+
+async def test_missing_routes_and_methods_answer_in_the_envelope(client: httpx.AsyncClient) -> None:
+    assert error_of(await client.get("/v1/nothing"))["code"] == "not_found"
+    response = await client.get(SPEECH)
+    assert (response.status_code, error_of(response)["code"]) == (405, "method_not_allowed")
+    assert response.headers["allow"] == "POST"
+
+
+async def test_a_request_keeps_a_sane_id_and_gets_one_otherwise(
+    client: httpx.AsyncClient, synthesizer: FakeSynthesizer
+) -> None:
+    for offered in ("abc-123", "x" * 129, "two words", ""):
+        response = await client.post(SPEECH, json=BODY, headers={"x-request-id": offered})
+        assert response.headers.get_list("x-request-id") == [synthesizer.requests[-1].request_id]
+        assert (response.headers["x-request-id"] == offered) == (offered == "abc-123")
+    assert len({request.request_id for request in synthesizer.requests}) == 4
+    assert (await client.get("/v1/nothing")).headers["x-request-id"]
+
+
+async def test_a_server_in_front_may_echo_the_id() -> None:
+    api = create_api(speaking(), ApiSettings(), echo_request_id=False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
+        assert "x-request-id" not in (await client.get("/health")).headers
+
+
+async def test_health_and_readiness() -> None:
+    synthesizer = FakeSynthesizer(None)
+    async with client_for(synthesizer) as client:
+        for path in ("/health", "/v1", "/v1/"):
+            assert (await client.get(path)).status_code == 200
+        for response in (await client.get("/ready"), await client.post(SPEECH, json=BODY)):
+            assert (response.status_code, error_of(response)["code"]) == (503, "not_ready")
+            assert response.headers["retry-after"] == "1"
+        synthesizer.info = CUSTOM_VOICE
+        assert (await client.get("/ready")).json() == {"status": "ready", "model": CUSTOM_VOICE.name}
+
+
+async def test_what_is_loaded_is_not_ready_without_replicas() -> None:
+    node = Node(is_running=lambda: False, is_ready=lambda: False, scrape=bytes)
+    api = create_api(FakeSynthesizer(CUSTOM_VOICE), ApiSettings(), node=node)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://localhost") as client:
+        response = await client.get("/ready")
+        assert (response.status_code, error_of(response)["code"]) == (503, "not_ready")
+
+
+async def test_a_default_voice_that_is_not_loaded_is_not_ready_and_says_why() -> None:
+    api = create_api(FakeSynthesizer(CUSTOM_VOICE), ApiSettings(default_voice="nora"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://localhost") as client:
+        error = error_of(response := await client.get("/ready"))
+    assert (response.status_code, error["code"]) == (503, "not_ready")
+    assert error["message"].startswith("api.default_voice: 'nora' is no voice of Qwen/")
+
+
+async def test_the_schema_is_served(client: httpx.AsyncClient, api: FastAPI) -> None:
+    schema = (await client.get("/openapi.json")).json()
+    content = schema["paths"][SPEECH]["post"]["requestBody"]["content"]
+    assert {"input", "voice", "seed"} <= set(content["application/json"]["schema"]["properties"])
+    assert "$defs" not in json.dumps(content)  # such references would lead nowhere inside this document
+    assert (await client.get("/redoc")).status_code == 404  # it would need a CDN
+
+
+def test_every_operation_of_the_documentation_has_a_tag_and_a_summary_of_its_own() -> None:
+    node = Node(is_running=always, is_ready=always, scrape=bytes)
+    paths = create_api(FakeSynthesizer(), ApiSettings(), node=node).openapi()["paths"]
+    operations = [operation for path in paths.values() for operation in path.values()]
+    summaries = [operation["summary"] for operation in operations]
+    assert sorted({each for each in summaries if summaries.count(each) > 1}) == []
+    assert all(len(operation["tags"]) == 1 for operation in operations)
+    assert len({operation["tags"][0] for operation in operations}) >= 10
+
+
+async def test_what_the_documentation_would_send_is_spoken(client: httpx.AsyncClient) -> None:
+    """Its page sends the example, and plays the answer: that is a blob to it."""
+    operation = (await client.get("/openapi.json")).json()["paths"][SPEECH]["post"]
+    answer = await client.post(SPEECH, json=operation["requestBody"]["content"]["application/json"]["example"])
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] in operation["responses"]["200"]["content"]
+    page = await client.get("/docs")
+    assert "wrapComponents" in page.text
+    assert "media-src blob:" in page.headers["content-security-policy"]
+
+
+async def test_pages_run_their_own_scripts_only(client: httpx.AsyncClient) -> None:
+    for path in ("/", "/docs"):
+        page = await client.get(path, headers={"accept": "text/html"})
+        policy = page.headers["content-security-policy"]
+        for script in re.findall(r"<script>(.*?)</script>", page.text, re.DOTALL):
+            assert f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'" in policy
+        assert "default-src 'none'" in policy
+        assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0]
+    assert (await client.get("/docs/..%2Fplayground.html")).status_code == 404
+
+
+async def test_the_documentation_asks_for_a_key_where_there_are_keys(tmp_path: Path) -> None:
+    create_key(tmp_path / "keys.json", "ada")
+    for access, schemes in (
+        (AccessSettings(), []),
+        (AccessSettings(keys_file=tmp_path / "keys.json"), [{"HTTPBearer": []}]),
+    ):
+        schema = create_api(FakeSynthesizer(), ApiSettings(access=access)).openapi()
+        assert schema["paths"][SPEECH]["post"].get("security", []) == schemes
+
+
+async def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speaker, "BODY_TIMEOUT_S", 0.01)
+    api = create_api(FakeSynthesizer(), ApiSettings())
+    async with asgi.http(api, "POST", "/v1/audio/speech") as connection:
+        connection.receive({"type": "http.request", "body": b"{", "more_body": True})
+        assert (await connection.next())["status"] == 408
+        assert json.loads((await connection.next())["body"])["error"]["code"] == "request_timeout"

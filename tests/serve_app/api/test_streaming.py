@@ -1,0 +1,155 @@
+"""What happens when, on a connection driven by hand."""
+
+import asyncio
+import json
+
+import pytest
+from starlette.types import Message
+
+from deployments.errors import Overloaded, TalkerLost
+from serve_app.api import speaker
+from serve_app.api.routes import create_api
+from serve_app.config import ApiSettings
+from tests.serve_app import asgi
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, tone, utterance
+
+pytestmark = pytest.mark.anyio
+
+BODY = {"model": "tts-1", "input": "Hello", "voice": "alloy", "response_format": "pcm"}
+FRAME = tone(CUSTOM_VOICE.frame_samples)
+DISCONNECT: Message = {"type": "http.disconnect"}
+
+
+def speech(synthesizer: FakeSynthesizer, **fields: object) -> asgi.Connection:
+    api = create_api(synthesizer, ApiSettings())
+    return asgi.http(api, "POST", "/v1/audio/speech", body=BODY | fields)
+
+
+async def test_audio_is_sent_while_more_is_being_made() -> None:
+    more = asyncio.Event()
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
+    async with speech(synthesizer) as connection:
+        assert (await connection.next())["type"] == "http.response.start"
+        first = await connection.next()
+        assert (first["body"], first["more_body"]) == (FRAME, True)
+        await synthesizer.waiting.wait()
+        assert not synthesizer.closed.is_set()
+        more.set()
+        assert (await connection.next())["body"] == FRAME
+        assert await connection.next() == {"type": "http.response.body", "body": b"", "more_body": False}
+        await connection.task
+
+
+async def test_the_answer_begins_with_the_first_audio_and_not_with_a_silent_chunk() -> None:
+    more = asyncio.Event()
+    synthesizer = FakeSynthesizer(script=[chunk(b""), more, chunk(FRAME)])
+    async with speech(synthesizer) as connection:
+        start = asyncio.create_task(connection.next())
+        await synthesizer.waiting.wait()
+        assert not start.done()
+        more.set()
+        assert (await start)["status"] == 200
+        assert (await connection.next())["body"] == FRAME
+
+
+@pytest.mark.parametrize("spoken", [[], [chunk(FRAME)]])
+@pytest.mark.parametrize("fields", [{}, {"stream_format": "sse"}, {"stream": False}, {"response_format": "mp3"}])
+async def test_a_client_that_leaves_while_a_chunk_is_awaited(spoken: list[Step], fields: dict[str, object]) -> None:
+    synthesizer = FakeSynthesizer(script=[*spoken, asyncio.Event()])
+    async with speech(synthesizer, **fields) as connection:
+        await synthesizer.waiting.wait()
+        assert not synthesizer.closed.is_set()
+        connection.receive(DISCONNECT)
+        await connection.task
+        assert synthesizer.closed.is_set()
+
+
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+async def test_a_client_that_leaves_while_a_chunk_is_being_sent(stream_format: str) -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with speech(synthesizer, stream_format=stream_format) as connection:
+        connection.stall()
+        await connection.sending.wait()
+        assert not synthesizer.closed.is_set()
+        connection.receive(DISCONNECT)
+        await connection.task
+        assert synthesizer.closed.is_set()
+
+
+async def test_a_server_that_cancels_the_call_while_a_chunk_is_being_sent() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with speech(synthesizer) as connection:
+        connection.stall()
+        await connection.sending.wait()
+        connection.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connection.task
+        assert synthesizer.closed.is_set()
+
+
+async def test_a_server_that_cancels_the_call_while_a_chunk_is_awaited() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with speech(synthesizer) as connection:
+        await synthesizer.waiting.wait()
+        connection.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connection.task
+        assert synthesizer.closed.is_set()
+
+
+async def test_a_connection_that_breaks_in_send() -> None:
+    more = asyncio.Event()
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
+    async with speech(synthesizer) as connection:
+        await synthesizer.waiting.wait()
+        connection.send_error = BrokenPipeError()
+        more.set()
+        await connection.task
+        assert synthesizer.closed.is_set()
+
+
+async def test_an_error_after_audio_began_breaks_the_body_off() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), TalkerLost("gone")])
+    async with speech(synthesizer) as connection:
+        assert (await connection.next())["status"] == 200
+        assert (await connection.next())["body"] == FRAME
+        with pytest.raises(AssertionError, match="without another message"):
+            await connection.next()
+        assert isinstance(connection.task.exception(), RuntimeError)
+
+
+async def test_an_error_after_events_began_is_the_last_event() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), Overloaded("full")])
+    async with speech(synthesizer, stream_format="sse") as connection:
+        assert (await connection.next())["status"] == 200
+        await connection.next()
+        event = json.loads((await connection.next())["body"].removeprefix(b"data: "))
+        assert event["type"] == "speech.audio.error"
+        assert event["error"]["code"] == "rate_limit_exceeded"
+        with pytest.raises(AssertionError, match="without another message"):
+            await connection.next()
+        assert connection.task.exception() is not None
+
+
+async def test_an_error_while_a_whole_body_is_made_is_a_status() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), TalkerLost("gone")])
+    async with speech(synthesizer, stream=False) as connection:
+        assert (await connection.next())["status"] == 503
+
+
+async def test_a_client_that_leaves_before_its_body_is_complete() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    api = create_api(synthesizer, ApiSettings())
+    async with asgi.http(api, "POST", "/v1/audio/speech") as connection:
+        connection.receive({"type": "http.request", "body": b'{"input":', "more_body": True})
+        connection.receive(DISCONNECT)
+        await connection.task
+    assert synthesizer.requests == []
+
+
+async def test_an_oversized_body_is_refused_before_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speaker, "MAX_BODY_BYTES", 10)
+    api = create_api(FakeSynthesizer(script=utterance()), ApiSettings())
+    async with asgi.http(api, "POST", "/v1/audio/speech") as connection:
+        connection.receive({"type": "http.request", "body": b" " * 11, "more_body": True})
+        assert (await connection.next())["status"] == 413

@@ -1,0 +1,64 @@
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from deployments.errors import StartError
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import Address, root_cause, running, why_unusable
+from serve_app.config import AppConfig
+
+QUOTED = """A replica failed to start with exception. Retrying 2 more time(s). Error:
+\x1b[36mray::ServeReplica:talkray:Talker.initialize_and_get_metadata()\x1b[39m (pid=1, ip=192.0.2.2)
+  File "replica.py", line 1928, in initialize
+    raise RuntimeError(traceback.format_exc()) from None
+RuntimeError: Traceback (most recent call last):
+  File "engine_client.py", line 105, in _await_ready
+    raise report.error
+deployments.errors.CheckpointError: /m/model.safetensors does not fit: a is missing;
+b is missing"""
+
+
+@pytest.fixture
+def listener() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_free_port_can_be_used() -> None:
+    assert why_unusable("127.0.0.1", free_port()) is None
+
+
+def test_a_taken_port_cannot(listener: int) -> None:
+    assert why_unusable("127.0.0.1", listener) == "Address already in use"
+
+
+def test_an_address_of_ipv6() -> None:
+    assert Address("::1", 8000).url == "http://[::1]:8000"
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+        assert why_unusable("::1", port) == "Address already in use"
+    assert why_unusable("::1", port) is None
+
+
+def test_a_host_that_nobody_knows() -> None:
+    assert why_unusable("nowhere.invalid", 8000) is not None
+
+
+@pytest.mark.usefixtures("servers_folder")
+def test_nothing_is_started_for_a_taken_port(listener: int) -> None:
+    stages: list[str] = []
+    with (
+        pytest.raises(StartError, match=f"{listener} cannot be used"),
+        running(AppConfig(), Address("127.0.0.1", listener), stages.append),
+    ):
+        pass
+    assert stages == []
+
+
+def test_the_root_cause_stands_at_the_end_of_what_serve_quotes() -> None:
+    assert root_cause(QUOTED) == "/m/model.safetensors does not fit: a is missing;\nb is missing"
+
+
+def test_a_message_without_a_traceback_is_its_own_cause() -> None:
+    assert root_cause("The deployment failed to start.") == "The deployment failed to start."

@@ -1,0 +1,128 @@
+"""With drivers that start nothing; tests/faults/test_ends.py has the real one."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deployments.errors import StartError
+from serve_app.cli.serve import supervisor
+from serve_app.cli.serve.local_server import Address
+from serve_app.cli.serve.supervisor import ServerLost, Stopped, running
+from serve_app.config import AppConfig
+
+ADDRESS = Address("127.0.0.1", 1)
+READY = """
+import json, sys, time
+order = json.loads(sys.stdin.readline())
+def say(*event): print(json.dumps(event), flush=True)
+say("stage", "starting Ray")
+"""
+
+
+@pytest.fixture(autouse=True)
+def parent(servers_folder: Path) -> Path:
+    return servers_folder
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A test leaves the signals as it found them."""
+    before = [signal.getsignal(number) for number in supervisor._SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in supervisor._SIGNALS] == before
+
+
+def driver(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    monkeypatch.setattr(supervisor, "_DRIVER", ("-c", READY + code))
+
+
+def test_a_start_is_reported_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
+    driver(monkeypatch, "say('ready', ''); time.sleep(600)")
+    stages: list[str] = []
+    with running(AppConfig(), ADDRESS, stages.append) as server:
+        assert server.url == "http://127.0.0.1:1"
+        assert len([*parent.iterdir()]) == 1
+    assert stages == ["starting Ray"]
+    assert not list(parent.iterdir())
+
+
+def test_the_settings_reach_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch, "from serve_app.config import AppConfig; say('failed', AppConfig(**order['config']).model)")
+    with pytest.raises(StartError) as raised, running(AppConfig(model="mine"), ADDRESS, print):
+        pass
+    assert str(raised.value) == "mine"  # there are no logs yet
+
+
+def test_of_a_start_that_fails_the_logs_are_kept(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
+    driver(monkeypatch, "import os; os.mkdir(order['folder'] + '/ray'); say('failed', 'no weights'); time.sleep(600)")
+    with pytest.raises(StartError) as raised, running(AppConfig(), ADDRESS, print):
+        pass
+    [kept] = parent.iterdir()
+    assert str(raised.value) == f"no weights\nLogs: {kept}"
+
+
+def test_what_the_driver_said_last_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch, "raise ValueError('odd')")
+    with pytest.raises(StartError, match=r"the process that had started Ray ended: ValueError: odd"):
+        running(AppConfig(), ADDRESS, print).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("say('lost', 'the raylet has gone')", "the raylet has gone"),
+        ("import os; os.abort()", "the process that had started Ray was killed by signal 6"),
+    ],
+)
+def test_a_server_that_is_lost_says_why(monkeypatch: pytest.MonkeyPatch, code: str, reason: str, parent: Path) -> None:
+    driver(monkeypatch, f"say('ready', ''); {code}")
+    with pytest.raises(ServerLost, match=reason), running(AppConfig(), ADDRESS, print) as server:
+        server.wait()
+    assert not list(parent.iterdir())
+
+
+def interrupt(number: signal.Signals, after_s: float) -> threading.Thread:
+    """A signal to this process, more than once, as of somebody impatient."""
+
+    def send() -> None:
+        time.sleep(after_s)
+        for _ in range(3):
+            os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_in_peace(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    driver(monkeypatch, "say('ready', ''); time.sleep(600)")
+    stages: list[str] = []
+    with running(AppConfig(), ADDRESS, stages.append) as server:
+        sender = interrupt(number, 0.2)
+        server.wait()
+        sender.join()
+    assert stages == ["starting Ray", "stopping"]
+
+
+def test_a_signal_that_ends_the_driver_too_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(monkeypatch, "say('ready', ''); sys.exit()")
+    with running(AppConfig(), ADDRESS, print) as server:
+        sender = interrupt(signal.SIGTERM, 0.2)
+        server.wait()
+        sender.join()
+
+
+def test_a_signal_during_the_start_has_its_status(monkeypatch: pytest.MonkeyPatch, parent: Path) -> None:
+    driver(monkeypatch, "time.sleep(600)")
+    sender = interrupt(signal.SIGTERM, 0.3)
+    with pytest.raises(Stopped) as raised, running(AppConfig(), ADDRESS, print):
+        pass
+    sender.join()
+    assert raised.value.code == 128 + signal.SIGTERM
+    assert not list(parent.iterdir())

@@ -1,0 +1,78 @@
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+import uvicorn
+from typer.testing import CliRunner
+
+from deployments.errors import Overloaded, TalkrayError
+from serve_app.api.keys import create_key
+from serve_app.api.routes import create_api
+from serve_app.cli.check_client import dialects
+from serve_app.cli.main import cli
+from serve_app.config import AccessSettings, ApiSettings
+from serve_app.speech.live_text import LiveTexts
+from tests.serve_app.fake import FakeSynthesizer, Step, utterance
+
+
+class Server:
+    """The API on a port of its own, whatever its synthesizer does."""
+
+    def __init__(self, script: list[Step], keys: Path | None = None) -> None:
+        settings = ApiSettings(access=AccessSettings(keys_file=keys))
+        self._texts = LiveTexts()
+        self.synthesizer = FakeSynthesizer(script=script)
+        api = create_api(self.synthesizer, settings, live_texts=self._texts)
+        self._server = uvicorn.Server(uvicorn.Config(api, log_level="error", ws="websockets-sansio", lifespan="off"))
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    async def _serve(self) -> None:
+        await self._server.serve([self._socket])
+        await self._texts.aclose()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    file = tmp_path / "keys.json"
+    monkeypatch.setenv("TALKRAY_API_KEY", create_key(file, "check"))
+    return file
+
+
+def test_every_dialect_is_asked_and_its_clients_are_told(key: Path) -> None:
+    with Server(list(utterance()), key) as server:
+        result = CliRunner().invoke(cli, ["check-client", f"{server.url}/"])
+    assert result.exit_code == 0, result.output
+    for dialect in dialects(server.url, "serena"):
+        assert f"ok      {dialect.name}: first audio" in result.output
+        assert all(line in result.output for line in dialect.lines)
+
+
+def test_what_fails_is_said(key: Path) -> None:
+    with Server([Overloaded("full", 2.0)], key) as server:
+        result = CliRunner().invoke(cli, ["check-client", server.url])
+    assert result.exit_code == 1
+    assert result.output.count("FAILED") == len(dialects(server.url, "serena"))
+    assert "deepgram.TTS(" not in result.output
+
+
+def test_where_nothing_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    result = CliRunner().invoke(cli, ["check-client", f"http://127.0.0.1:{port}"])
+    assert isinstance(result.exception, TalkrayError)
+    assert f"127.0.0.1:{port}" in str(result.exception)

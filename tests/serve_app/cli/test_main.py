@@ -1,0 +1,218 @@
+import io
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from deployments.errors import TalkrayError
+from serve_app.api import request_log
+from serve_app.api.errors import Unauthorized
+from serve_app.api.keys import KeyFileError, Keys
+from serve_app.cli import main as module
+from serve_app.cli import ray_settings
+from serve_app.cli.console import Progress
+from serve_app.cli.doctor import Finding
+from serve_app.cli.main import cli, main
+from serve_app.cli.ray_settings import for_a_node, free_port
+from serve_app.cli.serve.local_server import Address
+from serve_app.config import AppConfig, ConfigError, read_config
+
+RUNNER = CliRunner()
+ENTRY = {
+    "time": "2026-01-02T03:04:05+0000",
+    "id": "a1",
+    "method": "POST",
+    "path": "/v1/audio/speech",
+    "client": "::1",
+    "key": None,
+    "voice": "nora",
+    "audio_s": 2.34,
+    "ttfa_ms": 120,
+    "outcome": "stop",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "count_gpus", lambda: 0)
+
+
+def test_help_lists_the_commands() -> None:
+    result = RUNNER.invoke(cli, ["--help"])
+    assert result.exit_code == 0
+    for command in ("serve", "say", "doctor", "env", "random-checkpoint", "verify", "loadtest"):
+        assert command in result.output
+
+
+def test_env_prints_the_tuned_settings() -> None:
+    result = RUNNER.invoke(cli, ["env"])
+    assert result.output.startswith("export ")
+    done = subprocess.run(["sh", "-c", f"{result.output} env -0"], env={}, capture_output=True, text=True, check=True)
+    assert {f"{name}={value}" for name, value in for_a_node().items()} <= {*done.stdout.split("\0")}
+
+
+def test_env_asks_for_no_more_connections_than_files_can_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_settings.resource, "getrlimit", lambda _: (1024, 4096))
+    result = RUNNER.invoke(cli, ["env"])
+    assert "export RAY_SERVE_HAPROXY_MAXCONN=1365" in result.output.splitlines()
+
+
+@pytest.mark.parametrize(("ok", "exit_code"), [(True, 0), (False, 1)])
+def test_doctor_fails_where_a_finding_does(monkeypatch: pytest.MonkeyPatch, ok: bool, exit_code: int) -> None:
+    asked: list[tuple[AppConfig, Address]] = []
+
+    def examine(config: AppConfig, address: Address) -> list[Finding]:
+        asked.append((config, address))
+        return [Finding(True, "Python", "3.11"), Finding(ok, "port", "8001")]
+
+    monkeypatch.setattr(module, "examine", examine)
+    result = RUNNER.invoke(cli, ["doctor", "--port", "8001"])
+    assert result.exit_code == exit_code
+    assert [line[:4].strip() for line in result.output.splitlines()[1:]] == ["ok", "ok" if ok else "FAIL"]
+    assert asked == [(AppConfig(model="embedded"), Address("127.0.0.1", 8001))]
+
+
+def test_a_model_overrides_the_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "talkray.yaml"
+    file.write_text("model: embedded\ncodec: {workers: 2}", encoding="utf-8")
+    asked: list[AppConfig] = []
+    monkeypatch.setattr(module, "examine", lambda config, _: asked.append(config) or [])
+    RUNNER.invoke(cli, ["doctor", "--config", str(file), "--model", "here"], catch_exceptions=False)
+    [config] = asked
+    assert (config.model, config.codec.workers) == ("here", 2)
+
+
+def test_with_a_gpu_the_talker_makes_audio_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[AppConfig] = []
+    monkeypatch.setattr(module, "count_gpus", lambda: 1)
+    monkeypatch.setattr(module, "examine", lambda config, _: asked.append(config) or [])
+    RUNNER.invoke(cli, ["doctor", "--model", "embedded"], catch_exceptions=False)
+    assert asked[0] == read_config(module.ONE_GPU).model_copy(update={"model": "embedded"})
+    assert (asked[0].talker_pool.num_gpus, asked[0].codec_pool.num_gpus) == (1, 0)
+    assert asked[0].codec.placement == "inline"
+
+
+def test_other_modules_get_their_arguments_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(module.subprocess, "call", lambda command: calls.append(command) or 3)
+    result = RUNNER.invoke(cli, ["loadtest", "run", "--url", "U", "--help"])
+    assert result.exit_code == 3
+    assert calls[0][1:] == ["-m", "loadtest", "run", "--url", "U", "--help"]
+
+
+def test_a_stage_is_one_line_however_long_it_is() -> None:
+    file = io.StringIO()
+    with Progress(file) as progress:
+        progress.report("long " * 40)
+        progress.done("done " * 40)
+    assert len(file.getvalue().splitlines()) == 2
+
+
+def test_errors_on_purpose_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise TalkrayError("no room")
+
+    monkeypatch.setattr(module, "cli", fail)
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == "talkray: no room"
+
+
+@pytest.fixture
+def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TALKRAY_KEYS_FILE", str(tmp_path / "keys.json"))
+    return tmp_path / "keys.json"
+
+
+def run(*arguments: str) -> str:
+    result = RUNNER.invoke(cli, ["key", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_create_list_revoke(key_file: Path) -> None:
+    key = run("create", "ada", "--max-streams", "2").strip()
+    other = run("create", "bob", "--requests-per-minute", "60").strip()
+    Keys(key_file).find(key)
+    lines = run("list").splitlines()
+    assert [line.split()[:6] for line in lines] == [
+        [key.split("-")[1], "ada", "any", "requests/min", "2", "streams"],
+        [other.split("-")[1], "bob", "60", "requests/min", "any", "streams"],
+    ]
+    assert key not in run("list")
+    assert "revoked" in run("revoke", "ada")
+    assert ["revoked" in line for line in run("list").splitlines()] == [True, False]
+    with pytest.raises(Unauthorized):
+        Keys(key_file).find(key)
+
+
+def test_a_missing_file_is_an_error(key_file: Path) -> None:
+    with pytest.raises(KeyFileError, match="talkray key create"):
+        RUNNER.invoke(cli, ["key", "list"], catch_exceptions=False)
+
+
+def test_serve_takes_a_key_file_and_origins(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("create", "ada")
+    started: list[tuple[AppConfig, Address]] = []
+
+    class Stop(Exception):
+        pass
+
+    def running(config: AppConfig, address: Address, report: object, *, show: object) -> None:
+        started.append((config, address))
+        raise Stop
+
+    monkeypatch.setattr(module, "running", running)
+    monkeypatch.chdir(key_file.parent)
+    port = free_port()
+    options = ["--host", "0.0.0.0", "--port", str(port), "--keys", key_file.name]
+    options += ["--allow-origin", "https://a.example", "--allow-origin", "https://b.example"]
+    with pytest.raises(Stop):
+        RUNNER.invoke(cli, ["serve", "--model", "embedded", *options], catch_exceptions=False)
+    [(config, address)] = started
+    assert config.api.access.keys_file == key_file
+    assert config.api.access.allowed_origins == ("https://a.example", "https://b.example")
+    assert address == Address("0.0.0.0", port)
+
+
+def test_serve_reads_the_pages_that_it_lets_in_first() -> None:
+    options = ["--model", "embedded", "--allow-origin", "app.example.com"]
+    with pytest.raises(ConfigError, match=r"--allow-origin: allowed_origins\.0: .*'app.example.com' is no origin"):
+        RUNNER.invoke(cli, ["serve", *options], catch_exceptions=False)
+
+
+def test_serve_checks_the_key_file_first(key_file: Path) -> None:
+    with pytest.raises(KeyFileError):
+        RUNNER.invoke(cli, ["serve", "--model", "x", "--keys", str(key_file)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ((), "2026-01-02 03:04:05  POST /v1/audio/speech  a1  ::1  nora  2.3 s of audio, the first after 120 ms  stop"),
+        (("--quiet",), ""),
+        (("--json",), json.dumps(ENTRY)),
+    ],
+)
+def test_what_serve_prints_of_a_request(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], shown: str) -> None:
+    @contextmanager
+    def running(*_: object, show: Callable[[request_log.Entry], None] | None) -> Iterator[SimpleNamespace]:
+        if show:
+            show(ENTRY)
+        yield SimpleNamespace(url="http://127.0.0.1:1", wait=lambda: None)
+
+    monkeypatch.setattr(module, "running", running)
+    result = RUNNER.invoke(cli, ["serve", "--model", "embedded", "--port", str(free_port()), *options])
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert [line for line in lines if "a1" in line] == ([shown] if shown else [])
+    assert "--json" not in options or lines == [shown]
+    told = result.stderr if "--json" in options else result.stdout
+    assert "ready: open http://127.0.0.1:1 in a browser" in told
+    assert "This is the demo voice" in told
+    assert "Ctrl-C stops." in told

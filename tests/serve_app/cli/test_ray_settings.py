@@ -1,0 +1,110 @@
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from serve_app.cli import ray_settings
+from serve_app.cli.ray_settings import LOCAL, TUNED, apply_local, for_a_node, free_port
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """An environment that is this test's alone, without any Ray setting."""
+    own: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", own)
+    return own
+
+
+def test_the_tuned_settings_are_applied(environment: dict[str, str]) -> None:
+    apply_local()
+    adapted = {"RAY_SERVE_HAPROXY_MAXCONN"}
+    for name, value in {**TUNED, **LOCAL}.items():
+        assert name in adapted or environment[name] == value
+
+
+@pytest.mark.parametrize(("several_nodes", "value"), [(False, "0"), (True, "1")])
+def test_only_simulated_nodes_meet_elsewhere_than_on_loopback(
+    environment: dict[str, str], several_nodes: bool, value: str
+) -> None:
+    apply_local(several_nodes=several_nodes)
+    apply_local()
+    assert environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == value
+
+
+def test_what_the_user_has_set_stays(environment: dict[str, str]) -> None:
+    environment["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
+    apply_local()
+    assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
+
+
+def test_two_servers_get_different_ports(environment: dict[str, str]) -> None:
+    apply_local()
+    ports = {value for name, value in environment.items() if name.endswith("_PORT")}
+    assert len(ports) == 4
+    assert ports.isdisjoint({"8404", "9101", "8500", "9500"})
+
+
+def test_a_free_port_is_none_that_others_are_given() -> None:
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    chosen = {free_port() for _ in range(100)}
+    assert len(chosen) > 50
+    assert max(chosen) < given
+
+
+def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        offered = iter([taken, taken, free := free_port()])
+        monkeypatch.setattr(ray_settings.random, "choice", lambda _: next(offered))
+        assert free_port() == free
+
+
+def test_the_proxy_takes_no_more_connections_than_files_can_be_open(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_settings.resource, "getrlimit", lambda _: (1024, 3000))
+    apply_local()
+    assert environment["RAY_SERVE_HAPROXY_MAXCONN"] == "1000"
+
+
+def test_ray_asks_for_a_token_of_this_start(environment: dict[str, str]) -> None:
+    apply_local()
+    first = environment["RAY_AUTH_TOKEN"]
+    assert (environment["RAY_AUTH_MODE"], len(first)) == ("token", 64)
+    environment.clear()
+    apply_local()
+    assert environment["RAY_AUTH_TOKEN"] != first
+
+
+def test_the_users_own_way_of_authentication_stays(environment: dict[str, str]) -> None:
+    environment["RAY_AUTH_MODE"] = "disabled"
+    apply_local()
+    assert environment["RAY_AUTH_MODE"] == "disabled"
+    assert "RAY_AUTH_TOKEN" not in environment
+
+
+@pytest.mark.parametrize("own", [None, "disabled"])
+def test_a_token_that_ray_start_finds_is_one_that_serve_deploy_shows(
+    environment: dict[str, str], tmp_path: Path, own: str | None
+) -> None:
+    environment |= {"HOME": str(tmp_path)} | ({} if own is None else {"RAY_AUTH_MODE": own})
+    assert "RAY_AUTH_MODE" not in for_a_node()
+    tmp_path.joinpath(".ray").mkdir()
+    tmp_path.joinpath(".ray", "auth_token").write_text("0" * 64, encoding="utf-8")
+    assert for_a_node().get("RAY_AUTH_MODE") == (None if own else "token")
+
+
+def test_the_proxy_is_started_by_the_script(environment: dict[str, str]) -> None:
+    apply_local()
+    script = environment["RAY_SERVE_HAPROXY_BINARY_PATH"]
+    assert os.access(script, os.X_OK)
+    assert os.access(environment["TALKRAY_HAPROXY"], os.X_OK)
+    assert environment["TALKRAY_HAPROXY"] != script
+
+
+def test_the_users_own_proxy_stays(environment: dict[str, str]) -> None:
+    environment["RAY_SERVE_HAPROXY_BINARY_PATH"] = "/bin/true"
+    apply_local()
+    assert environment["RAY_SERVE_HAPROXY_BINARY_PATH"] == "/bin/true"
+    assert "TALKRAY_HAPROXY" not in environment

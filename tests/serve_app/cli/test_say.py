@@ -1,0 +1,240 @@
+import asyncio
+import io
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from aiohttp import web
+
+from deployments.errors import InvalidRequest
+from serve_app.cli import say
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.say import RefusedError, Utterance, announced, find_server, play_speech, write_speech
+
+
+def wav_of(seconds: float) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(round(24000 * seconds), np.int16), 24000, format="WAV")
+    return file.getvalue()
+
+
+class Server:
+    """Remembers what it was asked and answers with a scripted status."""
+
+    def __init__(self) -> None:
+        self.voices: list[dict[str, str]] = [{"id": "nora"}]
+        self.asked: list[dict[str, object]] = []
+        self.status, self.content = 200, wav_of(0.5)
+        self.headers: dict[str, str] = {}
+        self.url = ""
+
+    async def list_voices(self, _: web.Request) -> web.Response:
+        return web.json_response({"voices": self.voices})
+
+    async def speech(self, request: web.Request) -> web.Response:
+        self.asked.append(await request.json())
+        return web.Response(status=self.status, body=self.content, headers=self.headers)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server, loop, port = Server(), asyncio.new_event_loop(), free_port()
+    application = web.Application()
+    application.router.add_get("/v1/audio/voices", server.list_voices)
+    application.router.add_post("/v1/audio/speech", server.speech)
+    runner = web.AppRunner(application)
+    loop.run_until_complete(runner.setup())
+    loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", port).start())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    server.url = f"http://127.0.0.1:{port}/"
+    yield server
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_the_file_gets_the_audio(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "x.OGG"
+    said = write_speech(server.url, Utterance("hi"), file)
+    assert file.read_bytes() == server.content
+    assert f"{file} (0.5 s, " in said
+    [asked] = server.asked
+    assert (asked["input"], asked["response_format"], asked["voice"]) == ("hi", "opus", "nora")
+
+
+def test_a_given_voice_is_asked_for(server: Server, tmp_path: Path) -> None:
+    write_speech(server.url, Utterance("hi", voice="felix"), tmp_path / "x.wav")
+    assert server.asked[0]["voice"] == "felix"
+
+
+def test_a_model_without_voices_is_asked_for_none(server: Server, tmp_path: Path) -> None:
+    server.voices = []
+    write_speech(server.url, Utterance("hi"), tmp_path / "x.wav")
+    assert "voice" not in server.asked[0]
+
+
+def test_a_refusal_is_passed_on(server: Server, tmp_path: Path) -> None:
+    server.status, server.content = 400, b'{"error": {"message": "no such voice"}}'
+    with pytest.raises(RefusedError, match="HTTP 400: no such voice"):
+        write_speech(server.url, Utterance("hi"), tmp_path / "x.wav")
+    assert not (tmp_path / "x.wav").exists()
+
+
+def test_an_unknown_ending_names_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"\.wav"):
+        write_speech("http://127.0.0.1:1", Utterance("hi"), tmp_path / "x.txt")
+
+
+def test_no_server_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="talkray serve"):
+        write_speech(f"http://127.0.0.1:{free_port()}", Utterance("hi"), tmp_path / "x.wav")
+
+
+def test_another_server_is_no_talkray(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="does not answer as a Talkray server"):
+        write_speech(f"{server.url}elsewhere", Utterance("hi"), tmp_path / "x.wav")
+
+
+def test_a_file_that_cannot_be_written_is_named(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match=r"missing/x\.wav cannot be written: No such file or directory"):
+        write_speech(server.url, Utterance("hi"), tmp_path / "missing" / "x.wav")
+
+
+def test_an_answer_that_is_no_audio_is_told(server: Server, tmp_path: Path) -> None:
+    server.content = b"<html>"
+    with pytest.raises(RefusedError, match="is no wav"):
+        write_speech(server.url, Utterance("hi"), tmp_path / "x.wav")
+
+
+def test_how_to_say_it_is_passed_on(server: Server, tmp_path: Path) -> None:
+    write_speech(server.url, Utterance("hi", speed=1.5, instructions="slowly"), tmp_path / "x.wav")
+    assert (server.asked[0]["speed"], server.asked[0]["instructions"]) == (1.5, "slowly")
+
+
+def test_what_the_server_ignored_is_told(server: Server, tmp_path: Path) -> None:
+    server.headers = {"x-ignored": "instructions (not by this model)"}
+    said = write_speech(server.url, Utterance("hi", instructions="slowly"), tmp_path / "x.wav")
+    assert said.endswith("; the server ignored instructions (not by this model)")
+
+
+@pytest.fixture
+def only_player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The path of a program that is the only one, to be written by the test."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/programs")
+    (tmp_path / "programs").mkdir()
+    return tmp_path / "programs" / "mpv"
+
+
+def write_program(file: Path, code: str) -> None:
+    file.write_text(f"#!{sys.executable}\n{code}", encoding="utf-8")
+    file.chmod(0o755)
+
+
+def test_a_player_gets_a_stream(server: Server, only_player: Path, tmp_path: Path) -> None:
+    heard = tmp_path / "heard.wav"
+    write_program(only_player, f"import sys; open({str(heard)!r}, 'wb').write(sys.stdin.buffer.read())")
+    assert play_speech(server.url, Utterance("hi")) == "played with mpv"
+    assert heard.read_bytes() == server.content
+    assert (server.asked[0]["response_format"], server.asked[0]["stream"]) == ("wav", True)
+
+
+def test_a_player_that_fails_is_told(server: Server, only_player: Path) -> None:
+    write_program(only_player, "raise SystemExit(3)")
+    with pytest.raises(RefusedError, match="mpv failed with status 3"):
+        play_speech(server.url, Utterance("hi"))
+
+
+def test_of_a_refusal_no_player_hears(server: Server, only_player: Path) -> None:
+    server.status, server.content = 401, b'{"error": {"message": "An API key is required."}}'
+    write_program(only_player, "raise SystemExit(3)")
+    remedy = "Put its key into TALKRAY_API_KEY, or name another server with --url."
+    said = f"{server.url.rstrip('/')}: HTTP 401: An API key is required. {remedy}"
+    with pytest.raises(RefusedError, match=f"^{re.escape(said)}$"):
+        play_speech(server.url, Utterance("hi"))
+
+
+def test_without_a_player_nobody_is_asked(server: Server, only_player: Path) -> None:
+    with pytest.raises(RefusedError, match="install one of aplay, ffplay, mpv, play"):
+        play_speech(server.url, Utterance("hi"))
+    assert server.asked == []
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_server_is_found_while_it_runs(cache: Path) -> None:
+    assert find_server() is None
+    with announced("http://127.0.0.1:8001"):
+        assert find_server() == "http://127.0.0.1:8001"
+        assert stat.S_IMODE((cache / "servers").stat().st_mode) == 0o700
+    assert find_server() is None
+
+
+def test_a_server_that_was_killed_is_not_found_and_cleared(cache: Path) -> None:
+    code = "from serve_app.cli.say import announced\nwith announced('http://x'): print('up', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        assert find_server() == "http://x"
+        process.kill()
+        process.wait()
+        assert find_server() is None
+        assert [*(cache / "servers").iterdir()] != []
+    with announced("http://y"):
+        assert find_server() == "http://y"
+        assert len([*(cache / "servers").iterdir()]) == 1
+
+
+def test_of_two_servers_the_last_is_found(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with announced("http://first"):
+        os.utime(cache / "servers" / str(os.getpid()), (1, 1))
+        monkeypatch.setattr(say.os, "getpid", lambda: 4_000_000)
+        with announced("http://second"):
+            assert find_server() == "http://second"
+        assert find_server() == "http://first"
+
+
+def test_without_a_key_a_server_that_asks_for_none_is_found_first(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TALKRAY_API_KEY", raising=False)
+    with announced("http://open"):
+        os.utime(cache / "servers" / str(os.getpid()), (1, 1))
+        monkeypatch.setattr(say.os, "getpid", lambda: 4_000_000)
+        with announced("http://keyed", keyed=True):
+            assert find_server() == "http://open"
+            monkeypatch.setenv("TALKRAY_API_KEY", "mine")
+            assert find_server() == "http://keyed"
+
+
+def test_a_keyed_server_alone_is_found_and_the_refusal_says_what_to_do(
+    cache: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TALKRAY_API_KEY", raising=False)
+    server.status, server.content = 401, b'{"error": {"message": "A key is needed."}}'
+    with announced(server.url, keyed=True):
+        found = find_server()
+    assert found == server.url
+    with pytest.raises(RefusedError, match=r"A key is needed\. Put its key into TALKRAY_API_KEY, .*--url"):
+        write_speech(found, Utterance("hi"), tmp_path / "x.wav")
+
+
+def test_git_ignores_what_it_writes(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parents[3] / ".gitignore", tmp_path)
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    names = ["speech.wav", *(f"hello{ending}" for ending in say.FORMATS)]
+    ignored = subprocess.check_output(["git", "check-ignore", *names], cwd=tmp_path, text=True).splitlines()
+    assert ignored == names
+    assert subprocess.run(["git", "check-ignore", "docs/demo-voice.mp3"], cwd=tmp_path, check=False).returncode == 1

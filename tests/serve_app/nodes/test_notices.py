@@ -1,0 +1,138 @@
+"""Notices of clouds become drains: against a metadata server on loopback."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from serve_app import app
+from serve_app.nodes import notices
+from serve_app.nodes.notices import Aws, Gcp, MetadataUnreachable, NotDrained, Notice, cloud, raylet_options, watch
+from tests.serve_app.nodes.metadata import ACTION, MAINTENANCE, PREEMPTED, REBALANCE, Metadata, interruption, serving
+
+
+@pytest.fixture
+def metadata() -> Iterator[Metadata]:
+    with serving() as server:
+        yield server
+
+
+def aws(metadata: Metadata) -> Aws:
+    made = cloud("aws", {"AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://{metadata.host}/"})
+    assert isinstance(made, Aws)
+    return made
+
+
+def gcp(metadata: Metadata) -> Gcp:
+    made = cloud("gcp", {"GCE_METADATA_HOST": metadata.host})
+    assert isinstance(made, Gcp)
+    return made
+
+
+def test_nothing_is_announced(metadata: Metadata) -> None:
+    amazon = aws(metadata)
+    assert [amazon.notice(), amazon.notice(), gcp(metadata).notice()] == [None, None, None]
+    assert metadata.tokens == 1  # one for many questions
+
+
+def test_an_interruption_says_when(metadata: Metadata) -> None:
+    metadata.answers |= {ACTION: interruption(120), REBALANCE: json.dumps({"noticeTime": "2026-11-22T05:00:00Z"})}
+    notice = aws(metadata).notice()
+    assert notice is not None
+    assert 110 < notice.left_s <= 121
+    assert "terminate" in notice.reason
+
+
+def test_a_recommendation_leaves_time(metadata: Metadata) -> None:
+    metadata.answers[REBALANCE] = json.dumps({"noticeTime": "2026-11-22T05:00:00Z"})
+    notice = aws(metadata).notice()
+    assert notice is not None
+    assert notice.left_s == 600
+
+
+@pytest.mark.parametrize(
+    ("answers", "left_s"),
+    [
+        ({PREEMPTED: "TRUE"}, 30),
+        ({MAINTENANCE: "TERMINATE_ON_HOST_MAINTENANCE"}, 3600),
+        ({MAINTENANCE: "MIGRATE_ON_HOST_MAINTENANCE"}, None),  # goes on elsewhere as it is
+    ],
+)
+def test_google_says_what_happens(metadata: Metadata, answers: dict[str, str], left_s: float | None) -> None:
+    metadata.answers |= answers
+    notice = gcp(metadata).notice()
+    assert (notice.left_s if notice else None) == left_s
+
+
+def test_an_old_token_is_replaced(metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_TOKEN_S", 0)
+    amazon = aws(metadata)
+    assert [amazon.notice(), amazon.notice()] == [None, None]
+    assert metadata.tokens == 4  # one for each path: none is kept
+
+
+def test_no_metadata_is_no_notice(metadata: Metadata) -> None:
+    nobody = Aws("http://127.0.0.1:1")
+    with pytest.raises(MetadataUnreachable, match=r"127\.0\.0\.1:1/latest/api/token"):
+        nobody.notice()
+
+
+class Ended(Exception):
+    """The test has seen enough."""
+
+
+def test_a_notice_drains_once_and_an_earlier_end_again(metadata: Metadata, caplog: pytest.LogCaptureFixture) -> None:
+    metadata.answers[REBALANCE] = json.dumps({"noticeTime": "2026-11-22T05:00:00Z"})
+    drained: list[Notice] = []
+
+    def drain(notice: Notice) -> None:
+        drained.append(notice)
+        if len(drained) == 1:
+            raise NotDrained("the control store is away")  # and is asked again
+        if len(drained) == 2:
+            metadata.answers[ACTION] = interruption(100)
+        else:
+            raise Ended
+
+    with pytest.raises(Ended):
+        watch(aws(metadata), drain, poll_s=0.01)
+    assert [each.reason.split(":")[0].split(" ")[0] for each in drained] == ["rebalance", "rebalance", "spot"]
+    assert "the control store is away" in caplog.text
+
+
+def test_metadata_that_is_away_is_said_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def enough(seconds: float) -> None:
+        asked.append(seconds)
+        if len(asked) == 3:
+            raise Ended
+
+    monkeypatch.setattr(time, "sleep", enough)
+    with pytest.raises(Ended):
+        watch(Aws("http://127.0.0.1:1"), lambda notice: None)
+    assert caplog.text.count("no notice can come") == 1
+
+
+def test_replicas_stop_before_the_end() -> None:
+    """Serve stops them `graceful_shutdown_timeout_s` before the deadline that it is told."""
+    assert notices._SHUTDOWN_S == app._DRAIN_S
+    notice = Notice("spot instance", 120.0)
+    assert 0 < 120.0 - (notice.deadline_s - app._DRAIN_S) < 60
+
+
+def test_the_raylet_names_node_and_control_store(tmp_path: Path) -> None:
+    for number, words in {
+        "1": ["bash"],
+        "20": ["/ray/core/src/ray/raylet/raylet", "--node_id=ab12", "--x", "--gcs-address=10.0.0.2:6379", ""],
+    }.items():
+        (tmp_path / number).mkdir()
+        (tmp_path / number / "cmdline").write_bytes("\0".join(words).encode())
+    assert raylet_options(tmp_path) == {"node_id": "ab12", "gcs-address": "10.0.0.2:6379"}
+
+
+def test_without_a_raylet_it_says_where_to_run(tmp_path: Path) -> None:
+    with pytest.raises(NotDrained, match="beside `ray start`"):
+        raylet_options(tmp_path)

@@ -1,0 +1,298 @@
+"""The policies as pure functions, without Ray: what they decide, when, and how slowly they give back."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deployments.records import CodecRecord, TalkerRecord
+from serve_app.scaling.policies import (
+    CodecPolicy,
+    CodecScaling,
+    Counts,
+    Decision,
+    State,
+    TalkerPolicy,
+    TalkerScaling,
+    decide_codec,
+    decide_talker,
+)
+
+TALKER = TalkerScaling(
+    min_replicas=1, max_replicas=10, sequences_per_replica=8, target_use=0.75, scale_down_window_s=60
+)
+CODEC = CodecScaling(min_replicas=1, max_replicas=10, streams_per_replica=8, target_use=0.75, scale_down_window_s=60)
+TICK_S = 0.1
+
+
+@dataclass
+class Pool:
+    """A pool that has at once what its policy wants."""
+
+    settings: Any
+    decide: Callable[..., Decision]
+    wanted: int = 1
+    now_s: float = 1000.0
+    state: State = field(default_factory=State)
+
+    def tick(self, records: Sequence[Any] = (), *, queued: float = 0, ongoing: float = 0) -> Decision:
+        self.now_s += TICK_S
+        counts = Counts(running=self.wanted, wanted=self.wanted, queued=queued, ongoing=ongoing)
+        decision = self.decide(records, counts, settings=self.settings, state=self.state, now_s=self.now_s)
+        self.wanted, self.state = decision.replicas, decision.state
+        return decision
+
+    def run(self, duration_s: float, records: Sequence[Any] = (), **load: float) -> list[int]:
+        return [self.tick(records, **load).replicas for _ in range(round(duration_s / TICK_S))]
+
+
+def talkers(settings: TalkerScaling = TALKER, *, wanted: int = 1) -> Pool:
+    return Pool(settings, decide_talker, wanted)
+
+
+def codecs(settings: CodecScaling = CODEC, *, wanted: int = 1) -> Pool:
+    return Pool(settings, decide_codec, wanted)
+
+
+def test_an_idle_pool_stays_as_it_is() -> None:
+    assert set(talkers().run(30)) == {1}
+    assert set(codecs().run(30)) == {1}
+
+
+def test_talkers_follow_running_and_waiting_sequences_at_once() -> None:
+    pool = talkers()
+    assert pool.tick([TalkerRecord(running=6)]).replicas == 1
+    assert pool.tick([TalkerRecord(running=8, waiting=5)]).replicas == 3  # 13 / (8 * 0.75)
+
+
+def test_requests_that_no_replica_has_taken_count() -> None:
+    assert talkers().tick([TalkerRecord(running=8)], queued=16).replicas == 4
+    assert talkers().tick(ongoing=12).replicas == 2  # a replica that has not recorded anything yet
+
+
+def test_a_growing_line_asks_for_more_than_it_holds() -> None:
+    steady, growing = talkers(), talkers()
+    for tick in range(10):
+        steady.tick([TalkerRecord(running=8, waiting=4)])
+        growing.tick([TalkerRecord(running=8, waiting=4 * tick / 9)])
+    assert steady.wanted == 2
+    assert growing.wanted > steady.wanted
+    assert growing.tick([TalkerRecord(running=8, waiting=4)]).replicas <= 4  # twice what is there at most
+
+
+def test_a_burst_is_not_a_growing_line() -> None:
+    pool = talkers()
+    pool.run(2, [TalkerRecord(running=8)])
+    assert set(pool.run(2, [TalkerRecord(running=8, waiting=4)])) == {2}
+
+
+def test_a_growing_line_is_answered_within_one_and_a_half_seconds() -> None:
+    """Even one that the rows in use would not have asked for yet."""
+    pool = talkers(wanted=2)
+    pool.run(5, [TalkerRecord(running=8), TalkerRecord(running=2)])
+    history = [
+        pool.tick([TalkerRecord(running=8, waiting=0.1 * tick), TalkerRecord(running=2)]).replicas for tick in range(15)
+    ]
+    assert history[0] == 2
+    assert history[-1] > 2
+
+
+def test_a_shrinking_line_is_no_reason_to_remove_anything_at_once() -> None:
+    pool = talkers()
+    pool.run(1, [TalkerRecord(running=8, waiting=22)])
+    assert pool.wanted == 5
+    assert set(pool.run(50, [TalkerRecord(running=2)])) == {5}
+
+
+def test_full_kv_blocks_ask_for_a_replica_though_rows_are_free() -> None:
+    decision = talkers().tick([TalkerRecord(running=2, kv_used_ratio=0.95)])
+    assert (decision.replicas, decision.reason) == (2, "kv use")
+
+
+def test_the_bounds_hold() -> None:
+    pool = talkers(replace(TALKER, min_replicas=2, max_replicas=3), wanted=2)
+    assert pool.tick([TalkerRecord(running=100)]).replicas == 3
+    assert pool.run(600)[-1] == 2
+
+
+def test_removal_waits_for_the_window_and_goes_in_steps() -> None:
+    pool = talkers(wanted=1)
+    pool.run(1, [TalkerRecord(running=24)])
+    assert pool.wanted == 4
+    history = pool.run(200)
+    changes = [index * TICK_S for index in range(1, len(history)) if history[index] != history[index - 1]]
+    assert [history[0], history[-1]] == [4, 1]
+    assert all(earlier - later <= 1 for earlier, later in itertools.pairwise(history))
+    assert changes[0] >= TALKER.scale_down_window_s - 1
+    assert min(later - earlier for earlier, later in itertools.pairwise(changes)) >= (
+        TALKER.scale_down_interval_s - TICK_S
+    )
+
+
+def test_a_large_pool_gives_back_a_share_at_a_time() -> None:
+    pool = talkers(replace(TALKER, max_replicas=100), wanted=50)
+    pool.run(1, [TalkerRecord(running=100)])
+    history = pool.run(TALKER.scale_down_window_s + 1.5 * TALKER.scale_down_interval_s)  # two removals
+    steps = {earlier - later for earlier, later in itertools.pairwise(history)}
+    assert steps == {0, 4, 5}  # a tenth of 50, then of 45
+
+
+def test_a_burst_that_finds_room_asks_for_nothing() -> None:
+    pool = talkers(wanted=2)
+    pool.run(60, [TalkerRecord(running=5), TalkerRecord(running=4)])
+    assert set(pool.run(1, [TalkerRecord(running=8), TalkerRecord(running=7)])) == {2}
+    assert pool.run(30, [TalkerRecord(running=8), TalkerRecord(running=7)])[-1] == 3  # it was no burst
+
+
+def test_a_burst_that_finds_none_asks_at_once() -> None:
+    pool = talkers(wanted=2)
+    pool.run(60, [TalkerRecord(running=5), TalkerRecord(running=4)])
+    assert pool.tick([TalkerRecord(running=9), TalkerRecord(running=8)]).replicas == 3
+    waiting = talkers(wanted=2)
+    waiting.run(60, [TalkerRecord(running=5), TalkerRecord(running=4)])
+    assert waiting.tick([TalkerRecord(running=8, waiting=1), TalkerRecord(running=5)]).replicas == 3
+
+
+def test_load_that_wavers_moves_nothing() -> None:
+    pool = talkers()
+    pool.run(60, [TalkerRecord(running=13)])
+    assert pool.wanted == 3
+    moved = [pool.run(100, [TalkerRecord(running=running)]) for running in (11, 12, 13, 11, 12.5)]
+    assert {replicas for history in moved for replicas in history} == {3}
+    assert pool.run(100, [TalkerRecord(running=10)])[-1] == 2
+
+
+def test_streams_in_flight_keep_their_replicas() -> None:
+    settings = replace(TALKER, target_use=2.0, scale_down_margin=0.0)  # would pack two streams to a row
+    pool = talkers(settings, wanted=4)
+    pool.run(600, [TalkerRecord(running=8), TalkerRecord(running=8), TalkerRecord(running=8)])
+    assert pool.wanted == 3
+
+
+def test_a_short_dip_removes_nothing() -> None:
+    pool = talkers()
+    for _ in range(6):
+        pool.run(5, [TalkerRecord(running=12)])
+        pool.run(40)
+    assert pool.wanted == 2
+
+
+def test_the_last_replica_goes_only_where_zero_is_allowed_and_nobody_speaks() -> None:
+    settings = replace(TALKER, min_replicas=0, scale_to_zero_after_s=120)
+    pool = talkers(settings)
+    pool.run(1, [TalkerRecord(running=1)])
+    assert set(pool.run(115)) == {1}
+    assert pool.run(10)[-1] == 0
+    assert pool.tick(queued=1).replicas == 1
+
+
+def test_a_replica_that_somebody_woke_is_waited_for_though_nobody_waits_any_more() -> None:
+    settings = replace(TALKER, min_replicas=0, scale_to_zero_after_s=5, scale_down_window_s=5)
+    pool = talkers(settings, wanted=0)
+    pool.tick(queued=1)
+    starting = Counts(running=0, wanted=1)
+    for _ in range(300):
+        pool.now_s += TICK_S
+        decision = decide_talker([], starting, settings=settings, state=pool.state, now_s=pool.now_s)
+        pool.state = decision.state
+        assert decision.replicas == 1
+    assert pool.run(4)[-1] == 1  # it runs now
+    assert pool.run(4)[-1] == 0
+
+
+def test_a_pool_that_starts_empty_stays_empty_until_somebody_speaks() -> None:
+    pool = talkers(replace(TALKER, min_replicas=0), wanted=0)
+    assert set(pool.run(5)) == {0}
+    assert pool.tick(queued=30).replicas == 5
+
+
+def test_codecs_follow_the_streams_that_wait_for_a_talker() -> None:
+    """Nothing is undecoded and no core works yet: the frames are still to come."""
+    decision = codecs().tick([CodecRecord(streams=16, starting=16, cores=1)])
+    assert (decision.replicas, decision.reason) == (3, "streams")
+
+
+def test_codecs_do_not_grow_for_streams_that_no_talker_can_take() -> None:
+    settings = replace(CODEC, max_talker_streams=12)
+    assert codecs(settings).tick([CodecRecord(streams=60, starting=60)]).replicas == 2
+    assert codecs(settings).tick([CodecRecord(streams=24, starting=0)]).replicas == 4  # these flow already
+
+
+def test_codecs_follow_the_audio_that_waits_per_core() -> None:
+    one_core = CodecRecord(streams=4, backlog_s=0.9, cores=1)
+    four_cores = replace(one_core, cores=4)
+    assert codecs().tick([one_core]).replicas == 2
+    assert codecs().tick([one_core]).reason == "backlog"
+    assert codecs().tick([four_cores]).replicas == 1
+
+
+def test_a_long_backlog_doubles_the_pool_and_no_more() -> None:
+    assert codecs(wanted=2).tick([CodecRecord(backlog_s=60), CodecRecord(backlog_s=60)]).replicas == 4
+
+
+def test_codecs_follow_their_busy_cores() -> None:
+    decision = codecs().tick([CodecRecord(streams=5, busy_cores=1.9, cores=2)])
+    assert (decision.replicas, decision.reason) == (2, "busy cores")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"min_replicas": 3, "max_replicas": 2}, "min_replicas <= max_replicas"),
+        ({"max_replicas": 0, "min_replicas": 0}, "1 <= max_replicas"),
+        ({"scale_down_window_s": -1}, "scale_down_window_s is negative"),
+        ({"target_use": -0.1}, "target_use is negative"),
+    ],
+)
+@pytest.mark.parametrize("kind", [TalkerScaling, CodecScaling])
+def test_impossible_settings_are_refused(kind: type[Any], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**settings)
+
+
+def context(metrics: dict[str, dict[str, float]], *, target: int = 1, total: float = 0, queued: float = 0) -> Any:
+    """What Serve's controller passes: for each name, samples by replica."""
+    samples = {
+        name: {
+            replica: [SimpleNamespace(value=-1.0), SimpleNamespace(value=value)] for replica, value in values.items()
+        }
+        for name, values in metrics.items()
+    }
+    return SimpleNamespace(
+        current_num_replicas=1,
+        target_num_replicas=target,
+        current_time=50.0,
+        total_num_requests=total,
+        total_queued_requests=queued,
+        raw_metrics=samples,
+    )
+
+
+def test_the_talker_policy_reads_the_newest_records_of_every_replica() -> None:
+    policy = TalkerPolicy(max_replicas=10, sequences_per_replica=8, target_use=0.5)
+    metrics = {
+        "running": {"a": 8.0, "b": 6.0},
+        "waiting": {"a": 2.0, "b": 0.0},
+        "kv_used_ratio": {"a": 0.5, "b": 0.5},
+        "ongoing_requests": {"a": 99.0},
+    }
+    assert policy(context(metrics, target=2)) == (4, {})
+
+
+def test_the_codec_policy_adds_what_waits_at_the_callers() -> None:
+    policy = CodecPolicy(max_replicas=10, streams_per_replica=4, target_use=1.0)
+    metrics = {"streams": {"a": 4.0}, "starting": {"a": 0.0}, "cores": {"a": 1.0}}
+    assert policy(context(metrics, total=10, queued=6)) == (3, {})
+
+
+def test_a_policy_before_the_first_record_keeps_what_there_is() -> None:
+    assert TalkerPolicy(max_replicas=4)(context({}, target=2)) == (2, {})
+    assert CodecPolicy(max_replicas=4)(context({}, target=2)) == (2, {})
+
+
+def test_settings_of_the_codec_know_no_limit_of_the_talker_by_default() -> None:
+    assert CodecScaling().max_talker_streams == math.inf

@@ -1,0 +1,376 @@
+"""Who is refused, with which answer, and that a refusal leaves nothing behind."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from deployments import playback
+from deployments.errors import NotReady, Overloaded
+from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest
+from serve_app.config import AdmissionSettings
+from serve_app.speech import admission as module
+from serve_app.speech.admission import Admission
+from serve_app.speech.live_text import LiveTexts
+from tests.clock import Clock
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = SynthesisRequest("id", "Hello.")
+PROMPT = AdmissionSettings(max_streams=8, max_line_s=1000, max_wait_s=1000)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(100.0)
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+class Line:
+    """An admission in front of a synthesizer whose streams wait until they are let go."""
+
+    def __init__(
+        self, settings: AdmissionSettings = PROMPT, *, talkers: int = 1, live_texts: LiveTexts | None = None
+    ) -> None:
+        self.talkers = talkers
+        self.gate = asyncio.Event()
+        self.synthesizer = FakeSynthesizer(script=[chunk(b""), self.gate, *utterance(2)])
+        self.admission = Admission(
+            self.synthesizer, settings, is_running=lambda: self.talkers > 0, live_texts=live_texts
+        )
+        self.speaking: list[asyncio.Task[bytes]] = []
+
+    async def join(self, client: str = "") -> None:
+        """One more request, which waits."""
+        self.synthesizer.waiting.clear()
+        self.speaking.append(asyncio.create_task(self.speak(client)))
+        await self.synthesizer.waiting.wait()
+
+    async def speak(self, client: str = "", *, request: SynthesisRequest = REQUEST) -> bytes:
+        asked = replace(request, client=client)
+        return pcm_of([item async for item in self.admission.synthesize(asked)])
+
+    async def finish(self) -> None:
+        self.gate.set()
+        spoken = pcm_of(utterance(2))
+        assert await asyncio.gather(*self.speaking) == [spoken] * len(self.speaking)
+
+
+async def test_what_is_admitted_is_passed_on_whole() -> None:
+    line = Line()
+    line.gate.set()
+    chunks = [item async for item in line.admission.synthesize(REQUEST)]
+    assert [item.pcm for item in chunks] == [item.pcm for item in [chunk(b""), *utterance(2)]]
+    assert chunks[-1].finish_reason is FinishReason.STOP
+    assert line.synthesizer.requests == [REQUEST]
+
+
+async def test_no_more_streams_than_there_is_room_for() -> None:
+    line = Line(AdmissionSettings(max_streams=2, max_line_s=1000, max_wait_s=1000))
+    await line.join()
+    await line.join()
+    with pytest.raises(Overloaded):
+        await line.speak()
+    await line.finish()
+    assert await line.speak()  # room again
+
+
+async def test_a_line_that_moves_too_slowly_takes_nobody(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    await line.join()
+    clock.now_s += 3
+    await line.join()  # a first audio may take a second as long as none is known
+    clock.now_s += 1.5
+    with pytest.raises(Overloaded, match="being spoken: 0, waiting for their first audio: 2"):
+        await line.speak()
+    await line.finish()
+    assert await line.speak()
+
+
+async def test_one_client_whose_texts_take_long_holds_nobody_else_up(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    await line.join("mallory")
+    clock.now_s += 100
+    with pytest.raises(Overloaded):
+        await line.speak("mallory")
+    await line.join("ada")
+    await line.join("bob")
+    await line.finish()
+
+
+async def test_a_line_of_many_clients_takes_nobody(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    await line.join("ada")
+    await line.join("bob")
+    clock.now_s += 4.5
+    with pytest.raises(Overloaded):
+        await line.speak("cleo")
+    await line.finish()
+
+
+async def test_what_a_writer_takes_is_no_line(clock: Clock) -> None:
+    texts = LiveTexts()
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02), live_texts=texts)
+    with await texts.open(REQUEST, CUSTOM_VOICE, max_chars=1000) as live:
+        live.append("Well, ")
+        speaking = asyncio.create_task(line.speak(request=live.request))
+        await line.synthesizer.waiting.wait()
+        await asyncio.sleep(0.05)
+        assert not speaking.done()
+        clock.now_s += 100
+        await line.join()  # nobody waits
+        live.append("here is what the writer had in mind all along, ")
+        for waiting in (speaking, *line.speaking):  # and from now on it does
+            with pytest.raises(Overloaded):
+                await waiting
+    await texts.aclose()
+
+
+async def test_a_short_text_that_is_over_has_been_written() -> None:
+    texts = LiveTexts()
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02), live_texts=texts)
+    with await texts.open(REQUEST, CUSTOM_VOICE, max_chars=1000) as live:
+        live.append("Well")
+        live.finish()
+        with pytest.raises(Overloaded):
+            await line.speak(request=live.request)
+    await texts.aclose()
+
+
+async def test_what_a_first_audio_takes_anyway_is_no_line(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    await line.join()
+    clock.now_s += 20  # a slow machine, which nobody but this one uses
+    await line.finish()
+    line.gate.clear()
+    await line.join()
+    clock.now_s += 20
+    await line.join()
+    clock.now_s += 4
+    with pytest.raises(Overloaded):
+        await line.speak()
+    await line.finish()
+
+
+async def test_retry_after_is_the_line_over_its_speed(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    line.gate.set()
+    for _ in range(10):  # two a second
+        await line.speak()
+        clock.now_s += 0.5
+    line.gate.clear()
+    for _ in range(5):
+        await line.join()
+    clock.now_s += 6
+    with pytest.raises(Overloaded) as refused:
+        await line.speak()
+    elapsed_s = 10 * 0.5 + 6
+    assert refused.value.retry_after_s == pytest.approx((5 + 1) / (10 / elapsed_s))
+    await line.finish()
+
+
+class Slow(FakeSynthesizer):
+    """Brings frame after frame of 80 ms, each after `pause_s`."""
+
+    def __init__(self, clock: Clock, pause_s: float) -> None:
+        super().__init__(script=utterance(100))
+        self.clock, self.pause_s = clock, pause_s
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        async for item in super().synthesize(request):
+            self.clock.now_s += self.pause_s
+            yield item
+
+
+async def hear(admission: Admission, opened: AsyncExitStack, *, streams: int, frames: int, clock: Clock) -> None:
+    """So many streams side by side, whose listeners take a moment for each frame."""
+    listened = [await opened.enter_async_context(aclosing(admission.synthesize(REQUEST))) for _ in range(streams)]
+    for _ in range(frames):
+        for stream in listened:
+            await anext(stream)
+            clock.now_s += 0.01
+
+
+async def test_while_listeners_hear_pauses_fewer_streams_are_let_in(clock: Clock) -> None:
+    settings = AdmissionSettings(max_late_s=0.25, max_line_s=1000, max_wait_s=1000)
+    synthesizer = Slow(clock, 0.2)
+    admission = Admission(synthesizer, settings)
+    async with AsyncExitStack() as opened:
+        await hear(admission, opened, streams=10, frames=40, clock=clock)
+        with pytest.raises(Overloaded):
+            admission.check_room("")
+        with pytest.raises(Overloaded):
+            await anext(admission.synthesize(REQUEST))
+        assert len(synthesizer.requests) == 10  # nobody behind the ingress heard of the last one
+    admission.check_room("")
+
+
+async def test_a_listener_who_is_slow_is_no_reason_to_refuse_others(clock: Clock) -> None:
+    settings = AdmissionSettings(max_late_s=0.25, max_line_s=1000, max_wait_s=1000)
+    admission = Admission(Slow(clock, 0.001), settings)
+    async with AsyncExitStack() as opened:
+        await hear(admission, opened, streams=10, frames=40, clock=clock)  # 100 ms of them for each frame
+        admission.check_room("")
+
+
+async def test_a_recording_takes_its_time_and_is_no_line(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    request = SynthesisRequest("id", "Hello.", reference=Reference(np.zeros(24000, np.float32), "Hello."))
+    cloning = asyncio.create_task(anext(line.admission.synthesize(request)))
+    await line.synthesizer.waiting.wait()
+    clock.now_s += 60
+    await line.join()
+    await line.finish()
+    await cloning
+
+
+async def test_what_has_become_late_is_refused_instead_of_served() -> None:
+    line = Line(AdmissionSettings(max_wait_s=0.01))
+    with pytest.raises(Overloaded):
+        await line.speak()
+    assert line.synthesizer.closed.is_set()
+
+
+async def test_a_stream_that_has_begun_is_never_late() -> None:
+    line = Line(AdmissionSettings(max_wait_s=0.01))
+    pause = asyncio.Event()
+    line.synthesizer.script = [chunk(b"11"), pause, *utterance(2)]
+    async with aclosing(line.admission.synthesize(REQUEST)) as chunks:
+        assert (await anext(chunks)).pcm == b"11"
+        asyncio.get_running_loop().call_later(0.05, pause.set)
+        assert pcm_of([item async for item in chunks]) == pcm_of(utterance(2))
+
+
+async def test_while_no_talker_runs_a_request_waits_longer_and_then_learns_that_it_is_not_ready() -> None:
+    line = Line(AdmissionSettings(max_wait_s=0.0001, start_wait_s=0.02), talkers=0)
+    with pytest.raises(NotReady):
+        await line.speak()
+    line = Line(AdmissionSettings(max_wait_s=0.0001, start_wait_s=1000), talkers=0)
+    await line.join()
+    await line.join()  # however long the first one waits for the start
+    await line.finish()
+
+
+async def test_a_line_without_a_talker_is_no_reason_to_refuse(clock: Clock) -> None:
+    """Its only talker dies while one waits: that one's waiting time says nothing, then and when there is another."""
+    line = Line()
+    await line.join()
+    line.talkers = 0
+    clock.now_s += 7.0
+    await line.join()
+    line.talkers = 1
+    await line.join()
+    await line.finish()
+
+
+async def test_leaving_frees_the_place() -> None:
+    line = Line(AdmissionSettings(max_streams=1))
+    await line.join()
+    (speaking,) = line.speaking
+    speaking.cancel()
+    await asyncio.wait((speaking,))
+    line.gate.set()
+    assert await line.speak()
+
+
+class SeedDependent(FakeSynthesizer):
+    """Speaks with the third seed that it is asked for, and with those before falls silent or ends."""
+
+    def __init__(self, *reasons: FinishReason) -> None:
+        super().__init__()
+        self._reasons = list(reasons)
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        reason = self._reasons.pop(0) if self._reasons else None
+        self.script = utterance(2) if reason is None else [chunk(b""), chunk(b"", frames=3, finish_reason=reason)]
+        async with aclosing(super().synthesize(request)) as chunks:
+            async for item in chunks:
+                yield item
+
+
+async def test_what_is_over_before_it_is_heard_is_made_again_with_another_seed() -> None:
+    synthesizer = SeedDependent(FinishReason.SILENCE, FinishReason.EARLY)
+    request = replace(REQUEST, seed=5, redraws=True)
+    chunks = [item async for item in Admission(synthesizer, PROMPT).synthesize(request)]
+    assert pcm_of(chunks) == pcm_of(utterance(2))
+    assert chunks[-1].finish_reason is FinishReason.STOP
+    seeds = [asked.seed for asked in synthesizer.requests]
+    assert (len(seeds), len(set(seeds)), seeds[0]) == (3, 3, 5)
+    assert chunks[0].seed == seeds[-1]  # the client learns it
+    assert sum(len(item.codes) for item in chunks) == 2  # and pays for no others
+
+
+async def test_a_seed_of_the_clients_is_kept() -> None:
+    synthesizer = SeedDependent(FinishReason.SILENCE)
+    chunks = [item async for item in Admission(synthesizer, PROMPT).synthesize(replace(REQUEST, seed=5))]
+    assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"", FinishReason.SILENCE)
+    assert [asked.seed for asked in synthesizer.requests] == [5]
+
+
+async def test_after_three_seeds_it_is_told_as_it_is() -> None:
+    synthesizer = SeedDependent(*[FinishReason.LOOP] * 9)
+    request = replace(REQUEST, redraws=True)
+    chunks = [item async for item in Admission(synthesizer, PROMPT).synthesize(request)]
+    assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"", FinishReason.LOOP)
+    assert len(synthesizer.requests) == 3
+
+
+async def test_what_was_heard_is_not_made_again() -> None:
+    runaway = [*utterance(2)[:2], chunk(b"", frames=9, finish_reason=FinishReason.SILENCE)]
+    synthesizer = FakeSynthesizer(script=runaway)
+    request = replace(REQUEST, redraws=True)
+    chunks = [item async for item in Admission(synthesizer, PROMPT).synthesize(request)]
+    assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of(runaway), FinishReason.SILENCE)
+    assert len(synthesizer.requests) == 1
+
+
+async def test_a_long_text_whose_first_segment_is_not_heard_begins_again() -> None:
+    synthesizer = SeedDependent(FinishReason.EARLY)
+    synthesizer.info = replace(CUSTOM_VOICE, max_segment_chars=12)
+    request = replace(REQUEST, text="One two. Three four.", redraws=True)
+    chunks = [item async for item in Admission(synthesizer, PROMPT).synthesize(request)]
+    assert pcm_of(chunks) == 2 * pcm_of(utterance(2))
+    assert [asked.text for asked in synthesizer.requests] == ["One two.", "One two.", "Three four."]
+    assert chunks[-1].finish_reason is FinishReason.STOP
+
+
+async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playback, "UNREAD_S", 0.0)
+    line = Line(AdmissionSettings(max_streams=1, max_line_s=1000, max_wait_s=1000))
+    line.gate.set()
+    left = asyncio.Event()
+    make_room = line.admission._make_room
+
+    async def tell_and_make_room() -> None:
+        await make_room()
+        left.set()
+
+    monkeypatch.setattr(line.admission, "_make_room", tell_and_make_room)
+    async with aclosing(line.admission.synthesize(REQUEST)) as paused:
+        heard = [await anext(paused)]
+        await asyncio.wait_for(left.wait(), 5.0)
+        monkeypatch.setattr(playback, "UNREAD_S", 60.0)
+        assert await line.speak() == pcm_of(utterance(2))  # somebody else has the only place
+        heard.append(await anext(paused))
+        with pytest.raises(Overloaded):
+            await line.speak()
+        heard += [item async for item in paused]
+    assert pcm_of(heard) == pcm_of(utterance(2))
+    assert (line.admission._num_streams, line.admission._num_heard) == (0, 0)
+
+
+async def test_who_leaves_while_away_is_counted_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playback, "UNREAD_S", 0.0)
+    line = Line()
+    line.gate.set()
+    async with aclosing(line.admission.synthesize(REQUEST)) as paused:
+        await anext(paused)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (line.admission._num_streams, line.admission._num_heard) == (0, 0)
+    assert (line.admission._num_streams, line.admission._num_heard) == (0, 0)

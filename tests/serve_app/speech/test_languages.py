@@ -1,0 +1,148 @@
+from pathlib import Path
+
+import pytest
+
+from serve_app.speech.languages import foreign_language, foreign_letters, language_name, looks_foreign
+
+ENGLISH = ("english",)
+RELEASED = (
+    "chinese",
+    "english",
+    "french",
+    "german",
+    "italian",
+    "japanese",
+    "korean",
+    "portuguese",
+    "russian",
+    "spanish",
+)
+TEXTS = (Path(__file__).parents[3] / "loadtest" / "texts.txt").read_text(encoding="utf-8").splitlines()
+SPOKEN = {
+    "french": "Je ne sais pas ce que vous avez dans la tête, mais elle est avec nous.",
+    "german": "Der Zug ist nicht pünktlich, und wir warten auf den Anschluss.",
+    "italian": "Non è vero che gli amici sono della città, ma anche questo è bello.",
+    "portuguese": "Você não está em casa, mas isso é muito bom para uma pessoa.",
+    "spanish": "Hay una casa que está en el campo, pero es muy grande y con jardín.",
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        *(("de", "german"), ("DE-at", "german"), ("zh_Hant_TW", "chinese"), ("jpn", "japanese"), ("Auto", "auto")),
+        *(("English", "english"), ("beijing_dialect", "beijing_dialect"), ("nl", "nl"), ("", "")),
+    ],
+)
+def test_names_and_codes(given: str, name: str) -> None:
+    assert language_name(given) == name
+
+
+@pytest.mark.parametrize(("language", "text"), SPOKEN.items())
+def test_a_language_is_told_by_its_frequent_words(language: str, text: str) -> None:
+    assert foreign_language(text, ENGLISH) == language.title()
+    assert foreign_language(text, (*ENGLISH, language)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Guten Tag, wie geht es Ihnen?", "German"),
+        ("Bonjour, comment allez-vous ?", "French"),
+        ("Hola, ¿cómo estás?", "Spanish"),
+        ("Olá, tudo bem?", "Portuguese"),
+        ("Ciao, come sta? Buongiorno!", "Italian"),
+    ],
+)
+def test_a_language_is_told_by_its_greetings(text: str, name: str) -> None:
+    assert foreign_language(text, ENGLISH) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Guten Tag, wie geht es Ihnen heute?", "German"),
+        ("Der Zug nach Berlin fährt um zehn Uhr ab, und wir müssen uns beeilen, weil die Straßen voll sind.", "German"),
+        ("Wo ist der Bahnhof?", "German"),
+        ("Bonjour, comment allez-vous aujourd'hui ?", "French"),
+        ("Je voudrais réserver une table pour deux personnes ce soir.", "French"),
+        ("Les enfants jouent dehors.", "French"),
+        ("Muchas gracias por todo.", "Spanish"),
+    ],
+)
+def test_plain_sentences_of_other_languages_are_told(text: str, name: str) -> None:
+    assert foreign_language(text, ENGLISH) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Guten Morgen!", "German"),
+        ("Ein Hund bellt laut.", "German"),
+        ("Merci beaucoup.", "French"),
+        ("El tren sale mañana a las ocho.", "Spanish"),
+        ("Obrigado pela ajuda.", "Portuguese"),
+    ],
+)
+def test_what_is_not_clear_looks_foreign(text: str, name: str) -> None:
+    assert foreign_language(text, ENGLISH) is None
+    assert looks_foreign(text, ENGLISH) == name
+    assert looks_foreign(text, RELEASED) is None
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "Is there a hat shop near the hotel?", "", "42"])
+def test_english_does_not_look_foreign(text: str) -> None:
+    assert looks_foreign(text, ENGLISH) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("今天天气很好。", "Chinese"),
+        ("こんにちは。", "Japanese"),
+        ("안녕하세요.", "Korean"),
+        ("Привет!", "Cyrillic letters"),
+    ],
+)
+def test_a_script_is_told_by_its_letters(text: str, name: str) -> None:
+    assert foreign_language(text, ENGLISH) == name
+    assert foreign_language(text, RELEASED) is None
+
+
+def test_no_released_voice_reads_arabic() -> None:
+    assert foreign_language("مرحبا بالعالم", RELEASED) == "Arabic letters"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *TEXTS,
+        *(
+            "",
+            "42",
+            "🙂",
+            "Die, die, die, my darling.",
+            "La la la la.",
+            "Los Angeles, El Paso and Las Vegas",
+            "ｆｕｌｌ ｗｉｄｔｈ",
+        ),
+        *(
+            "The word 今天 means today.",
+            "She said: “Das ist nicht gut”, and that was the end of it.",
+            "𝐁𝐨𝐥𝐝 text, 1 µm, ½",
+        ),
+        *("Café, naïve, Zürich, São Paulo", "E = mc², α and β are angles of the triangle"),
+    ],
+)
+def test_english_is_let_through(text: str) -> None:
+    assert foreign_language(text, ENGLISH) is None
+
+
+@pytest.mark.parametrize("text", [*SPOKEN.values(), "今天天气很好。", TEXTS[0]])
+def test_a_voice_of_which_no_language_is_known_is_let_try(text: str) -> None:
+    assert foreign_language(text, ()) is None
+
+
+def test_letters_are_counted() -> None:
+    assert foreign_letters("Hello 今天, Привет!", ENGLISH) == {"CJK": 2, "CYRILLIC": 6}
+    assert foreign_letters("Hello 今天, Привет!", RELEASED) == {}

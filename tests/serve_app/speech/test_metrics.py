@@ -1,0 +1,153 @@
+"""What is measured of a stream, with instruments that only remember."""
+
+from collections.abc import AsyncGenerator, Sequence
+
+import httpx
+import numpy as np
+import pytest
+from ray.util.metrics import Metric
+
+from deployments import metrics
+from deployments.errors import Overloaded
+from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
+from serve_app.api.routes import Node, create_api
+from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.speech import admission
+from serve_app.speech.admission import Admission
+from tests.clock import Clock
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, utterance
+
+pytestmark = pytest.mark.anyio
+
+BODY = {"model": "qwen3-tts", "input": "Hello.", "voice": "alloy", "response_format": "pcm"}
+
+
+OURS = "# HELP ray_talkray_x Ours.\n# TYPE ray_talkray_x gauge\nray_talkray_x 1\n"
+EXPORTED = f'# HELP ray_tasks Of ray_talkray_x.\nray_tasks{{Name="ray_talkray_x"}} 1\n{OURS}ray_serve_talkray_x 1\n'
+REQUEST = SynthesisRequest("id", "Hello.")
+
+
+class Timed(FakeSynthesizer):
+    """Brings each chunk at a time of its own."""
+
+    def __init__(self, clock: Clock, times_s: list[float], script: Sequence[PcmChunk]) -> None:
+        super().__init__(script=script)
+        self.clock, self.times_s = clock, times_s
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        async for item in super().synthesize(request):
+            self.clock.now_s = self.times_s.pop(0)
+            yield item
+
+
+class Instrument:
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self.tags: list[dict[str, str] | None] = []
+
+    def record(self, value: float = 1.0, tags: dict[str, str] | None = None) -> None:
+        self.values.append(value)
+        self.tags.append(tags)
+
+    observe = inc = set = record
+
+
+@pytest.fixture
+def instruments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Instrument]:
+    names = ["TTFB", "TTFP", "TTFA", "ONSET", "LATENESS", "UNDERRUNS", "AUDIO", "RTF", "REFUSALS", "STREAMS", "ENDINGS"]
+    made = {name: Instrument() for name in names}
+    for name, instrument in made.items():
+        monkeypatch.setattr(metrics, name, instrument)
+    return made
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(9.5)
+    monkeypatch.setattr(admission, "time", clock)
+    return clock
+
+
+async def test_a_player_without_a_buffer(instruments: dict[str, Instrument], clock: Clock) -> None:
+    second = CUSTOM_VOICE.sample_rate * 2
+    script = [chunk(bytes(int(second * audio_s))) for audio_s in (1.0, 0.5, 1.0, 0.1)]
+    synthesizer = Timed(clock, [10.0, 10.5, 12.0, 12.9], script)  # plays until 11.0, 11.5, and once more until 13.0
+    async for _ in Admission(synthesizer, AdmissionSettings()).synthesize(REQUEST):
+        pass
+    assert instruments["TTFP"].values == [0.5]
+    assert instruments["LATENESS"].values == pytest.approx([0.0, 0.0, 0.5, 0.0])
+    assert len(instruments["UNDERRUNS"].values) == 1
+    assert sum(instruments["AUDIO"].values) == pytest.approx(2.6)
+    assert instruments["RTF"].values == pytest.approx([3.4 / 2.6])
+
+
+async def test_the_first_audible_sample(instruments: dict[str, Instrument], clock: Clock) -> None:
+    rate = CUSTOM_VOICE.sample_rate
+    loud = np.full(rate // 10, 3000, "<i2").tobytes()
+    script = [chunk(bytes(rate // 2)), chunk(bytes(rate // 5) + loud), chunk(loud)]  # 0.25 and 0.1 s of silence first
+    async for _ in Admission(Timed(clock, [10.0, 10.2, 10.4], script), AdmissionSettings()).synthesize(REQUEST):
+        pass
+    assert instruments["TTFP"].values == [0.5]
+    assert instruments["TTFA"].values == pytest.approx([0.7])
+    assert instruments["ONSET"].values == pytest.approx([0.35])
+
+
+async def test_a_reader_who_takes_time_makes_nothing_late(instruments: dict[str, Instrument], clock: Clock) -> None:
+    async for _ in Admission(FakeSynthesizer(script=utterance(5)), AdmissionSettings()).synthesize(REQUEST):
+        clock.now_s += 1.0
+    assert instruments["LATENESS"].values == [0.0] * 5
+
+
+async def test_a_stream_without_audio_has_no_rtf(instruments: dict[str, Instrument]) -> None:
+    async for _ in Admission(FakeSynthesizer(script=utterance(0)), AdmissionSettings()).synthesize(REQUEST):
+        pass
+    assert instruments["RTF"].values == instruments["TTFP"].values == []
+
+
+async def ask(synthesizer: FakeSynthesizer, path: str = "/v1/audio/speech") -> httpx.Response:
+    node = Node(is_running=lambda: True, is_ready=lambda: True, scrape=EXPORTED.encode)
+    transport = httpx.ASGITransport(create_api(synthesizer, ApiSettings(), node=node))
+    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        return await (client.get(path) if path.startswith("/metrics") else client.post(path, json=BODY))
+
+
+async def test_one_first_byte_for_each_answer_with_speech(instruments: dict[str, Instrument]) -> None:
+    assert (await ask(FakeSynthesizer(script=utterance(3)))).status_code == 200
+    assert len(instruments["TTFB"].values) == len(instruments["TTFP"].values) == len(instruments["RTF"].values) == 1
+    assert instruments["STREAMS"].values == [1, 0]
+
+
+async def test_a_refusal_is_no_first_byte(instruments: dict[str, Instrument]) -> None:
+    assert (await ask(FakeSynthesizer(script=[Overloaded("full")]))).status_code == 429
+    assert instruments["TTFB"].values == instruments["TTFP"].values == []
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/all"])
+async def test_rays_metrics_are_shown_on_request(path: str) -> None:
+    answer = await ask(FakeSynthesizer(), path)
+    assert (answer.status_code, answer.text) == (200, EXPORTED if path == "/metrics/all" else OURS)
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_every_instrument_is_named_with_its_unit() -> None:
+    instruments = [value for value in vars(metrics).values() if isinstance(value, Metric)]
+    assert instruments
+    for instrument in instruments:
+        name, kind = instrument.info["name"], type(instrument).__name__
+        assert name.startswith("talkray_")
+        assert name.endswith("_total") == (kind == "Counter"), name
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+async def test_an_ending_is_counted_by_its_reason(instruments: dict[str, Instrument], reason: FinishReason) -> None:
+    script = [chunk(b"\0\0"), chunk(b"\0\0", finish_reason=reason)]
+    async for _ in Admission(FakeSynthesizer(script=script), AdmissionSettings()).synthesize(REQUEST):
+        pass
+    assert (instruments["ENDINGS"].values, instruments["ENDINGS"].tags) == ([1], [{"reason": reason}])
+
+
+async def test_a_stream_that_is_left_has_no_ending(instruments: dict[str, Instrument]) -> None:
+    stream = Admission(FakeSynthesizer(script=utterance(3)), AdmissionSettings()).synthesize(REQUEST)
+    await anext(stream)
+    await stream.aclose()
+    assert instruments["ENDINGS"].values == []

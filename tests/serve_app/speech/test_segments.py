@@ -1,0 +1,295 @@
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from deployments import playback
+from deployments.errors import EngineError, Overloaded
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
+from serve_app.api.routes import create_api
+from serve_app.config import ApiSettings
+from serve_app.speech.segments import LongText, segment_requests, split_text
+from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
+
+pytestmark = pytest.mark.anyio
+
+TEXT = "One two. Three four. Five six."
+REQUEST = SynthesisRequest("id", TEXT, seed=7, sampling=Sampling(max_new_tokens=9))
+INFO = replace(CUSTOM_VOICE, max_segment_chars=12)
+STOP = chunk(b"", frames=0, finish_reason=FinishReason.STOP)
+
+
+class Recorder:
+    """One script a segment; what begins and what is closed is written down in order."""
+
+    def __init__(self, *scripts: list[Step]) -> None:
+        self.scripts = scripts
+        self.log: list[str] = []
+        self.begun = asyncio.Condition()
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def describe(self) -> ModelInfo:
+        return INFO
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        number = int(request.request_id.partition(".")[2] or 1)
+        self.log.append(f"begin {number}")
+        await self._tell()
+        try:
+            for step in self.scripts[number - 1]:
+                match step:
+                    case PcmChunk():
+                        yield step
+                    case Exception():
+                        raise step
+                    case asyncio.Event():
+                        await step.wait()
+        finally:
+            self.log.append(f"close {number}")
+            closed = asyncio.create_task(self._tell())
+            self._telling.add(closed)
+
+    async def _tell(self) -> None:
+        async with self.begun:
+            self.begun.notify_all()
+
+    async def until(self, entry: str) -> None:
+        async with self.begun:
+            await self.begun.wait_for(lambda: entry in self.log)
+
+
+async def spoken(synthesizer: Recorder) -> list[PcmChunk]:
+    return [chunk async for chunk in LongText(synthesizer).synthesize(REQUEST, INFO)]
+
+
+async def test_segments_follow_each_other_and_only_the_last_finishes() -> None:
+    chunks = await spoken(Recorder([chunk(b"11"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), chunk(b"44"), STOP]))
+    assert pcm_of(chunks) == b"11223344"
+    assert [item.finish_reason for item in chunks] == [None] * (len(chunks) - 1) + [FinishReason.STOP]
+    assert chunks[-1].num_text_tokens == 3 * NUM_TEXT_TOKENS
+    counts = [item.num_text_tokens for item in chunks]
+    assert counts == sorted(counts)
+
+
+async def test_a_segment_that_was_cut_short_is_told_at_the_end() -> None:
+    runaway = chunk(b"22", finish_reason=FinishReason.RUNAWAY)
+    chunks = await spoken(Recorder([chunk(b"11"), STOP], [runaway], [chunk(b"33"), STOP]))
+    assert [item.finish_reason for item in chunks if item.finish_reason] == [FinishReason.RUNAWAY]
+    assert chunks[-1].finish_reason is FinishReason.RUNAWAY
+
+
+async def test_the_next_segment_begins_while_one_sounds_and_none_behind_it() -> None:
+    more = asyncio.Event()
+    recorder = Recorder([chunk(b"11"), more, STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
+    async with aclosing(LongText(recorder).synthesize(REQUEST, INFO)) as chunks:
+        assert (await anext(chunks)).pcm == b"11"
+        await recorder.until("begin 2")
+        assert recorder.log == ["begin 1", "begin 2"]
+        more.set()
+        rest = [item async for item in chunks]
+    assert pcm_of(rest) == b"2233"
+    assert [entry for entry in recorder.log if entry.startswith("begin")] == ["begin 1", "begin 2", "begin 3"]
+
+
+async def test_nothing_is_asked_ahead_of_the_first_sound() -> None:
+    sound = asyncio.Event()
+    recorder = Recorder([chunk(b""), sound, chunk(b"11"), STOP], [STOP], [STOP])
+    async with aclosing(LongText(recorder).synthesize(REQUEST, INFO)) as chunks:
+        assert (await anext(chunks)).pcm == b""
+        assert recorder.log == ["begin 1"]
+        sound.set()
+        assert (await anext(chunks)).pcm == b"11"
+        await recorder.until("begin 2")
+
+
+async def test_silent_segments_are_passed_over() -> None:
+    chunks = await spoken(Recorder([STOP], [], [chunk(b"33"), STOP]))
+    assert pcm_of(chunks) == b"33"
+    assert chunks[-1].finish_reason is FinishReason.STOP
+
+
+async def test_leaving_closes_every_segment_that_has_begun() -> None:
+    recorder = Recorder([chunk(b"11"), asyncio.Event()], [chunk(b"22"), asyncio.Event()], [STOP])
+    async with aclosing(LongText(recorder).synthesize(REQUEST, INFO)) as chunks:
+        await anext(chunks)
+        await recorder.until("begin 2")
+    assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
+
+
+async def test_cancelling_closes_every_segment_that_has_begun() -> None:
+    recorder = Recorder([chunk(b"11"), asyncio.Event()], [asyncio.Event()], [STOP])
+    speaking = asyncio.create_task(spoken(recorder))
+    await recorder.until("begin 2")
+    speaking.cancel()
+    await asyncio.wait((speaking,))
+    assert speaking.cancelled()
+    assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
+
+
+async def test_an_error_passes_through_where_its_segment_would_sound() -> None:
+    recorder = Recorder([chunk(b"11"), STOP], [EngineError("broken")], [STOP])
+    async with aclosing(LongText(recorder).synthesize(REQUEST, INFO)) as chunks:
+        assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
+        with pytest.raises(EngineError):
+            await anext(chunks)
+    assert "begin 3" not in recorder.log
+
+
+class FullAtFirst(Recorder):
+    """Refuses a segment some times before it speaks it."""
+
+    def __init__(self, *scripts: list[Step], segment: str, refusals: int) -> None:
+        super().__init__(*scripts)
+        self._segment, self._refusals = segment, refusals
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        if request.request_id.endswith(self._segment) and self._refusals:
+            self._refusals -= 1
+            raise Overloaded("full")
+        async with aclosing(super().synthesize(request)) as chunks:
+            async for item in chunks:
+                yield item
+
+
+async def test_a_later_segment_that_is_refused_is_asked_for_again() -> None:
+    full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP], segment=".2", refusals=3)
+    chunks = [item async for item in LongText(full, pause_s=0.0).synthesize(REQUEST, INFO)]
+    assert pcm_of(chunks) == b"112233"
+    assert chunks[-1].finish_reason is FinishReason.STOP
+
+
+async def test_patience_with_a_full_server_ends() -> None:
+    full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [STOP], segment=".2", refusals=1)
+    async with aclosing(LongText(full, patience_s=0.0).synthesize(REQUEST, INFO)) as chunks:
+        assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
+        with pytest.raises(Overloaded):
+            await anext(chunks)
+
+
+async def test_a_first_segment_that_is_refused_is_not_asked_for_again() -> None:
+    full = FullAtFirst([chunk(b"11"), STOP], segment="id", refusals=1)
+    with pytest.raises(Overloaded):
+        await spoken(full)
+
+
+async def test_an_error_closes_the_segment_ahead() -> None:
+    second = asyncio.Event()
+    recorder = Recorder([chunk(b"11"), second, Overloaded("full")], [asyncio.Event()], [STOP])
+    speaking = asyncio.create_task(spoken(recorder))
+    await recorder.until("begin 2")
+    second.set()
+    with pytest.raises(Overloaded):
+        await speaking
+    assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
+
+
+async def test_requests_of_the_segments() -> None:
+    first, second, third = segment_requests(REQUEST, INFO.max_segment_chars)
+    assert first == replace(REQUEST, text="One two.", following=("Three four.", "Five six."))
+    assert (second.text, third.text) == ("Three four.", "Five six.")
+    assert (second.request_id, third.request_id) == ("id.2", "id.3")
+    assert (first.continues, second.continues, third.continues) == (False, True, True)
+    assert second.sampling == REQUEST.sampling
+    assert len({first.seed, second.seed, third.seed}) == 3
+    assert all(0 <= request.seed < 2**64 for request in (second, third))
+    assert segment_requests(REQUEST, INFO.max_segment_chars) == [first, second, third]
+    assert segment_requests(REQUEST, 1000) == [REQUEST]
+
+
+async def post(synthesizer: FakeSynthesizer, text: str) -> httpx.Response:
+    api = create_api(synthesizer, ApiSettings())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
+        body = {"input": text, "voice": "alloy", "response_format": "pcm"}
+        return await client.post("/v1/audio/speech", json=body)
+
+
+async def test_the_service_speaks_long_text_in_segments() -> None:
+    synthesizer = FakeSynthesizer(INFO, utterance())
+    response = await post(synthesizer, TEXT)
+    assert response.content == 3 * pcm_of(utterance())
+    assert [request.text for request in synthesizer.requests] == ["One two.", "Three four.", "Five six."]
+
+
+async def test_the_service_makes_the_spoken_form_only_for_voices_that_need_it() -> None:
+    needy = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance())
+    able = FakeSynthesizer(CUSTOM_VOICE, utterance())
+    for synthesizer in (needy, able):
+        assert (await post(synthesizer, "- **5** km\n- café")).status_code == 200
+    assert [request.text for request in needy.requests] == ["five kilometers. cafe."]
+    assert [request.text for request in able.requests] == ["- **5** km - café"]
+
+
+async def test_text_that_the_voice_cannot_speak_is_refused() -> None:
+    synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance())
+    response = await post(synthesizer, "你好")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
+    assert synthesizer.requests == []
+
+
+@pytest.mark.parametrize(
+    ("text", "max_chars", "parts"),
+    [
+        ("Hello there.", 1000, ["Hello there."]),
+        ("", 10, []),
+        ("One two three. Four five six. Seven eight.", 30, ["One two three. Four five six.", "Seven eight."]),
+        ("One two three.\n\nFour five. Six.", 26, ["One two three.", "Four five. Six."]),
+        ("We met Dr. Smith, who left early today.", 30, ["We met Dr. Smith,", "who left early today."]),
+        ('He said: "Stop it now." Then he left us.', 30, ['He said: "Stop it now."', "Then he left us."]),
+        ("one two three four five", 11, ["one two", "three four", "five"]),
+        ("abcdefghij", 4, ["abcd", "efgh", "ij"]),
+        ("今日は晴れです。明日は雨です。", 24, ["今日は晴れです。", "明日は雨です。"]),
+        ("春は花、夏は海、秋は月", 15, ["春は花、", "夏は海、", "秋は月"]),
+        ("pi is 3.14159 and e is 2.71828", 14, ["pi is 3.14159", "and e is", "2.71828"]),
+        ("aaae\u0301\u0301b", 5, ["aaa", "e\u0301\u0301b"]),
+        ("日本", 1, ["日", "本"]),
+    ],
+)
+def test_split(text: str, max_chars: int, parts: list[str]) -> None:
+    assert split_text(text, max_chars) == parts
+
+
+def test_nothing_is_lost_and_no_part_is_too_long() -> None:
+    draw = random.Random(0)
+    for _ in range(2000):
+        text = "".join(draw.choices("abcdefgh   .,!?;:-—。、日本\n\"'é\u0301\u200d🎉", k=draw.randint(0, 200)))
+        max_chars = draw.randint(1, 60)
+        parts = split_text(text, max_chars)
+        assert "".join("".join(parts).split()) == "".join(text.split())
+        assert all(part and part == part.strip() and len(part) <= max_chars for part in parts)
+
+
+def test_parts_are_few() -> None:
+    text = "This is a sentence of some length, which goes on. " * 200
+    assert len(split_text(text, 300)) <= 2 * len(text) / 300
+
+
+@pytest.mark.parametrize("piece", ["a", " ", "日", "\n", ".", "a.", "\u0301", "a "])
+@pytest.mark.parametrize("max_chars", [1, 300])
+def test_a_long_text_without_good_places(piece: str, max_chars: int) -> None:
+    """Searching all of the rest for each part would run for minutes here."""
+    parts = split_text(piece * 50_000, max_chars)
+    assert "".join("".join(parts).split()) == "".join((piece * 50_000).split())
+
+
+async def test_a_text_that_grows_when_it_is_spoken_has_its_limit() -> None:
+    synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance())
+    response = await post(synthesizer, "9" * 4096)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
+    assert synthesizer.requests == []
+
+
+async def test_a_segment_asked_ahead_is_left_while_its_reader_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playback, "UNREAD_S", 0.0)
+    recorder = Recorder([chunk(b"11"), chunk(b"12"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
+    async with aclosing(LongText(recorder).synthesize(REQUEST, INFO)) as chunks:
+        heard = await anext(chunks)
+        await recorder.until("begin 2")
+        await asyncio.wait_for(recorder.until("close 2"), 5.0)
+        monkeypatch.undo()
+        rest = [item async for item in chunks]
+    assert heard.pcm + pcm_of(rest) == b"11122233"
+    assert recorder.log.count("begin 2") == 2

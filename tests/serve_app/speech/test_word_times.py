@@ -1,0 +1,152 @@
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from deployments.protocol import FinishReason, PcmChunk, Reading, SynthesisRequest
+from deployments.voice.english import spoken_english
+from serve_app.speech.live_text import LiveTexts
+from serve_app.speech.segments import LongText
+from serve_app.speech.word_times import Spoken, Word, WordTimes
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, tone
+
+pytestmark = pytest.mark.anyio
+ENGLISH = replace(CUSTOM_VOICE, spoken_form="english")
+FRAME_S, SIZE = 0.08, 1920
+CODES = np.zeros((1, 16), np.int16)
+TEXT = "Hello there, all of you!"
+
+
+def frame(number: int, chars: float, *, reason: FinishReason | None = None, dropped: int = 0) -> PcmChunk:
+    """A frame that has come `chars` characters far; `dropped` samples at the start of the stream were quiet."""
+    pcm = tone(SIZE)[2 * max(0, dropped - number * SIZE) :]
+    return PcmChunk(pcm, CODES, 5, reason, (number + 1) * SIZE, readings=(Reading(number, (chars,)),))
+
+
+def heard(at: list[tuple[float, float]], pcm: bytes = b"", reason: FinishReason | None = None) -> PcmChunk:
+    return PcmChunk(pcm, CODES, 5, reason, heard=tuple(at))
+
+
+def words(times: WordTimes, chunks: list[PcmChunk]) -> list[Word]:
+    return [word for chunk in chunks for word in told(times, chunk)]
+
+
+def told(times: WordTimes, chunk: PcmChunk) -> list[Word]:
+    times.feed(chunk)
+    return times.take()
+
+
+def test_a_word_begins_where_it_is_reached_and_ends_where_the_next_one_does() -> None:
+    times = WordTimes(TEXT, CUSTOM_VOICE)
+    chunks = [heard([(0.04 + 0.1 * number, 3.0 * number)]) for number in range(8)]
+    got = words(times, [*chunks, heard([(0.9, 24.0)], tone(24000), FinishReason.STOP)])
+    assert [word.text for word in got] == ["Hello", "there,", "all", "of", "you!"]
+    assert [TEXT[word.start : word.end] for word in got] == [word.text for word in got]
+    assert [word.start_s for word in got] == pytest.approx([0, 0.24, 0.04 + 13 / 30, 0.04 + 17 / 30, 0.04 + 20 / 30])
+    assert [word.end_s for word in got] == pytest.approx([word.start_s for word in got[1:]] + [1.0])
+
+
+def test_words_are_told_once_each_and_as_soon_as_the_next_one_begins() -> None:
+    times = WordTimes(TEXT, CUSTOM_VOICE)
+    steps = [heard([(0.1, 2.0)]), heard([(0.2, 7.0), (0.3, 14.0)]), heard([(0.4, 14.0)]), heard([(0.5, 21.0)])]
+    known = [[word.text for word in told(times, step)] for step in steps]
+    assert known == [[], ["Hello", "there,"], [], ["all", "of"]]
+    assert [word.text for word in told(times, heard([], tone(100), FinishReason.STOP))] == ["you!"]
+
+
+def test_frames_that_come_again_change_nothing() -> None:
+    times, again = WordTimes(TEXT, CUSTOM_VOICE), WordTimes(TEXT, CUSTOM_VOICE)
+    chunks = [heard([(0.1 * number, 3.0 * number)]) for number in range(1, 9)]
+    repeated = [chunk for number in range(len(chunks)) for chunk in (chunks[number], chunks[max(0, number - 2)])]
+    assert words(times, chunks) == words(again, repeated)
+
+
+@pytest.mark.parametrize(
+    ("played_s", "spoken"),
+    [
+        (0.0, ("", TEXT, None)),
+        (0.1, ("", TEXT, None)),
+        (0.2, ("Hello", " there, all of you!", "Hello")),
+        (0.55, ("Hello there,", " all of you!", "there,")),
+        (9.0, (TEXT, "", "you!")),
+    ],
+)
+def test_the_truth_of_an_interruption(played_s: float, spoken: tuple[str, str, str | None]) -> None:
+    times = WordTimes(TEXT, CUSTOM_VOICE)
+    words(times, [heard([(0.1 * number, 2.0 * number) for number in range(1, 13)], tone(28800), FinishReason.STOP)])
+    assert times.spoken(played_s) == Spoken(*spoken)
+
+
+def test_figures_are_one_word_as_it_was_written() -> None:
+    times = WordTimes("It costs $1,234 at most, they say.", ENGLISH)
+    spoken = "It costs one thousand two hundred thirty-four dollars at most, they say."
+    chunks = [heard([(0.01 * number, number)]) for number in range(1, len(spoken) + 1)]
+    got = words(times, [*chunks, heard([], tone(24000), FinishReason.STOP)])
+    assert [word.text for word in got] == ["It", "costs", "$1,234", "at", "most,", "they", "say."]
+    assert got[2].start_s == pytest.approx(0.01 * spoken.index("one"))
+    assert got[-1].start_s == pytest.approx(0.01 * spoken.index("say"))
+
+
+def test_nothing_is_told_where_nothing_is_known() -> None:
+    times = WordTimes(TEXT, CUSTOM_VOICE)
+    assert words(times, [heard([], tone(SIZE)), heard([], b"", FinishReason.STOP)]) == []
+    assert times.spoken(1.0) == Spoken("", TEXT, None)
+
+
+async def test_times_are_those_of_the_audio_that_is_delivered() -> None:
+    """Quiet frames that were dropped at a segment's start do not count, and segments follow each other."""
+    script = [frame(number, 2.0 * number, dropped=3000) for number in range(6)]
+    script.append(replace(frame(6, 12.0), finish_reason=FinishReason.STOP))
+    request = SynthesisRequest("r", "Hello there. And goodbye now.", word_times=True)
+    info = replace(CUSTOM_VOICE, max_segment_chars=17)
+    chunks = [chunk async for chunk in LongText(FakeSynthesizer(script=script)).synthesize(request, info)]
+    delivered_s = (7 * SIZE - 3000) / 24000
+    first = [(max(0.0, (number + 0.5) * FRAME_S - 0.125), 2.0 * number) for number in range(7)]
+    second = [(seconds + delivered_s, 13 + chars) for seconds, chars in first]
+    second[:2] = [((number + 0.5) * FRAME_S - 0.125 + delivered_s, 13 + 2.0 * number) for number in range(2)]
+    got = [place for chunk in chunks for place in chunk.heard]
+    assert np.allclose(got, first + second)
+    assert sum(len(chunk.pcm) for chunk in chunks) == 2 * 2 * (7 * SIZE - 3000)
+
+
+async def test_words_of_a_text_that_is_being_written() -> None:
+    texts = LiveTexts()
+    with await texts.open(SynthesisRequest("r", ""), ENGLISH, max_chars=1000) as live:
+        times = WordTimes(live, ENGLISH)
+        for part in ("Hel", "lo the", "re a", "ll of y"):
+            live.append(part)
+        assert [word.text for word in told(times, heard([(0.5, 8.0)]))] == ["Hello"]
+        live.append("ou!")
+        live.finish()
+        await asyncio.sleep(0)
+        got = words(times, [heard([(1.0, 24.0)]), heard([], tone(24000), FinishReason.STOP)])
+        assert [word.text for word in got] == ["there", "all", "of", "you!"]
+        assert times.spoken(0.45) == Spoken("Hello", " there all of you!", "Hello")
+    await texts.aclose()
+
+
+async def test_cut_words_of_other_texts_are_whole_words() -> None:
+    texts = LiveTexts()
+    with await texts.open(SynthesisRequest("r", ""), CUSTOM_VOICE, max_chars=1000) as live:
+        times = WordTimes(live, CUSTOM_VOICE)
+        for char in TEXT:
+            live.append(char)
+        live.finish()
+        got = words(times, [heard([(2.4, 24.0)], tone(57600), FinishReason.STOP)])
+    assert [(word.text, round(word.start_s, 3)) for word in got] == [
+        ("Hello", 0), ("there,", 0.6), ("all", 1.3), ("of", 1.7), ("you!", 2.0)
+    ]  # fmt: skip
+    await texts.aclose()
+
+
+def test_a_long_text_is_looked_at_as_far_as_it_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    turned: list[str] = []
+    monkeypatch.setattr(
+        "deployments.voice.live_english.spoken_english", lambda text: turned.append(text) or spoken_english(text)
+    )
+    text = "Hello there, all of you! " * 2000
+    times = WordTimes(text, ENGLISH)
+    assert not turned
+    assert [word.text for word in words(times, [heard([(0.0, 0.0), (1.0, 30.0)])])] == TEXT.split()
+    assert sum(map(len, turned)) < 1000
