@@ -28,7 +28,7 @@ unit: $(VENV)/.installed-dev ## Tests without Ray
 
 kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU (installs Triton)
 	$(PIP) "triton>=3.6"
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/deployments/talker/kernels tests/deployments/codec/test_triton_backend.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/deployments/talker/kernels tests/deployments/codec/backends/test_triton.py
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m "e2e and not faults"
@@ -91,7 +91,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Talkray needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt deployments/codec/cpu_kernels.c
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt deployments/codec/backends/cpu_kernels.c
 	@echo "installing into $(VENV): takes a minute or two, torch is large"
 	$(PIP) --editable .
 	@touch $@

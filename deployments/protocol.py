@@ -109,7 +109,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """Where a talker reads the text of one utterance while it is written; `deployments.mailbox` says how."""
+    """Where a talker reads the text of one utterance while it is written; `deployments.serving.mailbox` says how."""
 
     host: str
     port: int

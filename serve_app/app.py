@@ -8,9 +8,9 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 
 from deployments.codec.deployment import CodecReplica
-from deployments.model_store import choose, speakers
-from deployments.routing import LeastBusy
+from deployments.serving.routing import LeastBusy
 from deployments.talker.deployment import TalkerReplica
+from deployments.weights.store import choose, speakers
 from serve_app.api.catalogue import check_default
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.ingress import Ingress

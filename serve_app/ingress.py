@@ -9,12 +9,12 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
-from deployments import ray_internals
 from deployments.errors import CodecLost, NotReady, TalkerLost
-from deployments.failover import Received, persist
-from deployments.frames import forward
-from deployments.handles import call, stream
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
+from deployments.serving import ray_private
+from deployments.serving.calls import call, stream
+from deployments.serving.failover import Received, persist
+from deployments.serving.frames import forward
 from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.api.request import MAX_BODY_BYTES
 from serve_app.api.routes import Node, create_api
@@ -100,7 +100,7 @@ class Ingress:
 
     def __init__(self, settings: ApiSettings, codec: DeploymentHandle, talker: DeploymentHandle | None = None) -> None:
         """`talker` as in HandleSynthesizer."""
-        ray_internals.give_uvicorn(
+        ray_private.give_uvicorn(
             http=TakenHttp,
             ws=BoundedWebSocket,
             ws_max_size=MAX_BODY_BYTES,
@@ -108,7 +108,7 @@ class Ingress:
             ws_ping_timeout=None,  # who pauses its reading answers no ping: `MAX_UNREAD_S` ends those that stay away
             proxy_headers=False,
         )
-        settings = settings.model_copy(update={"access": settings.access.for_host(ray_internals.proxy_host())})
+        settings = settings.model_copy(update={"access": settings.access.for_host(ray_private.proxy_host())})
         watch = PoolWatch(serve.get_replica_context().app_name)
         node = Node(is_running=watch.is_running, is_ready=watch.is_ready, scrape=scrape)
         self._api = create_api(

@@ -23,10 +23,11 @@ from unittest import mock
 
 import numpy as np
 
-from deployments.codec import batcher, stream
-from deployments.codec.batcher import Decoded, DecodeGate, DecodeJob
-from deployments.codec.capacity import Capacity
-from deployments.codec.planner import (
+from deployments.codec.pool import gate as batcher
+from deployments.codec.pool import stream
+from deployments.codec.pool.gate import Decoded, DecodeGate, DecodeJob
+from deployments.codec.pool.load import Capacity
+from deployments.codec.pool.plan import (
     MANY_WORKERS,
     MAX_BATCH_FRAMES,
     MAX_BATCH_SIZE,
@@ -36,9 +37,9 @@ from deployments.codec.planner import (
     longest_call_s,
     paced,
 )
-from deployments.codec.service import Placement
+from deployments.codec.pool.service import Placement
+from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.codec.state import DecoderState
-from deployments.codec.stream import DecodingStart, StreamDecoder
 from deployments.config import CodecConfig
 from deployments.playback import FRAME_S, PlaybackClock
 from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk

@@ -21,7 +21,13 @@ from pathlib import Path
 SERVING = ("serve_app", "deployments")
 PACKAGES = (*SERVING, "loadtest", "tools")
 # The HTTP surface, the talker's replica and its engine. The replica starts its engine by name.
-PROCESSES = ("serve_app.ingress", "deployments.talker.deployment", "deployments.talker.engine_process")
+# The last is its name before it moved.
+PROCESSES = (
+    "serve_app.ingress",
+    "deployments.talker.deployment",
+    "deployments.talker.process",
+    "deployments.talker.engine_process",
+)
 MOVED_TO_TOOLS = (
     "deployments/demo_voice/*",
     "deployments/byte_tokenizer.py",
@@ -41,10 +47,10 @@ GENERATORS = (
     (
         ("serve_app/api/response.py", "audio_body"),
         ("serve_app/speech/admission.py", "Admission.synthesize"),
-        ("deployments/failover.py", "persist"),
-        ("deployments/handles.py", "stream"),
-        ("deployments/replica.py", "Replica.stream"),
-        ("deployments/talker/engine_client.py", "EngineClient.generate"),
+        ("deployments/serving/failover.py", "persist"),
+        ("deployments/serving/calls.py", "stream"),
+        ("deployments/serving/replica.py", "Replica.stream"),
+        ("deployments/talker/client.py", "EngineClient.generate"),
     ),
     (
         ("serve_app/speech_stream.py", "audio_body"),

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field
 
-from deployments.checkpoint import as_config, read_json
 from deployments.errors import CheckpointError
+from deployments.weights.checkpoint import as_config, read_json
 
 CONTEXT = 6  # rows that the kernels of 7 look back
 RESIDUAL_DILATIONS = (1, 3, 9)

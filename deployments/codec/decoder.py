@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.fold import FoldedDecoder, fold
-from deployments.codec.planner import (
+from deployments.codec.pool.plan import (
     CALL_FRAMES,
     MAX_BATCH_FRAMES,
     MAX_BATCH_SIZE,
@@ -24,7 +25,6 @@ from deployments.codec.planner import (
 )
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
-from deployments.codec.torch_backend import TorchBackend
 from deployments.errors import EngineError
 
 # Frames that reach into a latent besides the transformer's windows, through the convolution before it.

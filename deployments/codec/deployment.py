@@ -10,16 +10,16 @@ import numpy as np
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.codec.capacity import CodecLoad
-from deployments.codec.planner import MAX_BATCH_SIZE
+from deployments.codec.pool.load import CodecLoad
+from deployments.codec.pool.plan import MAX_BATCH_SIZE
 from deployments.config import CodecConfig
 from deployments.errors import CodecLost, NotReady, Overloaded, TalkerLost
-from deployments.handles import call, stream
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
-from deployments.replica import Replica
+from deployments.serving.calls import call, stream
+from deployments.serving.replica import Replica
 
 if TYPE_CHECKING:  # torch stays out of processes that only compose the application
-    from deployments.codec.batcher import Decoded, DecodeJob
+    from deployments.codec.pool.gate import Decoded, DecodeJob
 
 # How long a replica that starts waits for a talker: the route to the pool is known by then, whether or not one answers.
 _MEETING_S = 2.0
@@ -30,7 +30,7 @@ class CodecReplica:
     """One replica of the codec pool. A stream's state lives in its generator, on the replica that began it."""
 
     def __init__(self, model: str, config: CodecConfig, talker: DeploymentHandle) -> None:
-        from deployments.codec.service import CodecService
+        from deployments.codec.pool.service import CodecService
 
         batched = serve.batch(
             max_batch_size=MAX_BATCH_SIZE, batch_wait_timeout_s=0, max_concurrent_batches=config.workers

@@ -10,10 +10,10 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import EncoderConfig, SpeechTokenizerConfig
 from deployments.codec.reference import LayerScale, rotary_tables, rotate
 from deployments.protocol import Codes
+from deployments.weights.checkpoint import load_strict, without_values
 
 _MIN_USAGE = 1e-5
 

@@ -1,6 +1,6 @@
 """The decoder's forward pass: the order of its layers, once for all devices.
 
-What a layer computes is up to a backend: `torch_backend.py` has torch, on any device, `triton_backend.py` few and large
+What a layer computes is up to a backend: `torch.py` has torch, on any device, `triton.py` few and large
 kernels for a GPU.
 """
 

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import torch
 
-from deployments import metrics
+from deployments.audio.recordings import ByRecording
+from deployments.codec.backends.cpu import BUILT
 from deployments.codec.config import SpeechTokenizerConfig
-from deployments.codec.cpu_kernels import BUILT
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, Tried, choice, snr_db, warm_up
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.fold import fold
-from deployments.codec.planner import chosen_ramp, longest_call_s
+from deployments.codec.pool.plan import chosen_ramp, longest_call_s
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest
-from deployments.model_store import locate
-from deployments.progress import report_stage
 from deployments.protocol import Codes, ModelKind, Reference
-from deployments.recordings import ByRecording
+from deployments.serving import metrics
+from deployments.serving.progress import report_stage
+from deployments.weights.store import locate
 
 _PROBE_FRAMES = 4
 # Where nothing is decoded here, a recording may take more than one core: two make its codes in 0.6 of the time. As many

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import CONTEXT, RESIDUAL_DILATIONS, DecoderConfig, SpeechTokenizerConfig
+from deployments.weights.checkpoint import load_strict, without_values
 
 # Else cuDNN cuts float32 off in its convolutions, down to 34 dB on stressed weights: here is what everything else is
 # judged by, and what a stream goes on with that came to NaN or infinity.

@@ -15,12 +15,12 @@ from torch import Tensor
 from deployments.codec.config import MAX_CALL_FRAMES, call_frames
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16
 from deployments.codec.fold import FoldedDecoder, fold
-from deployments.codec.planner import GPU_RAMP, call_sizes, parts
+from deployments.codec.pool.plan import GPU_RAMP, call_sizes, parts
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
 from deployments.codec.sweep import Sweep
-from deployments.cuda import Graphs, Staging, buckets
 from deployments.errors import EngineError
+from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Codes
 
 # Of streams in a call: the padding of a call stays small.
@@ -196,7 +196,7 @@ class GpuSlots:
 
         `load_exact` brings the float32 decoder that a stream goes on with once it came to NaN or infinity.
         """
-        from deployments.codec.triton_backend import TritonBackend  # Triton is there only with a GPU
+        from deployments.codec.backends.triton import TritonBackend  # Triton is there only with a GPU
 
         self.decoder = TritonBackend(
             folded,

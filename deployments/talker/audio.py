@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.codec.planner import GPU_RAMP, ChunkPlan, call_sizes, parts
+from deployments.audio.silence import first_sound
+from deployments.codec.pool.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
 from deployments.codec.slots import CODE_RING, Flight, SlotDecoder
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError, Overloaded
 from deployments.playback import PlaybackClock
 from deployments.protocol import Codes
-from deployments.silence import first_sound
 
 REPLAY_FRAMES = (
     588  # the decoder hears no frame further back: 8 layers of 71 frames, the convolutions, and a few to spare

@@ -4,9 +4,9 @@ import pickle
 import struct
 from dataclasses import dataclass, field
 
+from deployments.audio.recordings import Lookups
 from deployments.config import TalkerConfig
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
-from deployments.recordings import Lookups
 
 _LENGTH = struct.Struct("<I")
 

@@ -5,13 +5,13 @@ from dataclasses import asdict, replace
 
 import numpy as np
 
-from deployments import metrics
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, reached
 from deployments.records import TalkerRecord
-from deployments.replica import Replica
-from deployments.talker.engine_client import EngineClient
+from deployments.serving import metrics
+from deployments.serving.replica import Replica
+from deployments.talker.client import EngineClient
 
 
 class TalkerReplica:

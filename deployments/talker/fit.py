@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from deployments.checkpoint import read_shapes
 from deployments.codec.config import MAX_FRAMES, DecoderConfig, SpeechTokenizerConfig, call_frames
 from deployments.config import TalkerConfig
 from deployments.errors import TalkrayError
@@ -20,6 +19,7 @@ from deployments.talker.audio import SLOTS_PER_RECORDING
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.loading import block_size_of, dtype_of, gpu_share
 from deployments.talker.model.config import ModelConfig
+from deployments.weights.checkpoint import read_shapes
 
 _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
 # Recorded calls of the codec, for each frame of the largest one; and what its convolutions remember and the allocator

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-from deployments.talker.batch_state import BatchState
-from deployments.talker.frame_step import MIN_NEW_TOKENS, NOT_FINITE, FrameStep, PrefillRows
 from deployments.talker.input_tables import MAX_DENSE_ROWS, InputTables
 from deployments.talker.kernels.backends import choose_backend
 from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul
@@ -16,6 +14,8 @@ from deployments.talker.kernels.state import Gathered, StateKernels
 from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.sampling import WIDE, Breadth, Draw
+from deployments.talker.state import BatchState
+from deployments.talker.step import MIN_NEW_TOKENS, NOT_FINITE, FrameStep, PrefillRows
 
 
 class FusedStep(FrameStep):

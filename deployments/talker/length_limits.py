@@ -1,8 +1,8 @@
 """How long a prompt may be, and how many frames may follow it."""
 
+from deployments.audio.runaway import runaway_frames
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, GenerateRequest, Sampling
-from deployments.runaway import runaway_frames
 from deployments.talker.prompt import Prompt
 from deployments.talker.sequence import FrameLimit
 from deployments.talker.tokenizer import TextTokenizer

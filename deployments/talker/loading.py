@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from deployments.checkpoint import load_strict, without_values
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import load_slots
 from deployments.config import TalkerConfig
-from deployments.cuda import use_cpus_near
 from deployments.errors import EngineError
+from deployments.gpu.graphs import use_cpus_near
 from deployments.protocol import GenerateRequest, ModelInfo, Reference, Sampling, SynthesisRequest
 from deployments.talker.audio import AudioStreams
 from deployments.talker.block_manager import BlockManager
@@ -30,10 +29,11 @@ from deployments.talker.length_limits import LengthLimits
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
-from deployments.talker.model_runner import ModelRunner, NetworkKind, RunnerShape
 from deployments.talker.prompt import PromptBuilder
+from deployments.talker.runner import ModelRunner, NetworkKind, RunnerShape
 from deployments.talker.scheduler import Scheduler
 from deployments.talker.tokenizer import TextTokenizer
+from deployments.weights.checkpoint import load_strict, without_values
 
 # Of a GPU's memory, where the settings say nothing; on a CPU the size of keys and values.
 _GPU_MEMORY_FRACTION = 0.85
@@ -309,7 +309,7 @@ def _compiling_ahead(clock: StartClock, facts: str) -> Iterator[Prepare]:
     import triton  # a CPU has none
     from triton import knobs
 
-    from deployments.kernel_compiler import CompileWorkers, noted_launches
+    from deployments.gpu.compile_ahead import CompileWorkers, noted_launches
 
     stamp = Path(knobs.cache.dir) / "complete" / _digest(f"{triton.__version__} {facts}")
     if stamp.exists():

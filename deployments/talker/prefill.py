@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.cuda import Staging
-from deployments.talker.frame_step import PrefillRows
+from deployments.gpu.graphs import Staging
 from deployments.talker.input_tables import Ids, InputTables
 from deployments.talker.sequence import Sequence
+from deployments.talker.step import PrefillRows
 
 
 @dataclass(frozen=True, slots=True)

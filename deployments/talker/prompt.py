@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deployments.audio.recordings import ByRecording
 from deployments.errors import InvalidRequest
 from deployments.protocol import ClonePrompt, Codes, GenerateRequest, ModelKind, Reference, SynthesisRequest
-from deployments.recordings import ByRecording
 from deployments.talker.input_tables import Ids, InputTables
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder

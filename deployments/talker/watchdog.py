@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from deployments.starvation import ThreadWork
+from deployments.audio.starvation import ThreadWork
 
 logger = logging.getLogger(__name__)
 

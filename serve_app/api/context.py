@@ -13,8 +13,8 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments import metrics
-from deployments.ray_internals import this_replica
+from deployments.serving import metrics
+from deployments.serving.ray_private import this_replica
 from serve_app.api.errors import translate
 from serve_app.api.request_log import LEFT, RequestRecord
 

@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl, urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments import metrics
 from deployments.errors import Overloaded, TalkrayError
+from deployments.serving import metrics
 from serve_app.api.errors import POLICY_VIOLATION, TRY_AGAIN_LATER, Forbidden, HeadersTooLarge, close_reason, translate
 from serve_app.api.keys import KEY_PREFIX, KeyRecord, Keys
 from serve_app.api.web_pages import PATHS

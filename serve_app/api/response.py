@@ -18,9 +18,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments import metrics
 from deployments.errors import Overloaded, PayloadTooLarge
 from deployments.protocol import Mark, Marks, ModelInfo, PcmChunk, SynthesisRequest, reached
+from deployments.serving import metrics
 from serve_app.api.door import Room
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request import SpeechBody

@@ -16,10 +16,10 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from deployments import metrics
+from deployments.audio.recordings import ByRecording, Lookups
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ClonePrompt, ModelInfo, Reference
-from deployments.recordings import ByRecording, Lookups
+from deployments.serving import metrics
 
 # Playlists and other formats that open further files are not among them; no protocol is allowed either.
 DEMUXERS = "aac,ac3,aiff,amr,asf,au,caf,flac,matroska,mov,mp3,ogg,w64,wav,webm"

@@ -13,7 +13,7 @@ from rich.table import Table
 from serve_app.api import request_log
 
 if TYPE_CHECKING:  # it imports the hub's library
-    from deployments.download import Transfer
+    from deployments.weights.download import Transfer
 
 _BAR_WIDTH = 24
 

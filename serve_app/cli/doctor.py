@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deployments.errors import CheckpointError, StartError
-from deployments.model_store import EMBEDDED, EMBEDDED_BYTES, ask_hub, cache_directory, find, repository
+from deployments.weights.store import EMBEDDED, EMBEDDED_BYTES, ask_hub, cache_directory, find, repository
 from serve_app.cli.say import KEY_VARIABLE
 from serve_app.cli.serve.local_server import Address, why_unusable
 from serve_app.cli.serve.run_folder import parent

@@ -18,7 +18,7 @@ import typer
 from pydantic import ValidationError
 
 from deployments.errors import InvalidRequest, StartError, TalkrayError
-from deployments.model_store import EMBEDDED, choose, find, locate
+from deployments.weights.store import EMBEDDED, choose, find, locate
 from serve_app.api.keys import read_keys
 from serve_app.cli import ray_settings
 from serve_app.cli.check_client import check

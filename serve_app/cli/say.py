@@ -17,7 +17,7 @@ import aiohttp
 import soundfile
 
 from deployments.errors import InvalidRequest, StartError, TalkrayError
-from deployments.model_store import cache_directory
+from deployments.weights.store import cache_directory
 
 FORMATS = {".wav": "wav", ".mp3": "mp3", ".opus": "opus", ".ogg": "opus", ".aac": "aac", ".flac": "flac", ".pcm": "pcm"}
 STANDARD_OUTPUT = Path("-")

@@ -15,8 +15,8 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from deployments import metrics, ray_internals
-from deployments.ray_internals import Pool
+from deployments.serving import metrics, ray_private
+from deployments.serving.ray_private import Pool
 
 logger = logging.getLogger(__name__)
 
@@ -106,9 +106,9 @@ class PoolWatch:
         """Ask where this replica asks for all; else take what that one has left, or ask where it is silent."""
         if _asks_for_all():
             self._take(seen := self._ask())
-            ray_internals.leave(self._note_key, seen.note())
+            ray_private.leave(self._note_key, seen.note())
             return
-        note = ray_internals.left(self._note_key)
+        note = ray_private.left(self._note_key)
         is_news = note is not None and self._note is not None and note != self._note
         self._silence = 0 if is_news else self._silence + 1
         self._note = note
@@ -120,7 +120,7 @@ class PoolWatch:
             self._take(self._ask())
 
     def _ask(self) -> Seen:
-        pools = {POOLS[name]: pool for name, pool in ray_internals.pools(self._app_name).items()}
+        pools = {POOLS[name]: pool for name, pool in ray_private.pools(self._app_name).items()}
         deaths = self._count_deaths() if self._asked % _LOOKS_PER_COUNT == 0 else self._deaths
         self._asked += 1
         return Seen(pools, deaths)
@@ -136,13 +136,13 @@ class PoolWatch:
         for name in ("talker", "codec"):
             if name in self._pools:
                 running = self._pools[name].running
-                self._lives[name] = len(running) > _LARGEST_ASKED or any(map(ray_internals.is_alive, running))
+                self._lives[name] = len(running) > _LARGEST_ASKED or any(map(ray_private.is_alive, running))
 
     def _count_deaths(self) -> dict[str, int]:
         """Counted from outside: who dies says nothing, least of all an ingress, whose streams nobody else has."""
-        counts = ray_internals.count_deaths(self._app_name)
+        counts = ray_private.count_deaths(self._app_name)
         named = {pool: counts[deployment] for deployment, pool in POOLS.items()}
-        return named | {ray_internals.PROXY: counts[ray_internals.PROXY]}
+        return named | {ray_private.PROXY: counts[ray_private.PROXY]}
 
 
 def turns_per_look(replicas: int, *, is_running: bool) -> int:

@@ -15,12 +15,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from deployments import metrics
+from deployments.audio.silence import FirstSound
 from deployments.errors import NotReady, Overloaded
 from deployments.limits import Rate, StreamLimit
 from deployments.playback import PlaybackClock, Unread
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
-from deployments.silence import FirstSound
+from deployments.serving import metrics
 from serve_app.api.request import draw_seed
 from serve_app.config import AdmissionSettings
 from serve_app.speech.live_text import LiveText, LiveTexts

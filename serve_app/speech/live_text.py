@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from deployments.errors import InvalidRequest
-from deployments.mailbox import MailboxServer, WrittenText
 from deployments.protocol import Mailbox, ModelInfo, SynthesisRequest
+from deployments.serving.mailbox import MailboxServer, WrittenText
 from deployments.voice.live_english import LiveEnglish, Part
 from serve_app.api.request import clean, is_speakable
 from serve_app.speech.markup import LiveSpeakable

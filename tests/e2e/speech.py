@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from ray import serve
 
 from deployments.errors import CodecLost, InvalidRequest
-from deployments.handles import stream
 from deployments.protocol import Codes, GenerateRequest, Sampling, SynthesisRequest
+from deployments.serving.calls import stream
 from serve_app.cli.serve.local_server import APP_NAME
 
 PATH = "/v1/audio/speech"

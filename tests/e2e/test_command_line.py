@@ -24,7 +24,7 @@ import pytest
 import soundfile
 from safetensors.numpy import load_file, save_file
 
-from deployments.model_store import embedded_path
+from deployments.weights.store import embedded_path
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import why_unusable
 from tests.e2e.processes import MARK, marked

@@ -15,7 +15,7 @@ import av
 import numpy as np
 import pytest
 
-from deployments.model_store import embedded_path
+from deployments.weights.store import embedded_path
 from serve_app.speech.segments import split_text
 from tests.e2e.speech import BOUND_S, body, fetch, within_one_lsb
 from tools.listening.checks import Samples, begins_with_hiss, steps_where_joined

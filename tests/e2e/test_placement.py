@@ -22,7 +22,7 @@ class Codec:
     """A codec replica's service that believes its talker has a GPU."""
 
     def __init__(self) -> None:
-        from deployments.codec.service import CodecService
+        from deployments.codec.pool.service import CodecService
         from deployments.config import CodecConfig
 
         async def decode(job):  # type: ignore[no-untyped-def]
@@ -36,7 +36,7 @@ class Codec:
     async def speak(self, gpu_frames: int, *, leave_after: int | None = None) -> tuple[Codes, np.ndarray, int]:
         """Codes and samples of the same utterance, and the frames whose audio the talker brought."""
         from deployments.errors import TalkerLost
-        from deployments.handles import stream
+        from deployments.serving.calls import stream
 
         from_talker = 0
 

@@ -12,7 +12,7 @@ from tests.e2e.speech import PATH, body, fetch, within_one_lsb
 
 pytestmark = pytest.mark.anyio
 
-ENGINE = "deployments.talker.engine_process"
+ENGINE = "deployments.talker.process"
 UTTERANCE = body(ignore_eos=True, max_new_tokens=400, seed=7)
 
 

@@ -28,7 +28,7 @@ from talkray_tools.released import SHAPES
 from tests.e2e.processes import MARK, marked
 
 TALKER, CODEC = "Talker", "CodecDecoder"
-ENGINE = "deployments.talker.engine_process"
+ENGINE = "deployments.talker.process"
 _READY_S = 120.0
 
 

@@ -11,7 +11,7 @@ from tests.faults.listener import Heard
 from tests.faults.pools import CODEC, Service, config, serving, tiny_model
 from tests.faults.speaking import Speaking, wrong
 
-DECODER = "deployments.codec.worker_process"
+DECODER = "deployments.codec.pool.worker_process"
 
 
 def spoken(fault: Callable[[], None]) -> list[Heard]:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from deployments.errors import Overloaded, ReplicaLost
-from deployments.mailbox import read
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from deployments.serving.mailbox import read
 from serve_app.api.errors import translate
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.model_store import embedded_path
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.tokenizer import TextTokenizer
+from deployments.weights.store import embedded_path
 from serve_app.api.request import clean
 from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings

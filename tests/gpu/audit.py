@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from deployments.codec.decoder import MIN_SNR_DB, snr_db, to_pcm16
 from deployments.codec.reference import DecoderNetwork
-from deployments.model_store import locate
 from deployments.protocol import Codes, Sampling, SynthesisRequest
+from deployments.weights.store import locate
 from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
 from loadtest.settings import Settings
 from serve_app.config import AppConfig, read_config

@@ -61,11 +61,11 @@ class Status(BaseHTTPRequestHandler):
 
 def deployments() -> dict[str, object]:
     """Wanted and running replicas of each deployment, as the dashboard tells them."""
-    from deployments import ray_internals  # behind the settings of `running`, which Ray reads at import
+    from deployments.serving import ray_private  # behind the settings of `running`, which Ray reads at import
 
     return {
         name: {"target_num_replicas": pool.wanted, "replicas": [{"state": "RUNNING"}] * len(pool.running)}
-        for name, pool in ray_internals.pools(APP_NAME).items()
+        for name, pool in ray_private.pools(APP_NAME).items()
     }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deployments.checkpoint import read_tensors
+from deployments.weights.checkpoint import read_tensors
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.random_codec import Stress
 from talkray_tools.released import SHAPES

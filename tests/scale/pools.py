@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deployments import ray_internals
+from deployments.serving import ray_private
 from serve_app.cli.serve.local_server import APP_NAME
 
 # Bounds a hang: on two busy cores a replica takes half a minute to start.
@@ -21,7 +21,7 @@ class Sizes:
 
 
 def pool_sizes() -> Sizes:
-    pools = ray_internals.pools(APP_NAME)
+    pools = ray_private.pools(APP_NAME)
     return Sizes(*((pools[name].wanted, len(pools[name].running)) for name in ("Talker", "CodecDecoder")))
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from deployments.errors import NotReady
-from deployments.mailbox import read
 from deployments.protocol import FinishReason, ModelInfo, ModelKind, PcmChunk, Reading, SynthesisRequest
+from deployments.serving.mailbox import read
 
 CUSTOM_VOICE = ModelInfo(
     name="Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",

@@ -21,7 +21,7 @@ from deployments.protocol import (
     SynthesisRequest,
 )
 from serve_app.ingress import HandleSynthesizer
-from tests.deployments.test_handles import from_replica
+from tests.deployments.serving.test_calls import from_replica
 from tests.serve_app.fake import CUSTOM_VOICE
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from talkray_tools.decode_frames import BadFrames, decode, main, read_header
-from tests.deployments.codec.test_service import Talker, make_service, random_codes
+from tests.deployments.codec.pool.test_service import Talker, make_service, random_codes
 from tests.serve_app.fake import CUSTOM_VOICE
 
 pytestmark = pytest.mark.anyio

@@ -5,13 +5,13 @@ import pytest
 import torch
 from transformers import Qwen2Tokenizer
 
-from deployments.checkpoint import read_shapes, read_tensors
 from deployments.errors import CheckpointError
-from deployments.model_store import REPOSITORIES, missing_files
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
 from deployments.talker.tokenizer import TextTokenizer
+from deployments.weights.checkpoint import read_shapes, read_tensors
+from deployments.weights.store import REPOSITORIES, missing_files
 from talkray_tools.byte_tokenizer import ADDED_TOKENS, write_tokenizer
 from talkray_tools.random_checkpoint import Fill, Options, main, write_checkpoint, write_random_tensors
 from talkray_tools.released import SHAPES, Shape

@@ -1,6 +1,6 @@
 import json
 
-from deployments.model_store import _PACKED
+from deployments.weights.store import _PACKED
 from talkray_tools.released import SHAPES, changed
 from tools.demo_voice.shape import SHAPE
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.checkpoint import read_tensors
 from deployments.codec.decoder import CodecDecoder, snr_db
 from deployments.codec.reference import DecoderNetwork
+from deployments.weights.checkpoint import read_tensors
 from talkray_tools import stress
 from talkray_tools.random_checkpoint import main
 

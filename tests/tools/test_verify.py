@@ -70,7 +70,7 @@ def test_a_checkpoint_that_speaks_passes(tmp_path: Path, said: pytest.LogCapture
 def test_speech_that_never_ends_fails(
     tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.talker.frame_step.MIN_NEW_TOKENS", 10**6)
+    monkeypatch.setattr("deployments.talker.step.MIN_NEW_TOKENS", 10**6)
     out = tmp_path / "out"
     model = write_tiny(tmp_path / "model", "tiny-VoiceDesign")
     assert main([*SHORT, "--model", model, "--out", str(out)]) == 1

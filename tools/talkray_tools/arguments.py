@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from deployments.errors import CheckpointError
-from deployments.model_store import locate
+from deployments.weights.store import locate
 
 
 def checkpoint(name: str) -> Path:

@@ -24,7 +24,7 @@ from torch import Tensor
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import FoldedDecoder, fold
-from deployments.codec.planner import GPU_RAMP
+from deployments.codec.pool.plan import GPU_RAMP
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.slots import PRECISIONS, GpuSlots, Pcm, Precision, fitting_slots
 from deployments.errors import EngineError

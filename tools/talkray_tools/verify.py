@@ -32,6 +32,8 @@ import torch
 import typer
 from numpy.typing import NDArray
 
+from deployments.audio.runaway import EndingGuard, runaway_frames
+from deployments.audio.silence import Pcm, first_sound
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, PCM_SCALE, snr_db, to_pcm16
 from deployments.codec.loading import Codec, load_codec
@@ -39,7 +41,6 @@ from deployments.codec.reference import DecoderNetwork
 from deployments.codec.sweep import Sweep
 from deployments.config import CodecConfig, TalkerConfig
 from deployments.errors import TalkrayError
-from deployments.model_store import locate
 from deployments.protocol import (
     ALL_FRAMES,
     Codes,
@@ -50,10 +51,9 @@ from deployments.protocol import (
     Sampling,
     SynthesisRequest,
 )
-from deployments.runaway import EndingGuard, runaway_frames
-from deployments.silence import Pcm, first_sound
 from deployments.talker.engine import Engine
 from deployments.talker.loading import StartClock, build_engine, load_engine, throttled
+from deployments.weights.store import locate
 from talkray_tools.arguments import run_command
 from talkray_tools.choices import Tolerance, divergences, near_ties
 

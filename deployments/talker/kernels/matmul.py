@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deployments.kernel_launch import prefetch_to_l2, wait_for_predecessor
+from deployments.gpu.launch import prefetch_to_l2, wait_for_predecessor
 
 # Rows up to which plain multiply-adds beat the tensor cores' padding to 16 rows.
 MAX_VECTOR_ROWS = 4

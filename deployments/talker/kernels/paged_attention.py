@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deployments.kernel_launch import wait_for_predecessor
+from deployments.gpu.launch import wait_for_predecessor
 from deployments.talker.attention import Context
 from deployments.talker.kernels.qkv import HeadNorms, Heads, new_position, rotated
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deployments.kernel_launch import wait_for_predecessor
+from deployments.gpu.launch import wait_for_predecessor
 from deployments.talker.attention import Context
 from deployments.talker.kernels.paged_attention import prepare_rows
 from deployments.talker.kernels.qkv import HeadNorms, Heads

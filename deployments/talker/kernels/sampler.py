@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.random import philox_impl
 
-from deployments.kernel_launch import wait_for_predecessor
+from deployments.gpu.launch import wait_for_predecessor
 from deployments.talker.kernels.matmul import Rows
 from deployments.talker.sampling import BatchFilter, Draw
 

@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from deployments.talker.attention import Context
-from deployments.talker.batch_state import BatchState, Columns
 from deployments.talker.sampling import WIDE, BatchFilter
+from deployments.talker.state import BatchState, Columns
 
 _IGNORE_EOS, _PENALTY = tl.constexpr(Columns.IGNORE_EOS), tl.constexpr(Columns.PENALTY)
 _POSITION, _FRAME = tl.constexpr(Columns.POSITION), tl.constexpr(Columns.FRAME)

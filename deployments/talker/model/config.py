@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasPath, BeforeValidator, Field
 
-from deployments.checkpoint import as_config, read_json
 from deployments.protocol import ModelKind, Sampling
 from deployments.talker.model.speaker_encoder import SpeakerEncoderConfig
+from deployments.weights.checkpoint import as_config, read_json
 
 
 def _named(values: Mapping[str, Any] | None) -> Mapping[str, Any]:

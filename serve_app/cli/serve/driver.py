@@ -56,9 +56,9 @@ class Supervisor:
 
 def watch(supervisor: Supervisor) -> None:
     """Say when a part of Ray that cannot be replaced has ended."""
-    from deployments import ray_internals  # imports Ray, behind the settings
+    from deployments.serving import ray_private  # imports Ray, behind the settings
 
-    while (lost := ray_internals.ended_part(_VITAL)) is None:
+    while (lost := ray_private.ended_part(_VITAL)) is None:
         time.sleep(_POLL_S)
     supervisor.say("lost", lost)
 

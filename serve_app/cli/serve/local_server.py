@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from deployments import progress
 from deployments.errors import StartError
+from deployments.serving import progress
 from serve_app.cli import ray_settings
 from serve_app.cli.serve import run_folder
 from serve_app.cli.serve.run_folder import RunFolder

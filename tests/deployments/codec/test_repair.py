@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.codec.batcher import DecodeJob, decode_batch
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
+from deployments.codec.pool.gate import DecodeJob, decode_batch
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 

@@ -10,7 +10,7 @@ from deployments.codec import loading
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import fold
-from deployments.codec.planner import GPU_RAMP
+from deployments.codec.pool.plan import GPU_RAMP
 from deployments.codec.reference import DecoderNetwork
 from deployments.codec.slots import PRECISIONS, GpuSlots, Precision, fitting_slots
 from deployments.codec.sweep import Sweep

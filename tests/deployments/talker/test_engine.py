@@ -12,17 +12,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from deployments.audio.recordings import Lookups
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, GenerateRequest, Reference, Sampling
-from deployments.recordings import Lookups
 from deployments.talker import engine as engine_module
 from deployments.talker.engine import Engine, StepOutput, complete
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.loading import build_engine, warm_up
 from deployments.talker.model.predictor import CodePredictor
 from deployments.talker.model.talker import Talker
-from deployments.talker.model_runner import LaunchedStep
+from deployments.talker.runner import LaunchedStep
 from deployments.talker.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import GREEDY, Spoken, ask, drain, resumed, speak, speak_all
@@ -293,8 +293,8 @@ def test_end_of_speech_can_be_ignored(engine: Engine, monkeypatch: pytest.Monkey
 
 
 def test_a_runaway_is_cut_by_the_length_of_its_text(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.runaway._FRAMES_PER_TOKEN", 2)
-    monkeypatch.setattr("deployments.runaway._MIN_FRAMES", 9)
+    monkeypatch.setattr("deployments.audio.runaway._FRAMES_PER_TOKEN", 2)
+    monkeypatch.setattr("deployments.audio.runaway._MIN_FRAMES", 9)
     engine = build_engine(checkpoint, CONFIG)
     push_end_of_speech(monkeypatch, -1e4)
     requests = [ask("Hey", frames=90), ask("Hello you.", frames=90), ask("Hello you.", frames=20)]

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from deployments.errors import CheckpointError
-from deployments.model_store import locate
 from deployments.protocol import GenerateRequest, ModelKind, Sampling, SynthesisRequest
 from deployments.talker.engine import Engine
 from deployments.talker.loading import build_engine
+from deployments.weights.store import locate
 from tests.deployments.talker.conftest import CONFIG
 
 WEIGHTS = "model.safetensors"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, GenerateRequest, Mark, SynthesisRequest
-from deployments.talker.engine_process import FirstAudio
+from deployments.talker.process import FirstAudio
 
 CODES, NO_CODES = np.zeros((1, 4), np.int16), np.zeros((0, 4), np.int16)
 MARKED = SynthesisRequest("r", "Hello.", marks=(Mark("received", 0),))

@@ -18,7 +18,7 @@ from deployments.talker.engine import Engine
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.loading import build_engine, warm_up
 from deployments.talker.model.config import ModelConfig
-from deployments.talker.model_runner import ModelRunner
+from deployments.talker.runner import ModelRunner
 from deployments.talker.sequence import FrameLimit, Sequence
 from talkray_tools.choices import Tolerance, divergences, near_ties
 from talkray_tools.random_checkpoint import Options, write_checkpoint

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from deployments.checkpoint import as_config
 from deployments.errors import InvalidRequest
 from deployments.talker.model.speaker_encoder import SpeakerEncoder, SpeakerEncoderConfig, log_mel, mel_filters
+from deployments.weights.checkpoint import as_config
 from talkray_tools.released import SHAPES
 
 # Equality with the official encoder is in tests/parity/test_golden.py.

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments import model_store
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError
-from deployments.model_store import embedded_path, missing_files, write_embedded
 from deployments.protocol import FinishReason, GenerateRequest, ModelKind, SynthesisRequest
 from deployments.talker.engine import Engine
 from deployments.talker.loading import build_engine
+from deployments.weights import store
+from deployments.weights.store import embedded_path, missing_files, write_embedded
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_it_is_complete_and_small(checkpoint: Path) -> None:
     assert missing_files(checkpoint) == []
-    packed = [file.stat().st_size for file in model_store._PACKED.rglob("*") if file.is_file()]
+    packed = [file.stat().st_size for file in store._PACKED.rglob("*") if file.is_file()]
     assert sum(packed) < 15e6
     assert max(packed) < 14e6
 
@@ -83,7 +83,7 @@ def test_it_is_written_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (directory / "config.json").write_text("{}")
         written.append(directory)
 
-    monkeypatch.setattr(model_store, "write_embedded", write)
+    monkeypatch.setattr(store, "write_embedded", write)
     assert embedded_path() == embedded_path()
     assert len(written) == 1
     assert [cache / file.name for file in cache.iterdir()] == [embedded_path()]
@@ -95,9 +95,9 @@ def test_another_voice_gets_another_folder(tmp_path: Path) -> None:
         directory.mkdir()
         (directory / "config.json").write_text("{}")
         (directory / "model.safetensors.gz").write_bytes(weights)
-    assert model_store._digest(first) != model_store._digest(second)
+    assert store._digest(first) != store._digest(second)
     (second / "model.safetensors.gz").write_bytes(b"1")
-    assert model_store._digest(first) == model_store._digest(second)
+    assert store._digest(first) == store._digest(second)
 
 
 def test_two_writers_at_once_leave_one_checkpoint(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_two_writers_at_once_leave_one_checkpoint(cache: Path, monkeypatch: pyte
         (directory / "config.json").write_text("{}")
         both_writing.wait()
 
-    monkeypatch.setattr(model_store, "write_embedded", write)
+    monkeypatch.setattr(store, "write_embedded", write)
     with ThreadPoolExecutor(2) as pool:
         first, second = (future.result() for future in [pool.submit(embedded_path), pool.submit(embedded_path)])
     assert first == second
@@ -121,7 +121,7 @@ def test_a_writer_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.Mon
         directory.mkdir()
         raise OSError(errno.ENOSPC, "disk full")
 
-    monkeypatch.setattr(model_store, "write_embedded", fail)
+    monkeypatch.setattr(store, "write_embedded", fail)
     with pytest.raises(CheckpointError, match=r"disk full.*make room there"):
         embedded_path()
     assert list(cache.iterdir()) == []

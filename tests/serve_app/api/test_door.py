@@ -9,8 +9,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Scope
 
-from deployments import metrics
 from deployments.errors import Overloaded
+from deployments.serving import metrics
 from serve_app.api import door
 from serve_app.api.door import (
     EXEMPT,

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from starlette.types import Message
 
-from deployments import metrics
 from deployments.protocol import Mark, PcmChunk, SynthesisRequest, reached
+from deployments.serving import metrics
 from serve_app.api.request import SpeechBody
 from serve_app.api.response import SpeechResponse, Usage, audio_body, marked, negotiate, server_timing
 from serve_app.audio.formats import AudioFormat, Rendering

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from deployments.audio.recordings import ByRecording
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ClonePrompt, Reference
-from deployments.recordings import ByRecording
 from serve_app.audio import recordings
 from serve_app.audio.recordings import by_prompt, decode_reference, learn, read_aside
 from tests.serve_app.audio.test_formats import pitch

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.errors import StartError
-from deployments.model_store import embedded_path
+from deployments.weights.store import embedded_path
 from serve_app.api.routes import create_api
 from serve_app.cli import doctor
 from serve_app.cli.doctor import Finding, examine, predict_memory

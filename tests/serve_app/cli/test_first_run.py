@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.cli.ray_settings import free_port
-from tests.deployments.test_download import NAME, WEIGHTS, files
+from tests.deployments.weights.test_download import NAME, WEIGHTS, files
 from tests.fake_hub import Hub, serving
 
 BOUND_S = 60

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from ray.util.metrics import Histogram, Metric
 
-from deployments import metrics
+from deployments.serving import metrics
 
 FOLDER = Path(__file__).parents[3] / "cluster" / "monitoring"
 INSTRUMENTS = {value.info["name"]: value for value in vars(metrics).values() if isinstance(value, Metric)}

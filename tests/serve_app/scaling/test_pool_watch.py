@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from ray import serve
 
-from deployments import ray_internals
-from deployments.ray_internals import PROXY, Pool
+from deployments.serving import ray_private
+from deployments.serving.ray_private import PROXY, Pool
 from serve_app.scaling import pool_watch
 from serve_app.scaling.pool_watch import PoolWatch, Seen, turns_per_look
 
@@ -21,7 +21,7 @@ class Controller:
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> PoolWatch:
         """A watch after its first turn."""
         monkeypatch.setattr(PoolWatch, "_watch", lambda watch: None)
-        monkeypatch.setattr(ray_internals, "is_alive", lambda actor: actor not in self.dead)
+        monkeypatch.setattr(ray_private, "is_alive", lambda actor: actor not in self.dead)
         watch = PoolWatch("talkray")
         watch._pools = self.pools
         watch._ask_who_lives()
@@ -55,7 +55,7 @@ def test_whether_any_of_many_lives_is_not_asked(monkeypatch: pytest.MonkeyPatch,
     questions: list[str] = []
     cluster = Controller(Pool(running, tuple(map(str, range(running)))), NONE, set())
     watch = cluster.watch(monkeypatch)
-    monkeypatch.setattr(ray_internals, "is_alive", lambda actor: not questions.append(actor))
+    monkeypatch.setattr(ray_private, "is_alive", lambda actor: not questions.append(actor))
     watch._ask_who_lives()
     assert (len(questions), watch.is_running()) == (asked, True)
 
@@ -67,10 +67,10 @@ class Cluster:
         self.talkers, self.rank, self.asked_by, self.deaths_asked = ONE, 0, Counter[int](), Counter[int]()
         notes: dict[str, bytes] = {}
         monkeypatch.setattr(PoolWatch, "_watch", lambda watch: None)
-        monkeypatch.setattr(ray_internals, "pools", self.ask)
-        monkeypatch.setattr(ray_internals, "count_deaths", self.count)
-        monkeypatch.setattr(ray_internals, "leave", notes.__setitem__)
-        monkeypatch.setattr(ray_internals, "left", notes.get)
+        monkeypatch.setattr(ray_private, "pools", self.ask)
+        monkeypatch.setattr(ray_private, "count_deaths", self.count)
+        monkeypatch.setattr(ray_private, "leave", notes.__setitem__)
+        monkeypatch.setattr(ray_private, "left", notes.get)
         context = SimpleNamespace()
         monkeypatch.setattr(serve, "get_replica_context", lambda: context)
         self._context = context
@@ -140,7 +140,7 @@ def test_a_replica_that_becomes_the_first_asks_for_all(cluster: Cluster) -> None
 
 
 def test_a_note_of_a_former_application_is_not_believed(cluster: Cluster) -> None:
-    ray_internals.leave("pools of talkray", Seen({"talker": NONE}, {}).note())
+    ray_private.leave("pools of talkray", Seen({"talker": NONE}, {}).note())
     for _ in range(2):
         cluster.look(1)
         assert cluster.seen(1) == ONE
@@ -174,10 +174,10 @@ def test_an_error_that_nobody_expected_does_not_end_the_watch(monkeypatch: pytes
         return answer
 
     monkeypatch.setattr(pool_watch, "_TURN_S", 0.01)
-    monkeypatch.setattr(ray_internals, "pools", pools)
-    monkeypatch.setattr(ray_internals, "is_alive", lambda actor: True)
+    monkeypatch.setattr(ray_private, "pools", pools)
+    monkeypatch.setattr(ray_private, "is_alive", lambda actor: True)
     monkeypatch.setattr(PoolWatch, "_count_deaths", lambda watch: {})
     monkeypatch.setattr(pool_watch, "_asks_for_all", lambda: True)
-    monkeypatch.setattr(ray_internals, "leave", lambda key, note: None)
+    monkeypatch.setattr(ray_private, "leave", lambda key, note: None)
     PoolWatch("talkray")
     assert seen.wait(30.0)

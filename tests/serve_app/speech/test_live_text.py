@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from deployments.errors import InvalidRequest
-from deployments.mailbox import read
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.serving.mailbox import read
 from deployments.voice.english import spoken_english
 from deployments.voice.live_english import LONGEST_UNCUT
 from serve_app.api.request import clean

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from ray.util.metrics import Metric
 
-from deployments import metrics
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
+from deployments.serving import metrics
 from serve_app.api.routes import Node, create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech import admission

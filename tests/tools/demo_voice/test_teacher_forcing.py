@@ -13,9 +13,9 @@ from deployments.talker.kv_cache import KVCache
 from deployments.talker.loading import load_talker
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.talker import Talker
-from deployments.talker.model_runner import ModelRunner, RunnerShape
 from deployments.talker.prefill import Part, PrefillInputs
 from deployments.talker.prompt import PromptBuilder
+from deployments.talker.runner import ModelRunner, RunnerShape
 from deployments.talker.sequence import FrameLimit, Sequence
 from deployments.talker.tokenizer import TextTokenizer
 from tools.demo_voice.dataset import NONE, Batch, RowLayout, Sample, Utterance

@@ -14,8 +14,8 @@ from deployments.talker.block_manager import BlockManager
 from deployments.talker.input_tables import InputTables
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.talker import Talker
-from deployments.talker.model_runner import ModelRunner, NetworkKind, RunnerShape
 from deployments.talker.prompt import Prompt
+from deployments.talker.runner import ModelRunner, NetworkKind, RunnerShape
 from deployments.talker.sequence import FrameLimit, Sequence
 from tests.deployments.talker.driving import GREEDY
 

@@ -1,0 +1,1 @@
+"""What is heard in samples, and recordings that are kept."""

@@ -1,0 +1,1 @@
+"""The codec's arithmetic on one device or another."""

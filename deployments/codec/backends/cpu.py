@@ -1,0 +1,358 @@
+"""The codec's own kernels for CPUs, of cpu_kernels.c; where it was not built there are none, and torch does all.
+
+They are called through ctypes, whose calls leave Python to other threads.
+"""
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import IntEnum
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from deployments.codec.fold import ConvNeXt, Snake
+
+_Function = Callable[..., int]
+New = Callable[[str, Sequence[int], torch.dtype], Tensor]  # memory for one of the results, of a shape and a type
+_TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
+SIDE = 32  # inputs and outputs of the blocks that a product is made of
+_HALF = SIDE // 2  # and rows
+_LINE = 64  # bytes
+_MOST = 256  # keys of a query, and values of each
+_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_ssize_t
+_INTERFACE = 4  # what is called here, and how: both files change it together
+_GATHERS = [f"gather_{source}_{target}" for source in _TYPES.values() for target in _TYPES.values()]
+_PARAMETERS = {
+    **{name: [*[_POINTER] * 6, *[_COUNT] * 3] for name in _GATHERS},
+    "add_bfloat16": [*[_POINTER] * 2, _COUNT],
+    "convolve_to_one": [*[_POINTER] * 4, *[_COUNT] * 3],
+    "convolve": [*[_COUNT] * 2, *[_POINTER] * 5, *[_COUNT] * 6],
+    "multiply": [_COUNT, *[_POINTER] * 4, *[_COUNT] * 3],
+    "unfold": [*[_POINTER] * 2, *[_COUNT] * 5],
+    "embed": [*[_POINTER] * 4, *[_COUNT] * 3],
+    "norm": [*[_POINTER] * 2, _COUNT, _POINTER, *[_COUNT] * 2],
+    "attend": [*[_POINTER] * 6, *[_COUNT] * 5, _POINTER],
+    "depthwise_norm": [*[_POINTER] * 7, *[_COUNT] * 3],
+    "replay": [_POINTER, _COUNT],
+}
+_WORDS = 16  # of a step of a replay: the function and its arguments
+
+
+class Kind(IntEnum):
+    """What becomes of the sums of a convolution, as cpu_kernels.c numbers it."""
+
+    WIDE = 0  # float32
+    ADDED = 1  # to float32
+    ROUNDED = 2  # bfloat16, and so are those below
+    SNAKED = 3
+    GELU = 4
+    GATED = 5
+
+
+def _built() -> dict[str, _Function]:
+    spec = find_spec("deployments.codec.backends._cpu_kernels")
+    if spec is None or spec.origin is None:
+        return {}
+    library = ctypes.CDLL(spec.origin)
+    if library.interface() != _INTERFACE:
+        return {}
+    for name, parameters in _PARAMETERS.items():
+        getattr(library, name).argtypes, getattr(library, name).restype = parameters, None
+    return {name: getattr(library, name) for name in ("matrix_units", *_PARAMETERS)}
+
+
+_functions = _built()
+BUILT = bool(_functions)
+# What multiplies bfloat16 here: 0 nothing, 1 AVX-512's dot products, 2 AMX. Asked once: AMX wants the kernel's leave.
+MATRIX_UNITS = _functions["matrix_units"]() if BUILT else 0
+
+
+class _Calls(threading.local):
+    """Those of this thread, while they are recorded."""
+
+    recorded: list[tuple[int, ...]] | None = None
+
+
+_calls = _Calls()
+
+
+def _call(name: str, *words: int | None) -> None:
+    function = _functions[name]
+    function(*words)
+    if _calls.recorded is not None:
+        address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+        _calls.recorded.append((address, *(word or 0 for word in words)))
+
+
+class Recording:
+    """Calls of kernels, to be made again at once, with other tensors in place of some.
+
+    Between two kernels Python and torch take 50 us: what they need has left the cache, which weights flow through.
+    """
+
+    def __init__(self, calls: Callable[[], object], tensors: Sequence[Tensor]) -> None:
+        """Make the `calls` of this module. All other tensors that they work on stay where they are."""
+        _calls.recorded = []
+        try:
+            calls()
+            steps = _calls.recorded
+        finally:
+            _calls.recorded = None
+        words = [word for step in steps for word in (*step, *[0] * (_WORDS - len(step)))]
+        numbers = {tensor.data_ptr(): number for number, tensor in enumerate(tensors)}
+        self._words = torch.tensor(words, dtype=torch.int64)
+        self._places = torch.tensor([place for place, word in enumerate(words) if word in numbers])
+        self._numbers = torch.tensor([numbers[word] for word in words if word in numbers])
+
+    def replay(self, tensors: Sequence[Tensor]) -> None:
+        """The calls, with these tensors in place of those that they were recorded with."""
+        pointers = torch.tensor([tensor.data_ptr() for tensor in tensors])
+        self._words[self._places] = pointers[self._numbers]
+        _functions["replay"](self._words.data_ptr(), len(self._words) // _WORDS)
+
+
+def _empty(_: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty(*shape, dtype=dtype)
+
+
+def fits(weight: Tensor) -> bool:
+    """Whether this CPU has units for a decoder in bfloat16 with such a weight [taps, in, out]."""
+    return weight.is_cpu and MATRIX_UNITS > 0 and not any(size % SIDE for size in weight.shape[1:])
+
+
+class _HugePages:
+    """Memory for weights in pages of 2 MB, where the kernel has them to give.
+
+    A core reads weights a quarter faster from those: prefetching ends at pages, and their addresses have to be found.
+    """
+
+    _CHUNK, _PAGE = 32 << 20, 2 << 20
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Of a tensor, without gaps, for good."""
+        size = -(-tensor.nbytes // _LINE) * _LINE
+        if size > len(self._free):
+            self._free = self._mapped(max(size, self._CHUNK))
+        taken, self._free = self._free[: tensor.nbytes], self._free[size:]
+        return taken.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    def _mapped(self, size: int) -> Tensor:
+        memory = mmap.mmap(-1, size + self._PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        chunk = torch.frombuffer(memory, dtype=torch.uint8)
+        return chunk[-chunk.data_ptr() % self._PAGE :][:size]
+
+
+_pages = _HugePages()
+
+
+class Convolution:
+    """A convolution of each stream's rows in bfloat16 on the matrix units of a core, its sums in float32."""
+
+    dtype = torch.bfloat16
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        dilation: int = 1,
+        *,
+        gated: bool = False,
+        units: int = MATRIX_UNITS,
+    ) -> None:
+        """`weight` is [taps, in, out], `bias` [out]; with fewer `units` than there are the same, slower.
+
+        `gated` makes silu of the first half of the outputs times the second one.
+        """
+        taps, inputs, outputs = self._shape = weight.shape
+        bias = weight.new_zeros(outputs) if bias is None else bias
+        if gated:
+            order = torch.arange(outputs).view(2, -1, _HALF).transpose(0, 1).flatten()
+            weight, bias = weight[:, :, order], bias[order]
+        tiles = weight.reshape(taps, inputs // SIDE, _HALF, 2, outputs // SIDE, 2, _HALF)
+        self._weight = _pages.copy(tiles.permute(4, 0, 1, 5, 2, 6, 3).bfloat16())
+        self._bias, self._dilation, self._gated, self._units = bias.float().contiguous(), dilation, gated, units
+
+    def __call__(
+        self,
+        rows: Tensor,
+        *,
+        snake: Snake | None = None,
+        total: Tensor | None = None,
+        gelu: bool = False,
+        wide: bool = False,
+        new: New = _empty,
+    ) -> Tensor:
+        """`rows` [B, context + time, in] bfloat16 without gaps -> [B, time, out] bfloat16, or float32 if `wide`.
+
+        Behind a `snake` without a frequency, or `gelu`; or `total` [B, time, out] float32, to which the results are
+        added.
+        """
+        assert snake is None or snake.frequency is None
+        assert rows.dtype == torch.bfloat16, rows.dtype
+        taps, inputs, outputs = self._shape
+        dilation, streams, time = self._dilation, len(rows), rows.shape[1] - (taps - 1) * self._dilation
+        width = outputs // 2 if self._gated else outputs
+        if total is not None:
+            out, kind = total, Kind.ADDED
+        elif wide:
+            out, kind = new("out", (streams, time, width), torch.float32), Kind.WIDE
+        else:
+            out, kind = new("out", (streams, time, width), torch.bfloat16), Kind.GATED if self._gated else Kind.ROUNDED
+            kind = Kind.GELU if gelu else kind if snake is None else Kind.SNAKED
+        if taps > 1 and time < _HALF:
+            rows, taps, dilation, inputs = unfolded(rows, taps, dilation, new), 1, 1, taps * inputs
+        if taps == 1:
+            streams, time = 1, streams * time
+        assert rows.is_contiguous(), rows.stride()
+        assert out.is_contiguous(), out.stride()
+        amplitude = None if snake is None else snake.amplitude.data_ptr()
+        pointers = (rows.data_ptr(), self._weight.data_ptr(), self._bias.data_ptr(), amplitude, out.data_ptr())
+        _call("convolve", self._units, kind.value, *pointers, streams, time, taps, dilation, inputs, outputs)
+        return out
+
+
+class ExactConvolution:
+    """A convolution of few rows in float32, for a CPU with such units."""
+
+    dtype = torch.float32
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dilation: int = 1, *, units: int = MATRIX_UNITS) -> None:
+        """As Convolution."""
+        self._taps, inputs, outputs = weight.shape
+        self._dilation, self._units = dilation, units
+        self._weight = _pages.copy(weight.reshape(self._taps * inputs, -1, SIDE).transpose(0, 1).float())
+        self._bias = weight.new_zeros(outputs) if bias is None else bias.float().contiguous()
+
+    def __call__(self, rows: Tensor, *, new: New = _empty) -> Tensor:
+        """`rows` [B, context + time, in] float32 without gaps -> [B, time, out] float32."""
+        assert rows.dtype == torch.float32, rows.dtype
+        rows = unfolded(rows, self._taps, self._dilation, new) if self._taps > 1 else rows
+        assert rows.is_contiguous(), rows.stride()
+        panels, inputs, _ = self._weight.shape
+        out = new("out", (*rows.shape[:2], panels * SIDE), torch.float32)
+        pointers = (rows.data_ptr(), self._weight.data_ptr(), self._bias.data_ptr(), out.data_ptr())
+        _call("multiply", self._units, *pointers, len(rows) * rows.shape[1], inputs, panels * SIDE)
+        return out
+
+
+def unfolded(rows: Tensor, taps: int, dilation: int, new: New) -> Tensor:
+    """What each row of a convolution is a product of, [B, time, taps * in], of rows [B, context + time, in]."""
+    streams, length, channels = rows.shape
+    time = length - (taps - 1) * dilation
+    out = new("unfolded", (streams, time, taps * channels), rows.dtype)
+    _call("unfold", rows.data_ptr(), out.data_ptr(), streams, time, taps, dilation, channels * rows.itemsize)
+    return out
+
+
+def embed(codes: Tensor, offsets: Tensor, tables: Tensor, *, new: New = _empty) -> Tensor:
+    """Sums [B, frames, channels] of the entries of codes [B, frames, groups], all tensors without gaps."""
+    streams, frames, groups = codes.shape
+    channels = tables.shape[1]
+    out = new("out", (streams, frames, channels), torch.float32)
+    pointers = (codes.data_ptr(), offsets.data_ptr(), tables.data_ptr(), out.data_ptr())
+    _call("embed", *pointers, streams * frames, groups, channels)
+    return out
+
+
+def normed(x: Tensor, eps: Tensor, dtype: torch.dtype, *, new: New = _empty) -> Tensor:
+    """x [..., channels] float32 over its root mean square, in another type; channels are a multiple of 32."""
+    assert x.is_contiguous(), x.stride()
+    out, channels = new("out", x.shape, dtype), x.shape[-1]
+    rows = x.numel() // channels
+    _call("norm", x.data_ptr(), out.data_ptr(), int(dtype == torch.bfloat16), eps.data_ptr(), rows, channels)
+    return out
+
+
+def attends(size: int, window: int) -> bool:
+    """Whether `attend` takes heads of this size and windows of so many frames."""
+    return size % SIDE == 0 and max(size, window) <= _MOST
+
+
+def attend(qkv: Tensor, rotary: Sequence[Tensor], histories: tuple[Tensor, Tensor], known: Tensor, out: Tensor) -> None:
+    """Attention of one stream, `out` [frames, heads * size] bfloat16.
+
+    `qkv` [frames, (heads + 2 * kv_heads) * size] float32 is lost, `rotary` are cosines and sines [frames, size], the
+    history [2, kv_heads, window - 1, size] float32 has as many frames as `known` [1] int64 says, the last of as many
+    rows. The next history is another tensor, which is filled.
+    """
+    _, kv_heads, past, size = histories[0].shape
+    tensors = (qkv, *rotary, *histories, out)
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    _call("attend", *pointers, len(qkv), out.shape[1] // size, kv_heads, past + 1, size, known.data_ptr())
+
+
+def depthwise_norm(x: Tensor, memories: tuple[Tensor, Tensor], block: ConvNeXt, eps: Tensor, out: Tensor) -> None:
+    """One stream's rows [time, channels] behind the convolution of each channel, normed, `out` in bfloat16.
+
+    x and the memory [taps - 1, channels] are float32, channels at most 4096. The next memory is another tensor, which
+    is filled.
+    """
+    past, following = memories
+    tensors = (past, x, block.taps, block.bias, following, out, eps)
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    _call("depthwise_norm", *[tensor.data_ptr() for tensor in tensors], len(x), *block.taps.shape)
+
+
+def gather(
+    x: Tensor,
+    out: Tensor,
+    snake: Snake | None = None,
+    pasts: Sequence[Tensor] = (),
+    nexts: Sequence[Tensor] = (),
+) -> bool:
+    """Fill `out` [B, context + time, channels] with the streams' pasts [context, channels], and x behind the snake.
+
+    And `nexts`, which may be the pasts, with its last rows. False: not done. Rows of each stream have no gaps, pasts
+    are of the type of `out`.
+    """
+    name = f"gather_{_TYPES.get(x.dtype)}_{_TYPES.get(out.dtype)}"
+    streams, time, channels = x.shape
+    rows = channels, 1
+    if name not in _functions or not x.is_cpu or x.stride()[1:] != rows or out.stride()[1:] != rows:
+        return False
+    frequency = None if snake is None or snake.frequency is None else snake.frequency.data_ptr()
+    amplitude = None if snake is None else snake.amplitude.data_ptr()
+    context = out.shape[1] - time
+    assert len(pasts) == len(nexts) == (streams if context else 0), len(pasts)
+    source, target = x.data_ptr(), out.data_ptr()
+    from_one, to_one = x.stride(0) * x.itemsize, out.stride(0) * out.itemsize
+    for stream in range(streams):
+        past, following = (pasts[stream].data_ptr(), nexts[stream].data_ptr()) if context else (target, target)
+        _call(name, source, target, frequency, amplitude, past, following, context, time, channels)
+        source, target = source + from_one, target + to_one
+    return True
+
+
+def convolve_to_one(rows: Tensor, taps: Tensor, bias: Tensor, *, new: New = _empty) -> Tensor | None:
+    """A convolution of rows [B, count - 1 + time, channels] with taps [count, channels] -> [B, time, 1], or None.
+
+    None is: not done. All in float32.
+    """
+    (streams, length, channels), count = rows.shape, len(taps)
+    if "convolve_to_one" not in _functions or not rows.is_cpu or channels % _HALF or not rows.is_contiguous():
+        return None
+    out = new("out", (streams, length - count + 1, 1), torch.float32)
+    for own, samples in zip(rows, out, strict=True):
+        pointers = (own.data_ptr(), taps.data_ptr(), bias.data_ptr(), samples.data_ptr())
+        _call("convolve_to_one", *pointers, len(samples), count, channels)
+    return out
+
+
+def add(total: Tensor, x: Tensor) -> Tensor:
+    """`total` float32, to which x of the same shape is added."""
+    fits = x.dtype == torch.bfloat16 and total.dtype == torch.float32 and total.is_contiguous() and x.is_contiguous()
+    if "add_bfloat16" not in _functions or not x.is_cpu or not fits:
+        return total.add_(x)
+    _call("add_bfloat16", total.data_ptr(), x.data_ptr(), x.numel())
+    return total

@@ -1,0 +1,345 @@
+"""The forward pass in Triton kernels: streams live in slots of static tensors, and a call runs over any of them.
+
+Nothing depends on the host but the list of slots, so a call can be captured. `slots` may hold the scratch slot, any
+number of times, to fill a batch up.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from math import log
+
+import torch
+import triton
+from torch import Tensor
+
+from deployments.codec.backends import triton_kernels
+from deployments.codec.config import DecoderConfig
+from deployments.codec.decoder import PCM_SCALE
+from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, map_tensors
+from deployments.codec.forward import Signal, latents, waveform
+from deployments.codec.state import DecoderState
+
+_MIN_DOT = 16
+_TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
+_ENOUGH_BLOCKS = 100  # of an H200's 132 multiprocessors
+_SMALL_BLOCKS = 90  # of 32 columns; fewer are cut once more
+_MANY_BLOCKS = 640  # several for each: then blocks of fewer threads, two of them at once, are faster
+_SHORT_CALL_FRAMES = 16
+_DEPENDENT_LAUNCH = (9, 0)  # from this compute capability on
+_LAYER_NORM_EPS = 1e-6
+
+
+class TritonBackend:
+    """Weights and slots of the decoder. Calls are issued on the current CUDA stream and do not synchronise."""
+
+    def __init__(
+        self,
+        folded: FoldedDecoder,
+        *,
+        num_slots: int,
+        code_ring: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        products: str = "tf32",
+    ) -> None:
+        """`code_ring` is how many frames' codes a slot holds.
+
+        `dtype` is that of products and activations; sums are float32. `products` is how Triton multiplies float32:
+        "tf32" cuts off the digits that float16 rounds away, "tf32x3" hardly any.
+        """
+        self.device, self.dtype, self.products = torch.device(device), dtype, products
+        self.folded = _place(folded, self.device, dtype)
+        self.config = config = folded.config
+        self.frame_samples = config.frame_samples
+        self.shared_bytes = _shared_bytes(self.device)  # of a multiprocessor, for one block
+        is_cuda = self.device.type == "cuda"
+        self.launches_early = is_cuda and torch.cuda.get_device_capability(self.device) >= _DEPENDENT_LAUNCH
+        self.scratch_slot = num_slots
+        self.ring = config.cached_frames
+        self.memories = self._allocate(num_slots + 1)
+        heads, size = config.num_key_value_heads, config.head_dim
+        shape = (num_slots + 1, 2, heads, self.ring, size)
+        self.caches = {layer: torch.zeros(shape, device=device, dtype=dtype) for layer in self.folded.layers}
+        self.positions = torch.zeros(num_slots + 1, device=device, dtype=torch.int32)
+        self.codes = torch.zeros(
+            (num_slots + 1, code_ring, config.num_quantizers), device=device, dtype=torch.int16
+        )  # frame p of a slot at p % code_ring
+
+    @torch.inference_mode()
+    def reset(self, slot: int) -> None:
+        """Begin a new stream in a slot."""
+        self._flat[slot].zero_()
+        self.positions[slot].zero_()
+
+    @torch.inference_mode()
+    def state(self, slot: int, position: int) -> DecoderState:
+        """A copy of what a slot remembers of its stream, behind `position` frames."""
+        return DecoderState(position, tuple(tensor.clone() for tensor in self._remembered(slot)))
+
+    @torch.inference_mode()
+    def resume(self, slot: int, state: DecoderState) -> None:
+        """Go on in a slot from what another one remembered."""
+        torch._foreach_copy_(self._remembered(slot), list(state.tensors))
+        self.positions[slot].fill_(state.position)
+
+    def _remembered(self, slot: int) -> list[Tensor]:
+        return [self._flat[slot], *(cache[slot] for cache in self.caches.values())]
+
+    @torch.inference_mode()
+    def decode(self, slots: Tensor, frames: int) -> tuple[Tensor, Tensor]:
+        """The next `frames` frames of the streams in `slots` [B] int32, whose codes are there.
+
+        Returns int16 [B, samples], and int32 [B]: 1 for a stream that came to NaN or infinity. Its slot remembers them.
+        """
+        call = _TritonCall(self, slots, frames)
+        pcm = waveform(call, self.folded, latents(call, self.folded))
+        self.positions.index_add_(0, slots, torch.full_like(slots, frames))
+        return pcm.view(len(slots), frames * self.frame_samples), call.broken
+
+    def _allocate(self, num_slots: int) -> dict[Conv | ConvNeXt, Tensor]:
+        """One row of memory for each slot, so that a reset is one call.
+
+        Returns views of it: by layer, its last input rows in each slot [slots, context, channels].
+        """
+        layers = list(self.folded.remembering)
+        sizes = [layer.context * layer.channels for layer in layers]
+        starts = [0, *accumulate(-(-size // 64) * 64 for size in sizes)]
+        self._flat = torch.zeros((num_slots, starts[-1]), device=self.device, dtype=self.dtype)
+        return {
+            layer: self._flat[:, start : start + size].view(num_slots, layer.context, layer.channels)
+            for layer, start, size in zip(layers, starts, sizes, strict=False)
+        }
+
+
+class _TritonCall:
+    """One pass over the streams in `slots`. Rows are [B * time, channels] throughout."""
+
+    def __init__(self, backend: TritonBackend, slots: Tensor, frames: int) -> None:
+        self.backend, self.slots, self.frames, self.batch = backend, slots, frames, len(slots)
+        self.config: DecoderConfig = backend.config
+        self.broken = torch.zeros_like(slots)
+        # A short call is bound by the launches. In a long one blocks that wait would keep others from their places.
+        pdl = backend.launches_early and self.batch * frames <= _SHORT_CALL_FRAMES
+        self._launch = {"PDL": pdl, "launch_pdl": pdl}
+
+    def _empty(self, rows: int, channels: int) -> Tensor:
+        return torch.empty((rows, channels), device=self.backend.device, dtype=self.backend.dtype)
+
+    def embed(self) -> Signal:
+        """As in Call."""
+        backend, tables = self.backend, self.backend.folded.tables
+        channels, groups = tables.shape[1], self.config.num_quantizers
+        y = self._empty(self.batch * self.frames, channels)
+        block = min(256, _power(channels))
+        triton_kernels.embed_kernel[(len(y), -(-channels // block))](
+            backend.codes, self.slots, backend.positions, tables, y,
+            self.frames, backend.codes.shape[1], self.config.codebook_size, channels, GROUPS=groups, BLOCK=block,
+            **self._launch,
+        )  # fmt: skip
+        return Signal(y)
+
+    def linear(
+        self,
+        x: Signal,
+        linear: Linear,
+        *,
+        norm: bool = False,
+        gate: Linear | None = None,
+        gelu: bool = False,
+        residual: Signal | None = None,
+    ) -> Signal:
+        """As in Call."""
+        gates, added = None if gate is None else gate.weight, None if residual is None else residual.rows
+        step = _Step(linear.weight[None], linear.bias, gates, residual=added, norm=norm, gelu=gelu)
+        return Signal(self._multiply(x.rows, step, time=len(x.rows))[0])
+
+    def attend(self, qkv: Signal, layer: Layer) -> Signal:
+        """As in Call."""
+        config, backend = self.config, self.backend
+        heads, size = config.num_attention_heads, config.head_dim
+        y = self._empty(len(qkv.rows), heads * size)
+        triton_kernels.attention_kernel[(self.batch, heads)](
+            qkv.rows, backend.caches[layer], self.slots, backend.positions, y, self.frames, log(config.rope_theta),
+            HEADS=heads, KV_HEADS=config.num_key_value_heads, SIZE=size, WINDOW=config.sliding_window,
+            RING=backend.ring, FRAMES=_MIN_DOT, PRECISION=backend.products,
+            **self._launch,
+        )  # fmt: skip
+        return Signal(y)
+
+    def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
+        """As in Call."""
+        rows, memory = x.rows, self.backend.memories[block]
+        normed, time = torch.empty_like(rows), len(rows) // self.batch
+        channels, taps = rows.shape[1], len(block.taps)
+        triton_kernels.depthwise_norm_kernel[(len(rows),)](
+            rows, memory, self.slots, block.taps, block.bias, normed, time, channels, memory.stride(0),
+            _LAYER_NORM_EPS, TAPS=taps, BLOCK=_power(channels), **self._launch,
+        )  # fmt: skip
+        self._remember(rows, memory, time)
+        return Signal(normed)
+
+    def conv(
+        self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
+    ) -> Signal:
+        """As in Call. The rows are taken through the next layer's snake while they are at hand."""
+        memory = self.backend.memories[conv] if conv.context else None
+        rows, added = x.rows if x.snaked is None else x.snaked, None if residual is None else residual.rows
+        time = len(rows) // self.batch
+        step = _Step(
+            conv.weight, conv.bias, residual=added, snake=snake, memory=memory, dilation=conv.dilation, plain=keep
+        )
+        y, snaked = self._multiply(rows, step, time=time)
+        if memory is not None:
+            self._remember(rows, memory, time)
+        channels = conv.weight.shape[2] // conv.upsampling
+        return Signal(y.view(-1, channels) if keep else y, snaked=None if snake is None else snaked.view(-1, channels))
+
+    def samples(self, x: Signal, conv: Conv) -> Tensor:
+        """As in Call, int16."""
+        assert x.snaked is not None
+        rows, memory = x.snaked, self.backend.memories[conv]
+        pcm = torch.empty(len(rows), device=rows.device, dtype=torch.int16)
+        size, time, channels = 32, len(rows) // self.batch, rows.shape[1]
+        triton_kernels.waveform_kernel[(-(-len(rows) // size),)](
+            rows, memory, self.slots, conv.weight, conv.bias, pcm, self.broken,
+            len(rows), time, channels, memory.stride(0), float(PCM_SCALE),
+            TAPS=len(conv.weight), ROWS=size, BLOCK=_power(channels), **self._launch,
+        )  # fmt: skip
+        self._remember(rows, memory, time)
+        return pcm
+
+    def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TritonCall", Signal]]:
+        """As in Call: all at once."""
+        yield self, x
+
+    def _remember(self, x: Tensor, memory: Tensor, time: int) -> None:
+        _, context, channels = memory.shape
+        rows, block = _power(context), min(64, _power(channels))
+        triton_kernels.remember_kernel[(self.batch, -(-channels // block))](
+            x, memory, self.slots, time, context, channels, memory.stride(0), ROWS=rows, BLOCK=block,
+            **self._launch,
+        )  # fmt: skip
+
+    def _multiply(self, x: Tensor, step: "_Step", *, time: int) -> tuple[Tensor, Tensor]:
+        """Plain output and output behind the snake, each [rows, outs]; one not asked for is x."""
+        taps, num_in, num_out = step.weight.shape
+        y = self._empty(len(x), num_out) if step.plain else x
+        snaked = x if step.snake is None else self._empty(len(x), num_out)
+        tiles = choose_tiles(
+            len(x),
+            num_in,
+            num_out,
+            value_bytes=x.element_size(),
+            weights=1 if step.gate is None else 2,
+            shared_bytes=self.backend.shared_bytes,
+        )
+        unused = step.weight
+        triton_kernels.conv_kernel[(-(-num_out // tiles["BLOCK_N"]), -(-len(x) // tiles["BLOCK_M"]))](
+            x,
+            x if step.memory is None else step.memory,
+            self.slots,
+            step.weight,
+            unused if step.gate is None else step.gate,
+            unused if step.bias is None else step.bias,
+            x if step.residual is None else step.residual,
+            y,
+            snaked,
+            unused if step.snake is None else step.snake.frequency,
+            unused if step.snake is None else step.snake.amplitude,
+            len(x),
+            time,
+            num_in,
+            num_out,
+            num_out if step.snake is None else len(step.snake.amplitude),
+            step.dilation,
+            0 if step.memory is None else step.memory.stride(0),
+            self.config.rms_norm_eps,
+            TAPS=taps,
+            NORM=step.norm,
+            GATED=step.gate is not None,
+            BIAS=step.bias is not None,
+            GELU=step.gelu,
+            RESIDUAL=step.residual is not None,
+            PLAIN=step.plain,
+            WAVE=step.snake is not None,
+            PRECISION=self.backend.products,
+            **self._launch,
+            **tiles,
+        )
+        return y, snaked
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one launch computes, as `conv_kernel` describes it."""
+
+    weight: Tensor  # [taps, in, out]
+    bias: Tensor | None
+    gate: Tensor | None = None  # as weight
+    residual: Tensor | None = None
+    snake: Snake | None = None
+    memory: Tensor | None = None
+    dilation: int = 1
+    norm: bool = False
+    gelu: bool = False
+    plain: bool = True
+
+
+def choose_tiles(
+    num_rows: int, num_in: int, num_out: int, *, value_bytes: int, weights: int, shared_bytes: int
+) -> dict[str, int]:
+    """Tile sizes and launch options of a product [num_rows, taps * num_in] x [.., num_out].
+
+    The largest tile that still occupies the GPU and leaves no more of its columns empty than a narrower one; where none
+    does, small ones with long steps, bound by latency. Few kinds of tiles, since each is compiled for each kind of
+    layer. `weights` matrices share the rows.
+    """
+
+    def blocks(block_m: int, block_n: int) -> int:
+        return -(-num_rows // block_m) * -(-num_out // block_n)
+
+    fitting = [
+        (block_m, block_n)
+        for block_m, block_n in _TILES
+        if block_m <= num_rows
+        and blocks(block_m, block_n) >= _ENOUGH_BLOCKS
+        and (block_n < 128 or 2 * blocks(block_m, block_n) == blocks(block_m, block_n // 2))
+    ]
+    if fitting:
+        block_m, block_n = fitting[0]
+    else:
+        block_m = _MIN_DOT if num_rows <= _MIN_DOT else 32
+        block_n = 32 if blocks(block_m, 32) >= _SMALL_BLOCKS else 16
+    longest = (128 if block_m <= 32 else 64) * 2 // value_bytes
+    block_k = next(size for size in (128, 64, 32, 16) if size <= longest and num_in % size == 0)
+    stage_bytes = (block_m + weights * block_n) * block_k * value_bytes
+    has_many = blocks(block_m, block_n) >= _MANY_BLOCKS and value_bytes == 2 and weights == 1
+    most_stages = 6 if block_m <= 32 else 3 if has_many else 4
+    return {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "num_warps": 8 if block_m * block_n > 128 * 64 and not has_many else 4,
+        "num_stages": min(most_stages, max(2, shared_bytes // stage_bytes)),
+    }
+
+
+def _shared_bytes(device: torch.device) -> int:
+    if device.type == "cpu":  # interpreted
+        return 0
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+def _place(folded: FoldedDecoder, device: torch.device, dtype: torch.dtype) -> FoldedDecoder:
+    """Matrices of products in `dtype`, everything that is added or scaled by in float32."""
+    return map_tensors(
+        folded,
+        lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() and tensor.dim() > 1 else tensor.dtype),
+    )
+
+
+def _power(value: int) -> int:
+    """The next power of two."""
+    return 1 << (value - 1).bit_length()

@@ -1,0 +1,304 @@
+"""Where streams wait for a decoder worker, and the batched call they enter together."""
+
+import asyncio
+import time
+from bisect import insort
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.pool.plan import CALL_FRAMES, MANY_WORKERS, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, longest_call_s
+from deployments.codec.pool.workers import out_of_memory
+from deployments.codec.state import DecoderState
+from deployments.errors import EngineError
+from deployments.playback import FRAME_S
+from deployments.protocol import Codes
+
+_SMOOTHING = 0.1  # weight of the newest batch
+_HICCUP = 4.0  # a call that takes more times what others did says nothing of the next ones: the machine stood still
+_USABLE = 0.9  # of the workers' time: busier ones fall behind with the next burst
+_LONG = 1.2  # times what calls take on average; a stream reckons with that where others share its call
+# Before the first call workers carry half of what those of the start say, which had cores and memory to themselves,
+# and no less than so many streams: one that is decoded tells more than a start on a busy machine.
+_UNTRIED = 0.5
+_LEAST_UNTRIED = 2.0
+_USUAL_FRAMES = 8  # of a call: short ones at a stream's beginning, wide ones behind it
+# A stream whose listener has less than this in hand behind its chunk asks again as soon as that is on its way: so long
+# its worker waits for it, rather than begin a call for a stream that has time, which would take far longer.
+_URGENT_S = 0.5
+_RETURN_S = 0.02
+# Where there are many workers and its listener has more than this in hand behind its call, a job waits so long for
+# others to share the call with, and so long before it takes the last idle worker.
+_PLENTY_S = 0.6
+_PATIENCE_S = 0.3
+_LAST_WORKER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeJob:
+    """The next frames of one stream."""
+
+    codes: Codes  # [frames, num_code_groups]
+    state: DecoderState
+    deadline_s: float  # when its listener needs them, of time.monotonic()
+    silent: bool = False  # only the state is wanted, somebody else made the audio
+    followed_by: int = 0  # frames of further silent jobs of this stream
+    stalled_s: float = 0.0  # silence that its listener has heard so far
+
+    @property
+    def shape(self) -> tuple[int, bool]:
+        """What the jobs of one call have in common."""
+        return len(self.codes), self.silent
+
+    @property
+    def played_s(self) -> float:
+        """When its listener needs what comes behind it, if it is in time."""
+        return self.deadline_s + len(self.codes) * FRAME_S
+
+    def stall_s(self, now_s: float) -> float:
+        """The silence that its listener has heard in all if this is done only now; 0.0 where it is in time."""
+        return self.stalled_s + now_s - self.deadline_s if now_s > self.deadline_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Audio of a job and the state of its stream behind it."""
+
+    pcm: NDArray[np.int16]  # [frames * frame_samples]; nothing, for a silent job
+    state: DecoderState
+
+
+def decode_batch(decoder: CodecDecoder, jobs: Sequence[DecodeJob]) -> list[Decoded | Exception]:
+    """Outcome of each job, in their order: one call for each shape, and a bad job fails alone."""
+    outcomes: dict[int, Decoded | Exception] = {}
+    for shape in sorted({job.shape for job in jobs}):
+        rows = [row for row, job in enumerate(jobs) if job.shape == shape]
+        outcomes |= zip(rows, _decode_group(decoder, [jobs[row] for row in rows]), strict=True)
+    return [outcomes[row] for row in range(len(jobs))]
+
+
+def _decode_group(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
+    try:
+        return list(_decode_stacked(decoder, jobs))
+    except (EngineError, MemoryError, RuntimeError, ValueError) as error:
+        if len(jobs) > 1:  # find the culprit
+            return [outcome for job in jobs for outcome in _decode_group(decoder, [job])]
+        if isinstance(error, EngineError):
+            return [error]
+        return [out_of_memory(error) or EngineError(f"the codec decoder failed: {error}")]
+
+
+def _decode_stacked(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decoded]:
+    codes = torch.from_numpy(np.stack([job.codes for job in jobs]).astype(np.int64))
+    states = [job.state for job in jobs]
+    if jobs[0].silent:
+        nothing, followed_by = np.zeros(0, np.int16), min(job.followed_by for job in jobs)
+        return [Decoded(nothing, state) for state in decoder.advance(codes, states, followed_by=followed_by)]
+    audio, states = decoder.decode(codes, states)
+    return [Decoded(pcm, state) for pcm, state in zip(to_pcm16(audio), states, strict=True)]
+
+
+@dataclass(order=True, slots=True)
+class _Waiter:
+    deadline_s: float
+    number: int  # order of submission between equal deadlines
+    job: DecodeJob = field(compare=False)
+    decoded: asyncio.Future[Decoded] = field(compare=False)
+    came_s: float = field(compare=False)
+
+    def is_urgent(self, now_s: float) -> bool:
+        return self.deadline_s - now_s <= _URGENT_S
+
+    def settle(self, task: asyncio.Future[Decoded]) -> None:
+        if self.decoded.done():  # its stream left while it was decoded
+            return
+        if task.cancelled():
+            self.decoded.cancel()
+        elif (error := task.exception()) is not None:
+            self.decoded.set_exception(error)
+        else:
+            self.decoded.set_result(task.result())
+
+
+class DecodeGate:
+    """Holds jobs back while every worker is busy, then lets the most urgent ones through together.
+
+    Of many workers one may be idle while jobs that are not wanted for long wait for others to share a call with, which
+    costs less, and leave it to an urgent one.
+
+    `decode` takes one job; the jobs of a batch reach it in one tick of the event loop, where `@serve.batch` without a
+    wait gathers them. So that it gathers no others with them, the next batch waits until this one is `taken`. A batch
+    holds its worker until its last job is done. All methods belong to one event loop.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[DecodeJob], Awaitable[Decoded]],
+        *,
+        workers: int,
+        max_batch_size: int = MAX_BATCH_SIZE,
+        max_batch_frames: int = MAX_BATCH_FRAMES,
+        max_call_s: float | None = None,
+        largest: Mapping[int, int] | None = None,
+        tried_s: float = 0.0,
+    ) -> None:
+        """A batch has at most `max_batch_size` jobs and `max_batch_frames` frames in all: the next one waits for it.
+
+        Jobs share a batch only as long as the call is expected to end within `max_call_s`, by default what suits so
+        many workers. `largest` says how many jobs of so many frames have been decoded together: more would be a new
+        shape. `tried_s` is what `seconds_per_frame` was before anybody asked, 0 where that is not known.
+        """
+        self._decode = decode
+        self._max_batch_size, self._max_batch_frames = max_batch_size, max_batch_frames
+        self._max_call_s, self._largest = max_call_s or longest_call_s(workers), largest or {}
+        self._workers = workers
+        self._has_many_workers = workers >= MANY_WORKERS
+        self._idle_workers = workers
+        self._returns_s: list[float] = []  # until then streams with little time may ask again, each for one worker
+        self._waiting: list[_Waiter] = []  # by deadline
+        self._gathered: list[_Waiter] | None = None  # the batch that `@serve.batch` gathers
+        self._numbers = count()
+        self._running: set[asyncio.Future[list[Decoded | BaseException]]] = set()
+        self.batches = 0  # let through so far
+        self.jobs = 0  # in those batches
+        # Of a worker, besides what a call costs itself (CALL_FRAMES), smoothed; 0 before the first batch.
+        self.seconds_per_frame, self._tried_s = 0.0, tried_s
+        self.wait_s = 0.0  # of jobs that are wanted soon, for a worker, smoothed
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that no worker has taken yet."""
+        return len(self._waiting)
+
+    @property
+    def load(self) -> int:
+        """How many times over the waiting jobs would fill the workers; 0 while each job finds one at once."""
+        return len(self._waiting) // self._workers
+
+    @property
+    def capacity(self) -> float:
+        """Streams that the workers decode in real time by what calls have taken; infinite while that is not known.
+
+        A replica that has just started is the one with the fewest streams: the next ones all come at once.
+        """
+        seconds_per_frame = self.seconds_per_frame or self._tried_s
+        if not seconds_per_frame:
+            return inf
+        call_s = seconds_per_frame * (_USUAL_FRAMES + CALL_FRAMES)
+        carried = _USABLE * self._workers * _USUAL_FRAMES * FRAME_S / call_s
+        return carried if self.seconds_per_frame else max(_UNTRIED * carried, _LEAST_UNTRIED)
+
+    async def submit(self, job: DecodeJob) -> Decoded:
+        """Wait for a worker and decode. Cancelling takes a waiting job back; a running one ends without its caller."""
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(job.deadline_s, next(self._numbers), job, loop.create_future(), time.monotonic())
+        insort(self._waiting, waiter)
+        loop.call_soon(self._dispatch)  # behind whatever else is submitted in this tick
+        try:
+            return await waiter.decoded
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    def taken(self) -> None:
+        """The batch that was let through last has been gathered."""
+        self._gathered = None
+        asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        if not self._waiting or not self._idle_workers or self._gathered is not None:
+            return
+        now_s = time.monotonic()
+        self._returns_s = [until_s for until_s in self._returns_s if until_s > now_s]
+        shapes = Counter(waiter.job.shape for waiter in self._waiting)
+        starts_s = [self._starts_s(waiter, shapes[waiter.job.shape]) for waiter in self._waiting]
+        first = next((waiter for waiter, at_s in zip(self._waiting, starts_s, strict=True) if at_s <= now_s), None)
+        if first is None:
+            asyncio.get_running_loop().call_later(min(starts_s) - now_s, self._dispatch)
+            return
+        if first.is_urgent(now_s):
+            self._returns_s = self._returns_s[1:]  # this may be the one
+        elif self._idle_workers <= len(self._returns_s):
+            asyncio.get_running_loop().call_later(self._returns_s[0] - now_s, self._dispatch)  # or a little earlier
+            return
+        self._start(self._next_batch(first, now_s))
+
+    def _starts_s(self, waiter: _Waiter, alike: int) -> float:
+        """Until when a job, one of so many `alike`, waits though a worker is idle."""
+        frames, silent = shape = waiter.job.shape
+        if silent or not self._has_many_workers or self._idle_workers == self._workers:
+            return waiter.came_s  # where nothing is decoded nobody may come whom it could wait for
+        patience_s = _PATIENCE_S if alike < self._size(self._max_batch_size, shape) else 0.0
+        if self._idle_workers == 1:
+            patience_s = _LAST_WORKER_S
+        call_s = self.seconds_per_frame * (2 * frames + CALL_FRAMES)
+        return min(waiter.came_s + patience_s, waiter.deadline_s - call_s - _PLENTY_S)
+
+    def _next_batch(self, first: _Waiter, now_s: float) -> list[_Waiter]:
+        """Those that share a call with `first`, as many as let the most urgent come in time, where it still can.
+
+        Of many workers another one is soon free for those that have time.
+        """
+        fitting = [waiter for waiter in self._waiting if waiter.job.shape == first.job.shape]
+        if self._has_many_workers and first.is_urgent(now_s):
+            fitting = [waiter for waiter in fitting if waiter.is_urgent(now_s)]
+        size = self._size(len(fitting), first.job.shape, left_s=fitting[0].deadline_s - now_s)
+        batch = fitting[:size]
+        self._waiting = [waiter for waiter in self._waiting if waiter not in batch]
+        return batch
+
+    def _size(self, waiting: int, shape: tuple[int, bool], left_s: float = inf) -> int:
+        """Jobs of one call: few sizes, all of which were called before (see planner.py); silent jobs go alone."""
+        frames, silent = shape
+        known = self._largest.get(frames, self._max_batch_size)
+        most_frames, in_time = self._frames_within(self._max_call_s), self._frames_within(left_s / _LONG)
+        if in_time >= frames:  # else it is late alone as well, and should cost no more than it must
+            most_frames = min(most_frames, in_time)
+        most = min(waiting, self._max_batch_size, most_frames // frames, known)
+        return 1 if silent else 1 << max(0, most.bit_length() - 1)
+
+    def _frames_within(self, call_s: float) -> int:
+        """Of one call that takes no longer, by what frames have cost so far."""
+        most = call_s / self.seconds_per_frame - CALL_FRAMES if self.seconds_per_frame else inf
+        return max(0, int(min(self._max_batch_frames, most)))
+
+    def _start(self, batch: list[_Waiter]) -> None:
+        self._idle_workers -= 1
+        self._gathered = batch
+        self.batches += 1
+        self.jobs += len(batch)
+        tasks = [asyncio.ensure_future(self._decode(waiter.job)) for waiter in batch]
+        for waiter, task in zip(batch, tasks, strict=True):
+            task.add_done_callback(waiter.settle)
+        running = asyncio.gather(*tasks, return_exceptions=True)
+        self._running.add(running)
+        started_s = time.monotonic()
+        for waiter in batch:
+            if waiter.deadline_s - waiter.came_s <= _URGENT_S:
+                self.wait_s += _SMOOTHING * (started_s - waiter.came_s - self.wait_s)
+        running.add_done_callback(lambda done: self._finish(done, batch, time.monotonic() - started_s))
+
+    def _finish(
+        self, running: asyncio.Future[list[Decoded | BaseException]], batch: list[_Waiter], seconds: float
+    ) -> None:
+        self._running.discard(running)
+        if self._gathered is batch:  # all of it was cancelled, or failed, before
+            self._gathered = None
+        if not batch[0].job.silent:  # which costs far less a frame
+            frames = sum(len(waiter.job.codes) for waiter in batch) + CALL_FRAMES
+            taken_s, known_s = seconds / frames, self.seconds_per_frame
+            if known_s:
+                taken_s = known_s + _SMOOTHING * (min(taken_s, _HICCUP * known_s) - known_s)
+            self.seconds_per_frame = taken_s
+        self._idle_workers += 1
+        now_s = time.monotonic()
+        if min(waiter.job.played_s for waiter in batch) - now_s < _URGENT_S:
+            self._returns_s.append(now_s + _RETURN_S)
+        asyncio.get_running_loop().call_soon(self._dispatch)

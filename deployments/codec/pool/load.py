@@ -1,0 +1,217 @@
+"""What a codec replica has to do: its streams, the frames that wait for a decoder, and its workers. Knows no Ray."""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from deployments.codec.pool.plan import chosen_ramp
+from deployments.config import CodecConfig
+from deployments.limits import StreamLimit
+from deployments.playback import FRAME_S
+from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
+from deployments.records import CodecRecord
+from deployments.serving import metrics
+from deployments.serving.frames import Generate
+
+if TYPE_CHECKING:  # torch stays out of processes that only compose the application
+    from deployments.codec.pool.gate import DecodeJob
+
+# One chunk keeps a core busy for a moment: the mean work over this time counts.
+_BUSY_MEMORY_S = 4.0
+
+# So many clients have a place each, however slow the machine is.
+_CLIENTS = 2
+
+T = TypeVar("T")
+Synthesize = Callable[[SynthesisRequest, Generate], AsyncGenerator[PcmChunk, None]]
+
+
+class Capacity:
+    """How many streams a replica decodes at once: no more than its workers can make in real time by what their calls
+    have taken, and no more than it has seen come in time. They enter in order.
+
+    On a machine that is too slow for one stream there would be one place, and who speaks without a pause would hold it
+    for good. So a client that has none of the places competes with other clients, not with how many places they hold;
+    two clients have a place in any case.
+
+    All methods belong to one event loop, times to one clock.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_late_s: float,
+        workers_carry: Callable[[], float] = lambda: math.inf,
+        limit: StreamLimit | None = None,
+    ) -> None:
+        """Listeners may hear `max_late_s` of silence in all; the workers carry so many streams at the moment.
+
+        `limit` may know something already.
+        """
+        self._max_late_s, self._workers_carry = max_late_s, workers_carry
+        self._limit = limit or StreamLimit(least=1)
+        self._places: dict[object, str] = {}  # whose they are
+        self._line: deque[tuple[str, asyncio.Future[object]]] = deque()
+
+    @property
+    def num_waiting(self) -> int:
+        """Streams that wait to enter."""
+        return len(self._line)
+
+    @asynccontextmanager
+    async def enter(self, client: str, *, at_once: bool) -> AsyncIterator[None]:
+        """Room for as long as the context lasts, at the end of the line, or whether there is any or not."""
+        enters = at_once or self._has_room(client)  # those in the line have none
+        place = self._take(client) if enters else await self._wait(client)
+        try:
+            yield
+        finally:
+            self._leave(place)
+
+    def decoded(self, stall_s: float, *, now_s: float) -> None:
+        """Learn from a call which was late for a listener who has heard `stall_s` of silence in all; 0.0: for none."""
+        self._limit.delivered(late=stall_s > self._max_late_s, streams=len(self._places), now_s=now_s)
+        self._admit()
+
+    def _has_room(self, client: str) -> bool:
+        if self._is_below_limits(len(self._places)):
+            return True
+        clients = set(self._places.values())
+        return client not in clients and (len(clients) < _CLIENTS or self._is_below_limits(len(clients)))
+
+    def _is_below_limits(self, streams: int) -> bool:
+        """Whether one more may join so many."""
+        return streams + 1 <= self._workers_carry() and self._limit.has_room(streams)
+
+    def _take(self, client: str) -> object:
+        place = object()
+        self._places[place] = client
+        return place
+
+    def _leave(self, place: object) -> None:
+        del self._places[place]
+        self._admit()
+
+    async def _wait(self, client: str) -> object:
+        turn: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        waiter = client, turn
+        self._line.append(waiter)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # both came at once: the room goes to the next one
+                self._leave(turn.result())
+            elif waiter in self._line:
+                self._line.remove(waiter)
+            raise
+
+    def _admit(self) -> None:
+        """The first in the line that has room enters, until there is none."""
+        while waiter := next((waiter for waiter in self._line if self._has_room(waiter[0])), None):
+            self._line.remove(waiter)
+            client, turn = waiter
+            if not turn.done():
+                turn.set_result(self._take(client))
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    arrived: int = 0  # frames
+    decoded: int = 0
+
+    @property
+    def waiting(self) -> int:
+        return max(0, self.arrived - self.decoded)  # a stream that goes on here brings frames of its own
+
+
+class CodecLoad:
+    """Counts what passes through. All methods belong to one event loop."""
+
+    def __init__(self, config: CodecConfig, workers_carry: Callable[[], float] = lambda: math.inf) -> None:
+        """The workers carry so many streams at the moment."""
+        self._workers = config.workers
+        # A stream holds these back on purpose: others wait for a worker.
+        self._chunk_frames = chosen_ramp(config.chunk_frames, config.workers)[-1]
+        self._capacity = Capacity(max_late_s=config.max_late_s, workers_carry=workers_carry)
+        self._streams: set[_Stream] = set()
+        self._calls = 0  # that decode now
+        self._busy_s = 0.0  # of all workers, since the last record
+        self._busy_cores = 0.0
+        self._counted_s = self._recorded_s = time.monotonic()
+
+    @property
+    def lag_s(self) -> float:
+        """Audio that has arrived as codes and is not decoded, over all streams."""
+        return FRAME_S * sum(stream.waiting for stream in self._streams)
+
+    @property
+    def backlog_s(self) -> float:
+        """Audio of the frames that would be decoded if there were a worker."""
+        return FRAME_S * sum(max(0, stream.waiting - self._chunk_frames) for stream in self._streams)
+
+    async def stream(
+        self, synthesize: Synthesize, request: SynthesisRequest, generate: Generate
+    ) -> AsyncGenerator[PcmChunk, None]:
+        """What `synthesize(request, generate)` yields, counted on its way in and out.
+
+        Decoding of a stream that nobody hears yet begins when there is room for it. The talker begins at once: its
+        pool must see what is asked for, and codes are small.
+        """
+        counts, room = _Stream(), AsyncExitStack()
+        client, is_heard = request.client, request.is_heard
+
+        async def arriving(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+            async with aclosing(generate(request)) as chunks:
+                async for chunk in chunks:
+                    if len(chunk.codes) and not counts.arrived and request.gpu_frames < ALL_FRAMES:
+                        at_once = is_heard or request.gpu_frames > 0  # what a GPU has made of it shall not wait
+                        await room.enter_async_context(self._capacity.enter(client, at_once=at_once))
+                    counts.arrived += len(chunk.codes)
+                    yield chunk
+
+        self._streams.add(counts)
+        try:
+            async with room, aclosing(synthesize(request, arriving)) as chunks:
+                async for chunk in chunks:
+                    counts.decoded += len(chunk.codes)
+                    yield chunk
+        finally:
+            self._streams.discard(counts)
+            metrics.codec_lag(self.lag_s)
+
+    async def call(self, decoding: Awaitable[T], jobs: "Sequence[DecodeJob]", *, waiting: int) -> T:
+        """The outcome of the call that decodes `jobs`, while `waiting` others wait for a worker."""
+        began_s = time.monotonic()
+        self._change_calls(+1)
+        try:
+            return await decoding
+        finally:
+            self._change_calls(-1)
+            now_s = time.monotonic()
+            self._capacity.decoded(max(job.stall_s(now_s) for job in jobs), now_s=now_s)
+            metrics.codec_call(now_s - began_s, len(jobs), waiting=waiting, lag_s=self.lag_s)
+
+    def record(self) -> CodecRecord:
+        """For Serve's controller; `busy_cores` is a moving mean."""
+        self._change_calls(0)
+        elapsed_s = max(self._counted_s - self._recorded_s, 1e-6)
+        weight = 1.0 - math.exp(-elapsed_s / _BUSY_MEMORY_S)
+        self._busy_cores += weight * (self._busy_s / elapsed_s - self._busy_cores)
+        self._busy_s, self._recorded_s = 0.0, self._counted_s
+        return CodecRecord(
+            streams=float(len(self._streams)),
+            starting=float(sum(not stream.arrived for stream in self._streams)),
+            backlog_s=self.backlog_s,
+            busy_cores=self._busy_cores,
+            cores=float(self._workers),
+        )
+
+    def _change_calls(self, change: int) -> None:
+        now_s = time.monotonic()
+        self._busy_s += self._calls * (now_s - self._counted_s)
+        self._calls, self._counted_s = self._calls + change, now_s

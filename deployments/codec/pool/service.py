@@ -1,0 +1,147 @@
+"""What a codec replica does, without Ray: a request and a source of frames in, PCM out."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+
+import numpy as np
+
+from deployments.audio.runaway import EndingGuard
+from deployments.audio.silence import LeadingSilence
+from deployments.codec.loading import decodes_in_processes, load_codec
+from deployments.codec.pool.channel import DecoderChoice
+from deployments.codec.pool.gate import Decoded, DecodeGate, DecodeJob, decode_batch
+from deployments.codec.pool.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, longest_call_s, paced
+from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
+from deployments.codec.pool.worker_client import WorkerProcesses
+from deployments.codec.pool.workers import Workers
+from deployments.codec.state import DecoderState
+from deployments.config import CodecConfig
+from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, PcmChunk, Progress, SynthesisRequest
+from deployments.serving import metrics
+from deployments.serving.frames import Generate, all_frames
+
+
+class Placement:
+    """How much of a stream the talker's GPU decodes: what the streams that are decoded here leave no time for."""
+
+    def __init__(self, config: CodecConfig) -> None:
+        self._config = config
+        self._streams = 0  # decoded here
+        self.talker_on_gpu = False  # known once a talker has been asked
+
+    @contextmanager
+    def admit(self, capacity: float) -> Iterator[int]:
+        """A stream for as long as it lasts; how many frames to ask the GPU for. Workers carry `capacity` streams."""
+        gpu_frames = self._gpu_frames(capacity)
+        here = gpu_frames < ALL_FRAMES
+        self._streams += here
+        try:
+            yield gpu_frames
+        finally:
+            self._streams -= here
+
+    def _gpu_frames(self, capacity: float) -> int:
+        """An idle pool takes over behind `gpu_frames`; the busier, the later; a full one never does."""
+        placement = self._config.placement
+        if placement == "inline":
+            return ALL_FRAMES
+        if placement == "pool" or not self.talker_on_gpu:
+            return 0
+        busy = (self._streams + 1) / capacity
+        return ALL_FRAMES if busy >= 1.0 else round(self._config.gpu_frames / (1 - busy))
+
+
+class CodecService:
+    """Streams share the workers through a gate in which the most urgent ones go first."""
+
+    def __init__(self, model: str, config: CodecConfig, *, decode: Decode) -> None:
+        """`decode` takes one job; it is called for all jobs of a batch at once and ends in `decode_batch`."""
+        self._codec = load_codec(model, config)
+        self._ramp, self._repaired = chosen_ramp(config.chunk_frames, config.workers), 0
+        self._shares_calls = config.chunk_frames is None and config.workers >= MANY_WORKERS
+        decoder, tried = self._codec.decoder, self._codec.tried
+        self.workers = Workers(config.workers, on_gpu=decoder.device.type == "cuda")
+        self._processes: WorkerProcesses | None = None
+        if decodes_in_processes(config, decoder):
+            longest_s = longest_call_s(config.workers)
+            choice = DecoderChoice(str(self._codec.directory), decoder.precision, self._ramp, longest_s)
+            self._processes = WorkerProcesses(config.workers, decoder, choice)
+            tried = self._processes.tried
+        self.gate = DecodeGate(
+            decode,
+            workers=config.workers,
+            largest=tried.largest_batches,
+            tried_s=tried.seconds_per_frame,
+        )
+        self.placement = Placement(config)
+
+    @property
+    def failure(self) -> str | None:
+        """What is broken beyond repair."""
+        if self.workers.hang:
+            return "a decoder thread of this codec replica hangs"
+        if self._processes is not None and self._processes.is_broken:
+            return "the process that this codec replica's decoder processes are forked from has ended"
+        return None
+
+    async def synthesize(self, request: SynthesisRequest, generate: Generate) -> AsyncGenerator[PcmChunk, None]:
+        """Audio of one utterance whose frames come from `generate`; raises what `generate` raises."""
+        reference_codes, state = await self._begin(request)
+        start = self._start(request.resume, reference_codes, state)
+        frame_samples = self._codec.decoder.frame_samples
+        trims = not request.leading_silence and not start.position
+        ramp = paced(self._ramp, self.gate.seconds_per_frame, self.gate.wait_s, shared=self._shares_calls)
+        decoder = StreamDecoder(
+            self.gate.submit,
+            ChunkPlan(ramp),
+            start,
+            frame_samples=frame_samples,
+            sample_rate=self._codec.sample_rate,
+            silence=LeadingSilence(self._codec.sample_rate) if trims else None,
+            guard=None if request.ignore_eos else EndingGuard(frame_samples, position=start.position),
+            load=lambda: self.gate.load,
+        )
+        with self.placement.admit(self.gate.capacity) as gpu_frames:
+            if start.undelivered is not None and len(start.undelivered):
+                gpu_frames = 0  # audio is missing that a talker will not bring
+            asked = GenerateRequest(request, reference_codes, gpu_frames)
+            frames = all_frames(generate, asked, lambda chunk: chunk, frame_samples=frame_samples)
+            async with aclosing(decoder.run(frames, gpu_frames=gpu_frames)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def decode_batch(self, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
+        """Decode chunks of several streams on one worker; a job that fails gets its own exception."""
+        self.gate.taken()
+        decoder = self._codec.decoder
+        if self._processes is None:
+            outcomes = await self.workers.run(decode_batch, decoder, jobs)
+        else:
+            outcomes = await self.workers.run(self._processes.decode, jobs)
+        metrics.codec_repaired("codec", decoder.repaired - self._repaired)
+        self._repaired = decoder.repaired
+        return outcomes
+
+    async def _begin(self, request: SynthesisRequest) -> tuple[Codes | None, DecoderState]:
+        """The reference's codes, and the state decoding begins in: speech goes on from where the recording ends."""
+        reference = request.reference
+        if reference is None or reference.x_vector_only:
+            return None, self._codec.decoder.initial_state()
+        known = self._codec.known(reference)
+        if known is not None:
+            return known  # and waits for no worker
+        begun = await self.workers.run(self._codec.read, reference)
+        metrics.references("codes", self._codec.references.take_lookups())
+        return begun
+
+    def _start(self, resume: Progress | None, reference_codes: Codes | None, state: DecoderState) -> DecodingStart:
+        """Behind the reference, or where another replica stopped: its state is remade from the codes."""
+        if resume is None or not len(resume.codes):
+            return DecodingStart(state)
+        decoder, behind = self._codec.decoder, None
+        num_done, skipped = divmod(resume.samples, decoder.frame_samples)
+        if num_done:
+            before = [] if reference_codes is None else [reference_codes]
+            behind = np.concatenate([*before, resume.codes[:num_done]])[-decoder.reach :]
+            state = decoder.initial_state()
+        return DecodingStart(state, behind, resume.codes[num_done:], resume.samples, skipped, resume.in_hand_s)

@@ -1,0 +1,221 @@
+"""One stream through the codec: frames are read ahead, cut into chunks, decoded, and leave as PCM with their codes."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from deployments.audio.runaway import EndingGuard
+from deployments.audio.silence import LeadingSilence
+from deployments.codec.pool.gate import Decoded, DecodeJob
+from deployments.codec.pool.plan import ChunkPlan
+from deployments.codec.state import DecoderState
+from deployments.errors import EngineError
+from deployments.playback import PlaybackClock
+from deployments.protocol import Codes, FrameChunk, PcmChunk
+from deployments.serving import metrics
+from deployments.serving.frames import Audio, Frames, Pcm
+
+Decode = Callable[[DecodeJob], Awaitable[Decoded]]
+
+_NO_PCM: Pcm = np.zeros(0, np.int16)
+
+
+class FrameBuffer(Frames):
+    """Frames of one stream, read ahead by a task of its own: codes are small, so the talker never waits for us."""
+
+    def __init__(self, chunks: AsyncGenerator[FrameChunk, None], frame_samples: int, first: Codes | None) -> None:
+        """`first` as in Frames."""
+        super().__init__(frame_samples, first)
+        self._chunks = chunks
+        self._changed = asyncio.Event()
+        self._error: Exception | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._reading is not None
+        self._reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reading
+        await self._chunks.aclose()
+
+    @property
+    def ended(self) -> bool:
+        """Whether no frame will come behind those available; raises what ended the stream once those are taken."""
+        if self._error is not None and not self._frames:
+            raise self._error
+        return self.finish_reason is not None or self._error is not None
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Return when something has arrived, or after `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):  # wait_for would lose a cancellation that comes with the change
+                await self._changed.wait()
+        self._changed.clear()
+
+    async def _read(self) -> None:
+        try:
+            async for chunk in self._chunks:
+                self.add(chunk)
+                self._changed.set()
+            if self.finish_reason is None:
+                raise EngineError("the talker's frames end without a reason: speech may be missing")
+        except Exception as error:
+            self._error = error
+        self._changed.set()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingStart:
+    """Where decoding begins: at a stream's first frame, or behind what its listener has."""
+
+    state: DecoderState
+    behind: Codes | None = None  # frames that were heard, which the state must still be brought behind
+    undelivered: Codes | None = None  # frames whose audio is missing though whoever asks has their codes
+    position: int = 0  # samples that were delivered
+    skipped: int = 0  # of them, those of the first frame that is undelivered
+    in_hand_s: float = 0.0  # as in Progress
+
+
+class StreamDecoder:
+    """Decodes one stream, from `start` on. The decoder's state is held here: leaving `run` leaves nothing behind."""
+
+    def __init__(
+        self,
+        decode: Decode,
+        plan: ChunkPlan,
+        start: DecodingStart,
+        *,
+        frame_samples: int,
+        sample_rate: int,
+        silence: LeadingSilence | None = None,
+        guard: EndingGuard | None = None,
+        load: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`load` says by how many steps chunks should be wider than the plan has them."""
+        self._decode, self._plan, self._start, self._load = decode, plan, start, load
+        self._silence, self._guard = silence, guard
+        self._frame_samples, self._sample_rate = frame_samples, sample_rate
+        self._clock = PlaybackClock()
+        if start.in_hand_s:
+            self._clock.due_s = time.monotonic() + start.in_hand_s
+            plan.skip(start.position // frame_samples)
+        self._state = start.state
+        self._behind = [] if start.behind is None else list(start.behind)  # what `_state` must be brought behind
+
+    async def run(
+        self, chunks: AsyncGenerator[FrameChunk, None], *, gpu_frames: int = 0
+    ) -> AsyncGenerator[PcmChunk, None]:
+        """Audio of the frames that `chunks` brings. The last chunk has the finish reason: theirs, or that of the guard.
+
+        The audio of the first `gpu_frames` is taken from `chunks`, while the decoder's state is brought behind it.
+        Raises what `chunks` raises, after the audio of the frames before it.
+        """
+        skipped, known = self._start.skipped, self._start.undelivered
+        num_known, reason = 0 if known is None else len(known), None
+        async with FrameBuffer(chunks, self._frame_samples, known) as buffer:
+            audio = Audio(buffer, self._silence, self._guard, position=self._start.position)
+            if gpu_frames:
+                async with aclosing(self._forward(buffer, audio, gpu_frames)) as forwarded:
+                    async for chunk in forwarded:
+                        reason = chunk.finish_reason
+                        yield chunk
+            elif self._behind:
+                self._state = await self._replay(np.stack(self._behind), 0.0)
+            while reason is None:
+                count = await self._next_count(buffer)
+                codes = buffer.take(count)
+                new_codes, num_known = codes[num_known:], max(0, num_known - len(codes))
+                pcm = (await self._decoded(codes, count))[skipped:] if count else _NO_PCM
+                skipped = max(0, skipped - len(codes) * self._frame_samples)
+                chunk = self._deliver(audio.chunk(new_codes, pcm, buffer.over))
+                reason = chunk.finish_reason
+                if count and not self._clock.has_begun:
+                    self._plan.restart()  # quiet so far: the first sound shall not wait for a wider chunk
+                yield chunk
+
+    async def _decoded(self, codes: Codes, count: int) -> Pcm:
+        """Audio of `codes` by a call of `count` frames, which are more at the end of a stream only."""
+        deadline_s = self._clock.deadline_s(time.monotonic())
+        padded = np.pad(codes, ((0, count - len(codes)), (0, 0)), mode="edge")
+        job = DecodeJob(padded, self._state, deadline_s, stalled_s=self._clock.stalled_s)
+        decoded = await self._decode(job)
+        self._state = decoded.state
+        pcm = decoded.pcm[: len(codes) * self._frame_samples]
+        metrics.decoded("codec", len(pcm) / self._sample_rate)
+        return pcm
+
+    def _deliver(self, chunk: PcmChunk) -> PcmChunk:
+        if chunk.pcm:
+            self._clock.deliver(len(chunk.pcm) / 2 / self._sample_rate, now_s=time.monotonic())
+        return chunk
+
+    async def _forward(self, buffer: FrameBuffer, audio: Audio, gpu_frames: int) -> AsyncGenerator[PcmChunk, None]:
+        """The talker's audio as it comes. Once all codes of it are there, their replay begins beside it."""
+        heard: list[Codes] = []  # frames whose audio has come
+        replay: asyncio.Task[DecoderState] | None = None
+        reason = None
+        try:
+            while (missing := gpu_frames - len(heard)) and reason is None:
+                if replay is None and buffer.available >= missing:
+                    ahead_s = missing * self._frame_samples / self._sample_rate
+                    codes = np.stack([*self._behind, *heard, *buffer.peek(missing)])
+                    replay = asyncio.create_task(self._replay(codes, ahead_s))
+                codes, pcm = buffer.take_heard()
+                metrics.decoded("talker", len(pcm) / self._sample_rate)
+                heard.extend(codes)
+                reason = buffer.over
+                if not len(codes) and reason is None:
+                    if buffer.ended:
+                        await _cancel(replay)  # it knows the frames that are left as heard
+                        replay = None
+                        break  # no audio will come for the frames that are left
+                    await buffer.wait(None)
+                    continue
+                chunk = self._deliver(audio.chunk(codes, pcm, reason))
+                reason = chunk.finish_reason
+                yield chunk
+            behind = self._behind + heard
+            if reason is None and behind:
+                replay = replay or asyncio.create_task(self._replay(np.stack(behind), 0.0))
+                self._state = await replay
+                self._plan.skip(len(heard))
+        finally:
+            await _cancel(replay)
+
+    async def _replay(self, codes: Codes, ahead_s: float) -> DecoderState:
+        """The state behind `codes`; the last `ahead_s` of their audio is still to be delivered."""
+        state, deadline_s = self._state, self._clock.deadline_s(time.monotonic()) + ahead_s
+        for size in self._plan.replay(len(codes)):
+            now, codes = codes[:size], codes[size:]
+            job = DecodeJob(now, state, deadline_s, silent=True, followed_by=len(codes))
+            state = (await self._decode(job)).state
+        return state
+
+    async def _next_count(self, buffer: FrameBuffer) -> int:
+        """How many frames to decode next, waiting for them; 0 only behind the last frame."""
+        while True:
+            ended, lead_s = buffer.ended, self._clock.lead_s(time.monotonic())
+            count = self._plan.next_size(buffer.available, ended=ended, lead_s=lead_s, load=self._load())
+            if count or ended:
+                return count
+            await buffer.wait(self._plan.patience_s(lead_s) if buffer.available else None)
+
+
+async def _cancel(task: asyncio.Task[DecoderState] | None) -> None:
+    """End a task, if there is one, whose outcome nobody wants any more."""
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,162 @@
+"""The replica's side of its decoder processes: starts them, has them decode, replaces those that end.
+
+Decoding is hundreds of short steps of Python, so that threads of one process wait for each other and for the event loop
+in which everything else of the replica runs: on sixteen cores two replicas of seven threads made 27 seconds of audio a
+second, seven of two 63.
+"""
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+
+from deployments.audio.starvation import ThreadWork
+from deployments.codec.decoder import CodecDecoder, Tried
+from deployments.codec.pool.channel import FORK, DecoderChoice, SharedJob, SharedOutcomes
+from deployments.codec.pool.gate import Decoded, DecodeJob
+from deployments.codec.pool.workers import CHECK_S, LONGEST_IDLENESS_S
+from deployments.codec.state import DecoderState, SharedStates, Slot
+from deployments.errors import CodecLost, EngineError
+
+logger = logging.getLogger(__name__)
+
+_FORK_S = 10.0  # that a new worker may take to say its number
+_STOP_S = 5.0
+# What a process must not have that is forked: threads.
+_ALONE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+class WorkerProcesses:
+    """Decodes in `count` processes that are forked from one which has loaded; see worker_process.py.
+
+    One that dies or hangs is replaced, and another makes its call again: states are never written in place.
+    """
+
+    def __init__(self, count: int, decoder: CodecDecoder, choice: DecoderChoice) -> None:
+        """Blocks until they can decode. Raises EngineError."""
+        self._decoder, self._counting = decoder, threading.Lock()
+        descriptor = os.memfd_create("talkray-states")
+        self._states = SharedStates(decoder.initial_state(), descriptor)
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            numbers = [theirs.fileno(), descriptor]
+            command = [sys.executable, "-m", "deployments.codec.pool.worker_process", *map(str, numbers)]
+            self._first = subprocess.Popen(
+                [*command, json.dumps(asdict(choice))], pass_fds=numbers, env={**os.environ, **_ALONE}
+            )
+        os.close(descriptor)
+        self._idle: SimpleQueue[_WorkerProcess] = SimpleQueue()
+        # As soon as nobody has this any more, or Python ends. In a cycle connections would be closed first, and twice.
+        self.stop = weakref.finalize(self, _stop, self._control, self._first, self._idle)
+        with ExitStack() as failed:
+            failed.callback(self.stop)
+            with self._control.makefile("rb") as lines:
+                loaded = lines.readline()
+            if not loaded:
+                code = self._first.wait()
+                raise EngineError(f"the decoder process ended with code {code} while it loaded; its output says why")
+            tried = json.loads(loaded)
+            batches = {int(frames): most for frames, most in tried["largest_batches"].items()}
+            self.tried = Tried(batches, tried["seconds_per_frame"])
+            for _ in range(count):
+                self._idle.put(self._fork())
+            failed.pop_all()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a worker that dies could not be replaced."""
+        return self._first.poll() is not None
+
+    def decode(self, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
+        """As `decode_batch`; call it from as many threads as there are processes. Raises CodecLost."""
+        slots = [self._states.take() for _ in jobs]
+        copies: list[Slot] = []  # of states that lie elsewhere, for as long as this takes
+        shared = [self._shared(job, slot.number, copies) for job, slot in zip(jobs, slots, strict=True)]
+        done = self._call(shared) or self._call(shared)
+        if done is None:
+            raise CodecLost("two decoder processes of this codec replica ended over the same frames")
+        with self._counting:
+            self._decoder.repaired += done.repaired
+        return [
+            outcome if isinstance(outcome, Exception) else Decoded(outcome[0], DecoderState(outcome[1], (), slot))
+            for outcome, slot in zip(done.outcomes, slots, strict=True)
+        ]
+
+    def _shared(self, job: DecodeJob, target: int, copies: list[Slot]) -> SharedJob:
+        state, source = job.state, None
+        if state.slot is not None:
+            source = state.slot.number
+        elif state is not self._decoder.initial_state():
+            copies.append(self._states.take())
+            source = copies[-1].number
+            self._states.write(source, state.tensors)
+        return SharedJob(job.codes, state.position, source, target, job.silent, job.followed_by)
+
+    def _call(self, jobs: list[SharedJob]) -> SharedOutcomes | None:
+        """What a worker says; None where it died."""
+        worker = self._idle.get()
+        try:
+            outcomes = worker.call(jobs)
+        except (EOFError, OSError):
+            worker.close()
+            self._idle.put(self._fork())
+            return None
+        self._idle.put(worker)
+        return outcomes
+
+    def _fork(self) -> "_WorkerProcess":
+        ours, theirs = socket.socketpair()
+        with suppress(OSError), theirs:
+            socket.send_fds(self._control, [FORK], [theirs.fileno()])
+        connection = Connection(ours.detach())
+        with suppress(EOFError, OSError):
+            if connection.poll(_FORK_S):
+                return _WorkerProcess(connection, connection.recv())
+        connection.close()
+        raise CodecLost("the process that this codec replica's decoder processes are forked from has ended")
+
+
+class _WorkerProcess:
+    """One of them."""
+
+    def __init__(self, connection: Connection, process: int) -> None:
+        self._connection, self._process = connection, process
+
+    def call(self, jobs: list[SharedJob]) -> SharedOutcomes:
+        """Raises EOFError and OSError where it has died, or was ended because it hangs."""
+        self._connection.send(jobs)
+        work = ThreadWork(self._process)
+        while not self._connection.poll(CHECK_S):
+            if work.idle_s(time.monotonic()) > LONGEST_IDLENESS_S:
+                logger.error("a decoder process hangs, and is ended")
+                os.kill(self._process, signal.SIGKILL)
+        outcomes: SharedOutcomes = self._connection.recv()
+        return outcomes
+
+    def close(self) -> None:
+        """It ends by itself then."""
+        self._connection.close()
+
+
+def _stop(control: socket.socket, first: "subprocess.Popen[bytes]", idle: "SimpleQueue[_WorkerProcess]") -> None:
+    """End all of them."""
+    with suppress(OSError):
+        control.shutdown(socket.SHUT_RDWR)
+    control.close()
+    while not idle.empty():
+        idle.get().close()
+    try:
+        first.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        first.kill()
+        first.wait()

@@ -1,0 +1,87 @@
+"""Where a replica of several workers decodes: `python -m deployments.codec.pool.worker_process CONTROL STATES DECODER`.
+
+The first process loads the decoder and makes every call once. Then it forks a worker for each socket that it is sent,
+so all of them share one copy of the weights, in memory as in the processor's cache, and one that died is replaced at
+once. Neither runs a second thread: a fork would lose it. Each ends when its socket does.
+"""
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from deployments.codec.decoder import CodecDecoder, warm_up
+from deployments.codec.pool.channel import DecoderChoice, SharedJob, SharedOutcome, SharedOutcomes
+from deployments.codec.pool.gate import Decoded, DecodeJob, decode_batch
+from deployments.codec.state import DecoderState, SharedStates
+
+
+def serve(connection: Connection, decoder: CodecDecoder, states: SharedStates) -> None:
+    """Decode what comes, until the other end closes."""
+    initial = decoder.initial_state()
+
+    def state(job: SharedJob) -> DecoderState:
+        return initial if job.source is None else DecoderState(job.position, states.read(job.source))
+
+    connection.send(os.getpid())
+    while True:
+        try:
+            shared: list[SharedJob] = connection.recv()
+        except (EOFError, ConnectionResetError):
+            return
+        jobs = [DecodeJob(job.codes, state(job), 0.0, job.silent, job.followed_by) for job in shared]
+        before = decoder.repaired
+        outcomes = [_kept(*pair, states) for pair in zip(shared, decode_batch(decoder, jobs), strict=True)]
+        try:
+            connection.send(SharedOutcomes(outcomes, decoder.repaired - before))
+        except BrokenPipeError:
+            return
+
+
+def _kept(job: SharedJob, outcome: Decoded | Exception, states: SharedStates) -> SharedOutcome:
+    if isinstance(outcome, Exception):
+        return outcome
+    states.write(job.target, outcome.state.tensors)
+    return outcome.pcm, outcome.state.position
+
+
+def main(control: int, descriptor: int, choice: str) -> None:
+    """Load, then fork until the replica closes `control`."""
+    torch.set_num_threads(1)
+    asked = DecoderChoice(**json.loads(choice))
+    decoder = CodecDecoder.load(Path(asked.directory), dtype=getattr(torch, asked.precision))
+    tried = warm_up(decoder, asked.chunk_frames, asked.max_call_s)
+    states = SharedStates(decoder.initial_state(), descriptor)
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process that has threads must not be forked"
+    gc.collect()
+    gc.freeze()  # what is there stays shared
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers that end
+    with socket.socket(fileno=control) as ours:
+        ours.sendall(json.dumps(asdict(tried)).encode() + b"\n")
+        while received := _received(ours):
+            if os.fork() == 0:
+                ours.close()
+                serve(Connection(received[0]), decoder, states)
+                os._exit(0)
+            os.close(received[0])
+
+
+def _received(control: socket.socket) -> Sequence[int]:
+    """The next worker's socket; nothing once the replica has gone."""
+    try:
+        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+    except ConnectionResetError:
+        return []
+    return descriptors
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

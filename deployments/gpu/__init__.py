@@ -1,0 +1,1 @@
+"""Graphs, kernels that are compiled ahead, and how both are launched."""

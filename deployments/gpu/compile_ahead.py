@@ -1,0 +1,179 @@
+"""Triton kernels compiled ahead, in as many processes as there are CPUs.
+
+Triton compiles a kernel where it is first launched, one after the other. Here the work is run once with its launches
+noted instead of made; what was noted is compiled by processes of our own into the cache folder that Triton reads, and
+the launches that follow find everything there. These processes use no GPU.
+"""
+
+import importlib
+import json
+import logging
+import os
+import pickle
+import queue
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler import compile as compile_source
+
+logger = logging.getLogger(__name__)
+
+_MAX_WORKERS = 16  # each imports torch: about a third of a gigabyte of memory
+_WORKER = "import torch; from deployments.gpu.compile_ahead import serve_standard_streams as serve; serve()"
+
+Progress = Callable[[int, int], None]
+"""(kernels done, kernels in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel for one kind of arguments: what Triton's compiler is given."""
+
+    module: str
+    function: str
+    signature: dict[str, str]
+    constants: dict[tuple[int, ...], object]
+    attributes: dict[tuple[int, ...], list[list[object]]]
+    options: dict[str, object]
+    target: tuple[str, int, int]  # backend, architecture, warp size
+
+
+@contextmanager
+def noted_launches() -> Iterator[list[Kernel]]:
+    """Launches in the block are not made, unless their kernel is loaded already; each missing kernel is noted once."""
+    noted: dict[str, Kernel] = {}
+
+    def note(*, key: str, fn: Any, compile: dict[str, Any], **_: object) -> bool:  # noqa: A002  # Triton's name
+        unique = f"{fn.module}.{fn.name}{key}"
+        if unique not in noted:
+            noted[unique] = _kernel(fn.jit_function, compile)
+        return True  # Triton then neither compiles nor launches
+
+    before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, note
+    kernels: list[Kernel] = []
+    try:
+        yield kernels
+    finally:
+        knobs.runtime.jit_cache_hook = before
+        kernels.extend(noted.values())
+
+
+def _kernel(function: Any, compiled: dict[str, Any]) -> Kernel:
+    target = triton.runtime.driver.active.get_current_target()
+    return Kernel(
+        module=function.fn.__module__,
+        function=function.fn.__qualname__,
+        signature=compiled["signature"],
+        constants=compiled["constants"],
+        attributes=compiled["configs"][0],
+        options={
+            name: _as_tuple(value) for name, value in json.loads(compiled["specialization_data"])["options"].items()
+        },
+        target=(target.backend, target.arch, target.warp_size),
+    )
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(_as_tuple(each) for each in value) if isinstance(value, list) else value
+
+
+class CompileWorkers:
+    """Processes that compile. They start at once, so that they import while the caller loads weights."""
+
+    def __init__(self, count: int | None = None) -> None:
+        number = count or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
+        command = [sys.executable, "-c", _WORKER]  # the kernels' modules want torch: imported while nothing waits
+        # A worker ends when its input closes, so none outlives this process.
+        self._processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(number)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.kill()  # it may still be importing; the cache is written by renaming whole files
+            process.stdin.close()
+            process.stdout.close()
+            process.wait()
+
+    def compile(self, kernels: Sequence[Kernel], report: Progress) -> None:
+        """Return once all are in the cache. One that fails is logged: who launches it meets its error again."""
+        idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        for process in self._processes:
+            idle.put(process)
+
+        def compile_one(kernel: Kernel) -> None:
+            process = idle.get()
+            try:
+                problem = _ask(process, kernel)
+            finally:
+                idle.put(process)
+            if problem is not None:
+                logger.warning("%s.%s was not compiled ahead: %s", kernel.module, kernel.function, problem)
+
+        report(0, len(kernels))
+        with ThreadPoolExecutor(len(self._processes)) as threads:
+            for number, _ in enumerate(as_completed([threads.submit(compile_one, kernel) for kernel in kernels])):
+                report(number + 1, len(kernels))
+
+
+def _ask(process: "subprocess.Popen[bytes]", kernel: Kernel) -> str | None:
+    """What went wrong, None where nothing did."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        pickle.dump(kernel, process.stdin)
+        process.stdin.flush()
+        problem: str | None = pickle.load(process.stdout)
+    except (EOFError, OSError) as error:
+        return f"its process has ended: {error!r}"
+    except (pickle.PickleError, TypeError, AttributeError) as error:
+        return f"it cannot be handed to another process: {error!r}"
+    return problem
+
+
+def serve_standard_streams() -> None:
+    """What a worker does: pickled kernels in, for each one None out, or what went wrong. It ends when its input does.
+
+    What anybody prints goes to standard error.
+    """
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        while True:
+            try:
+                kernel: Kernel = pickle.load(sys.stdin.buffer)
+                pickle.dump(_try(kernel), answers)
+                answers.flush()
+            except (EOFError, BrokenPipeError):
+                return
+
+
+def _try(kernel: Kernel) -> str | None:
+    try:
+        compile_kernel(kernel)
+    except Exception as error:  # whoever launches the kernel meets it again, with a traceback
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def compile_kernel(kernel: Kernel) -> None:
+    """Leave a kernel in the cache; nothing happens where it is there."""
+    function = getattr(importlib.import_module(kernel.module), kernel.function)
+    source = ASTSource(function, kernel.signature, kernel.constants, kernel.attributes)
+    compile_source(source, target=GPUTarget(*kernel.target), options=kernel.options)

@@ -1,0 +1,1 @@
+"""Replicas as Ray Serve sees them, and the calls between them."""

@@ -1,0 +1,200 @@
+"""Going on where a replica left off: the stream is its codes, so any other replica can continue it.
+
+Whoever reads a stream keeps its codes. When the replica behind it is lost, they are sent to another one with the same
+request; sampling is keyed by seed and frame, so what follows is what would have come.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
+from deployments.playback import PlaybackClock, Unread
+from deployments.protocol import Codes, FinishReason, Progress, SynthesisRequest
+from deployments.serving import metrics
+
+logger = logging.getLogger(__name__)
+
+_FIRST_DELAY_S = 0.02  # where asking at once brought nothing
+_MAX_DELAY_S = 0.5
+
+
+class Chunk(Protocol):
+    """What a stream is made of: `FrameChunk` or `PcmChunk`."""
+
+    @property
+    def codes(self) -> Codes: ...  # noqa: D102
+
+    @property
+    def finish_reason(self) -> FinishReason | None: ...  # noqa: D102
+
+
+C = TypeVar("C", bound=Chunk)
+D = TypeVar("D", bound=Chunk)
+
+
+class Received:
+    """What the reader of a stream keeps of it: another replica can go on from there."""
+
+    def __init__(self, begun: Progress | None = None) -> None:
+        """`begun`: what was received elsewhere."""
+        self._was_asked_for, self._listener = False, PlaybackClock()
+        self._codes = [] if begun is None else [begun.codes]
+        self.samples = 0 if begun is None else begun.samples
+
+    def add(self, codes: Codes, samples: int, *, heard_s: float = 0.0) -> None:
+        """Frames that are new, how many samples have been delivered with them, and what its listener gets of it now."""
+        if len(codes):
+            self._codes.append(codes)
+        self.samples = samples
+        if heard_s:
+            self._listener.deliver(heard_s, now_s=time.monotonic())
+
+    def rest(self, request: SynthesisRequest) -> SynthesisRequest:
+        """What the next replica is asked for: `request` from here on."""
+        again, self._was_asked_for = self._was_asked_for, True
+        return replace(request, resume=self.progress, again=again)
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the stream has come; None before its first frame."""
+        if not self._codes:
+            return None
+        in_hand_s = max(0.0, self._listener.lead_s(time.monotonic()))
+        return Progress(np.concatenate(self._codes), self.samples, in_hand_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLimits:
+    """When a stream is given up."""
+
+    patience_s: float = 30.0  # without anything new, from the loss on
+    max_losses: int = 12  # replicas that died under one stream; moves, and calls that Serve cancelled, do not count
+    max_futile: int = 3  # of them in a row that died before they brought a frame: it may be the request that kills
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A stream on its way from one replica to the next."""
+
+    reason: str
+    began_s: float  # of time.monotonic()
+    is_loss: bool = True  # False: its reader had left it
+
+
+def record(lost: type[ReplicaLost], request_id: str, handover: Handover) -> None:
+    """Tell of a stream that goes on elsewhere; `lost` says in which pool it has changed replicas."""
+    gap_s = time.monotonic() - handover.began_s
+    if not handover.is_loss:
+        logger.info("request %s goes on %.3f s after %s", request_id, gap_s, handover.reason)
+        return
+    metrics.failed_over(lost.__name__, gap_s)
+    logger.warning("request %s goes on %.3f s after %s: %s", request_id, gap_s, lost.__name__, handover.reason)
+
+
+class Attempts:
+    """Decides after each loss whether a stream asks again, and when."""
+
+    def __init__(self, lost: type[ReplicaLost], limits: RetryLimits) -> None:
+        self._lost, self._limits = lost, limits
+        self._losses = self._futile = 0
+        self._delay_s = 0.0
+        self._accepted = self._advanced = False  # what the replica asked last did
+        self.handover: Handover | None = None  # while nothing new has come since a loss
+
+    def heard(self) -> None:
+        """The replica asked last has taken the stream up."""
+        self._accepted = True
+
+    def advanced(self) -> None:
+        """Something new has come."""
+        self._advanced, self._delay_s, self.handover = True, 0.0, None
+
+    def left(self) -> None:
+        """The stream was left, and is wanted again now."""
+        self._accepted = self._advanced = False
+        self.handover = Handover("its reader came back", time.monotonic(), is_loss=False)
+
+    def delay_s(self, error: TalkrayError) -> float:
+        """How long to wait before asking again; raises `error` where there is no point in it."""
+        now_s = time.monotonic()
+        died = isinstance(error, self._lost)
+        if self.handover is None:
+            if not died and not isinstance(error, Moved):
+                raise error  # refused from the start, or lost further behind
+            self.handover = Handover(f"{type(error).__name__}: {error}", now_s)
+        died = died and self._accepted
+        self._losses += died
+        self._futile = 0 if self._advanced else self._futile + died
+        self._accepted = self._advanced = False
+        if self._is_spent(now_s - self.handover.began_s):
+            raise self._lost(
+                f"given up after {self._losses} losses, the first of now: {self.handover.reason}"
+            ) from error
+        delay_s, self._delay_s = self._delay_s, min(max(2 * self._delay_s, _FIRST_DELAY_S), _MAX_DELAY_S)
+        return delay_s
+
+    def _is_spent(self, waited_s: float) -> bool:
+        limits = self._limits
+        return waited_s > limits.patience_s or self._losses >= limits.max_losses or self._futile >= limits.max_futile
+
+
+async def persist(
+    ask: Callable[[], AsyncGenerator[C, None]],
+    pass_on: Callable[[C], D | None],
+    *,
+    request_id: str,
+    lost: type[ReplicaLost],
+    limits: RetryLimits = RetryLimits(),
+) -> AsyncGenerator[D, None]:
+    """What `pass_on` makes of the chunks of a stream up to its last one, from as many replicas as it takes.
+
+    `ask` is called for each attempt and must go on behind the chunks that have been taken; it raises `lost` or Moved
+    where that needs another replica. Raises whatever else `ask` raises, and `lost` once `limits` are reached: a stream
+    never just ends. Where `pass_on` gives a finish reason that the chunk has not, the stream is left there.
+
+    Where the reader takes nothing for UNREAD_S the replica is left, and asked again when it reads on. The first item is
+    exempt: whoever takes no more than that has asked ahead of time.
+    """
+    attempts, over, has_begun = Attempts(lost, limits), False, False
+    while True:
+        unread: Unread | None = None
+        try:
+            async with aclosing(ask()) as chunks:
+                async for chunk in chunks:
+                    attempts.heard()
+                    if over:
+                        continue
+                    if len(chunk.codes) or chunk.finish_reason is not None:
+                        if attempts.handover is not None:
+                            record(lost, request_id, attempts.handover)
+                        attempts.advanced()
+                    item = pass_on(chunk)
+                    if item is not None and has_begun:
+                        async with Unread(chunks.aclose) as unread:
+                            yield item
+                    elif item is not None:
+                        has_begun = True
+                        yield item
+                    if item is not None and item.finish_reason is not None and chunk.finish_reason is None:
+                        return
+                    over = chunk.finish_reason is not None  # leaving now would cancel what ends by itself
+                    if unread is not None and unread.has_left:
+                        break
+            if over:
+                return
+            if unread is not None and unread.has_left:
+                attempts.left()
+                continue
+            raise lost("the stream ended without its last chunk")
+        except (ReplicaLost, NotReady, Overloaded) as error:
+            if over:
+                return
+            delay_s = attempts.delay_s(error)
+        await asyncio.sleep(delay_s)

@@ -1,0 +1,241 @@
+"""What Talkray measures of itself: instruments under Prometheus names, and the small calls that feed them.
+
+Ray's metrics agent on every node exports them for all processes there, with `ray_` before each name. One call costs one
+to three microseconds; outside Ray the calls do nothing. Instruments exist once in a process: `WorkerId`, which the
+agent adds, tells replicas apart.
+"""
+
+import functools
+import threading
+import time
+from itertools import pairwise
+from typing import ClassVar
+
+from ray.util.metrics import Counter, Histogram
+from ray.util.metrics import Gauge as RayGauge
+
+from deployments.audio.recordings import Lookups
+from deployments.protocol import FinishReason, Marks
+
+_LATENCIES_S = [0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 15.0, 60.0]
+_STEPS_S = [0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.15, 0.3, 1.0]
+_RATIOS = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 3.0]
+_BATCHES = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256]
+_POOL = ("pool",)
+_REASON = ("reason",)
+# Ray's agent drops a gauge that was not set within two of its reports, which are ten seconds apart.
+_REPEAT_S = 5.0
+
+
+class Gauge(RayGauge):  # type: ignore[misc]  # Ray has no types here
+    """A gauge whose last values stay, as long as this process lives: they are set again every few seconds."""
+
+    all: ClassVar["list[Gauge]"] = []
+
+    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...] = ()) -> None:
+        super().__init__(name, description, tag_keys)
+        self._last: dict[tuple[tuple[str, str], ...], float] = {}
+        self._lock = threading.Lock()  # an old value must not follow a new one
+        self.all.append(self)
+
+    def set(self, value: float | None, tags: dict[str, str] | None = None) -> None:
+        """Set the value of these tags."""
+        assert value is not None
+        with self._lock:
+            self._last[tuple((tags or {}).items())] = value
+            super().set(value, tags)
+        _start_repeating()
+
+    def repeat(self) -> None:
+        """Set what was set last once more."""
+        with self._lock:
+            for tags, value in self._last.items():
+                super().set(value, dict(tags))
+
+
+@functools.cache
+def _start_repeating() -> None:
+    def repeat_all() -> None:
+        while True:
+            time.sleep(_REPEAT_S)
+            for gauge in Gauge.all:
+                gauge.repeat()
+
+    threading.Thread(target=repeat_all, name="gauges", daemon=True).start()
+
+
+TTFB = Histogram("talkray_ttfb_seconds", "Request received to the first byte of its body sent.", _LATENCIES_S)
+TTFP = Histogram("talkray_ttfp_seconds", "Request received to its first PCM sample at the ingress.", _LATENCIES_S)
+TTFA = Histogram(
+    "talkray_ttfa_seconds", "Request received to its first audible sample at the ingress: 10 ms above -50 dBFS.",
+    _LATENCIES_S,
+)  # fmt: skip
+ONSET = Histogram(
+    "talkray_onset_seconds", "Silence of a stream in front of its first audible sample.",
+    [0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0],
+)  # fmt: skip
+STAGES = Histogram(
+    "talkray_stage_seconds", "From one stage on the way to first audio to the next, of requests that are marked.",
+    _LATENCIES_S, ("stage",),
+)  # fmt: skip
+LATENESS = Histogram(
+    "talkray_chunk_lateness_seconds", "How long after a zero-buffer player ran dry a chunk came; 0: in time.",
+    [0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0],
+)  # fmt: skip
+UNDERRUNS = Counter("talkray_underruns_total", "Chunks that came after a zero-buffer player had run dry.")
+AUDIO = Counter("talkray_audio_seconds_total", "Audio sent by the ingress, seconds.")
+RTF = Histogram(
+    "talkray_rtf", "Time a whole stream took over the audio it gave; above 1 is slower than speech.", _RATIOS
+)
+ENDINGS = Counter("talkray_endings_total", "Streams that came to their end, by finish_reason.", _REASON)
+REDRAWN = Counter(
+    "talkray_redrawn_total", "Requests over before they were heard and made again with another seed, by finish_reason.",
+    _REASON,
+)  # fmt: skip
+STREAMS = Gauge("talkray_ingress_streams", "Requests that an ingress replica speaks or that wait there.")
+ROOM = Gauge("talkray_ingress_used_ratio", "Of the requests that an ingress replica may have at once.")
+REFUSALS = Counter("talkray_refusals_total", "Requests refused, by reason.", _REASON)
+FAILOVERS = Counter("talkray_failovers_total", "Streams continued on another replica, by reason.", _REASON)
+FAILOVER_GAP = Histogram(
+    "talkray_failover_gap_seconds", "Loss of a replica to the next chunk from its successor.", _LATENCIES_S, _REASON
+)
+QUEUE = Gauge("talkray_queue_depth", "Work that waits: sequences at a talker, chunks at a codec.", _POOL)
+BATCH = Histogram("talkray_batch_size", "Sequences of a talker step, chunks of a codec call.", _BATCHES, _POOL)
+STEP = Histogram("talkray_step_seconds", "A talker step, a codec call.", _STEPS_S, _POOL)
+KV_USED = Gauge("talkray_kv_blocks_used_ratio", "KV blocks in use.")
+PRECISION = Gauge(
+    "talkray_codec_precision", "1 for the precision in which a replica decodes audio.", (*_POOL, "precision")
+)
+REPAIRS = Counter(
+    "talkray_codec_repairs_total", "Audio that came to NaN or infinity and was made again in float32.", _POOL
+)
+CODEC_LAG = Gauge("talkray_codec_lag_seconds", "Audio that a codec replica has as codes and not yet as PCM, seconds.")
+DECODED = Counter(
+    "talkray_decoded_seconds_total", "Audio that codec replicas sent, by the pool that decoded it, seconds.", _POOL
+)
+RECORDINGS = Counter(
+    "talkray_reference_lookups_total", "Reference recordings by what was wanted of them, and whether it was known.",
+    ("wanted", "known"),
+)  # fmt: skip
+WANTED = Gauge("talkray_replicas_wanted", "Replicas that Serve wants: running and starting.", _POOL)
+RUNNING = Gauge("talkray_replicas_running", "Replicas that take requests.", _POOL)
+DIED = Gauge("talkray_replicas_died", "Replicas and proxies that died, as Ray's control store remembers them.", _POOL)
+
+TALKER, CODEC = {"pool": "talker"}, {"pool": "codec"}
+
+
+def refused(reason: str) -> None:
+    """Count a request that was refused."""
+    REFUSALS.inc(1, {"reason": reason})
+
+
+def failed_over(reason: str, gap_s: float) -> None:
+    """Count a stream that another replica continues, `gap_s` after its own was lost."""
+    FAILOVERS.inc(1, {"reason": reason})
+    FAILOVER_GAP.observe(max(gap_s, 1e-6), {"reason": reason})
+
+
+def first_byte(elapsed_s: float) -> None:
+    """Record when a body began."""
+    TTFB.observe(elapsed_s)
+
+
+def first_audio(elapsed_s: float) -> None:
+    """Record when a stream's first audio came."""
+    TTFP.observe(elapsed_s)
+
+
+def first_sound(elapsed_s: float, *, onset_s: float) -> None:
+    """Record when a stream's first audible sample came, with `onset_s` of audio in front of it."""
+    TTFA.observe(elapsed_s)
+    ONSET.observe(onset_s)
+
+
+def stages(marks: Marks) -> None:
+    """Record how the time to a stream's first audio was spent."""
+    for before, mark in pairwise(marks):
+        STAGES.observe((mark.at_ns - before.at_ns) / 1e9, {"stage": mark.stage})
+
+
+def audio(audio_s: float, *, late_s: float) -> None:
+    """Record a chunk that goes out now, `late_s` after its listener ran dry; 0.0: in time."""
+    LATENESS.observe(late_s)
+    if late_s:
+        UNDERRUNS.inc()
+    AUDIO.inc(audio_s)
+
+
+def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None) -> None:
+    """Record a whole stream, and why it ended where that is known."""
+    if reason is not None:
+        ENDINGS.inc(1, {"reason": reason})
+    if audio_s:
+        RTF.observe(elapsed_s / audio_s)
+
+
+def redrawn(reason: FinishReason | None) -> None:
+    """Count a request that was over before it was heard, and is made again with another seed."""
+    REDRAWN.inc(1, {"reason": reason or "none"})
+
+
+def ingress_load(streams: int, *, most: int) -> None:
+    """Record how full an ingress replica is."""
+    STREAMS.set(streams)
+    ROOM.set(streams / most)
+
+
+def replicas(pool: str, *, wanted: int, running: int) -> None:
+    """Record a pool's size."""
+    WANTED.set(wanted, {"pool": pool})
+    RUNNING.set(running, {"pool": pool})
+
+
+def died(pool: str, count: int) -> None:
+    """Record how many replicas of a pool, or proxies, have died so far."""
+    DIED.set(count, {"pool": pool})
+
+
+def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting: int) -> None:
+    """Record one step of a talker engine that made `batch_size` frames; an idle one only says what waits."""
+    if batch_size:
+        STEP.observe(step_s, TALKER)
+        BATCH.observe(batch_size, TALKER)
+    KV_USED.set(kv_used_ratio)
+    QUEUE.set(waiting, TALKER)
+
+
+def codec_precision(pool: str, precision: str) -> None:
+    """Record in which precision this replica decodes."""
+    PRECISION.set(1, {"pool": pool, "precision": precision})
+
+
+def codec_repaired(pool: str, count: int) -> None:
+    """Count what was decoded again in float32."""
+    if count:
+        REPAIRS.inc(count, {"pool": pool})
+
+
+def codec_lag(lag_s: float) -> None:
+    """Record how much audio waits to be decoded."""
+    CODEC_LAG.set(lag_s)
+
+
+def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) -> None:
+    """Record one decode call, and what waits behind it."""
+    STEP.observe(call_s, CODEC)
+    BATCH.observe(batch_size, CODEC)
+    QUEUE.set(waiting, CODEC)
+    CODEC_LAG.set(lag_s)
+
+
+def decoded(pool: str, audio_s: float) -> None:
+    """Count audio that a codec replica sends, by who decoded it."""
+    if audio_s:
+        DECODED.inc(audio_s, {"pool": pool})
+
+
+def references(wanted: str, lookups: Lookups) -> None:
+    """Count lookups of what is kept of reference recordings."""
+    for known, count in (("yes", lookups.hits), ("no", lookups.misses)):
+        if count:
+            RECORDINGS.inc(count, {"wanted": wanted, "known": known})

@@ -1,0 +1,126 @@
+"""What the replicas of both pools do beside their work: heartbeats, handing streams over, ending when broken.
+
+Serve 2.60 tells user code nothing of a replica that it stops: it waits for its streams, up to two minutes. Scale-down,
+a redeploy and a node that is drained (a spot notice, `ray drain-node`) all come this way.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+from ray import serve
+
+from deployments.errors import InvalidRequest, Moved, NotReady, Overloaded, ReplicaLost
+from deployments.protocol import FrameChunk, PcmChunk, reached
+from deployments.serving import ray_private
+from deployments.serving.calls import drop
+
+logger = logging.getLogger(__name__)
+
+# A stream brings at least a heartbeat this often.
+_HEARTBEAT_S = 0.5
+_POLL_S = 0.25
+# A broken replica's last words reach its callers within this time.
+_LAST_WORDS_S = 0.25
+
+# What a replica raises to its caller, who answers for it or goes on elsewhere: nothing here has failed.
+_REFUSALS = (InvalidRequest, Moved, NotReady, Overloaded)
+
+C = TypeVar("C", FrameChunk, PcmChunk)
+
+
+def is_failure(record: logging.LogRecord) -> bool:
+    """Whether a line of Serve's log is anything but a refusal: Serve writes the traceback of each call that raises.
+
+    In an overload these were hundreds, in the process that speaks. Serve's line for the call stays.
+    """
+    return record.exc_info is None or not isinstance(record.exc_info[1], _REFUSALS)
+
+
+class Replica:
+    """The shell around a pool's work. Outside Serve it is never stopped, and no process ends."""
+
+    def __init__(self, lost: type[ReplicaLost], failure: Callable[[], str | None]) -> None:
+        """`failure` says what is broken beyond repair, and nothing while all is well; streams end with `lost` then."""
+        self._lost, self._failure = lost, failure
+        self._ending: asyncio.Task[None] | None = None
+        self._noticing: asyncio.Task[None] | None = None
+        self._is_leaving = False
+        logging.getLogger("ray.serve").addFilter(is_failure)
+
+    def check_health(self) -> None:
+        """Raise `lost` where this replica is broken, which then ends."""
+        reason = self._failure()
+        if reason is not None:
+            self._ending = self._ending or asyncio.create_task(_end_process(reason))
+            raise self._lost(reason)
+
+    def check(self) -> None:
+        """Raise where a stream has to leave: `lost`, or Moved once Serve stops this replica and another one runs."""
+        self.check_health()
+        self._noticing = self._noticing or asyncio.create_task(self._notice())
+        if self._is_leaving:
+            raise Moved("the replica is being stopped")
+
+    async def stream(self, chunks: AsyncGenerator[C, None], heartbeat: C, stage: str) -> AsyncGenerator[C, None]:
+        """`chunks` as callers want them: a heartbeat at once, and another whenever nothing comes for a while.
+
+        Marked chunks have reached `stage`. Raises what `check` raises.
+        """
+        coming: asyncio.Task[C] | None = None
+        async with aclosing(chunks):
+            try:
+                self.check()
+                coming = asyncio.ensure_future(anext(chunks))
+                await asyncio.sleep(0)  # it asks what is behind it before the heartbeat is packed and sent
+                yield heartbeat
+                while True:
+                    self.check()
+                    coming = coming or asyncio.ensure_future(anext(chunks))
+                    await asyncio.wait((coming,), timeout=_HEARTBEAT_S)
+                    if not coming.done():
+                        yield heartbeat
+                        continue
+                    try:
+                        chunk = coming.result()
+                    except StopAsyncIteration:
+                        return
+                    coming = None
+                    yield reached(chunk, stage)
+            finally:
+                await drop(coming)
+                coming = None  # as in `handles.stream`
+
+    async def _notice(self) -> None:
+        replica = ray_private.this_replica()
+        if replica is None:
+            return
+        while not ray_private.is_stopping(replica):  # noqa: ASYNC110, Serve has no event for it
+            await asyncio.sleep(_POLL_S)
+        while not await asyncio.to_thread(_others_run):  # noqa: ASYNC110, nor for this
+            await asyncio.sleep(_POLL_S)  # the only one speaks on, as long as Serve lets it
+        logger.warning("this replica is stopped: its streams go on elsewhere")
+        self._is_leaving = True
+
+
+async def _end_process(reason: str) -> None:
+    """End a broken replica, so that Serve replaces it; outside Serve nothing happens.
+
+    A router sends requests to the replica that has the fewest, and none has fewer than one that fails at once.
+    """
+    if ray_private.this_replica() is None:
+        return
+    logger.error("this replica ends: %s", reason)
+    await asyncio.sleep(_LAST_WORDS_S)
+    os._exit(1)
+
+
+def _others_run() -> bool:
+    """Whether Serve counts running replicas of this deployment: one that it stops is not among them."""
+    context = serve.get_replica_context()
+    application = serve.status().applications.get(context.app_name)
+    deployment = application.deployments.get(context.deployment) if application else None
+    return deployment is not None and deployment.replica_states.get("RUNNING", 0) > 0

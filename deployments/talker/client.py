@@ -1,0 +1,223 @@
+"""The replica's side of the engine process: starts it, submits requests, hands frames to their streams."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import numpy as np
+
+from deployments.audio.starvation import any_runnable
+from deployments.config import TalkerConfig
+from deployments.errors import TalkerLost
+from deployments.protocol import FrameChunk, GenerateRequest, Mailbox, ModelInfo
+from deployments.serving import metrics
+from deployments.serving.mailbox import read
+from deployments.serving.progress import report_stage
+from deployments.talker.channel import (
+    Abort,
+    Append,
+    Command,
+    Failed,
+    Loading,
+    Produced,
+    Ready,
+    Report,
+    Start,
+    Submit,
+    Unpacker,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+_RECEIVE_BYTES = 1 << 18
+_STOP_TIMEOUT_S = 5.0
+# The engine process says four times a second that it is alive.
+_SILENCE_S = 1.5
+_LONGEST_SILENCE_S = 10.0  # of one that has no processor to run on
+_WATCH_S = 0.25
+
+Item = FrameChunk | Exception
+
+
+class EngineClient:
+    """Owns one engine process. Constructing it blocks until the model is loaded."""
+
+    def __init__(self, model: str, config: TalkerConfig) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "deployments.talker.process", str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        self._unpacker = Unpacker()
+        self._streams: dict[int, asyncio.Queue[Item]] = {}
+        self._numbers = itertools.count()
+        self._writer: asyncio.StreamWriter | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._heard_s = 0.0  # of time.monotonic(), the last report
+        self.num_running = self.num_waiting = self._repaired = 0
+        self.kv_used_ratio = 0.0
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.stop)
+            self._socket.sendall(encode(Start(model, config)))
+            self.info = self._await_ready()
+            failed.pop_all()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine process runs, and has been heard of."""
+        return self._process.poll() is None and (self._reading is None or not self._reading.done())
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        """Frames as the engine makes them, those that wait together in one chunk. Leaving it aborts the request.
+
+        Raises InvalidRequest and Overloaded before the first frame, TalkerLost when the engine process dies.
+        """
+        await self._attach()
+        number = next(self._numbers)
+        queue = self._streams[number] = asyncio.Queue()
+        self._send(Submit(number, request))
+        live = request.synthesis.live
+        writing = None if live is None else asyncio.create_task(self._write(number, live))
+        try:
+            while True:
+                chunk = await _next_chunk(queue)
+                if chunk.finish_reason is not None:
+                    del self._streams[number]
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+        finally:
+            if writing is not None:
+                writing.cancel()
+            if self._streams.pop(number, None) is not None:
+                self._send(Abort(number))
+
+    async def _write(self, number: int, live: Mailbox) -> None:
+        """Hand the text of a live request on as it comes; the stream ends where that cannot be read."""
+        try:
+            async with aclosing(read(live)) as parts:
+                async for part in parts:
+                    self._send(Append(number, part, is_last=False))
+            self._send(Append(number, "", is_last=True))
+        except Exception as error:
+            if number in self._streams:
+                self._streams[number].put_nowait(error)
+
+    def stop(self) -> None:
+        """Close the pipe, which ends the process; kill it where it does not obey."""
+        with contextlib.suppress(OSError):  # already disconnected
+            self._socket.shutdown(socket.SHUT_RDWR)  # uvloop would keep the descriptor open behind a mere close
+        self._socket.close()
+        if self._writer is not None:
+            self._writer.close()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _await_ready(self) -> ModelInfo:
+        while data := self._socket.recv(_RECEIVE_BYTES):
+            for report in self._unpacker.feed(data):
+                if isinstance(report, Ready):
+                    return report.info
+                if isinstance(report, Loading):
+                    report_stage(f"talker: {report.stage}")
+                if isinstance(report, Failed):
+                    raise report.error
+        raise TalkerLost(
+            f"the engine process ended with code {self._process.wait()} while it loaded; its output says why"
+        )
+
+    async def _attach(self) -> None:
+        """Hand the socket to the running event loop; done at the first request, since constructors know no loop."""
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+        await asyncio.shield(self._connecting)
+        if self._reading is None or self._reading.done():
+            raise self._lost()
+
+    async def _connect(self) -> None:
+        self._socket.setblocking(False)
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
+        self._heard_s = time.monotonic()
+        self._reading = asyncio.create_task(self._read(reader, self._writer))
+        self._watching = asyncio.create_task(self._watch(self._reading))
+
+    async def _watch(self, reading: asyncio.Task[None]) -> None:
+        """End the reading, and all streams with it, when the engine process has fallen silent."""
+        while not reading.done():
+            slept_s = time.monotonic()
+            await asyncio.sleep(_WATCH_S)
+            now_s = time.monotonic()
+            if now_s - slept_s > 2 * _WATCH_S:
+                self._heard_s = now_s  # it was this process that stood still
+            silence_s = now_s - self._heard_s
+            if silence_s > _SILENCE_S and (silence_s > _LONGEST_SILENCE_S or not any_runnable(self._process.pid)):
+                logger.error("the engine process has been silent for %.1f s", silence_s)
+                self._process.kill()
+                reading.cancel()  # a process that hangs in a driver keeps its socket even when it is killed
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(_RECEIVE_BYTES):
+                    self._heard_s = time.monotonic()
+                    for report in self._unpacker.feed(data):
+                        self._deliver(report)
+        finally:
+            for queue in self._streams.values():
+                queue.put_nowait(self._lost())
+            writer.close()  # here, while its event loop still runs
+
+    def _deliver(self, report: Command | Report) -> None:
+        if isinstance(report, Produced):
+            self.num_running, self.num_waiting = report.num_running, report.num_waiting
+            self.kv_used_ratio = report.kv_used_ratio
+            metrics.talker_step(report.step_s, len(report.chunks), report.kv_used_ratio, waiting=report.num_waiting)
+            metrics.references("speaker", report.speakers)
+            metrics.references("codes", report.references)
+            metrics.codec_repaired("talker", report.repaired - self._repaired)
+            self._repaired = report.repaired
+            for number, chunk in report.chunks:
+                if number in self._streams:
+                    self._streams[number].put_nowait(chunk)
+        elif isinstance(report, Failed) and report.id in self._streams:
+            self._streams[report.id].put_nowait(report.error)
+
+    def _send(self, command: Command) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(encode(command))
+
+    def _lost(self) -> TalkerLost:
+        return TalkerLost(f"the engine process of this talker replica ended (code {self._process.poll()})")
+
+
+async def _next_chunk(queue: "asyncio.Queue[Item]") -> FrameChunk:
+    """The next chunk, with what else has arrived behind it. An error waits until the frames before it are read."""
+    item = await queue.get()
+    if isinstance(item, Exception):
+        raise item
+    chunks = [item]
+    while not queue.empty() and chunks[-1].finish_reason is None:
+        item = queue.get_nowait()
+        if isinstance(item, Exception):
+            queue.put_nowait(item)
+            break
+        chunks.append(item)
+    codes = np.concatenate([chunk.codes for chunk in chunks])
+    pcm = b"".join(chunk.pcm for chunk in chunks)
+    num_text_tokens = max(chunk.num_text_tokens for chunk in chunks)
+    marks = next((chunk.marks for chunk in chunks if chunk.marks), ())
+    readings = tuple(reading for chunk in chunks for reading in chunk.readings)
+    clone_prompt = next((chunk.clone_prompt for chunk in chunks if chunk.clone_prompt), None)
+    return FrameChunk(codes, num_text_tokens, chunks[-1].finish_reason, pcm, marks, readings, clone_prompt)

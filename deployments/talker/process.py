@@ -1,0 +1,230 @@
+"""The engine's own process: `python -m deployments.talker.process FD`.
+
+A busy Python thread beside the replica's event loop triples the time to the first byte; a child process costs nothing.
+The process ends when its socket does, so it never outlives its replica, and it starts no session of its own.
+"""
+
+import contextlib
+import gc
+import logging
+import math
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from deployments.errors import EngineError, TalkrayError
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, SynthesisRequest, reached
+from deployments.talker.channel import (
+    Abort,
+    Alive,
+    Append,
+    Command,
+    Failed,
+    Loading,
+    Produced,
+    Ready,
+    Report,
+    Start,
+    Submit,
+    Unpacker,
+    encode,
+)
+from deployments.talker.engine import Engine
+from deployments.talker.loading import StartClock, load_engine
+from deployments.talker.watchdog import Watchdog
+from deployments.weights.store import cache_directory, locate
+
+logger = logging.getLogger(__name__)
+
+_RECEIVE_BYTES = 1 << 20
+_REST_S = 0.005
+
+
+@dataclass(slots=True)
+class _Marked:
+    synthesis: SynthesisRequest
+    brings_audio: bool  # the engine decodes the first frame as well
+    has_codes: bool = False
+
+
+class FirstAudio:
+    """Marks of requests whose first audio has not left the engine process."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, _Marked] = {}
+
+    @contextmanager
+    def begin(self, number: int, request: GenerateRequest) -> Iterator[None]:
+        """A request has arrived; inside, it is prepared and queued. One that fails there is forgotten."""
+        marked = reached(request.synthesis, "to-engine")
+        yield
+        if marked.marks:
+            self._requests[number] = _Marked(reached(marked, "prompt"), request.gpu_frames > 0)
+
+    def follow(self, chunks: list[tuple[int, FrameChunk]]) -> list[tuple[int, FrameChunk]]:
+        """`chunks`, the first audio of each marked request with its marks."""
+        return [(number, self._follow(number, chunk)) for number, chunk in chunks] if self._requests else chunks
+
+    def end(self, number: int) -> None:
+        """Nobody waits for it any more."""
+        self._requests.pop(number, None)
+
+    def _follow(self, number: int, chunk: FrameChunk) -> FrameChunk:
+        request = self._requests.get(number)
+        if request is None:
+            return chunk
+        if len(chunk.codes) and not request.has_codes:
+            request.synthesis, request.has_codes = reached(request.synthesis, "codes"), True
+        if request.brings_audio and not chunk.pcm and chunk.finish_reason is None:
+            return chunk
+        self.end(number)
+        marked = reached(request.synthesis, "audio") if request.brings_audio else request.synthesis
+        return replace(chunk, marks=marked.marks)
+
+
+class PipeClosedError(Exception):
+    """The replica has gone; nobody is left to work for."""
+
+
+class EngineProcess:
+    """Commands from the socket to the engine, frames back."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.unpacker = Unpacker()
+        self.first_audio = FirstAudio()
+        self._sending = threading.Lock()  # the watchdog sends too
+
+    def run(self) -> None:
+        """Load what `Start` names, then serve until the socket closes."""
+        try:
+            engine, info = self._load(self._await_start())
+        except Exception as error:
+            self._send(Failed(None, error))
+            raise
+        self._send(Ready(info))
+        watchdog = Watchdog(engine.runner.device.type, self._say_alive)
+        with watchdog.running():
+            while True:
+                self._serve_once(engine, watchdog)
+
+    def _serve_once(self, engine: Engine, watchdog: Watchdog) -> None:
+        was_idle = engine.is_idle
+        commands = self._receive(timeout_s=None if was_idle else engine.patience_s)
+        with watchdog.step():
+            self._obey_all(engine, commands)
+            began_s = time.perf_counter()
+            output = engine.step(meanwhile=lambda: self._obey_all(engine, self._receive(timeout_s=0)))
+            chunks = self.first_audio.follow(output.chunks)
+            step_s = time.perf_counter() - began_s if chunks else 0.0
+        if chunks or was_idle or engine.is_idle:  # the last word before a pause says that nothing runs
+            scheduler = engine.scheduler
+            used_ratio = scheduler.blocks.used_ratio
+            speakers, references = engine.prompts.speakers.take_lookups(), engine.prompts.references.take_lookups()
+            running, waiting = len(scheduler.running), len(scheduler.waiting)
+            repaired = engine.audio.repaired
+            self._send(Produced(chunks, running, waiting, step_s, used_ratio, speakers, references, repaired))
+        for number, error in output.failures:
+            self._send(Failed(number, error))
+        if engine.is_idle and not was_idle:
+            engine.check_integrity()  # an engine that has lost a row or a block is replaced before it runs dry
+
+    def _obey_all(self, engine: Engine, commands: list[Command]) -> None:
+        for command in commands:
+            self._obey(engine, command)
+
+    def _obey(self, engine: Engine, command: Command) -> None:
+        if isinstance(command, Abort):
+            engine.abort(command.id)
+            self.first_audio.end(command.id)
+            return
+        assert isinstance(command, Submit | Append)
+        try:
+            self._add(engine, command)
+        except TalkrayError as error:
+            engine.abort(command.id)
+            self._send(Failed(command.id, error))
+        except Exception as error:  # a request that trips the engine must not take the other streams with it
+            logger.exception("request %d could not be added", command.id)
+            engine.abort(command.id)
+            self._send(Failed(command.id, EngineError(f"the engine failed on this request: {error!r}")))
+
+    def _add(self, engine: Engine, command: Submit | Append) -> None:
+        if isinstance(command, Append):
+            engine.append(command.id, command.text, is_last=command.is_last)
+            return
+        with self.first_audio.begin(command.id, command.request):
+            engine.add(command.id, command.request)
+
+    def _load(self, start: Start) -> tuple[Engine, ModelInfo]:
+        self._send(Loading(f"looking for {start.model}"))
+        directory = locate(start.model, report=lambda transfer: self._send(Loading(str(transfer))))
+        clock = StartClock(lambda stage: self._send(Loading(stage)))
+        engine = load_engine(directory, start.config, clock)
+        frame_s = engine.info.frame_samples / engine.info.sample_rate
+        room = f"room for {engine.scheduler.blocks.capacity * frame_s / 60:.0f} minutes of speech at once"
+        self._send(Loading(f"{engine.runner.step.name} on {engine.runner.device}, {room}"))
+        self._send(Loading(clock.summary()))
+        gc.collect()
+        gc.freeze()  # what is there now stays: looking at it again would take longer than a step
+        return engine, replace(engine.info, name=start.model)
+
+    def _await_start(self) -> Start:
+        commands = self._receive(timeout_s=None)
+        while not commands:
+            commands = self._receive(timeout_s=None)
+        (start,) = commands
+        assert isinstance(start, Start)
+        return start
+
+    def _receive(self, *, timeout_s: float | None) -> list[Command]:
+        """The commands that have arrived, waiting at most `timeout_s` for more bytes; for the rest of one that has
+        begun to come, at most _REST_S: a recording takes several reads, and a step between two of them.
+        """
+        messages: list[Command | Report] = []
+        until_s = math.inf
+        while select.select([self.connection], [], [], timeout_s)[0]:
+            try:
+                data = self.connection.recv(_RECEIVE_BYTES)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                raise PipeClosedError
+            messages += self.unpacker.feed(data)
+            now_s = time.monotonic()
+            until_s = min(until_s, now_s + _REST_S)
+            timeout_s = until_s - now_s
+            if not self.unpacker.is_inside or timeout_s <= 0:
+                break
+        return [command for command in messages if isinstance(command, Start | Submit | Append | Abort)]
+
+    def _say_alive(self) -> None:
+        with contextlib.suppress(PipeClosedError):  # the engine's thread notices by itself
+            self._send(Alive())
+
+    def _send(self, report: Report) -> None:
+        try:
+            with self._sending:
+                self.connection.sendall(encode(report))
+        except (BrokenPipeError, ConnectionResetError):
+            raise PipeClosedError from None
+
+
+def main(descriptor: int) -> None:
+    """Serve on an inherited socket."""
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))  # compiled kernels outlive the process
+    with socket.socket(fileno=descriptor) as connection:
+        try:
+            EngineProcess(connection).run()
+        except PipeClosedError:
+            return
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

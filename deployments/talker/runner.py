@@ -1,0 +1,321 @@
+"""Runs a batch of sequences on the device: prefill, and the step that makes one frame for each.
+
+On a CPU every matrix product has the same number of rows: what a row comes out as then depends on that row alone, so
+codes are equal whether a sequence runs by itself, in a batch, or is resumed; the talker's half of a step comes when its
+codes have been handed on. On a GPU a batch takes the smallest bucket it fits in, everything is replayed from CUDA
+graphs, and the host waits for nothing but the codes: the talker's half of a step still runs while it hands them on and
+prepares the next step.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deployments.gpu.graphs import Graphs, Staging, buckets
+from deployments.protocol import Codes
+from deployments.talker.block_manager import BlockManager
+from deployments.talker.input_tables import MAX_DENSE_ROWS, InputTables
+from deployments.talker.kv_cache import KVCache, padded_length
+from deployments.talker.prefill import Pass, PrefillInputs, pack
+from deployments.talker.sampling import Breadth, FilterOptions
+from deployments.talker.sequence import Sequence
+from deployments.talker.state import BatchState, StateSize
+from deployments.talker.step import FrameStep
+
+# Powers of two, finer behind 32; no 4: the kernels are faster with 8 rows (measured).
+BATCHES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256)
+_PREFILL_ROWS = (16, 32, 64, 128, 256, MAX_DENSE_ROWS)
+
+
+OnCodes = Callable[[Tensor], None]
+NetworkKind = Literal["by_rows", "plain", "fused"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerShape:
+    """What batches look like to the device."""
+
+    max_num_seqs: int
+    max_model_len: int
+    deterministic: bool = False
+    """On a GPU: one bucket, prompts one by one, and frames that exist already go through the steps that made them."""
+    networks: NetworkKind = "by_rows"
+    """By rows is the CPU's way: passes of `max_num_seqs` rows, each with a context of its own."""
+    attention: str = "auto"  # of the fused kernels: see `choose_backend`
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a row's result depends on nothing but the row."""
+        return self.networks == "by_rows"
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch as the device sees it; kept while its members stay."""
+
+    members: tuple[tuple[int, int], ...]  # each sequence's id and row
+    rows: Tensor  # [bucket] int64: rows of the state, padded with the scratch row
+    breadth: Breadth
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that may still run. To be landed before the next one is launched."""
+
+    sequences: list[Sequence]
+    _codes: Tensor  # [sequences, groups] int16, pinned
+    _made: torch.cuda.Event | None  # None on a CPU, which has made the codes when it is launched
+    _over: torch.cuda.Event | None
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether `land` returns at once."""
+        return self._made is None or bool(self._made.query())  # type: ignore[no-untyped-call]
+
+    def land(self) -> Codes:
+        """Frames [sequences, groups]. One that starts with the end of speech, or with NOT_FINITE, is no frame.
+
+        The talker's half of the step may run on.
+        """
+        if self._made is not None:
+            self._made.synchronize()
+        frames: Codes = self._codes.numpy().copy()
+        return frames
+
+    def talker_ns(self) -> int:
+        """How long the talker's half took, 0 while that is not known."""
+        if self._made is None or self._over is None or not self._over.query():  # type: ignore[no-untyped-call]
+            return 0
+        return int(self._made.elapsed_time(self._over) * 1e6)
+
+
+class ModelRunner:
+    """Owns the batch state of one talker, and what was recorded of its work."""
+
+    def __init__(self, tables: InputTables, cache: KVCache, blocks: BlockManager, shape: RunnerShape) -> None:
+        self.blocks, self.shape, self.device = blocks, shape, tables.device
+        self._on_cpu, self._by_rows = self.device.type == "cpu", shape.by_rows
+        size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
+        self.state = BatchState(tables.talker.config, size, dtype=tables.dtype, device=self.device)
+        self.step = _build_step(tables, self.state, cache, shape)
+        self.graphs = Graphs()
+        self.buckets = (
+            [shape.max_num_seqs] if shape.by_rows or shape.deterministic else buckets(shape.max_num_seqs, BATCHES)
+        )
+        sizes = (shape.max_num_seqs,) if shape.by_rows else _PREFILL_ROWS
+        self._prefills = [PrefillInputs(rows, scratch_row=self.state.scratch_row, tables=tables) for rows in sizes]
+        self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
+        self._staging = Staging(2 * shape.max_num_seqs, device=self.device)
+        self._retraces = shape.deterministic and not shape.by_rows
+        self._given = Staging(self.step.given.numel(), device=self.device) if self._retraces else None
+        self._batch: _Batch | None = None
+        self._behind: Callable[[], None] | None = (
+            None  # the talker's half of the last step, which a CPU still has to do
+        )
+        self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
+
+    @property
+    def num_eager(self) -> int:
+        """Passes that ran operation by operation."""
+        return self.graphs.num_eager
+
+    def capture(self, progress: Callable[[int, int], None]) -> None:
+        """On a GPU, record every shape that a step or a prefill can take; the largest first, whose memory all share.
+
+        `progress` hears how many are done of how many.
+        """
+        if self._on_cpu:
+            return
+        shapes = list(self._shapes())
+        for number, (key, work) in enumerate(shapes):
+            progress(number, len(shapes))
+            self.graphs.capture(key, work)
+        torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Do once, unrecorded, everything that `capture` records."""
+        for _, work in self._shapes():
+            work()
+
+    def _shapes(self) -> Iterator[tuple[Hashable, Callable[[], None]]]:
+        """Every shape that a step or a prefill can take on a GPU."""
+        assert not self._by_rows
+        most = self._length(0)
+        for bucket in reversed(self.buckets):
+            rows = self._rows[:bucket]
+            rows.fill_(self.state.scratch_row)
+            for breadth in reversed(self.step.breadths):
+                yield ("predict", bucket, breadth), partial(self.step.predict, rows, breadth)
+            yield ("advance", bucket), partial(self.step.advance, rows, length=most)
+            if self._retraces:
+                yield ("recall", bucket), partial(self.step.recall, rows)
+        for inputs in reversed(self._prefills):
+            inputs.fill([])
+            for length in {0, most if inputs is self._prefills[-1] else 0}:
+                yield ("prefill", inputs.num_rows, length), partial(self.step.prefill, inputs.rows, length=length)
+
+    @torch.inference_mode()
+    def prefill(self, sequences: list[Sequence]) -> None:
+        """Take sequences in: write their rows of the state, and run their prompts and the frames they resume from."""
+        self.catch_up()
+        if sequences:
+            self._batch = None
+        for sequence in sequences:
+            num_frames = 0 if self._retraces else sequence.num_frames
+            self.state.admit(sequence, self.blocks.table(sequence.id), num_frames=num_frames)
+        sized = [(each, each.prompt.num_rows if self._retraces else each.num_positions) for each in sequences]
+        limit = self._prefills[-1].num_rows
+        alone = self._by_rows or self.shape.deterministic
+        for parts in pack(sized, num_rows=limit, together=0 if alone else limit):
+            self._run_prefill(parts)
+        if self._retraces:
+            self._retrace(sequences)
+
+    @torch.inference_mode()
+    def launch(self, sequences: list[Sequence], on_codes: OnCodes | None = None) -> LaunchedStep:
+        """Start the step that makes each sequence's next frame.
+
+        `on_codes` is called with the frames [sequences, groups] int16 on the device once their computation is queued,
+        and nothing behind it.
+        """
+        self.catch_up()
+        batch = self._as_batch(sequences)
+        for sequence in sequences:
+            if sequence.num_positions % self.blocks.block_size == 0:
+                self._send_block(sequence)
+        self._predict(batch)
+        frames = self.step.codes[: len(sequences)]
+        codes = self._codes[: len(sequences)]
+        codes.copy_(frames, non_blocking=True)
+        made = self._record()
+        if on_codes is not None:
+            on_codes(frames)
+        self._behind = partial(
+            self._advance, batch, length=self._length(max(sequence.num_positions for sequence in sequences) + 1)
+        )
+        if not self._on_cpu:
+            self.catch_up()
+        return LaunchedStep(sequences, codes, made, self._record())
+
+    @torch.inference_mode()
+    def catch_up(self) -> None:
+        """Do the talker's half of the last step. Before the next step, or a prefill, it is done anyway."""
+        behind, self._behind = self._behind, None
+        if behind is not None:
+            behind()
+
+    def leave_behind(self) -> None:
+        """The talker's half of the last step need not be done: none of its sequences goes on."""
+        self._behind = None
+
+    @property
+    def attended(self) -> NDArray[np.float32] | None:
+        """[sequences, positions]: what the last step's sequences attend to with the alignment head; not on a GPU."""
+        self.catch_up()
+        return None if self.step.attended is None else self.step.attended.float().numpy()
+
+    @torch.inference_mode()
+    def extend_text(self, sequence: Sequence, start: int) -> None:
+        """The sequence's prompt has more text, from trailing id `start` on; one that does not run takes it in later."""
+        if sequence.row is not None:
+            self.state.extend_text(sequence, start)
+
+    @torch.inference_mode()
+    def replay(self, sequences: list[Sequence]) -> None:
+        """A step of which the host sees nothing: a benchmark's. The device gets ahead of the host's sequences."""
+        self.catch_up()
+        batch = self._as_batch(sequences)
+        self._predict(batch)
+        self._advance(batch, length=self._length(0))
+
+    def _retrace(self, sequences: list[Sequence]) -> None:
+        """Run the frames that sequences have already, one step after the other.
+
+        A prefill of them adds in another order, and so rounds to other bits, than the steps that made them.
+        """
+        for number in range(max((sequence.num_frames for sequence in sequences), default=0)):
+            going = [sequence for sequence in sequences if number < sequence.num_frames]
+            batch = self._as_batch(going)
+            self._send_frames([sequence.frames[number] for sequence in going])
+            self.graphs.run(("recall", len(batch.rows)), partial(self.step.recall, batch.rows))
+            self._advance(batch, length=self._length(0))
+
+    def _send_frames(self, frames: list[Codes]) -> None:
+        assert self._given is not None
+        given = self.step.given
+        staged = self._given.take()
+        staged.values.reshape(given.shape)[: len(frames)] = frames
+        given.copy_(staged.tensor.view(given.shape), non_blocking=True)
+
+    def _predict(self, batch: _Batch) -> None:
+        work = partial(self.step.predict, batch.rows, batch.breadth)
+        self.graphs.run(("predict", len(batch.rows), batch.breadth), work)
+
+    def _advance(self, batch: _Batch, *, length: int) -> None:
+        self.graphs.run(("advance", len(batch.rows)), partial(self.step.advance, batch.rows, length=length))
+
+    def _run_prefill(self, parts: Pass) -> None:
+        continued = parts[0].start > 0
+        sizes = self._prefills[-1:] if continued else self._prefills
+        inputs = next(each for each in sizes if each.fits(parts))
+        inputs.fill(parts)
+        length = self._length(parts[-1].stop) if self._by_rows or continued else 0
+        key: Hashable = ("prefill", inputs.num_rows, length)
+        self.graphs.run(key, lambda: self.step.prefill(inputs.rows, length=length))
+
+    def _as_batch(self, sequences: list[Sequence]) -> _Batch:
+        """The batch on the device; uploaded only when a sequence joined, left, or moved to another row."""
+        members = tuple((sequence.id, _row(sequence)) for sequence in sequences)
+        if self._batch is None or self._batch.members != members:
+            bucket = next(size for size in self.buckets if size >= len(sequences))
+            staged = self._staging.take()
+            rows = staged.values.view(np.int64)
+            rows[: len(members)] = [row for _, row in members]
+            rows[len(members) : bucket] = self.state.scratch_row
+            self._rows[:bucket].copy_(staged.tensor.view(torch.long)[:bucket], non_blocking=True)
+            self._batch = _Batch(members, self._rows[:bucket], self._breadth(sequences))
+        return self._batch
+
+    def _breadth(self, sequences: list[Sequence]) -> Breadth:
+        options = [FilterOptions.for_talker(each.sampling) for each in sequences]
+        needed = Breadth.of(options + [FilterOptions.for_predictor(each.sampling) for each in sequences])
+        if self._by_rows:
+            return needed
+        return next(breadth for breadth in self.step.breadths if breadth.covers(needed))
+
+    def _send_block(self, sequence: Sequence) -> None:
+        """Tell the device about the block that the next position begins."""
+        index = sequence.num_positions // self.blocks.block_size
+        self.state.extend(_row(sequence), index, self.blocks.table(sequence.id)[index])
+
+    def _length(self, num_positions: int) -> int:
+        """Positions that contexts are gathered in: on a CPU no more than needed, in a graph always all."""
+        most = self.state.size.blocks * self.blocks.block_size
+        return min(padded_length(num_positions), most) if self._by_rows else most
+
+    def _record(self) -> torch.cuda.Event | None:
+        if self._on_cpu:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+def _build_step(tables: InputTables, state: BatchState, cache: KVCache, shape: RunnerShape) -> FrameStep:
+    if shape.networks == "fused":
+        from deployments.talker.fused_step import FusedStep  # needs Triton, which a CPU has not
+
+        return FusedStep(tables, state, cache, attention=shape.attention, pdl=tables.device.type == "cuda")
+    return FrameStep(tables, state, cache, by_rows=shape.by_rows)
+
+
+def _row(sequence: Sequence) -> int:
+    assert sequence.row is not None, "only running sequences are run"
+    return sequence.row

@@ -1,0 +1,174 @@
+"""Everything a running sequence is between two frames, by its row, in tensors that CUDA graphs read and write.
+
+The host writes a row once, when its sequence is admitted; from then on a step moves it along by itself. The row that
+is handed to no sequence belongs to the padding of a batch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deployments.gpu.graphs import Staging
+from deployments.talker.model.config import ModelConfig
+from deployments.talker.sampling import BatchFilter, Breadth, FilterOptions
+from deployments.talker.sequence import Sequence
+
+
+class Columns:
+    """Where a packed row of 32-bit columns holds what. Behind the header stand trailing text ids, then the blocks."""
+
+    SEED = 0  # two columns, the lower half first
+    POSITION = 2
+    FRAME = 3
+    NUM_TRAILING = 4
+    IGNORE_EOS = 5
+    PENALTY = 6
+    TALKER = 8  # a filter: four columns
+    PREDICTOR = 12
+    HEADER = 16
+
+
+# Columns of a filter.
+_GREEDY, _TEMPERATURE, _TOP_K, _TOP_P = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """Dimensions of the state."""
+
+    max_num_seqs: int
+    max_model_len: int
+    block_size: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the longest sequence."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def width(self) -> int:
+        """Columns of a packed row; even, so that seeds are aligned."""
+        return Columns.HEADER + self.max_model_len + self.blocks + (self.max_model_len + self.blocks) % 2
+
+
+class BatchState:
+    """One row for each sequence that runs, and one for padding."""
+
+    def __init__(self, config: ModelConfig, size: StateSize, *, dtype: torch.dtype, device: torch.device) -> None:
+        rows = size.max_num_seqs + 1
+        self.size, self.scratch_row = size, size.max_num_seqs
+        self.hidden = torch.zeros((rows, config.talker.hidden_size), dtype=dtype, device=device)
+        self.seen = torch.zeros((rows, config.vocab_size), dtype=torch.bool, device=device)
+        self.packed = torch.zeros((rows, size.width), dtype=torch.int32, device=device)
+        floats = self.packed.view(torch.float32)
+        self.seeds = self.packed.view(torch.long)[:, Columns.SEED // 2]
+        self.positions, self.frames = self.packed[:, Columns.POSITION], self.packed[:, Columns.FRAME]
+        self._num_trailing, self._ignore_eos = self.packed[:, Columns.NUM_TRAILING], self.packed[:, Columns.IGNORE_EOS]
+        self._penalty = floats[:, Columns.PENALTY]
+        self._trailing = self.packed[:, Columns.HEADER : Columns.HEADER + size.max_model_len]
+        self.first_block = Columns.HEADER + size.max_model_len
+        self.block_tables = self.packed[:, self.first_block : self.first_block + size.blocks]
+        self._staging = Staging(size.width, device=device)
+        self.packed[:, Columns.PENALTY] = int(np.float32(1.0).view(np.int32))
+        for column in (Columns.TALKER, Columns.PREDICTOR):
+            floats[:, column + _TEMPERATURE] = 1.0
+            floats[:, column + _TOP_P] = 1.0
+            self.packed[:, column + _GREEDY] = 1
+
+    def admit(self, sequence: Sequence, blocks: list[int], *, num_frames: int) -> None:
+        """Write the row of a sequence that is about to be prefilled together with `num_frames` of its frames."""
+        assert sequence.row is not None
+        staged = self._staging.take()
+        self._pack(staged.values, sequence, blocks)
+        staged.values[Columns.POSITION] = sequence.prompt.num_rows + num_frames
+        staged.values[Columns.FRAME] = num_frames
+        self.packed[sequence.row].copy_(staged.tensor, non_blocking=True)
+        seen = self.seen[sequence.row]
+        seen.zero_()
+        if sequence.frames:
+            codes = torch.from_numpy(np.stack(sequence.frames)[:, 0]).long()
+            seen[codes.to(seen.device, non_blocking=True)] = True
+
+    def extend_text(self, sequence: Sequence, start: int) -> None:
+        """Give a running sequence the trailing text ids of its prompt from `start` on."""
+        assert sequence.row is not None
+        ids = sequence.prompt.trailing[start : self.size.max_model_len]
+        staged = self._staging.take()
+        staged.values[: len(ids)], staged.values[len(ids)] = ids, start + len(ids)
+        row, first = self.packed[sequence.row], Columns.HEADER + start
+        row[first : first + len(ids)].copy_(staged.tensor[: len(ids)], non_blocking=True)
+        row[Columns.NUM_TRAILING].copy_(staged.tensor[len(ids)], non_blocking=True)
+
+    def extend(self, row: int, index: int, block: int) -> None:
+        """Give a running sequence the block at `index` of its table."""
+        staged = self._staging.take()
+        staged.values[0] = block
+        column = self.first_block + index
+        self.packed[row, column : column + 1].copy_(staged.tensor[:1], non_blocking=True)
+
+    def trailing(self, rows: Tensor, padding: int) -> Tensor:
+        """[rows] int32: the text id that goes into the talker together with each row's next frame."""
+        frames = self.frames[rows]
+        known = frames < self._num_trailing[rows]
+        ids = self._trailing[rows, frames.clamp(max=self.size.max_model_len - 1)]
+        return torch.where(known, ids, padding)
+
+    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """[rows] int64: cache indices of positions [rows] of sequences' rows."""
+        index = (positions // self.size.block_size).clamp(max=self.size.blocks - 1)
+        return self.block_tables[rows, index].long() * self.size.block_size + positions % self.size.block_size
+
+    def talker_filter(self, rows: Tensor, breadth: Breadth) -> BatchFilter:
+        """How codebook 0 is sampled."""
+        return self._filter(rows, Columns.TALKER, breadth)
+
+    def predictor_filter(self, rows: Tensor, breadth: Breadth) -> BatchFilter:
+        """How the other codebooks are sampled."""
+        return self._filter(rows, Columns.PREDICTOR, breadth)
+
+    def penalty(self, rows: Tensor) -> Tensor:
+        """[rows, 1]: repetition penalties."""
+        return self._penalty[rows][:, None]
+
+    def ignore_eos(self, rows: Tensor) -> Tensor:
+        """[rows] bool."""
+        return self._ignore_eos[rows] != 0
+
+    def move_on(self, rows: Tensor) -> None:
+        """Each row has a frame more; that of padding stays where it is."""
+        one = (rows != self.scratch_row).int()
+        self.positions[rows] = self.positions[rows] + one
+        self.frames[rows] = self.frames[rows] + one
+
+    def _filter(self, rows: Tensor, start: int, breadth: Breadth) -> BatchFilter:
+        ints = self.packed[rows, start : start + 4]
+        floats = ints.view(torch.float32)
+        return BatchFilter(
+            ints[:, _GREEDY, None] != 0,
+            floats[:, _TEMPERATURE, None],
+            ints[:, _TOP_K, None].long(),
+            floats[:, _TOP_P, None],
+            breadth,
+        )
+
+    def _pack(self, out: NDArray[np.int32], sequence: Sequence, blocks: list[int]) -> None:
+        floats = out.view(np.float32)
+        out[Columns.SEED : Columns.SEED + 2] = np.array([sequence.signed_seed], dtype=np.int64).view(np.int32)
+        trailing = sequence.prompt.trailing[: self.size.max_model_len]
+        out[Columns.NUM_TRAILING] = len(trailing)
+        out[Columns.IGNORE_EOS] = sequence.request.synthesis.ignore_eos
+        floats[Columns.PENALTY] = sequence.sampling.repetition_penalty or 1.0
+        _pack_options(out[Columns.TALKER : Columns.TALKER + 4], FilterOptions.for_talker(sequence.sampling))
+        _pack_options(out[Columns.PREDICTOR : Columns.PREDICTOR + 4], FilterOptions.for_predictor(sequence.sampling))
+        out[Columns.HEADER : Columns.HEADER + len(trailing)] = trailing
+        out[self.first_block :] = 0
+        out[self.first_block : self.first_block + len(blocks)] = blocks
+
+
+def _pack_options(out: NDArray[np.int32], options: FilterOptions) -> None:
+    floats = out.view(np.float32)
+    out[_GREEDY], out[_TOP_K] = not options.do_sample, options.top_k
+    floats[_TEMPERATURE], floats[_TOP_P] = options.temperature, options.top_p

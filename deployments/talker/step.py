@@ -1,0 +1,148 @@
+"""What the device does for a batch, as functions of tensors alone: the two halves of a frame, and prefill.
+
+Nothing here looks at values on the host, so that each function can be recorded as a CUDA graph; on a CPU the same
+functions run as they are. A frame is made in two halves: `predict` samples codebook 0 from the talker's hidden state
+and lets the predictor complete the frame, whereupon the codes can leave; `advance` feeds the frame to the talker. A
+sequence has ended when codebook 0 is the end of speech: what stands behind it is no frame.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from deployments.talker.attention import Context, GatheredAttention, SharedAttention
+from deployments.talker.input_tables import InputTables
+from deployments.talker.kv_cache import KVCache
+from deployments.talker.sampling import NARROW, WIDE, Breadth, Draw, NoiseSource, penalise_repetition, philox_noise
+from deployments.talker.state import BatchState
+
+# In place of a code where the talker's state has become NaN or infinite.
+NOT_FINITE = -1
+# The official generation never ends speech before this many codes of codebook 0.
+MIN_NEW_TOKENS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRows:
+    """Rows of one prefill pass, of any number of sequences, and whose last row is among them."""
+
+    text_ids: Tensor  # [rows] int32
+    codec_ids: Tensor  # [rows] int32
+    owners: Tensor  # [rows] int32: rows of the state
+    positions: Tensor  # [rows] int32
+    last: Tensor  # [sequences] int32: which rows are the last of their sequence
+    finished: Tensor  # [sequences] int32: rows of the state they belong to; padded with the scratch row
+
+
+class FrameStep:
+    """The networks of one talker over the state of a batch, in plain PyTorch on any device."""
+
+    breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # those that are worth a recording of their own
+
+    def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, by_rows: bool = False) -> None:
+        """`by_rows`: each row attends to a gathered context of its own, wherever the other rows of its pass stand."""
+        self.tables, self.state, self.cache, self._by_rows = tables, state, cache, by_rows
+        self.talker, self.config = tables.talker, tables.talker.config
+        self.noise: NoiseSource = philox_noise
+        max_num_seqs = state.size.max_num_seqs
+        like = state.hidden
+        # Results of `predict`, by index in the batch: other streams may read them behind the event of the codes.
+        self.codes = torch.zeros((max_num_seqs, self.config.num_code_groups), dtype=torch.int16, device=like.device)
+        self.given = torch.zeros_like(
+            self.codes, dtype=torch.int32
+        )  # frames that `recall` takes, by index in the batch
+        self.attended: Tensor | None = None  # [rows, length]: weights of the alignment head in the last pass, by rows
+        self._embeds = torch.zeros((max_num_seqs, like.shape[1]), dtype=like.dtype, device=like.device)
+
+    @property
+    def name(self) -> str:
+        """What runs, for reports."""
+        return "exact" if self._by_rows else "plain"
+
+    def predict(self, rows: Tensor, breadth: Breadth) -> None:
+        """The next frames of state rows [rows] int64 into `codes`."""
+        state = self.state
+        hidden, seeds, frames = state.hidden[rows], state.seeds[rows], state.frames[rows].long()
+        options = state.predictor_filter(rows, breadth)
+
+        def sample(logits: Tensor, codebook: int) -> Tensor:
+            return options.sample(logits, Draw(seeds, frames, codebook), self.noise)
+
+        code0 = self._sample_code0(rows, hidden, breadth)
+        embed0 = self.talker.model.codec_embedding(code0)
+        codes, embeds = self.talker.code_predictor(hidden, code0, embed0, sample=sample)
+        sound = torch.isfinite(hidden).all(-1, keepdim=True)
+        self.codes[: len(rows)] = codes.masked_fill(~sound, NOT_FINITE)
+        self._embeds[: len(rows)] = embeds
+
+    def recall(self, rows: Tensor) -> None:
+        """In place of `predict`: the next frames of state rows [rows] are those `given`."""
+        self._embeds[: len(rows)] = self._embed(self.given[: len(rows)].long())
+
+    def advance(self, rows: Tensor, *, length: int) -> None:
+        """The talker's step behind `predict`; no position is at or beyond `length`."""
+        state = self.state
+        inputs = self._embeds[: len(rows)] + self.tables.text[state.trailing(rows, self.tables.pad)]
+        state.hidden[rows] = self._run_rows(inputs, self._context(rows, state.positions[rows]), length)
+        state.move_on(rows)
+
+    def prefill(self, rows: PrefillRows, *, length: int) -> None:
+        """Run prompt rows; the hidden states of last rows become their sequences'.
+
+        `length` 0: each sequence's rows begin at position 0. Else all rows are of one sequence, and none attends
+        beyond `length` positions.
+        """
+        inputs, owners = self.tables.rows(rows.text_ids, rows.codec_ids), rows.owners.long()
+        context = self._context(owners, rows.positions)
+        run = self._run_rows if self._by_rows else partial(self._run_prompt, owners)
+        hidden = run(inputs, context, length)
+        self.state.hidden[rows.finished.long()] = hidden[rows.last.long()]
+
+    def _embed(self, frames: Tensor) -> Tensor:
+        """Sums [rows, hidden] of the embeddings of frames [rows, groups], bit for bit as `predict` adds them."""
+        return self.talker.embed_frames(frames)
+
+    def _sample_code0(self, rows: Tensor, hidden: Tensor, breadth: Breadth) -> Tensor:
+        """Codebook 0 [rows] int64 of the next frames of state rows [rows], whose hidden states are [rows, hidden]."""
+        state, eos = self.state, self.config.codes.eos
+        frames = state.frames[rows].long()
+        logits = penalise_repetition(self.talker.logits(hidden), state.seen[rows], state.penalty(rows))
+        logits = logits.masked_fill(self.talker.suppressed, -torch.inf)
+        too_early = (frames < MIN_NEW_TOKENS) | state.ignore_eos(rows)
+        logits[:, eos] = logits[:, eos].masked_fill(too_early, -torch.inf)
+        code0 = state.talker_filter(rows, breadth).sample(logits, Draw(state.seeds[rows], frames, 0), self.noise)
+        state.seen.index_put_((rows, code0), torch.ones_like(code0, dtype=torch.bool))
+        return code0
+
+    def _run_rows(self, inputs: Tensor, context: Context, length: int) -> Tensor:
+        """Input rows [rows, hidden] -> hidden states [rows, hidden]; no row attends beyond `length` positions."""
+        followed = self.config.text.alignment_head if self._by_rows else None
+        attention = GatheredAttention(self.cache, context, length, followed=followed)
+        hidden: Tensor = self.talker(inputs, context.positions, attention)
+        self.attended = attention.weights
+        return hidden
+
+    def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
+        """As `_run_rows`, all rows over one context: that of the pass itself, or that of one sequence."""
+        positions = context.positions
+        if length:
+            offsets = torch.arange(length, device=positions.device)
+            seen = context.block_tables[0, offsets // self.cache.block_size].long() * self.cache.block_size
+            seen = seen + offsets % self.cache.block_size
+            mask = offsets <= positions[:, None]
+        else:
+            seen = context.slots
+            mask = (owners[:, None] == owners) & (positions <= positions[:, None])
+        hidden: Tensor = self.talker(inputs, positions, SharedAttention(self.cache, context.slots, seen, mask))
+        return hidden
+
+    def _context(self, owners: Tensor, positions: Tensor) -> Context:
+        state = self.state
+        return Context(
+            positions=positions,
+            slots=state.slots(owners, positions),
+            block_tables=state.block_tables[owners],
+            lengths=positions + 1,
+        )

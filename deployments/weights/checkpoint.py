@@ -1,0 +1,171 @@
+"""Strict reading of safetensors checkpoints: one `model.safetensors`, or an index with shards."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from deployments.errors import CheckpointError
+from deployments.gpu.graphs import upload
+from deployments.weights.store import INDEX_FILE, SINGLE_FILE, read_index
+
+_MAX_SHOWN = 8
+
+T = TypeVar("T")
+
+
+def read_json(file: Path) -> Any:
+    """What a checkpoint's JSON file holds; raises CheckpointError."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing: is {file.parent} a Qwen3-TTS checkpoint directory?") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from None
+
+
+def as_config(kind: type[T], values: object, source: Path) -> T:
+    """Decoded JSON as the dataclass `kind`, other keys ignored; raises CheckpointError with each key that is wrong."""
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise CheckpointError(f"{source}: {'; '.join(problems)}") from None
+
+
+def tensor_files(directory: Path) -> dict[str, Path]:
+    """File that holds each tensor of the checkpoint in `directory`, by the tensor's name."""
+    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
+    if single.is_file():
+        with _opened(single) as file:
+            return dict.fromkeys(_keys(file), single)
+    if not index.is_file():
+        raise CheckpointError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+    return {name: directory / file for name, file in read_index(index).items()}
+
+
+def read_shapes(directory: Path, prefix: str = "") -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor under `prefix`, by its name without the prefix. Reads the files' headers only."""
+    return _collect(directory, prefix, _shape)
+
+
+def read_tensors(directory: Path, prefix: str = "", *, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Every tensor under `prefix` as it is stored, by its name without the prefix. The other tensors are not read."""
+    if torch.device(device).type == "cpu":
+        return _collect(directory, prefix, _tensor)
+    found = upload(_names_by_file(directory, prefix), torch.device(device))
+    return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+
+
+class _NoDraws(TorchFunctionMode):
+    """Leaves out the random first values of embeddings: drawing them on the meta device imports a thousand modules."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return None if func is nn.init.normal_ else func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Modules constructed in the block have shapes and no values, as `load_strict` wants them."""
+    with torch.device("meta"), _NoDraws():
+        yield
+
+
+def load_strict(
+    module: nn.Module,
+    directory: Path,
+    *,
+    prefix: str = "",
+    dtype: torch.dtype,
+    device: torch.device | str,
+    ignore: tuple[str, ...] = (),
+) -> None:
+    """Fill a module, best constructed `without_values`, with the checkpoint's tensors under `prefix`.
+
+    A missing, unexpected or mis-shaped tensor raises CheckpointError with its name, before any weight is read. `ignore`
+    holds shell patterns of names (without the prefix) that may be missing or unexpected. Floating point tensors get
+    `dtype`.
+    """
+    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    found = read_shapes(directory, prefix)
+    problems = list(_differences(wanted, found, ignore))
+    if problems:
+        raise CheckpointError(_describe(directory, prefix, problems))
+    tensors = read_tensors(directory, prefix, device=device)
+    kept = {name: tensor for name, tensor in tensors.items() if name in wanted}
+    module.load_state_dict(
+        {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in kept.items()},
+        strict=False,  # the names are known to match, except for what may be missing
+        assign=True,
+    )
+    module.requires_grad_(requires_grad=False)
+
+
+def _differences(
+    wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]], ignore: tuple[str, ...]
+) -> Iterator[str]:
+    for name in sorted(wanted.keys() | found.keys()):
+        if any(fnmatchcase(name, pattern) for pattern in ignore):
+            continue
+        if name not in found:
+            yield f"{name} is missing"
+        elif name not in wanted:
+            yield f"{name} is unexpected"
+        elif wanted[name] != found[name]:
+            yield f"{name} has shape {list(found[name])}, expected {list(wanted[name])}"
+
+
+def _describe(directory: Path, prefix: str, problems: list[str]) -> str:
+    if any(".lora_" in problem for problem in problems):
+        return f"{directory} holds a LoRA adapter that is not merged: merge it first (PEFT: merge_and_unload)"
+    shown = "; ".join(prefix + problem for problem in problems[:_MAX_SHOWN])
+    more = f"; and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
+    file = directory / (SINGLE_FILE if (directory / SINGLE_FILE).is_file() else INDEX_FILE)
+    return f"{file} does not fit the architecture: {shown}{more}"
+
+
+def _collect(directory: Path, prefix: str, take: Callable[[safe_open, str], T]) -> dict[str, T]:
+    collected: dict[str, T] = {}
+    for path, names in _names_by_file(directory, prefix).items():
+        with _opened(path) as file:
+            collected |= {name.removeprefix(prefix): take(file, name) for name in names}
+    return collected
+
+
+def _names_by_file(directory: Path, prefix: str) -> dict[Path, list[str]]:
+    by_file: dict[Path, list[str]] = {}
+    for name, path in tensor_files(directory).items():
+        if name.startswith(prefix):
+            by_file.setdefault(path, []).append(name)
+    return by_file
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[safe_open]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+
+
+def _keys(file: safe_open) -> list[str]:
+    return list(file.keys())  # type: ignore[no-untyped-call]
+
+
+def _shape(file: safe_open, name: str) -> tuple[int, ...]:
+    return tuple(file.get_slice(name).get_shape())  # type: ignore[no-untyped-call]
+
+
+def _tensor(file: safe_open, name: str) -> Tensor:
+    return file.get_tensor(name)  # type: ignore[no-untyped-call, no-any-return]

@@ -1,0 +1,336 @@
+"""From the name of a model to a local checkpoint directory: a folder, the Hugging Face hub, or the embedded voice.
+
+Imports no torch: the application, too, asks which checkpoint `auto` is. The hub's library takes half a second to
+import, so it is imported where it is needed.
+"""
+
+import difflib
+import hashlib
+import json
+import os
+import queue
+import shutil
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deployments.errors import CheckpointError, StartError
+
+if TYPE_CHECKING:
+    from deployments.weights.download import Report
+
+EMBEDDED = "embedded"
+EMBEDDED_BYTES = 36_000_000  # on disk, and a little to spare
+# In the order in which `auto` prefers them.
+REPOSITORIES = {
+    "1.7B-CustomVoice": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+    "0.6B-CustomVoice": "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice",
+    "1.7B-VoiceDesign": "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
+    "1.7B-Base": "Qwen/Qwen3-TTS-12Hz-1.7B-Base",
+    "0.6B-Base": "Qwen/Qwen3-TTS-12Hz-0.6B-Base",
+}
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_NEEDED = ("config.json", "vocab.json", "merges.txt", "speech_tokenizer/config.json")
+_WEIGHTS = (".", "speech_tokenizer")
+_FAMILY = {"config.json": "qwen3_tts", "speech_tokenizer/config.json": "qwen3_tts_tokenizer_12hz"}  # model_type of each
+_ADAPTER = "adapter_config.json"
+_PACKED = Path(__file__).parents[1] / "voice" / "packed"
+_DIGITS = 12  # of the digest that names a folder
+_HUB_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A concrete model, and why it is this one."""
+
+    model: str
+    reason: str
+
+
+def choose(model: str, *, models_dir: Path | None, gpu: bool) -> ModelChoice:
+    """Resolve `auto`; any other name is taken as it is."""
+    if model != "auto":
+        return ModelChoice(model, "asked for")
+    if not gpu:
+        return ModelChoice(EMBEDDED, "no GPU here: the embedded checkpoint keeps up with real time on a CPU")
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in REPOSITORIES.values():
+        local = None if models_dir is None else models_dir / name.split("/")[1]
+        if local is not None and (local / "config.json").exists():
+            return ModelChoice(str(local), f"found in {models_dir}")
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return ModelChoice(name, "found in the Hugging Face cache")
+    return ModelChoice(
+        EMBEDDED, "no released checkpoint in the Hugging Face cache: name one with --model to download it"
+    )
+
+
+def locate(model: str, *, revision: str | None = None, report: "Report | None" = None) -> Path:
+    """The directory of a complete checkpoint; `report` hears how far a download is.
+
+    `model` is a directory, "embedded", or a Hugging Face name such as "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", of which
+    "1.7B-CustomVoice" is enough. What is not in the Hugging Face cache is downloaded. `revision` is a branch, tag or
+    commit of the repository. Raises CheckpointError that says what was tried and what to do.
+    """
+    if model == EMBEDDED:
+        return embedded_path()
+    return find(model, revision=revision) or check_complete(_download(repository(model), revision, report))
+
+
+def find(model: str, *, revision: str | None = None) -> Path | None:
+    """As `locate`, of what is on this machine: None where it would be downloaded, or written for the first time."""
+    if model == EMBEDDED:
+        written = _embedded_directory()
+        return written if written.is_dir() else None
+    directory = Path(model).expanduser()
+    if directory.is_dir():
+        return check_complete(directory)
+    if _looks_like_path(model):
+        raise CheckpointError(f"there is no checkpoint directory {directory}")
+    cached = _cached(repository(model), revision)
+    return check_complete(cached) if cached is not None and not missing_files(cached) else None
+
+
+def speakers(model: str) -> tuple[str, ...] | None:
+    """The voices that a checkpoint names, in lower case; None where it is not on this machine (yet)."""
+    try:
+        directory = _PACKED if model == EMBEDDED else find(model)
+    except CheckpointError:
+        return None
+    if directory is None:
+        return None
+    talker = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("talker_config") or {}
+    return tuple(name.lower() for name in talker.get("spk_id") or ())
+
+
+def ask_hub(name: str) -> None:
+    """Raises CheckpointError unless the Hugging Face hub says within two seconds that it has repository `name`."""
+    answers: queue.Queue[OSError | None] = queue.Queue()
+    # On a thread: no timeout bounds how long a name server is asked for the hub's address.
+    threading.Thread(target=lambda: answers.put(_asked(name)), daemon=True).start()
+    try:
+        error = answers.get(timeout=_HUB_S)
+    except queue.Empty:
+        error = TimeoutError(f"the hub does not answer within {_HUB_S:g} s")
+    if error is not None:
+        raise CheckpointError(_download_failed(name, None, error)) from error
+
+
+def _asked(name: str) -> OSError | None:
+    from huggingface_hub import constants, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        return OSError("HF_HUB_OFFLINE is set")
+    token = get_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"{constants.ENDPOINT}/api/models/{name}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=_HUB_S):
+            return None
+    except OSError as error:
+        return error
+
+
+def check_complete(directory: Path) -> Path:
+    """`directory`, once it is sure that it is a checkpoint of this family and that no file of it is missing.
+
+    CheckpointError says which family it is of, or names the missing files.
+    """
+    if (directory / _ADAPTER).is_file() and not (directory / "config.json").is_file():
+        raise CheckpointError(_unmerged(str(directory)))
+    for name in _FAMILY:
+        if (directory / name).is_file():
+            _check_family(str(directory), name, directory / name)
+    missing = missing_files(directory)
+    if missing:
+        raise CheckpointError(_incomplete(str(directory), missing))
+    return directory
+
+
+def missing_files(directory: Path) -> list[str]:
+    """What a checkpoint consists of and `directory` lacks."""
+    missing = _missing(lambda name: (directory / name).is_file())
+    return missing + [str(file.relative_to(directory)) for file in _shards(directory) if not file.is_file()]
+
+
+def _missing(has: Callable[[str], bool]) -> list[str]:
+    missing = [name for name in _NEEDED if not has(name)]
+    weights = [[str(Path(part) / name) for name in (SINGLE_FILE, INDEX_FILE)] for part in _WEIGHTS]
+    return missing + [single for single, index in weights if not has(single) and not has(index)]
+
+
+def _shards(directory: Path) -> list[Path]:
+    """The files that the indices of `directory` name."""
+    shards: set[Path] = set()
+    for part in (directory / name for name in _WEIGHTS):
+        if (part / INDEX_FILE).is_file() and not (part / SINGLE_FILE).is_file():
+            shards |= {part / name for name in read_index(part / INDEX_FILE).values()}
+    return sorted(shards)
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """The file of each tensor, as an index of shards names it."""
+    try:
+        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{index} is not an index of safetensors shards: {error!r}") from error
+
+
+def _incomplete(what: str, missing: list[str]) -> str:
+    return f"{what} is no complete Qwen3-TTS checkpoint, it lacks: {', '.join(missing)}"
+
+
+def _unmerged(what: str) -> str:
+    return f"{what} holds a LoRA adapter only: merge it into its base model first (PEFT: merge_and_unload)"
+
+
+def _check_family(what: str, name: str, file: Path) -> None:
+    """Raises CheckpointError unless `file`, the `name` of checkpoint `what`, is of a model that Talkray speaks."""
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{name} of {what} is not JSON: {error}") from None
+    family = config.get("model_type") if isinstance(config, dict) else None
+    if family != _FAMILY[name]:
+        raise CheckpointError(
+            f"{what} is a checkpoint of another family: {name} says model_type {family!r}, and Talkray speaks Qwen3-TTS"
+            f" at 12 Hz ({_FAMILY[name]!r})"
+        )
+    if "quantization_config" in config:
+        raise CheckpointError(f"{what} is quantised, by its {name}: Talkray takes float32, float16 and bfloat16")
+
+
+def repository(model: str) -> str:
+    """The full Hugging Face name of `model`; raises CheckpointError for a name that can be none."""
+    short = model.rsplit("/", 1)[-1].removeprefix("Qwen3-TTS-12Hz-")
+    known = {name.lower(): full for name, full in REPOSITORIES.items()}
+    if short.lower() in known and model.removesuffix(short) in ("", "Qwen/", "Qwen/Qwen3-TTS-12Hz-", "Qwen3-TTS-12Hz-"):
+        return known[short.lower()]
+    if "/" in model:
+        return model
+    raise CheckpointError(f"unknown model {model!r}{_hint(short)}")
+
+
+def _looks_like_path(model: str) -> bool:
+    return model.startswith((".", "~", os.sep)) or model.count("/") > 1
+
+
+def _hint(short: str) -> str:
+    close = difflib.get_close_matches(short, REPOSITORIES, n=1, cutoff=0.5)
+    meant = f", did you mean {close[0]!r}?" if close else "."
+    return (
+        f"{meant} Released: {', '.join(REPOSITORIES)}; or {EMBEDDED!r}, a directory, or a Hugging Face name OWNER/NAME"
+    )
+
+
+def _download(name: str, revision: str | None, report: "Report | None") -> Path:
+    import httpx2
+
+    from deployments.weights.download import download  # imports the hub's library
+
+    def check(names: set[str], fetch: Callable[[str], Path]) -> None:
+        if _ADAPTER in names and "config.json" not in names:
+            raise CheckpointError(_unmerged(name))
+        for file in _FAMILY:
+            if file in names:
+                _check_family(name, file, fetch(file))
+        if missing := _missing(names.__contains__):
+            raise CheckpointError(_incomplete(name, missing))
+
+    try:
+        return download(name, revision, check, report or (lambda transfer: None))
+    except (OSError, httpx2.HTTPError) as error:  # the hub's errors are OSErrors
+        raise CheckpointError(_download_failed(name, revision, error)) from error
+
+
+def _cached(name: str, revision: str | None) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except OSError:
+        return None
+    except HFValidationError as error:
+        raise CheckpointError(f"{name!r} is no Hugging Face name: {error}") from None
+
+
+def _download_failed(name: str, revision: str | None, error: Exception) -> str:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    at = f" at revision {revision}" if revision else ""
+    close = difflib.get_close_matches(name, REPOSITORIES.values(), n=1, cutoff=0.8)
+    meant = f"Did you mean {close[0]}? " if close and close[0] != name else ""
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return (
+        f"{name}{at} is not in the cache {HF_HUB_CACHE} and could not be downloaded: {reason[0]}. {meant}"
+        f"Check the network and HF_HOME, or fetch it elsewhere with `hf download {name}` and name its directory here."
+    )
+
+
+def cache_directory() -> Path:
+    """Where generated files live: TALKRAY_CACHE, else the user's cache. Raises StartError where there is neither."""
+    named = os.environ.get("TALKRAY_CACHE")
+    try:
+        return Path(named) if named else Path.home() / ".cache" / "talkray"
+    except RuntimeError:  # a container may run as a number that is no user
+        raise StartError("this user has no home folder: set HOME, or name a folder in TALKRAY_CACHE") from None
+
+
+def embedded_path() -> Path:
+    """The directory of the embedded checkpoint; written first where this user has none yet.
+
+    It is written aside and renamed, so that a reader sees all of it or nothing and two writers at once do no harm.
+    """
+    directory = _embedded_directory()
+    if not directory.is_dir():
+        from safetensors import SafetensorError
+
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=directory.parent, prefix="voice-") as scratch:
+                written = Path(scratch) / "checkpoint"
+                write_embedded(written)
+                _publish(written, directory)
+        except (OSError, SafetensorError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise CheckpointError(
+                f"the embedded voice takes {EMBEDDED_BYTES / 1e6:.0f} MB in {directory.parent} ({reason}): "
+                "make room there, or name another folder in TALKRAY_CACHE"
+            ) from error
+    return directory
+
+
+def _embedded_directory() -> Path:
+    return cache_directory() / f"voice-{_digest(_PACKED)}"
+
+
+def write_embedded(directory: Path) -> None:
+    """Write the embedded checkpoint to a new directory; the same bytes every time."""
+    from deployments.voice.unpack import unpack  # imports torch
+
+    unpack(_PACKED, directory)
+
+
+def _digest(directory: Path) -> str:
+    """Of the names and contents of all files, so that another voice never meets an older one's folder."""
+    state = hashlib.sha256()
+    for file in sorted(file for file in directory.rglob("*") if file.is_file()):
+        state.update(f"{file.relative_to(directory)}\0{file.stat().st_size}\0".encode())
+        state.update(file.read_bytes())
+    return state.hexdigest()[:_DIGITS]
+
+
+def _publish(written: Path, directory: Path) -> None:
+    try:
+        written.rename(directory)
+    except OSError:
+        if not directory.is_dir():
+            raise
+        shutil.rmtree(written)  # another process was first

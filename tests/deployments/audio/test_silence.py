@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+
+from deployments.audio.silence import FirstSound, LeadingSilence, Pcm, first_sound
+
+RATE = 1000  # windows of 10 samples
+
+
+def quiet(num_samples: int) -> Pcm:
+    return np.where(np.arange(num_samples) % 2, 20, -20).astype(np.int16)  # -64 dB
+
+
+def loud(num_samples: int) -> Pcm:
+    return np.arange(1000, 1000 + num_samples, dtype=np.int16)
+
+
+def trim(pcm: Pcm, sizes: list[int], *, max_trim_s: float = 1.0) -> Pcm:
+    silence = LeadingSilence(RATE, threshold_db=-50, keep_s=0.02, max_trim_s=max_trim_s)
+    chunks = np.split(pcm, np.cumsum(sizes))
+    return np.concatenate([silence.trim(chunk) for chunk in chunks])
+
+
+@pytest.mark.parametrize("sizes", [[], [1] * 300, [7] * 60, [150, 3, 9], [200], [205]])
+def test_sound_keeps_a_little_silence_before_it(sizes: list[int]) -> None:
+    pcm = np.concatenate((quiet(200), loud(300), quiet(100)))
+    assert np.array_equal(trim(pcm, sizes), pcm[180:])
+
+
+def test_sound_at_once_is_untouched() -> None:
+    pcm = np.concatenate((loud(50), quiet(500)))
+    assert np.array_equal(trim(pcm, [10, 30]), pcm)
+
+
+def test_a_window_that_turns_loud_in_its_middle_counts() -> None:
+    pcm = np.concatenate((quiet(105), loud(100)))
+    assert np.array_equal(trim(pcm, [104, 3]), pcm[80:])
+
+
+@pytest.mark.parametrize("sizes", [[], [1] * 600, [130] * 4, [500]])
+def test_it_gives_up_and_passes_everything(sizes: list[int]) -> None:
+    pcm = np.concatenate((quiet(700), loud(100)))
+    assert np.array_equal(trim(pcm, sizes, max_trim_s=0.5), pcm[500:])
+
+
+def test_nothing_audible_gives_nothing_before_the_limit() -> None:
+    assert len(trim(quiet(499), [100, 100], max_trim_s=0.5)) == 0
+
+
+def test_the_first_sound_is_the_first_loud_window() -> None:
+    assert first_sound(np.concatenate((quiet(205), loud(100))), RATE) == 200
+    assert first_sound(quiet(500), RATE) is None
+    click = quiet(500)
+    click[105] = 200  # one loud sample is no sound
+    assert first_sound(click, RATE) is None
+
+
+@pytest.mark.parametrize("sizes", [[500], [1] * 500, [203, 4, 293], [7] * 72])
+def test_the_first_sound_of_a_stream_is_found_once_however_it_is_cut(sizes: list[int]) -> None:
+    sound, pcm = FirstSound(RATE), np.concatenate((quiet(205), loud(100), quiet(95), loud(100)))
+    found = [sound.feed(chunk) for chunk in np.split(pcm, np.cumsum(sizes))]
+    assert [place_s for place_s in found if place_s is not None] == [0.2]
+
+
+def test_a_quiet_stream_has_no_first_sound() -> None:
+    sound = FirstSound(RATE)
+    assert [sound.feed(quiet(60)) for _ in range(4)] == [None] * 4

@@ -1,0 +1,343 @@
+"""The codec's kernels for CPUs against the same in float64, and a decoder with them against one without."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import conv1d, gelu, layer_norm, silu
+
+from deployments.codec.backends import cpu
+from deployments.codec.backends import torch as torch_backend
+from deployments.codec.backends.cpu import (
+    MATRIX_UNITS,
+    SIDE,
+    Convolution,
+    ExactConvolution,
+    add,
+    attend,
+    attends,
+    convolve_to_one,
+    depthwise_norm,
+    embed,
+    fits,
+    gather,
+    normed,
+)
+from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
+from deployments.codec.fold import ConvNeXt, Linear, Snake, fold
+from deployments.codec.reference import DecoderNetwork
+from deployments.weights.store import locate
+from talkray_tools.random_codec import randomize_decoder
+from tests.deployments.codec.conftest import CONFIG
+
+ROUNDING = 2.0**-8  # to the nearest bfloat16, relative
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_they_are_built_where_a_compiler_is_there() -> None:
+    assert cpu.BUILT or shutil.which("cc") is None
+
+
+def test_what_was_built_for_another_version_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_INTERFACE", 0)
+    assert cpu._built() == {}
+
+
+TYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("target", TYPES)
+@pytest.mark.parametrize("source", TYPES)
+@pytest.mark.parametrize("channels", [1, 7, 96])
+def test_gathering_rows(source: torch.dtype, target: torch.dtype, channels: int) -> None:
+    """Of several streams, behind their pasts, through a snake or none, for small values and for large ones."""
+    x = (random(2, 5, channels) * torch.tensor([0.1, 30.0])[:, None, None]).to(source)
+    pasts = [random(3, channels, seed=seed).to(target) for seed in (4, 5)]
+    amplitude, frequency = random(channels, seed=1), random(channels, seed=2).abs() * 4
+    rows, nexts = torch.full((2, 8, channels), 7.0, dtype=target), [torch.empty_like(past) for past in pasts]
+    for snake in (Snake(amplitude, frequency), Snake(amplitude, None), None):
+        assert gather(x, rows, snake, pasts, nexts)
+        exact = x.double()
+        if snake is not None:
+            turned = x.float() if snake.frequency is None else x.float() * snake.frequency
+            exact = exact + amplitude.double() * turned.double().sin().square()
+        error = (rows[:, 3:].double() - exact).abs()
+        assert (error <= 1e-5 + (ROUNDING if target == torch.bfloat16 else 0.0) * exact.abs()).all()
+        assert all(torch.equal(own[:3], past) for own, past in zip(rows, pasts, strict=True))
+        assert all(torch.equal(own[-3:], following) for own, following in zip(rows, nexts, strict=True))
+
+
+def test_a_past_that_is_longer_than_what_comes() -> None:
+    past, rows = random(54, 4), torch.empty(1, 57, 4)
+    assert gather(random(1, 3, 4, seed=1), rows, None, [past], [past])
+    assert torch.equal(past, rows[0, 3:])
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    x = torch.tensor([[[torch.nan, torch.inf, -torch.inf, 1.0]]])
+    for target in TYPES:
+        for snake in (Snake(torch.ones(4), None), None):
+            out = torch.empty(1, 1, 4, dtype=target)
+            assert gather(x, out, snake)
+            assert torch.isfinite(out).tolist() == [[[False, False, False, True]]]
+
+
+def test_rows_with_gaps_are_left_to_torch() -> None:
+    x = random(1, 4, 8)[:, :, ::2]
+    assert not gather(x, torch.empty(1, 4, 4), Snake(torch.ones(4), None))
+    assert convolve_to_one(x, torch.ones(2, 4), torch.ones(1)) is None
+
+
+@pytest.mark.parametrize(("taps", "channels"), [(7, 96), (1, 16), (3, 48)])
+def test_a_convolution_to_one_channel(taps: int, channels: int) -> None:
+    rows, weight, bias = random(2, 20 + taps, channels), random(taps, channels, seed=1), random(1, seed=2)
+    got = convolve_to_one(rows, weight, bias)
+    assert got is not None
+    assert ((got.double() - exactly(rows, weight[:, :, None], bias, 1)).abs() <= 1e-4).all()
+
+
+@pytest.mark.parametrize(("frames", "known"), [(1, 0), (1, 3), (1, 40), (5, 2), (12, 40), (30, 7)])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(2, 2, 64), (4, 2, 32)])
+def test_attention(frames: int, known: int, heads: int, kv_heads: int, size: int) -> None:
+    window = 16
+    qkv, history = random(frames, (heads + 2 * kv_heads) * size), random(2, kv_heads, window - 1, size, seed=1)
+    angles = random(frames, size // 2, seed=2).double().repeat(1, 2)
+    q, k, v = qkv.double().view(frames, -1, size).transpose(0, 1).split([heads, kv_heads, kv_heads])
+    q, k = (
+        x * angles.cos() + torch.cat((-x[..., size // 2 :], x[..., : size // 2]), dim=-1) * angles.sin() for x in (q, k)
+    )
+    keys, values = torch.cat((history.double(), torch.stack((k, v))), dim=2).repeat_interleave(heads // kv_heads, dim=1)
+    key, query = torch.arange(window - 1 + frames), torch.arange(frames)[:, None]
+    mask = (key >= query) & (key < query + window) & (key >= window - 1 - known)
+    scores = (q @ keys.transpose(1, 2) / size**0.5).masked_fill(~mask, -torch.inf)
+    exact = (scores.softmax(dim=-1) @ values).transpose(0, 1).flatten(1)
+
+    tables, before = [angles.cos().float(), angles.sin().float()], history.clone()
+    got, following = torch.empty(frames, heads * size, dtype=torch.bfloat16), torch.empty_like(history)
+    attend(qkv.clone(), tables, (history, following), torch.tensor(known), got)
+    assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
+    wanted = torch.cat((history.double(), torch.stack((k, v))), dim=2)[:, :, -(window - 1) :]
+    assert ((following.double() - wanted).abs() <= 1e-5).all()
+    assert torch.equal(history, before), "states are never written in place"
+    qkv[-1, 0] = torch.nan
+    attend(qkv, tables, (history, following), torch.tensor(known), got)
+    assert not got.isfinite().all()
+
+
+def test_which_attention_is_ours() -> None:
+    assert attends(64, 72)
+    assert not attends(64, 257)
+    assert not attends(8, 72)
+
+
+@pytest.mark.parametrize("time", [1, 4, 30])
+def test_a_depthwise_convolution_and_its_norm(time: int) -> None:
+    x, past, taps, bias = random(time, 96) + 3, random(6, 96, seed=1), random(7, 96, seed=2), random(96, seed=3)
+    nothing, eps = Linear(torch.empty(0, 0), None), torch.tensor(1e-6)
+    got, following = torch.empty(time, 96, dtype=torch.bfloat16), torch.empty_like(past)
+    depthwise_norm(x, (past, following), ConvNeXt(taps, bias, nothing, nothing), eps, got)
+    rows = torch.cat((past, x)).double()
+    exact = bias + sum(rows[tap : tap + time] * taps[tap] for tap in range(7))
+    exact = layer_norm(exact, (96,), eps=1e-6)
+    assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-4).all()
+    assert torch.equal(following, rows[time:].float())
+    x[-1, 5] = torch.inf
+    depthwise_norm(x, (past, following), ConvNeXt(taps, bias, nothing, nothing), eps, got)
+    assert not got[-1].isfinite().any()
+
+
+def test_a_sum_of_two_types() -> None:
+    total, x = random(3, 5, 7), random(3, 5, 7, seed=1).bfloat16()
+    exact = total + x.float()
+    assert add(total, x) is total
+    assert torch.equal(total, exact)
+
+
+def exactly(rows: Tensor, weight: Tensor, bias: Tensor, dilation: int) -> Tensor:
+    """A convolution in float64."""
+    kernel = weight.double().permute(2, 1, 0)
+    return conv1d(rows.double().transpose(1, 2), kernel, bias.double(), dilation=dilation).transpose(1, 2)
+
+
+SHAPES = [  # taps, dilation, inputs, outputs, time
+    (1, 1, 32, 32, 32),
+    (7, 1, 32, 64, 33),
+    (7, 9, 96, 96, 100),
+    (2, 1, 64, 96, 63),
+    (3, 3, 160, 32, 64),
+    (1, 1, 96, 32, 1),
+    (1, 1, 64, 64, 7),
+    (7, 1, 32, 64, 4),
+    (2, 3, 32, 32, 15),
+    (7, 9, 64, 32, 16),
+    (7, 3, 32, 32, 48),
+]
+
+
+@pytest.mark.parametrize("units", range(MATRIX_UNITS + 1))
+@pytest.mark.parametrize(("taps", "dilation", "inputs", "outputs", "time"), SHAPES)
+def test_a_convolution(units: int, taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
+    """And what is done with its results at once."""
+    weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
+    rows = random(3, (taps - 1) * dilation + time, inputs, seed=2).bfloat16()
+    convolution = Convolution(weight, bias, dilation, units=units)
+    exact = exactly(rows, weight.bfloat16(), bias, dilation)
+    got, snake = convolution(rows), Snake(random(outputs, seed=3), None)
+    assert got.shape == exact.shape
+    snaked = exact + snake.amplitude.double() * exact.sin().square()
+    for rounded, wanted in (
+        (got, exact),
+        (convolution(rows, snake=snake), snaked),
+        (convolution(rows, gelu=True), gelu(exact)),
+    ):
+        assert rounded.dtype == torch.bfloat16
+        assert ((rounded.double() - wanted).abs() <= ROUNDING * wanted.abs() + 1e-5).all()
+
+    total = random(3, time, outputs, seed=4)
+    behind = exact + total.double()
+    assert convolution(rows, total=total) is total
+    assert ((total.double() - behind).abs() <= 1e-5).all()
+    assert ((convolution(rows, wide=True).double() - exact).abs() <= 1e-5).all()
+
+
+@pytest.mark.parametrize("units", range(MATRIX_UNITS + 1))
+@pytest.mark.parametrize("time", [1, 5, 40])
+def test_a_gated_product(units: int, time: int) -> None:
+    weight, bias, rows = random(1, 64, 96) / 8, random(96, seed=1), 4 * random(2, time, 64, seed=2).bfloat16()
+    gates, ups = exactly(rows, weight.bfloat16(), bias, 1).chunk(2, dim=2)
+    got = Convolution(weight, bias, gated=True, units=units)(rows)
+    exact = silu(gates) * ups
+    assert got.shape == exact.shape
+    assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
+
+
+def test_a_row_depends_on_no_other() -> None:
+    """However many rows a call has, of how many streams: sums have one order."""
+    weight, bias, rows = random(7, 32, 32), random(32, seed=1), random(2, 106, 32, seed=2).bfloat16()
+    convolution = Convolution(weight, bias, 1)
+    for time in (1, 7, 16, 40):
+        assert torch.equal(convolution(rows)[1:, 40 : 40 + time], convolution(rows[1:, 40 : 46 + time]))
+
+
+@pytest.mark.parametrize("units", range(MATRIX_UNITS + 1))
+@pytest.mark.parametrize(("taps", "dilation", "inputs", "outputs", "time"), SHAPES)
+def test_an_exact_convolution(units: int, taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
+    weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
+    rows = random(3, (taps - 1) * dilation + time, inputs, seed=2)
+    got, exact = ExactConvolution(weight, bias, dilation, units=units)(rows), exactly(rows, weight, bias, dilation)
+    assert got.shape == exact.shape
+    assert ((got.double() - exact).abs() <= 1e-5).all()
+
+
+def test_products_of_what_is_not_finite_are_not_finite() -> None:
+    for bad in (torch.nan, torch.inf):
+        rows = torch.zeros(1, 3, 32)
+        rows[0, 1, 5] = bad
+        product, exact = Convolution(torch.ones(1, 32, 32), None), ExactConvolution(torch.ones(1, 32, 32), None)
+        gated = Convolution(torch.ones(1, 32, 32), None, gated=True)
+        halves = rows.bfloat16()
+        for result in (
+            product(halves),
+            product(halves, wide=True),
+            product(halves, gelu=True),
+            gated(halves),
+            exact(rows),
+        ):
+            assert result.isfinite().all(dim=2).tolist() == [[True, False, True]]
+
+
+@pytest.mark.parametrize("target", TYPES)
+def test_rows_over_their_root_mean_square(target: torch.dtype) -> None:
+    x, eps = random(2, 3, 96) * torch.tensor([1e-4, 1.0, 300.0])[:, None], torch.tensor(1e-5)
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    got, rounding = normed(x, eps, target), ROUNDING if target == torch.bfloat16 else 0.0
+    assert got.dtype == target
+    assert ((got.double() - exact).abs() <= rounding * exact.abs() + 1e-6).all()
+    x[1, 2, 3] = torch.nan
+    assert normed(x, eps, target).isfinite().all(dim=2).tolist() == [[True] * 3, [True, True, False]]
+
+
+def test_sums_of_the_entries_of_codes() -> None:
+    tables, offsets = random(3 * 10, 40), torch.arange(3) * 10
+    codes = torch.randint(10, (2, 5, 3), generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(
+        embed(codes, offsets, tables).double(), tables.double()[codes + offsets].sum(dim=2), atol=1e-5
+    )
+
+
+def decoder_of_whole_blocks() -> CodecDecoder:
+    """In bfloat16, of which kernels make all."""
+    changes = {"codebook_dim": 64, "decoder_dim": 128, "head_dim": 32, "hidden_size": 64}
+    shape = {**CONFIG["decoder_config"], **changes, "intermediate_size": 96, "latent_dim": 64}  # type: ignore[dict-item]
+    config = SpeechTokenizerConfig.from_dict({**CONFIG, "decoder_config": shape}).decoder
+    network = DecoderNetwork(config)
+    randomize_decoder(network, generator=torch.Generator().manual_seed(0), stress=None)
+    return CodecDecoder(fold(network.requires_grad_(requires_grad=False).state_dict(), config), dtype=torch.bfloat16)
+
+
+@pytest.mark.skipif(not MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
+def test_recorded_calls_make_what_calls_one_by_one_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of streams at other positions than those that they were recorded with, before and after buffers have grown."""
+    decoder = decoder_of_whole_blocks()
+    shapes = ((1, 1), (3, 2), (2, 12), (1, 1), (3, 2))
+
+    def decoded() -> list[Tensor]:
+        generator, states, parts = torch.Generator().manual_seed(0), [decoder.initial_state()] * 3, []
+        for streams, frames in shapes * 2:
+            size = (streams, frames, decoder.config.num_quantizers)
+            codes = torch.randint(decoder.config.codebook_size, size, generator=generator)
+            before = [[tensor.clone() for tensor in state.tensors] for state in states]
+            audio, after = decoder.decode(codes, states[:streams])
+            for state, tensors in zip(states, before, strict=True):
+                assert all(map(torch.equal, state.tensors, tensors)), "states are never written in place"
+            states[:streams] = after
+            parts += [audio, *after[0].tensors]
+        return parts
+
+    recorded = decoded()
+    monkeypatch.setattr(torch_backend, "_RECORDED_FRAMES", 0)
+    assert all(map(torch.equal, recorded, decoded()))
+
+
+@pytest.mark.skipif(not MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
+def test_threads_have_recordings_of_their_own() -> None:
+    decoder, count = decoder_of_whole_blocks(), 4
+    codes = torch.randint(32, (count, 3, 4), generator=torch.Generator().manual_seed(0))
+    states = [decoder.initial_state()]
+
+    def decoded(row: int) -> Tensor:
+        return torch.cat([decoder.decode(codes[row : row + 1], states)[0] for _ in range(20)])
+
+    with ThreadPoolExecutor(count) as pool:
+        assert all(map(torch.equal, pool.map(decoded, range(count)), map(decoded, range(count))))
+
+
+def test_what_fits() -> None:
+    weight = torch.zeros(7, 2 * SIDE, SIDE)
+    assert fits(weight) == (MATRIX_UNITS > 0)
+    assert not fits(weight[:, : SIDE + 1])
+    assert not fits(weight[:, :, :5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoder_with_them_sounds_as_one_without(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is no further from float32 than it, which is 40 dB for bfloat16 in the embedded voice."""
+    directory = locate("embedded") / "speech_tokenizer"
+
+    def decoded(kind: torch.dtype) -> Tensor:
+        decoder = CodecDecoder.load(directory, device="cpu", dtype=kind)
+        size = (1, 8, decoder.config.num_quantizers)
+        codes = torch.randint(decoder.config.codebook_size, size, generator=torch.Generator().manual_seed(0))
+        return decoder.decode(codes, [decoder.initial_state()])[0]
+
+    own = decoded(dtype)
+    monkeypatch.setattr(cpu, "_functions", {})
+    monkeypatch.setattr(torch_backend, "fits", lambda _: False)
+    exact, plain = decoded(torch.float32), decoded(dtype)
+    assert snr_db(exact, own) > max(MIN_SNR_DB, min(100.0, snr_db(exact, plain) - 1.0))

@@ -1,0 +1,150 @@
+"""Runs where Triton is: on a GPU, or on CPU tensors in Triton's interpreter (TRITON_INTERPRET=1)."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
+from deployments.codec.fold import fold
+from deployments.codec.pool.plan import GPU_RAMP
+from deployments.codec.reference import DecoderNetwork
+from deployments.codec.slots import BATCHES, PRECISIONS, GpuSlots, Precision
+from deployments.gpu.graphs import buckets
+from talkray_tools.random_codec import randomize_decoder
+from tests.deployments.interpreter import INTERPRETED
+
+
+@pytest.fixture
+def network(config: SpeechTokenizerConfig) -> DecoderNetwork:
+    """Matrix units take rows of 16 values."""
+    shape: DecoderConfig = replace(
+        config.decoder, codebook_dim=16, decoder_dim=64, head_dim=32, hidden_size=16, intermediate_size=32
+    )
+    network = DecoderNetwork(shape)
+    randomize_decoder(network, generator=torch.Generator().manual_seed(7))
+    return network.requires_grad_(requires_grad=False)
+
+
+def test_kernels_compute_what_the_checkpoint_says(network: DecoderNetwork, device: torch.device) -> None:
+    """Streams in different slots and at different positions, one of them a successor in its slot."""
+    from deployments.codec.backends.triton import TritonBackend
+
+    folded = fold(network.state_dict(), network.config)
+    decoder = TritonBackend(folded, num_slots=3, code_ring=8, device=device, dtype=torch.float32)
+    codes = torch.randint(32, (2, 8, 4), generator=torch.Generator().manual_seed(0))
+    parts: list[list[torch.Tensor]] = [[], []]
+    slots = torch.tensor([2, 0, 3], device=device, dtype=torch.int32)  # 3 is the scratch slot
+    for stream, slot in enumerate((2, 0)):
+        decoder.reset(slot)
+        decoder.codes[slot] = codes[1 - stream].short().to(device)
+    decoder.decode(slots, 2)
+    for stream, slot in enumerate((2, 0)):
+        decoder.reset(slot)
+        decoder.codes[slot] = codes[stream].short().to(device)
+    for frames in (1, 2, 1):
+        pcm = decoder.decode(slots, frames)[0].cpu()
+        for stream in range(2):
+            parts[stream].append(pcm[stream])
+    expected = to_pcm16(network(codes[:, :4]))
+    got = np.stack([torch.cat(part).numpy() for part in parts])
+    if INTERPRETED:
+        assert np.abs(got.astype(int) - expected).max() <= 1
+    else:
+        assert snr_db(torch.from_numpy(expected), torch.from_numpy(got)) >= MIN_SNR_DB
+
+
+def test_a_slot_goes_on_from_what_another_one_remembered(network: DecoderNetwork, device: torch.device) -> None:
+    from deployments.codec.backends.triton import TritonBackend
+
+    decoder = TritonBackend(
+        fold(network.state_dict(), network.config), num_slots=3, code_ring=8, device=device, dtype=torch.float32
+    )
+    decoder.codes[:] = torch.randint(32, (8, 4), generator=torch.Generator().manual_seed(0)).short().to(device)
+    first, both = (torch.tensor(slots, device=device, dtype=torch.int32) for slots in ([2, 3], [2, 0]))
+    decoder.decode(first, 2)
+    decoder.decode(first, 1)
+    state = decoder.state(2, 3)
+    decoder.decode(both, 2)  # what comes behind the state does not change it, nor does what the other slot remembers
+    decoder.reset(2)
+    for slot in (2, 0):
+        decoder.resume(slot, state)
+    one, other = decoder.decode(both, 2)[0].cpu()
+    assert torch.equal(one, other)
+    expected = torch.from_numpy(to_pcm16(network(decoder.codes[:1, :5].cpu().long())))[0, -len(one) :]
+    if INTERPRETED:
+        assert (one.int() - expected).abs().max() <= 1
+    else:
+        assert snr_db(expected, one) >= MIN_SNR_DB
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "precision", [kind for kind in PRECISIONS if kind.name != "bfloat16"], ids=lambda kind: kind.name
+)
+def test_captured_calls_are_the_decoder(network: DecoderNetwork, precision: Precision) -> None:
+    folded = fold(network.state_dict(), network.config)
+    slots = GpuSlots(
+        folded, num_slots=4, device=torch.device("cuda"), precision=precision, load_exact=lambda: CodecDecoder(folded)
+    )
+    slots.capture()
+    total = sum(GPU_RAMP)
+    codes = torch.randint(32, (3, total, 4), generator=torch.Generator().manual_seed(0))
+    for slot in range(3):
+        slots.begin(slot)
+        slots.write([slot] * total, range(total), codes[slot].short())
+    parts = [slots.decode(range(3), frames).land() for frames in GPU_RAMP]
+    got = torch.from_numpy(np.concatenate([np.stack(part) for part in parts], axis=1))
+    expected = torch.from_numpy(to_pcm16(network(codes)))
+    assert snr_db(expected, got) >= MIN_SNR_DB
+    slots.begin(0)
+    slots.write([0] * total, range(total), codes[0].short())
+    slots.decode([0], 4).land()
+    slots.begin(3, slots.state(0))
+    slots.write([3] * total, range(total), codes[0].short())
+    [pcm] = slots.decode([3], 8).land()
+    samples = len(pcm) // 8
+    assert snr_db(expected[0, 4 * samples : 12 * samples], torch.from_numpy(pcm)) >= MIN_SNR_DB
+
+
+def test_buckets_cover_every_batch() -> None:
+    for largest in (1, 3, 8, 64, 100, 130):
+        sizes = buckets(largest, BATCHES)
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1] == largest
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # the interpreter's numpy
+def test_only_a_stream_that_is_not_finite_is_flagged(network: DecoderNetwork, device: torch.device) -> None:
+    from deployments.codec.backends.triton import TritonBackend
+
+    folded = fold(network.state_dict(), network.config)
+    decoder = TritonBackend(folded, num_slots=3, code_ring=8, device=device, dtype=torch.float32)
+    decoder.folded.tables[5] = torch.inf  # code 5 of codebook 0
+    decoder.codes[1, 2, 0] = 5
+    decoder.codes[2, 0, 0] = 5
+    slots = torch.tensor([0, 1, 3], device=device, dtype=torch.int32)
+    _, before = decoder.decode(slots, 2)
+    _, now = decoder.decode(slots, 1)
+    _, behind = decoder.decode(slots, 1)  # what a slot remembers is broken as well
+    assert [flags.tolist() for flags in (before, now, behind)] == [[0, 0, 0], [0, 1, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize("rows", [1, 4, 32, 640, 8192, 491_520])
+@pytest.mark.parametrize("columns", [96, 192, 288, 384, 1536, 6144])
+def test_tiles_fit_the_gpu_and_waste_few_columns(rows: int, columns: int) -> None:
+    pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
+    from deployments.codec.backends.triton import choose_tiles
+
+    shared_bytes = 232_448  # of an H200
+    tiles = choose_tiles(rows, 192, columns, value_bytes=2, weights=1, shared_bytes=shared_bytes)
+    stage = (tiles["BLOCK_M"] + tiles["BLOCK_N"]) * tiles["BLOCK_K"] * 2
+    assert stage * tiles["num_stages"] <= shared_bytes
+    assert tiles["BLOCK_M"] <= max(32, rows)
+    columns_made = -(-columns // tiles["BLOCK_N"]) * tiles["BLOCK_N"]
+    assert columns_made <= columns * 4 / 3
+    if tiles["BLOCK_N"] > 64:
+        assert columns_made == -(-columns // 64) * 64, "narrower tiles leave fewer empty"

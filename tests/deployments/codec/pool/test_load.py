@@ -1,0 +1,160 @@
+"""What a codec replica says of its load."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from deployments.codec.pool import load as module
+from deployments.codec.pool.gate import DecodeJob
+from deployments.codec.pool.load import CodecLoad
+from deployments.codec.state import DecoderState
+from deployments.config import CodecConfig
+from deployments.playback import FRAME_S
+from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
+from deployments.records import CodecRecord
+from tests.clock import Clock
+
+pytestmark = pytest.mark.anyio
+
+REQUEST = SynthesisRequest("id", "Hello.")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(50.0)
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def job(deadline_s: float) -> DecodeJob:
+    return DecodeJob(np.zeros((1, 16), np.int16), DecoderState(0, ()), deadline_s)
+
+
+class Stream:
+    """A talker that makes frames when told to, and a service that decodes them when told to."""
+
+    def __init__(self, gpu_frames: int = 0) -> None:
+        self._gpu_frames = gpu_frames
+        self.frames: asyncio.Queue[int] = asyncio.Queue()
+        self.decode: asyncio.Queue[int] = asyncio.Queue()
+
+    async def generate(self, _: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        while count := await self.frames.get():
+            yield FrameChunk(np.zeros((count, 16), np.int16), 3)
+
+    async def synthesize(self, request: SynthesisRequest, generate: module.Generate) -> AsyncGenerator[PcmChunk, None]:
+        async with aclosing(generate(GenerateRequest(request, gpu_frames=self._gpu_frames))) as chunks:
+            async for _ in chunks:
+                while count := await self.decode.get():
+                    yield PcmChunk(b"", np.zeros((count, 16), np.int16), 3)
+        yield PcmChunk(b"", np.zeros((0, 16), np.int16), 3, FinishReason.STOP)
+
+
+async def test_frames_wait_from_their_arrival_until_they_are_decoded() -> None:
+    load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 4))), Stream()
+    assert load.record().streams == 0
+    async with aclosing(load.stream(stream.synthesize, REQUEST, stream.generate)) as chunks:
+        first = asyncio.create_task(anext(chunks))
+        await asyncio.sleep(0)
+        assert (load.record().streams, load.record().starting) == (1, 1)
+        stream.frames.put_nowait(10)
+        stream.decode.put_nowait(2)
+        await first
+        record = load.record()
+        assert (record.streams, record.starting) == (1, 0)
+        stream.decode.put_nowait(1)
+        await anext(chunks)
+        assert load.lag_s == pytest.approx(7 * FRAME_S)
+        assert load.record().backlog_s == pytest.approx(3 * FRAME_S)  # up to a chunk waits on purpose
+    assert load.lag_s == 0
+    assert load.record().streams == 0
+
+
+async def test_a_stream_without_a_place_has_its_talker_but_no_decoder(clock: Clock) -> None:
+    load, first, second = CodecLoad(CodecConfig(chunk_frames=(1,))), Stream(), Stream()
+    for stream in (first, second):
+        stream.frames.put_nowait(3)
+        stream.decode.put_nowait(1)
+    async with aclosing(load.stream(first.synthesize, REQUEST, first.generate)) as one:
+        await anext(one)
+        for _ in range(4):  # very late, and it stays so: one stream is enough
+            await load.call(asyncio.sleep(0), [job(0.0)], waiting=0)
+            clock.now_s += 1
+        async with aclosing(load.stream(second.synthesize, REQUEST, second.generate)) as other:
+            waiting = asyncio.create_task(anext(other))
+            while not second.frames.empty():  # noqa: ASYNC110, the queue tells nobody
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            assert load.record().starting == 1
+            await one.aclose()
+            await waiting
+
+
+@pytest.mark.parametrize("gpu_frames", [12, ALL_FRAMES])
+async def test_what_a_gpu_decodes_does_not_wait_for_a_place(clock: Clock, gpu_frames: int) -> None:
+    load, first, second = CodecLoad(CodecConfig(chunk_frames=(1,))), Stream(), Stream(gpu_frames)
+    for stream in (first, second):
+        stream.frames.put_nowait(3)
+        stream.decode.put_nowait(1)
+    async with aclosing(load.stream(first.synthesize, REQUEST, first.generate)) as one:
+        await anext(one)
+        for _ in range(4):
+            await load.call(asyncio.sleep(0), [job(0.0)], waiting=0)
+            clock.now_s += 1
+        async with aclosing(load.stream(second.synthesize, REQUEST, second.generate)) as other:
+            await anext(other)
+
+
+async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
+    load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 1))), Stream()
+    stream.frames.put_nowait(50)
+    stream.decode.put_nowait(1)
+    async with aclosing(load.stream(stream.synthesize, REQUEST, stream.generate)) as chunks:
+        await anext(chunks)
+        assert load.lag_s > 0
+    assert (load.lag_s, load.record().streams) == (0, 0)
+
+
+async def test_busy_cores_are_a_moving_mean(clock: Clock) -> None:
+    load = CodecLoad(CodecConfig(workers=2, chunk_frames=(1, 12)))
+    gates = [asyncio.Event(), asyncio.Event()]
+    calls = [asyncio.create_task(load.call(gate.wait(), [job(60.0)] * 3, waiting=0)) for gate in gates]
+    await asyncio.sleep(0)
+    for _ in range(40):
+        clock.now_s += 0.5
+        record = load.record()
+    assert record.busy_cores == pytest.approx(2.0, abs=0.05)
+    for gate in gates:
+        gate.set()
+    assert await asyncio.gather(*calls) == [True, True]
+    clock.now_s += 0.5
+    assert 1.5 < load.record().busy_cores < 2.0  # a pause between two chunks is not an idle core
+    clock.now_s += 60
+    assert load.record().busy_cores == pytest.approx(0.0, abs=0.01)
+
+
+async def test_a_call_that_fails_is_over_and_its_error_passes() -> None:
+    load = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 12)))
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await load.call(fail(), [job(0.0)], waiting=0)
+    assert load.record().busy_cores < 0.1
+
+
+async def test_the_record_is_what_the_policy_reads() -> None:
+    record = CodecLoad(CodecConfig(workers=3, chunk_frames=(1, 12))).record()
+    assert isinstance(record, CodecRecord)
+    assert all(type(value) is float for value in asdict(record).values())
+    assert record.cores == 3

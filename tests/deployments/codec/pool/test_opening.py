@@ -1,0 +1,220 @@
+"""The first frames come from the talker as audio; the stream goes on here as if nothing was."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
+from deployments.codec.pool.gate import Decoded, DecodeJob, decode_batch
+from deployments.codec.pool.plan import ChunkPlan
+from deployments.codec.pool.stream import DecodingStart, StreamDecoder
+from deployments.errors import TalkerLost
+from deployments.protocol import (
+    ALL_FRAMES,
+    Codes,
+    FinishReason,
+    FrameChunk,
+    GenerateRequest,
+    PcmChunk,
+    SynthesisRequest,
+)
+from deployments.serving.frames import all_frames
+
+pytestmark = pytest.mark.anyio
+SAMPLE_RATE = 300
+NUM_FRAMES = 40
+
+
+class Talker:
+    """Sends codes some frames at a time, and the audio of the first of them later, in pieces of its own."""
+
+    def __init__(self, codes: Codes, pcm: np.ndarray, frame_samples: int, *, error: Exception | None = None) -> None:
+        self._codes, self._pcm, self._frame_samples, self._error = codes, pcm, frame_samples, error
+        self.closed = asyncio.Event()
+
+    async def frames(self, code_sizes: Sequence[int], pcm_sizes: Sequence[int]) -> AsyncGenerator[FrameChunk, None]:
+        sent = heard = 0
+        num_heard = len(self._pcm) // self._frame_samples
+        try:
+            for num_codes, num_pcm in zip(cycle(code_sizes), cycle(pcm_sizes)):
+                codes = self._codes[sent : sent + num_codes]
+                sent += len(codes)
+                count = min(num_pcm, sent - heard, num_heard - heard)
+                pcm = self._pcm[heard * self._frame_samples : (heard + count) * self._frame_samples]
+                heard += count
+                over = sent == len(self._codes) and heard == min(num_heard, sent)
+                if over and self._error is not None:
+                    yield FrameChunk(codes, 3, None, pcm.tobytes())
+                    raise self._error
+                yield FrameChunk(codes, 3, FinishReason.STOP if over else None, pcm.tobytes())
+                if over:
+                    return
+                await asyncio.sleep(0)
+        finally:
+            self.closed.set()
+
+
+class Decode:
+    """Calls the decoder at once, and remembers the jobs."""
+
+    def __init__(self, decoder: CodecDecoder) -> None:
+        self._decoder = decoder
+        self.jobs: list[DecodeJob] = []
+
+    async def __call__(self, job: DecodeJob) -> Decoded:
+        self.jobs.append(job)
+        await asyncio.sleep(0)
+        (outcome,) = decode_batch(self._decoder, [job])
+        assert isinstance(outcome, Decoded), outcome
+        return outcome
+
+
+def whole(decoder: CodecDecoder, codes: Tensor) -> np.ndarray:
+    audio, _ = decoder.decode(codes[None], [decoder.initial_state()])
+    return to_pcm16(audio[0])
+
+
+def start_of(decode: Decode, decoder: CodecDecoder, talker: Talker, frames: int, sizes: tuple[list[int], list[int]]):  # type: ignore[no-untyped-def]
+    stream = stream_of(decode, decoder, DecodingStart(decoder.initial_state()))
+    return stream.run(talker.frames(*sizes), gpu_frames=frames)
+
+
+def stream_of(decode: Decode, decoder: CodecDecoder, start: DecodingStart) -> StreamDecoder:
+    plan = ChunkPlan((1, 2, 4, 8, 12))
+    return StreamDecoder(decode, plan, start, frame_samples=decoder.frame_samples, sample_rate=SAMPLE_RATE)
+
+
+async def collect(chunks: AsyncGenerator[PcmChunk, None]) -> list[PcmChunk]:
+    async with aclosing(chunks):
+        return [chunk async for chunk in chunks]
+
+
+def joined(chunks: list[PcmChunk]) -> np.ndarray:
+    return np.frombuffer(bytearray(b"".join(chunk.pcm for chunk in chunks)), np.int16)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 12, 39, 40, 41, ALL_FRAMES])
+@pytest.mark.parametrize("sizes", [([1], [1]), ([4, 1], [0, 1, 2]), ([40], [0, 0, 3]), ([1, 1, 5], [9])])
+async def test_any_share_of_the_talker_gives_the_same_audio(
+    decoder: CodecDecoder, codes: Tensor, frames: int, sizes: tuple[list[int], list[int]]
+) -> None:
+    expected = whole(decoder, codes[0])
+    frames_pcm = expected[: frames * decoder.frame_samples]
+    talker, decode = Talker(codes[0].numpy().astype(np.int16), frames_pcm, decoder.frame_samples), Decode(decoder)
+    chunks = await collect(start_of(decode, decoder, talker, frames, sizes))
+    pcm = joined(chunks)
+    assert pcm.shape == expected.shape
+    assert np.abs(pcm.astype(int) - expected).max() <= 1
+    assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes[0].numpy())
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [FinishReason.STOP]
+    assert [chunk.position for chunk in chunks] == list(np.cumsum([len(chunk.pcm) // 2 for chunk in chunks]))
+    decoded = sum(len(job.codes) for job in decode.jobs if not job.silent)
+    assert decoded == max(0, NUM_FRAMES - frames)
+    assert sum(len(job.codes) for job in decode.jobs if job.silent) in (0, frames)  # never twice
+
+
+async def test_the_border_between_precisions_is_not_heard(
+    directory: Path, decoder: CodecDecoder, codes: Tensor
+) -> None:
+    expected = whole(decoder, codes[0]).astype(int)
+    border = 12 * decoder.frame_samples
+    noisy = expected + np.random.default_rng(0).normal(0, expected.std() * 10 ** (-MIN_SNR_DB / 20), expected.shape)
+    frames_pcm = noisy.round().astype(np.int16)[:border]
+    talker, decode = Talker(codes[0].numpy().astype(np.int16), frames_pcm, decoder.frame_samples), Decode(decoder)
+    pcm = joined(await collect(start_of(decode, decoder, talker, 12, ([4], [4])))).astype(int)
+    assert pcm.shape == expected.shape
+    assert np.abs(pcm[border:] - expected[border:]).max() <= 1
+    steps = np.abs(np.diff(pcm))
+    assert steps[border - 1] <= steps.max()
+    assert abs(steps[border - 1] - abs(expected[border] - expected[border - 1])) < 4 * np.abs(noisy - expected).std()
+
+
+async def test_bfloat16_hands_over_to_float32_within_its_noise(
+    directory: Path, decoder: CodecDecoder, codes: Tensor
+) -> None:
+    rounded = CodecDecoder.load(directory, dtype=torch.bfloat16)
+    expected, other = whole(decoder, codes[0]), whole(rounded, codes[0])
+    border = 12 * decoder.frame_samples
+    talker, decode = Talker(codes[0].numpy().astype(np.int16), other[:border], decoder.frame_samples), Decode(decoder)
+    pcm = joined(await collect(start_of(decode, decoder, talker, 12, ([4], [4]))))
+    assert pcm.shape == expected.shape
+    noise = snr_db(torch.from_numpy(expected[:border]), torch.from_numpy(pcm[:border]))
+    assert snr_db(torch.from_numpy(expected), torch.from_numpy(pcm)) > noise
+    assert np.abs(pcm[border:].astype(int) - expected[border:]).max() <= 1
+
+
+async def test_an_error_comes_behind_the_audio_of_all_codes(decoder: CodecDecoder, codes: Tensor) -> None:
+    expected = whole(decoder, codes[0])
+    talker = Talker(
+        codes[0].numpy().astype(np.int16), expected[: 5 * decoder.frame_samples], decoder.frame_samples,
+        error=TalkerLost("gone"),
+    )  # fmt: skip
+    heard = []
+    with pytest.raises(TalkerLost):  # noqa: PT012
+        async for chunk in start_of(Decode(decoder), decoder, talker, ALL_FRAMES, ([8], [1])):
+            heard.append(chunk)  # noqa: PERF401
+    pcm = joined(heard)
+    assert pcm.shape == expected.shape
+    assert np.abs(pcm.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("chunks_read", [1, 3])
+async def test_leaving_during_the_opening_leaves_nothing_behind(
+    decoder: CodecDecoder, codes: Tensor, chunks_read: int
+) -> None:
+    before = asyncio.all_tasks()
+    talker = Talker(codes[0].numpy().astype(np.int16), whole(decoder, codes[0]), decoder.frame_samples)
+    async with aclosing(start_of(Decode(decoder), decoder, talker, 12, ([40], [2]))) as chunks:
+        for _ in range(chunks_read):
+            await anext(chunks)
+    assert talker.closed.is_set()
+    assert asyncio.all_tasks() == before
+
+
+async def test_the_next_talker_brings_the_audio_that_the_lost_one_owes() -> None:
+    frame_samples, codes = 10, np.arange(40, dtype=np.int16)[:, None].repeat(4, axis=1)
+    asked: list[GenerateRequest] = []
+
+    async def generate(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        asked.append(request)
+        if len(asked) == 1:
+            yield FrameChunk(codes[:7], 3)
+            yield FrameChunk(codes[:0], 3, None, bytes(3 * 2 * frame_samples))
+            raise TalkerLost("gone")
+        yield FrameChunk(codes[7:], 3, FinishReason.STOP, bytes(9 * 2 * frame_samples))
+
+    request = GenerateRequest(SynthesisRequest("test", "Hello."), gpu_frames=12)
+    chunks = [chunk async for chunk in all_frames(generate, request, lambda chunk: chunk, frame_samples=frame_samples)]
+    assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes)
+    first, second = asked
+    assert (first.synthesis.resume, first.gpu_frames) == (None, 12)
+    resume = second.synthesis.resume
+    assert resume is not None
+    assert (len(resume.codes), resume.samples, second.gpu_frames) == (7, 3 * frame_samples, 9)
+
+
+@pytest.mark.parametrize("position", [1, 20])
+@pytest.mark.parametrize("frames", [1, 12, ALL_FRAMES])
+async def test_a_stream_that_goes_on_here_is_replayed_beside_the_talkers_audio(
+    decoder: CodecDecoder, codes: Tensor, position: int, frames: int
+) -> None:
+    known, size = codes[0].numpy().astype(np.int16), decoder.frame_samples
+    expected = whole(decoder, codes[0])[position * size :]
+    talker, decode = Talker(known[position:], expected[: frames * size], size), Decode(decoder)
+    start = DecodingStart(decoder.initial_state(), behind=known[:position], position=position * size)
+    stream = stream_of(decode, decoder, start)
+    chunks = await collect(stream.run(talker.frames([4], [2]), gpu_frames=frames))
+    pcm = joined(chunks)
+    assert pcm.shape == expected.shape
+    assert np.abs(pcm.astype(int) - expected).max() <= 1
+    assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), known[position:])
+    assert chunks[-1].position == NUM_FRAMES * size
+    replayed = sum(len(job.codes) for job in decode.jobs if job.silent)
+    assert replayed == (0 if frames is ALL_FRAMES else position + frames)

@@ -1,0 +1,41 @@
+from contextlib import ExitStack
+from math import inf
+
+import pytest
+
+from deployments.codec.pool.service import Placement
+from deployments.config import CodecConfig
+from deployments.protocol import ALL_FRAMES
+
+
+def placement_of(name: str, *, on_gpu: bool = True) -> Placement:
+    placement = Placement(CodecConfig(placement=name))  # type: ignore[arg-type]
+    placement.talker_on_gpu = on_gpu
+    return placement
+
+
+@pytest.mark.parametrize(
+    ("name", "on_gpu", "expected"),
+    [
+        ("pool", True, 0),
+        ("hybrid", False, 0),
+        ("hybrid", True, 9),
+        ("inline", True, ALL_FRAMES),
+        ("inline", False, ALL_FRAMES),
+    ],
+)
+def test_an_idle_pool_asks_for_its_placement(name: str, on_gpu: bool, expected: int) -> None:
+    with placement_of(name, on_gpu=on_gpu).admit(inf) as frames:
+        assert frames == expected
+
+
+def test_the_busier_the_pool_the_more_the_gpu_does() -> None:
+    placement = placement_of("hybrid")
+    with ExitStack() as streams:
+        asked = [streams.enter_context(placement.admit(9.0)) for _ in range(12)]
+    assert asked == sorted(asked)
+    assert asked[0] < 20
+    assert asked[-1] == ALL_FRAMES
+    assert sum(frames < ALL_FRAMES for frames in asked) == 8
+    with placement.admit(9.0) as frames:
+        assert frames == asked[0]  # all have left

@@ -1,0 +1,287 @@
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack, aclosing
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.codec.decoder import CodecDecoder, Tried, to_pcm16
+from deployments.codec.encoder import CodecEncoder
+from deployments.codec.loading import load_codec
+from deployments.codec.pool.gate import Decoded, DecodeJob
+from deployments.codec.pool.service import CodecService
+from deployments.codec.state import DecoderState
+from deployments.config import CodecConfig
+from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
+from deployments.protocol import (
+    ALL_FRAMES,
+    ClonePrompt,
+    Codes,
+    FinishReason,
+    FrameChunk,
+    GenerateRequest,
+    PcmChunk,
+    Reference,
+    SynthesisRequest,
+)
+
+pytestmark = pytest.mark.anyio
+REQUEST = SynthesisRequest("test", "Hello there.", voice="ryan", leading_silence=True)
+
+
+def make_service(model: Path) -> CodecService:
+    """A service whose jobs go to the worker threads one by one."""
+
+    async def decode(job: DecodeJob) -> Decoded:
+        (outcome,) = await service.decode_batch([job])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    service = CodecService(str(model), CodecConfig(), decode=decode)
+    return service
+
+
+class Talker:
+    """Speaks fixed codes, and notes what it was asked."""
+
+    def __init__(self, codes: Codes) -> None:
+        self._codes = codes
+        self.requests: list[GenerateRequest] = []
+        self.closed = asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        self.requests.append(request)
+        try:
+            for frame in self._codes:
+                await asyncio.sleep(0)
+                yield FrameChunk(frame[None], 3)
+            yield FrameChunk(self._codes[:0], 3, FinishReason.STOP)
+        finally:
+            self.closed.set()
+
+
+async def collect(chunks: AsyncGenerator[PcmChunk, None]) -> list[PcmChunk]:
+    async with aclosing(chunks):
+        return [chunk async for chunk in chunks]
+
+
+def joined_pcm(chunks: list[PcmChunk]) -> np.ndarray:
+    return np.frombuffer(b"".join(chunk.pcm for chunk in chunks), np.int16)
+
+
+def random_codes(seed: int, *, frames: int = 12) -> Codes:
+    return np.random.default_rng(seed).integers(0, 2048, (frames, 16)).astype(np.int16)
+
+
+def assert_same_audio(chunks: list[PcmChunk], expected: np.ndarray) -> None:
+    pcm = joined_pcm(chunks)
+    assert pcm.shape == expected.shape
+    assert np.abs(pcm.astype(int) - expected.astype(int)).max() <= 1
+
+
+@pytest.fixture(scope="module")
+def custom_voice(tiny_checkpoint: Callable[[str], Path]) -> CodecService:
+    return make_service(tiny_checkpoint("CustomVoice"))
+
+
+@pytest.fixture(scope="module")
+def base(tiny_checkpoint: Callable[[str], Path]) -> CodecService:
+    return make_service(tiny_checkpoint("Base"))
+
+
+@pytest.fixture
+def one_shot(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., np.ndarray]:
+    def decode(codes: Codes, *, kind: str = "CustomVoice", behind: Codes | None = None) -> np.ndarray:
+        """Samples of `codes`, spoken behind those of another recording."""
+        decoder = CodecDecoder.load(tiny_checkpoint(kind) / "speech_tokenizer")
+        whole = codes if behind is None else np.concatenate([behind, codes])
+        audio, _ = decoder.decode(torch.from_numpy(whole).long()[None], [decoder.initial_state()])
+        return to_pcm16(audio[0])[-len(codes) * decoder.frame_samples :]
+
+    return decode
+
+
+async def test_audio_is_that_of_the_talkers_codes(
+    custom_voice: CodecService, one_shot: Callable[..., np.ndarray]
+) -> None:
+    talker = Talker(random_codes(1))
+    chunks = await collect(custom_voice.synthesize(REQUEST, talker.generate))
+    assert_same_audio(chunks, one_shot(random_codes(1)))
+    assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), random_codes(1))
+    assert talker.requests == [GenerateRequest(REQUEST)]
+    assert chunks[-1].finish_reason is FinishReason.STOP
+
+
+async def test_streams_at_the_same_time_do_not_mix(
+    custom_voice: CodecService, one_shot: Callable[..., np.ndarray]
+) -> None:
+    all_codes = [random_codes(seed, frames=5 + seed) for seed in range(4)]
+    streams = await asyncio.gather(
+        *(collect(custom_voice.synthesize(REQUEST, Talker(codes).generate)) for codes in all_codes)
+    )
+    for codes, chunks in zip(all_codes, streams, strict=True):
+        assert_same_audio(chunks, one_shot(codes))
+
+
+@pytest.mark.parametrize(("leading_silence", "audible"), [(True, 6), (False, 4)])
+async def test_a_quiet_start_is_trimmed_unless_asked_for(
+    tiny_checkpoint: Callable[[str], Path], leading_silence: bool, audible: int
+) -> None:
+    frame_samples = 1920
+
+    async def decode(job: DecodeJob) -> Decoded:
+        """Codes 0 are silent, the others loud."""
+        return Decoded((job.codes[:, 0] * 9000).repeat(frame_samples), job.state)
+
+    service = CodecService(str(tiny_checkpoint("CustomVoice")), CodecConfig(), decode=decode)
+    codes = np.array([0, 0, 1, 1, 0, 1], np.int16)[:, None].repeat(16, axis=1)
+    request = replace(REQUEST, leading_silence=leading_silence)
+    pcm = joined_pcm(await collect(service.synthesize(request, Talker(codes).generate)))
+    assert len(pcm) // frame_samples == audible
+    assert (pcm[-4 * frame_samples :: frame_samples] != 0).tolist() == [True, True, False, True]
+
+
+async def test_a_clone_goes_on_from_its_reference(
+    base: CodecService, one_shot: Callable[..., np.ndarray], tiny_checkpoint: Callable[[str], Path]
+) -> None:
+    audio = np.random.default_rng(0).uniform(-0.5, 0.5, 24000).astype(np.float32)
+    talker = Talker(random_codes(3))
+    request = replace(REQUEST, reference=Reference(audio, "What is said."))
+    chunks = await collect(base.synthesize(request, talker.generate))
+    reference_codes = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer").encode(audio)
+    (asked,) = talker.requests
+    assert asked.synthesis == request
+    assert asked.reference_codes is not None
+    assert np.array_equal(asked.reference_codes, reference_codes)
+    assert_same_audio(chunks, one_shot(random_codes(3), kind="Base", behind=reference_codes))
+
+
+async def test_a_clone_by_its_prompt_is_not_read_again(
+    base: CodecService, tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where its recording has been read nor at a replica that never heard it: the sound is the same."""
+    audio = np.random.default_rng(1).uniform(-0.5, 0.5, 12000).astype(np.float32)
+    samples = replace(REQUEST, reference=Reference(audio, "What is said."))
+    talker = Talker(random_codes(3))
+    whole = await collect(base.synthesize(samples, talker.generate))
+    prompt = ClonePrompt(np.zeros(4, np.float32), talker.requests[0].reference_codes)
+    lean = replace(REQUEST, reference=Reference(None, "What is said.", prompt=prompt))
+    for service in (base, make_service(tiny_checkpoint("Base"))):
+        monkeypatch.setattr(CodecEncoder, "encode", None)
+        for _ in range(2):
+            chunks = await collect(service.synthesize(lean, talker.generate))
+            assert_same_audio(chunks, joined_pcm(whole))
+            assert np.array_equal(talker.requests[-1].reference_codes, talker.requests[0].reference_codes)
+        monkeypatch.setattr(service.workers, "run", None)
+        assert (await service._begin(lean))[0] is not None  # waits for no worker
+
+
+async def test_the_prompt_of_a_recording_comes_back_with_the_first_audio(base: CodecService) -> None:
+    prompt = ClonePrompt(np.ones(4, np.float32))
+    samples = Reference(np.zeros(24000, np.float32), x_vector_only=True)
+
+    async def generate(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        yield FrameChunk(random_codes(4)[:3], 3, clone_prompt=prompt)
+        yield FrameChunk(random_codes(4)[3:6], 3, FinishReason.STOP)
+
+    chunks = await collect(base.synthesize(replace(REQUEST, reference=samples), generate))
+    assert [chunk.clone_prompt for chunk in chunks] == [prompt] + [None] * (len(chunks) - 1)
+    assert chunks[0].pcm
+
+
+async def test_a_clone_by_its_voice_alone_begins_in_silence(
+    base: CodecService, one_shot: Callable[..., np.ndarray]
+) -> None:
+    talker = Talker(random_codes(4))
+    request = replace(REQUEST, reference=Reference(np.zeros(24000, np.float32), x_vector_only=True))
+    chunks = await collect(base.synthesize(request, talker.generate))
+    assert talker.requests == [GenerateRequest(request, None)]
+    assert_same_audio(chunks, one_shot(random_codes(4), kind="Base"))
+
+
+async def test_a_checkpoint_without_an_encoder_refuses_to_clone(custom_voice: CodecService) -> None:
+    request = replace(REQUEST, reference=Reference(np.zeros(24000, np.float32), "text"))
+    talker = Talker(random_codes(5))
+    with pytest.raises(InvalidRequest) as caught:
+        await collect(custom_voice.synthesize(request, talker.generate))
+    assert caught.value.param == "ref_audio"
+    assert talker.requests == []
+
+
+async def test_codes_outside_the_codebook_end_their_own_stream(
+    custom_voice: CodecService, one_shot: Callable[..., np.ndarray]
+) -> None:
+    broken = random_codes(6)
+    broken[5] = 3000
+    bad, good = Talker(broken), Talker(random_codes(7))
+    outcomes = await asyncio.gather(
+        *(collect(custom_voice.synthesize(REQUEST, talker.generate)) for talker in (bad, good)), return_exceptions=True
+    )
+    assert isinstance(outcomes[0], EngineError)
+    assert bad.closed.is_set()
+    assert isinstance(outcomes[1], list)
+    assert_same_audio(outcomes[1], one_shot(random_codes(7)))
+
+
+async def test_what_the_talker_raises_is_raised(custom_voice: CodecService) -> None:
+    async def full(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        raise Overloaded("full", 2.0)
+        yield
+
+    with pytest.raises(Overloaded) as caught:
+        await collect(custom_voice.synthesize(REQUEST, full))
+    assert caught.value.retry_after_s == 2.0
+
+
+async def test_leaving_closes_the_talkers_stream(custom_voice: CodecService) -> None:
+    talker = Talker(random_codes(8, frames=200))
+    async with aclosing(custom_voice.synthesize(REQUEST, talker.generate)) as chunks:
+        await anext(chunks)
+    assert talker.closed.is_set()
+
+
+def test_a_model_without_a_codec_fails_with_the_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="speech_tokenizer"):
+        CodecService(str(tmp_path), CodecConfig(), decode=Decoded)  # type: ignore[arg-type]
+
+
+def test_every_call_has_been_made_before_a_replica_is_ready(
+    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny, shapes = str(tiny_checkpoint("CustomVoice")), set()
+    decode = CodecDecoder.decode
+
+    def noting(decoder: CodecDecoder, codes: torch.Tensor, states: list[DecoderState]) -> object:
+        shapes.add(tuple(codes.shape[:2]))
+        return decode(decoder, codes, states)
+
+    monkeypatch.setattr(CodecDecoder, "decode", noting)
+    for name, value in (("MAX_BATCH_SIZE", 4), ("MAX_BATCH_FRAMES", 8)):
+        monkeypatch.setattr(f"deployments.codec.decoder.{name}", value)
+    monkeypatch.setattr("deployments.codec.pool.plan.MAX_CALL_S", 60.0)
+    config = CodecConfig(chunk_frames=(1, 4), precision="float32")
+    assert load_codec(tiny, config).tried.largest_batches == {1: 4, 4: 2}
+    assert shapes == {(1, 1), (2, 1), (4, 1), (1, 4), (2, 4)}
+    shapes.clear()
+    assert load_codec(tiny, config.model_copy(update={"placement": "inline"})).tried == Tried()
+    assert shapes == set()
+
+
+def test_a_replica_that_has_just_started_knows_how_many_streams_it_carries(
+    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the fewest, so that all that come next are its: what its core cannot decode in time is left to the GPU."""
+    clock = count(step=0.05)
+    monkeypatch.setattr("deployments.codec.decoder.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    service = make_service(tiny_checkpoint("CustomVoice"))
+    service.placement.talker_on_gpu = True
+    assert service.gate.capacity == pytest.approx(0.5 * 0.9 * 8 * 0.08 / (0.05 * 12 / 16))
+    with ExitStack() as streams:
+        asked = [streams.enter_context(service.placement.admit(service.gate.capacity)) for _ in range(12)]
+    assert sum(frames < ALL_FRAMES for frames in asked) == 7

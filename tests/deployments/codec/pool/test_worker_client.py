@@ -1,0 +1,187 @@
+"""Decoder processes give what the decoder in this process gives, whatever happens to one of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.codec.decoder import CodecDecoder
+from deployments.codec.pool.channel import DecoderChoice
+from deployments.codec.pool.gate import Decoded, DecodeJob, decode_batch
+from deployments.codec.pool.worker_client import WorkerProcesses
+from deployments.codec.state import DecoderState, SharedStates
+from deployments.errors import CodecLost, EngineError
+
+COUNT = 2
+
+
+def choice(directory: Path) -> DecoderChoice:
+    return DecoderChoice(str(directory), "float32", (1, 4), 0.25)
+
+
+@pytest.fixture(scope="module")
+def processes(decoder: CodecDecoder, directory: Path) -> Iterator[WorkerProcesses]:
+    processes = WorkerProcesses(COUNT, decoder, choice(directory))
+    yield processes
+    processes.stop()
+
+
+def workers(processes: WorkerProcesses) -> list[int]:
+    """Those that were forked from the first."""
+    first = processes._first.pid
+    return [int(pid) for pid in Path(f"/proc/{first}/task/{first}/children").read_text().split()]
+
+
+def job(codes: torch.Tensor, state: DecoderState, *, silent: bool = False) -> DecodeJob:
+    return DecodeJob(codes.numpy().astype(np.int16), state, 0.0, silent)
+
+
+def decoded(outcome: Decoded | Exception) -> Decoded:
+    assert isinstance(outcome, Decoded), outcome
+    return outcome
+
+
+def test_streams_are_decoded_as_in_this_process(
+    processes: WorkerProcesses, decoder: CodecDecoder, codes: torch.Tensor
+) -> None:
+    """In one call or in turns, silently or not, also from a state that lies in this process."""
+    begun = decode_batch(decoder, [job(row[:1], decoder.initial_state()) for row in codes])
+    theirs = [decoder.initial_state(), *(decoded(outcome).state for outcome in begun[1:])]
+    ours, begins = list(theirs), [0, 1, 1]
+    for size, silent in ((1, False), (4, False), (3, True), (4, False)):
+        rows = [row[first : first + size] for row, first in zip(codes, begins, strict=True)]
+        pairs = []
+        for states, call in ((theirs, processes.decode), (ours, lambda jobs: decode_batch(decoder, jobs))):
+            outcomes = call([job(row, state, silent=silent) for row, state in zip(rows, states, strict=True)])
+            states[:] = [decoded(outcome).state for outcome in outcomes]
+            pairs.append([decoded(outcome).pcm for outcome in outcomes])
+        for their_pcm, our_pcm in zip(*pairs, strict=True):
+            np.testing.assert_array_equal(their_pcm, our_pcm)
+        assert [state.position for state in theirs] == [state.position for state in ours]
+        begins = [first + size for first in begins]
+
+
+def test_every_size_of_a_call_is_known_before_the_first(processes: WorkerProcesses) -> None:
+    assert {*processes.tried.largest_batches} == {1, 4}
+    assert min(processes.tried.largest_batches.values()) >= 1
+    assert processes.tried.seconds_per_frame > 0
+
+
+def test_a_state_may_be_decoded_from_again(
+    processes: WorkerProcesses, decoder: CodecDecoder, codes: torch.Tensor
+) -> None:
+    (begun,) = processes.decode([job(codes[0, :4], decoder.initial_state())])
+    state = decoded(begun).state
+    once, again = (decoded(*processes.decode([job(codes[0, 4:8], state)])).pcm for _ in range(2))
+    np.testing.assert_array_equal(once, again)
+
+
+def test_a_bad_job_fails_alone(processes: WorkerProcesses, decoder: CodecDecoder, codes: torch.Tensor) -> None:
+    good, broken = codes[0, :1], torch.full((1, codes.shape[2]), 999)
+    first, bad, last = processes.decode([job(each, decoder.initial_state()) for each in (good, broken, good)])
+    assert isinstance(bad, EngineError)
+    np.testing.assert_array_equal(decoded(first).pcm, decoded(last).pcm)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_ends_or_hangs_is_replaced_and_its_call_made_again(
+    processes: WorkerProcesses,
+    decoder: CodecDecoder,
+    codes: torch.Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+) -> None:
+    monkeypatch.setattr("deployments.codec.pool.worker_client.LONGEST_IDLENESS_S", 0.3)
+    before = workers(processes)
+    assert len(before) == COUNT
+    os.kill(before[0], number)
+    begun = [decoded(*processes.decode([job(codes[0, :4], decoder.initial_state())])) for _ in range(2 * COUNT)]
+    (expected,) = decode_batch(decoder, [job(codes[0, :4], decoder.initial_state())])
+    for each in begun:
+        np.testing.assert_array_equal(each.pcm, decoded(expected).pcm)
+    after = workers(processes)
+    assert len(after) == COUNT
+    assert before[0] not in after
+    assert before[1] in after
+    assert not processes.is_broken
+
+
+def test_slots_are_free_once_nobody_holds_their_states(decoder: CodecDecoder) -> None:
+    descriptor = os.memfd_create("states")
+    states = SharedStates(decoder.initial_state(), descriptor)
+    other = SharedStates(decoder.initial_state(), descriptor)  # as another process has it
+    os.close(descriptor)
+    slots = [states.take(), states.take()]
+    assert slots[0].number != slots[1].number
+    tensors = [torch.full_like(tensor, 3) for tensor in decoder.initial_state().tensors]
+    states.write(slots[1].number, tensors)
+    assert all(map(torch.equal, other.read(slots[1].number), tensors))
+    assert not any(tensor.any() for tensor in other.read(slots[0].number))
+    number = slots.pop().number
+    assert states.take().number == number
+
+
+def test_memory_of_states_ends(decoder: CodecDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.codec.state._SLOTS", 1)
+    descriptor = os.memfd_create("states")
+    states = SharedStates(decoder.initial_state(), descriptor)
+    os.close(descriptor)
+    held = states.take()
+    with pytest.raises(MemoryError, match="1 states"):
+        states.take()
+    del held
+
+
+def test_without_the_first_process_none_is_replaced(
+    decoder: CodecDecoder, directory: Path, codes: torch.Tensor
+) -> None:
+    processes = WorkerProcesses(1, decoder, choice(directory))
+    (worker,) = workers(processes)
+    processes._first.kill()
+    processes._first.wait()
+    assert processes.is_broken
+    processes.decode([job(codes[0, :1], decoder.initial_state())])  # those that are there work on
+    os.kill(worker, signal.SIGKILL)
+    with pytest.raises(CodecLost, match="forked from"):
+        processes.decode([job(codes[0, :1], decoder.initial_state())])
+    processes.stop()
+
+
+def test_a_decoder_that_does_not_load_says_so(decoder: CodecDecoder, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="ended with code 1 while it loaded"):
+        WorkerProcesses(1, decoder, choice(tmp_path))
+
+
+_REPLICA = """
+import json, os, signal, sys
+from pathlib import Path
+from deployments.codec.pool.channel import DecoderChoice
+from deployments.codec.decoder import CodecDecoder
+from deployments.codec.pool.worker_client import WorkerProcesses
+choice = DecoderChoice(**json.loads(sys.argv[1]))
+processes = WorkerProcesses(2, CodecDecoder.load(Path(choice.directory)), choice)
+first = processes._first.pid
+print(first, Path(f"/proc/{first}/task/{first}/children").read_text(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_they_end_with_their_replica(directory: Path) -> None:
+    command = [sys.executable, "-c", _REPLICA, json.dumps(asdict(choice(directory)))]
+    replica = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    assert replica.returncode == -signal.SIGKILL
+    left = [int(pid) for pid in replica.stdout.split()]
+    assert len(left) == 3
+    deadline_s = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}/exe").exists() for pid in left):
+        assert time.monotonic() < deadline_s, "decoder processes outlive their replica"
+        time.sleep(0.01)

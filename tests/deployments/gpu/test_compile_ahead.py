@@ -1,0 +1,78 @@
+"""These run where Triton is, with or without a GPU."""
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+from triton import knobs  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+
+from deployments.gpu.compile_ahead import CompileWorkers, Kernel, compile_kernel, noted_launches  # noqa: E402
+from deployments.talker.kernels.matmul import like_rows, measure_squares  # noqa: E402
+
+
+class Driver:
+    """What Triton asks of a GPU before it launches."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
+    return tmp_path
+
+
+def launch(width: int) -> None:
+    measure_squares(like_rows(2, width, torch.zeros(1)))
+
+
+def hits(kernels: list[Kernel], monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    found: list[bool] = []
+
+    def listen(*, cache_hit: bool, **_: Any) -> None:
+        found.append(cache_hit)
+
+    monkeypatch.setattr(knobs.compilation, "listener", listen)
+    for kernel in kernels:
+        compile_kernel(kernel)
+    return found
+
+
+def test_what_was_noted_is_compiled_into_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with noted_launches() as kernels:
+        for width in (32, 64, 32):
+            launch(width)
+    assert [kernel.function for kernel in kernels] == ["_row_squares"] * 2
+    reports: list[tuple[int, int]] = []
+    with CompileWorkers(2) as workers:
+        workers.compile(kernels, lambda done, total: reports.append((done, total)))
+    assert reports == [(0, 2), (1, 2), (2, 2)]
+    assert hits(kernels, monkeypatch) == [True, True]
+
+
+def test_a_kernel_that_cannot_be_compiled_is_logged(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with noted_launches() as kernels:
+        launch(32)
+    broken = replace(kernels[0], function="_no_such_kernel")
+    with CompileWorkers(1) as workers, caplog.at_level(logging.WARNING):
+        workers.compile([broken, *kernels], lambda done, total: None)
+    assert "_no_such_kernel was not compiled ahead" in caplog.text
+    assert len(caplog.records) == 1

@@ -1,0 +1,236 @@
+import asyncio
+import gc
+import pickle
+import weakref
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, TalkerLost
+from deployments.protocol import FinishReason, FrameChunk
+from deployments.serving.calls import call, stream, translate
+from deployments.serving.failover import persist
+
+
+def from_replica(cause: Exception) -> Exception:
+    """What a caller gets for an exception that a replica raised: of the exception's own class and Ray's."""
+    error = RayTaskError("generate", "Traceback of the replica", cause, proctitle="replica", pid=1, ip="10.0.0.1")
+    received: Exception = pickle.loads(pickle.dumps(error)).as_instanceof_cause()
+    return received
+
+
+class Response:
+    """A streaming response: yields items and raises an exception among them."""
+
+    def __init__(self, items: list[object]) -> None:
+        self._items = items
+        self.cancelled = 0
+
+    async def __aiter__(self) -> AsyncGenerator[object, None]:
+        for item in self._items:
+            if isinstance(item, asyncio.Event):
+                await item.wait()
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+
+    def __await__(self):  # type: ignore[no-untyped-def]
+        yield from asyncio.sleep(0).__await__()
+        (item,) = self._items
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+class Handle:
+    """A deployment handle that answers each call with one response."""
+
+    def __init__(self, *items: object) -> None:
+        self.response = Response(list(items))
+        self.calls: list[tuple[object, ...]] = []
+
+    def options(self, *, method_name: str, stream: bool = False) -> "Handle":
+        self.calls.append((method_name, stream))
+        return self
+
+    def remote(self, *arguments: object) -> Response:
+        self.calls.append(arguments)
+        return self.response
+
+
+class Request:
+    """May be megabytes."""
+
+
+async def collect(chunks: AsyncGenerator[object, None]) -> list[object]:
+    async with aclosing(chunks):
+        return [chunk async for chunk in chunks]
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        InvalidRequest("too long", "input", "some_code"),
+        Overloaded("full", 3.0),
+        TalkerLost("gone"),
+        KeyError("a bug in the replica"),
+    ],
+)
+def test_what_the_method_raised_comes_back_as_itself(cause: Exception) -> None:
+    translated = translate(from_replica(cause), TalkerLost)
+    assert type(translated) is type(cause)
+    assert translated.args == cause.args
+    assert vars(translated) == vars(cause)
+
+
+@pytest.mark.parametrize("error", [RayActorError(), ActorDiedError(), ActorUnavailableError("busy", b"0" * 16)])
+@pytest.mark.parametrize("lost", [TalkerLost, CodecLost])
+def test_a_dead_replica_is_a_loss_of_its_kind(error: Exception, lost: type[TalkerLost] | type[CodecLost]) -> None:
+    translated = translate(error, lost)
+    assert type(translated) is lost
+    assert type(error).__name__ in str(translated)
+
+
+def test_backpressure_is_overload_with_a_time_to_wait() -> None:
+    translated = translate(BackPressureError(8, 8), TalkerLost)
+    assert isinstance(translated, Overloaded)
+    assert translated.retry_after_s > 0
+
+
+def test_a_deployment_without_replicas_is_not_ready() -> None:
+    error = DeploymentUnavailableError(DeploymentID("Talker", "default"))
+    assert isinstance(translate(error, TalkerLost), NotReady)
+
+
+def test_other_exceptions_stay_what_they_are() -> None:
+    error = ValueError("ours")
+    assert translate(error, TalkerLost) is error
+
+
+@pytest.mark.anyio
+async def test_a_stream_passes_its_items_on() -> None:
+    handle = Handle("a", "b")
+    assert await collect(stream(handle, "generate", "request", lost=TalkerLost)) == ["a", "b"]
+    assert handle.calls == [("generate", True), ("request",)]
+
+
+@pytest.mark.anyio
+async def test_an_error_comes_behind_the_items_before_it() -> None:
+    handle = Handle("a", from_replica(InvalidRequest("too long", "input")))
+    async with aclosing(stream(handle, "generate", "request", lost=TalkerLost)) as items:
+        assert await anext(items) == "a"
+        with pytest.raises(InvalidRequest, match="too long") as caught:
+            await anext(items)
+    assert type(caught.value) is InvalidRequest
+    assert handle.response.cancelled
+
+
+@pytest.mark.anyio
+async def test_a_call_that_has_ended_holds_its_request_no_more() -> None:
+    request = Request()
+    held = weakref.ref(request)
+    gc.disable()
+    try:
+        await collect(stream(Handle("a"), "generate", request, lost=TalkerLost))
+        del request
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.anyio
+async def test_leaving_a_stream_cancels_the_call() -> None:
+    handle = Handle("a", "b")
+    async with aclosing(stream(handle, "generate", "request", lost=TalkerLost)) as items:
+        assert await anext(items) == "a"
+        assert not handle.response.cancelled
+    assert handle.response.cancelled
+
+
+@pytest.mark.anyio
+async def test_a_call_that_serve_cancels_is_a_move_and_not_a_cancelled_reader() -> None:
+    handle = Handle(1, asyncio.CancelledError())
+    with pytest.raises(Moved, match="cancelled"):
+        await collect(stream(handle, "generate", "request", lost=TalkerLost))
+
+
+@pytest.mark.anyio
+async def test_forty_calls_that_serve_cancels_in_bursts_cost_a_stream_nothing() -> None:
+    """A socket's contexts share one HTTP request: Serve cancels the calls of all of them when one is left."""
+    beat, frame, last = (
+        FrameChunk(np.zeros((frames, 2), np.int16), 0, reason)
+        for frames, reason in ((0, None), (1, None), (1, FinishReason.STOP))
+    )
+    burst = [Handle(beat, asyncio.CancelledError()) for _ in range(3)] + [Handle(frame, asyncio.CancelledError())]
+    handles = [*burst * 10, Handle(beat, last)]
+    calls = iter(handles)
+
+    def ask() -> AsyncGenerator[FrameChunk, None]:
+        return stream(next(calls), "generate", "request", lost=TalkerLost)
+
+    heard = [chunk async for chunk in persist(ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)]
+    assert sum(len(chunk.codes) for chunk in heard) == 11
+    assert next(calls, None) is None
+
+
+@pytest.mark.anyio
+async def test_a_call_is_cancelled_once_it_has_been_taken() -> None:
+    taken = asyncio.Event()
+    handle = Handle(taken, 1, asyncio.Event())
+    reading = asyncio.create_task(collect(stream(handle, "generate", "request", lost=TalkerLost)))
+    await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait((reading,))
+    assert reading.cancelled()
+    assert handle.response.cancelled == 0
+    taken.set()
+    async with asyncio.timeout(10):
+        while not handle.response.cancelled:  # noqa: ASYNC110, somebody else's event loop tells no one
+            await asyncio.sleep(0)
+
+
+@pytest.mark.anyio
+async def test_a_plain_call_returns_or_raises_one_of_ours() -> None:
+    handle = Handle("info")
+    assert await call(handle, "describe", lost=TalkerLost) == "info"
+    assert handle.calls == [("describe", False), ()]
+    with pytest.raises(TalkerLost):
+        await call(Handle(ActorDiedError()), "describe", lost=TalkerLost)
+
+
+@pytest.mark.anyio
+async def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.serving.calls._SILENCE_S", 0.05)
+    handle = Handle("a", asyncio.Event())
+    async with aclosing(stream(handle, "generate", "request", lost=TalkerLost)) as items:
+        assert await anext(items) == "a"
+        with pytest.raises(TalkerLost, match="silent"):
+            await anext(items)
+    assert handle.response.cancelled
+
+
+@pytest.mark.anyio
+async def test_a_call_that_no_replica_takes_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.serving.calls._ACCEPT_S", 0.05)
+    handle = Handle(asyncio.Event())
+    with pytest.raises(TalkerLost):
+        await collect(stream(handle, "generate", "request", lost=TalkerLost))
+    assert handle.response.cancelled
+
+
+@pytest.mark.anyio
+async def test_the_time_a_reader_takes_is_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.serving.calls._SILENCE_S", 0.05)
+    async with aclosing(stream(Handle("a", "b"), "generate", "request", lost=TalkerLost)) as items:
+        assert await anext(items) == "a"
+        await asyncio.sleep(0.1)
+        assert await anext(items) == "b"

@@ -1,0 +1,262 @@
+"""A stream that several replicas bring, one after the other."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from deployments import playback
+from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, ReplicaLost, TalkerLost
+from deployments.protocol import FinishReason, FrameChunk
+from deployments.serving.failover import Attempts, RetryLimits, persist
+
+pytestmark = pytest.mark.anyio
+
+BEAT = FrameChunk(np.zeros((0, 2), np.int16), 0)
+LOST = TalkerLost("gone")
+
+
+def frame(number: int, *, last: bool = False) -> FrameChunk:
+    return FrameChunk(np.full((1, 2), number, np.int16), 3, FinishReason.STOP if last else None)
+
+
+class Replicas:
+    """Each attempt meets the next replica's script; goes on behind what the reader has."""
+
+    def __init__(self, *scripts: list[FrameChunk | Exception]) -> None:
+        self._scripts = list(scripts)
+        self.asked: list[int] = []  # frames the reader had, at each attempt
+        self.closed = self.played = 0
+        self.was_closed = asyncio.Event()
+        self.have: list[int] = []
+
+    def ask(self) -> AsyncGenerator[FrameChunk, None]:
+        self.asked.append(len(self.have))
+        return self._play(self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0])
+
+    async def _play(self, script: list[FrameChunk | Exception]) -> AsyncGenerator[FrameChunk, None]:
+        try:
+            for step in script:
+                self.played += step is script[-1]
+                if isinstance(step, Exception):
+                    raise step
+                yield step
+        finally:
+            self.closed += 1
+            self.was_closed.set()
+
+    async def read(self, limits: RetryLimits = RetryLimits(), lost: type[ReplicaLost] = TalkerLost) -> list[int]:  # noqa: B008
+        async with aclosing(persist(self.ask, lambda chunk: chunk, request_id="r", lost=lost, limits=limits)) as chunks:
+            async for chunk in chunks:
+                self.have += chunk.codes[:, 0].tolist()
+        return self.have
+
+
+async def test_a_stream_that_nobody_loses_is_passed_on() -> None:
+    replicas = Replicas([BEAT, frame(1), frame(2, last=True)])
+    assert await replicas.read() == [1, 2]
+    assert replicas.asked == [0]
+
+
+@pytest.mark.parametrize("loss", [LOST, Moved("leaving")])
+async def test_a_lost_stream_goes_on_behind_what_the_reader_has(loss: Exception) -> None:
+    replicas = Replicas([BEAT, frame(1), frame(2), loss], [BEAT, frame(3), loss], [BEAT, frame(4, last=True)])
+    assert await replicas.read() == [1, 2, 3, 4]
+    assert replicas.asked == [0, 2, 3]
+    assert replicas.closed == 3
+
+
+def test_the_first_other_replica_is_asked_at_once() -> None:
+    attempts = Attempts(TalkerLost, RetryLimits())
+    for _ in range(2):
+        attempts.heard()
+        attempts.advanced()
+        assert attempts.delay_s(LOST) == 0.0
+        assert [attempts.delay_s(Overloaded("full", 1.0)) for _ in range(3)] == [0.02, 0.04, 0.08]
+
+
+async def test_a_stream_that_ends_without_its_last_chunk_is_lost() -> None:
+    replicas = Replicas([frame(1)], [frame(2, last=True)])
+    assert await replicas.read() == [1, 2]
+
+
+async def test_a_stream_that_its_reader_ends_is_left_there() -> None:
+    replicas = Replicas([frame(1), frame(2), frame(3, last=True)])
+
+    def until_two(chunk: FrameChunk) -> FrameChunk:
+        return replace(chunk, finish_reason=FinishReason.SILENCE) if chunk.codes[0, 0] == 2 else chunk
+
+    chunks = [chunk async for chunk in persist(replicas.ask, until_two, request_id="r", lost=TalkerLost)]
+    assert [chunk.finish_reason for chunk in chunks] == [None, FinishReason.SILENCE]
+    assert (replicas.closed, replicas.played) == (1, 0)
+
+
+@pytest.mark.parametrize("behind", [[], [BEAT], [LOST]])
+async def test_the_call_behind_the_last_chunk_ends_by_itself(behind: list[FrameChunk | Exception]) -> None:
+    """Cancelling one would make Serve cancel others that the same HTTP request led to."""
+    replicas = Replicas([frame(1, last=True), *behind])
+    assert await replicas.read() == [1]
+    assert (replicas.asked, replicas.played) == ([0], 1)
+
+
+async def test_a_loss_before_the_first_frame_is_made_up_for() -> None:
+    replicas = Replicas([LOST], [BEAT, LOST], [frame(1, last=True)])
+    assert await replicas.read() == [1]
+
+
+@pytest.mark.parametrize("refusal", [Overloaded("full"), NotReady("loading")])
+async def test_a_stream_under_way_waits_for_room(refusal: Exception) -> None:
+    replicas = Replicas([frame(1), LOST], [refusal], [refusal], [frame(2, last=True)])
+    assert await replicas.read() == [1, 2]
+
+
+@pytest.mark.parametrize("refusal", [Overloaded("full"), NotReady("loading"), InvalidRequest("no"), KeyError("bug")])
+async def test_a_refusal_from_the_start_is_an_answer(refusal: Exception) -> None:
+    replicas = Replicas([BEAT, refusal])
+    with pytest.raises(type(refusal)):
+        await replicas.read()
+    assert len(replicas.asked) == 1
+
+
+async def test_what_was_lost_further_behind_is_not_asked_for_again() -> None:
+    replicas = Replicas([frame(1), LOST])
+    with pytest.raises(TalkerLost, match="gone"):
+        await replicas.read(lost=CodecLost)
+    assert len(replicas.asked) == 1
+
+
+async def test_a_request_that_kills_its_replicas_is_given_up() -> None:
+    replicas = Replicas([frame(1), LOST], [BEAT, LOST])
+    with pytest.raises(TalkerLost, match="given up after 3 losses"):
+        await replicas.read(RetryLimits(max_futile=2))
+    assert replicas.asked == [0, 1, 1]
+
+
+async def test_losses_are_counted_over_the_whole_stream() -> None:
+    replicas = Replicas([frame(1), LOST])
+    with pytest.raises(TalkerLost):
+        await replicas.read(RetryLimits(max_losses=3))
+    assert replicas.have == [1, 1, 1]
+
+
+async def test_moves_are_not_losses() -> None:
+    moves: list[list[FrameChunk | Exception]] = [[BEAT, Moved("leaving")] for _ in range(4)]
+    replicas = Replicas([frame(1), LOST], *moves, [frame(2, last=True)])
+    assert await replicas.read(RetryLimits(max_losses=2, max_futile=1)) == [1, 2]
+
+
+async def test_without_a_replica_patience_ends_in_an_error() -> None:
+    replicas = Replicas([frame(1), LOST], [NotReady("none")])
+    with pytest.raises(TalkerLost) as caught:
+        await replicas.read(RetryLimits(patience_s=0.05))
+    assert isinstance(caught.value.__cause__, NotReady)
+
+
+async def test_leaving_closes_what_is_behind() -> None:
+    replicas = Replicas([frame(1), frame(2)])
+    async with aclosing(persist(replicas.ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
+        await anext(chunks)
+    assert replicas.closed == 1
+
+
+async def test_a_handover_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> None:
+    await Replicas([frame(1), LOST], [frame(2, last=True)]).read()
+    (record,) = caplog.records
+    assert "request r goes on" in record.getMessage()
+    assert "gone" in record.getMessage()
+
+
+async def test_cancelling_ends_the_wait() -> None:
+    replicas = Replicas([frame(1), LOST], [NotReady("none")])
+    reading = asyncio.create_task(replicas.read())
+    while len(replicas.asked) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that waits for anything else is one that takes nothing."""
+    monkeypatch.setattr(playback, "UNREAD_S", 0.0)
+
+
+async def persisted(replicas: Replicas, *, pause_behind: int) -> list[int]:
+    """What a reader has that takes nothing behind so many frames until their replica was left."""
+    limits = RetryLimits(max_losses=1)
+    chunks = persist(replicas.ask, lambda chunk: chunk, request_id="r", lost=TalkerLost, limits=limits)
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            replicas.have += chunk.codes[:, 0].tolist()
+            if len(replicas.have) == pause_behind:
+                pause_behind = 0
+                await asyncio.wait_for(replicas.was_closed.wait(), 5.0)
+    return replicas.have
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_reader_that_takes_nothing_leaves_its_replica_and_goes_on_from_its_codes() -> None:
+    replicas = Replicas(
+        [frame(1), frame(2), frame(9)], [Overloaded("full", 1.0)], [BEAT, frame(3), frame(4, last=True)]
+    )
+    assert await persisted(replicas, pause_behind=2) == [1, 2, 3, 4]
+    assert replicas.asked == [0, 2, 2]
+    assert replicas.played == 2  # the first one was left before its end
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_what_was_whole_when_its_reader_paused_is_not_asked_for_again() -> None:
+    replicas = Replicas([frame(1), frame(2, last=True)])
+    assert await persisted(replicas, pause_behind=2) == [1, 2]
+    assert replicas.asked == [0]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_who_leaves_while_away_leaves_nothing_behind() -> None:
+    replicas = Replicas([frame(1), frame(2), frame(3)])
+    async with aclosing(persist(replicas.ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
+        await anext(chunks)
+        await anext(chunks)
+        await asyncio.wait_for(replicas.was_closed.wait(), 5.0)
+    assert (replicas.asked, replicas.closed) == ([0], 1)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_what_was_only_asked_for_ahead_of_time_is_kept() -> None:
+    replicas = Replicas([frame(1), frame(2), frame(3, last=True)])
+    async with aclosing(persist(replicas.ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
+        await anext(chunks)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert replicas.closed == 0
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_reader_that_is_cancelled_while_its_replica_is_being_left() -> None:
+    is_closing = asyncio.Event()
+
+    async def ask() -> AsyncGenerator[FrameChunk, None]:
+        try:
+            for number in range(9):
+                yield frame(number)
+        finally:
+            is_closing.set()
+            await asyncio.Event().wait()
+
+    async def read() -> None:
+        async with aclosing(persist(ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
+            async for chunk in chunks:
+                if chunk.codes[0, 0]:
+                    await asyncio.wait_for(is_closing.wait(), 5.0)
+
+    reading = asyncio.create_task(read())
+    await is_closing.wait()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    reading.cancel()
+    await asyncio.wait((reading,), timeout=5.0)
+    assert reading.cancelled()

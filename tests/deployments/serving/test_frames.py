@@ -1,0 +1,67 @@
+"""A talker's audio meets its codes, and its reader learns how far it has come."""
+
+import numpy as np
+
+from deployments.audio.silence import LeadingSilence
+from deployments.protocol import Codes, FinishReason, FrameChunk, Mark, Progress
+from deployments.serving.failover import Received
+from deployments.serving.frames import Audio, Frames
+
+SAMPLES, RATE = 240, 24000
+NO_CODES = np.zeros((0, 2), np.int16)
+
+
+def codes(*frames: int) -> Codes:
+    return np.array([[frame] * 2 for frame in frames], np.int16).reshape(-1, 2)
+
+
+def pcm(count: int, level: int = 9000) -> np.ndarray:
+    return np.full(count * SAMPLES, level, np.int16)
+
+
+def test_audio_that_comes_later_meets_its_codes() -> None:
+    frames = Frames(SAMPLES)
+    frames.add(FrameChunk(codes(1, 2, 3), 5))
+    frames.add(FrameChunk(NO_CODES, 5, None, pcm(2).tobytes()))
+    heard, audio = frames.take_heard()
+    assert (heard[:, 0].tolist(), len(audio), frames.available) == ([1, 2], 2 * SAMPLES, 1)
+    heard, audio = frames.take_heard()
+    assert (heard.shape, len(audio)) == ((0, 2), 0)
+
+
+def test_frames_that_exist_already_come_first() -> None:
+    frames = Frames(SAMPLES, codes(1, 2))
+    frames.add(FrameChunk(codes(3), 5, FinishReason.STOP))
+    assert frames.over is None
+    assert frames.take(9)[:, 0].tolist() == [1, 2, 3]
+    assert frames.over is FinishReason.STOP
+
+
+def test_marks_are_taken_once() -> None:
+    frames = Frames(SAMPLES)
+    frames.add(FrameChunk(codes(1), 5, marks=(Mark("codes", 1),)))
+    frames.add(FrameChunk(codes(2), 5))
+    assert [mark.stage for mark in frames.take_marks()] == ["codes", "from-talker"]
+    assert frames.take_marks() == ()
+
+
+def test_what_is_held_back_as_quiet_is_not_delivered() -> None:
+    audio = Audio(Frames(SAMPLES), LeadingSilence(RATE), position=7)
+    assert audio.chunk(codes(1), pcm(1, level=0), None).position == 7
+    assert audio.chunk(codes(2), pcm(1), None).position == 7 + 2 * SAMPLES
+    assert audio.chunk(NO_CODES, pcm(0), FinishReason.STOP).position == 7 + 2 * SAMPLES
+
+
+def test_another_replica_goes_on_behind_all_that_was_received() -> None:
+    received = Received()
+    received.add(NO_CODES, 0)
+    assert received.progress is None
+    received = Received(Progress(codes(1), SAMPLES))
+    received.add(codes(2, 3), 2 * SAMPLES)
+    progress = received.progress
+    assert progress is not None
+    assert (progress.codes[:, 0].tolist(), progress.samples, progress.in_hand_s) == ([1, 2, 3], 2 * SAMPLES, 0.0)
+    received.add(codes(4), 3 * SAMPLES, heard_s=60.0)
+    progress = received.progress
+    assert progress is not None
+    assert 30.0 < progress.in_hand_s <= 60.0

@@ -1,0 +1,91 @@
+"""Ray's private names: two files use them, and they are there in the version that it was checked with."""
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.core.generated.common_pb2 import ActorDeathCause, ActorDiedErrorContext, OomContext
+from ray.serve._private import replica
+from ray.serve._private.client import ServeControllerClient
+from ray.serve._private.common import DeploymentID, ReplicaID
+from ray.serve._private.constants import SERVE_PROXY_NAME
+
+from deployments.serving.ray_private import CHECKED_WITH, PROXY, Pool, deaths, ended_part
+
+ROOT = Path(__file__).parents[3]
+PRIVATE = re.compile(
+    r"\bray\b[\w.]*\._\w+|_internal_kv|_get_global_client|ray\.core\.generated|\b_replica_impl\b|\b_shutting_down\b"
+)
+
+
+def test_this_is_the_version_that_was_checked() -> None:
+    assert ray.__version__ == CHECKED_WITH, "read deployments/serving/ray_private.py against this Ray's source first"
+
+
+def test_one_file_uses_private_names_but_for_subclasses() -> None:
+    folders = ("serve_app", "deployments", "loadtest", "tools")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    users = {file.relative_to(ROOT).as_posix() for file in files if PRIVATE.search(file.read_text())}
+    subclasses = {f"serve_app/{name}.py" for name in ("proxy/kept_proxy", "nodes/aws", "nodes/gcp")}
+    schemas = {"tools/cluster_check/machines.py"}  # Ray's own, of a checkout's command
+    assert users - subclasses - schemas == {"deployments/serving/ray_private.py"}
+
+
+def test_what_is_asked_of_the_controller_is_there() -> None:
+    assert isinstance(ServeControllerClient.http_config, property)
+    assert callable(ServeControllerClient.get_serve_details)
+    assert callable(ray._private.state.actors)
+
+
+def test_replicas_say_that_they_stop_where_it_is_read() -> None:
+    assert "self._replica_impl" in inspect.getsource(replica.ReplicaActor)
+    assert "self._shutting_down = True" in inspect.getsource(replica.Replica._perform_graceful_shutdown)
+
+
+def dead(name: str, reason: str | None = "WORKER_DIED") -> dict[str, Any]:
+    if reason is None:
+        return {"Name": name, "DeathCause": ActorDeathCause(oom_context=OomContext())}
+    context = ActorDiedErrorContext(reason=ActorDiedErrorContext.Reason.Value(reason))
+    return {"Name": name, "DeathCause": ActorDeathCause(actor_died_error_context=context)}
+
+
+def test_actors_are_named_as_serve_names_them() -> None:
+    talker = ReplicaID("b2", DeploymentID("Talker", "talkray")).to_full_id_str()
+    assert deaths([dead(talker), dead(f"{SERVE_PROXY_NAME}-0f")], "talkray") == {"Talker": 1, PROXY: 1}
+
+
+def test_who_died_is_counted_by_deployment() -> None:
+    actors = [
+        dead("SERVE_REPLICA::talkray#Ingress#a1"),
+        dead("SERVE_REPLICA::talkray#Talker#b2", "NODE_DIED"),
+        dead("SERVE_REPLICA::talkray#Talker#c3", None),
+        dead("SERVE_PROXY_ACTOR-0f"),
+    ]
+    assert deaths(actors, "talkray") == {"Ingress": 1, "Talker": 2, PROXY: 1}
+
+
+def test_who_was_stopped_did_not_die() -> None:
+    stopped = [dead("SERVE_REPLICA::talkray#Ingress#a1", reason) for reason in ("RAY_KILL", "OUT_OF_SCOPE")]
+    assert not deaths(stopped, "talkray")
+
+
+def test_other_actors_do_not_count() -> None:
+    names = ("", "Listener", "SERVE_REPLICA::other#Talker#x", "SERVE_CONTROLLER_ACTOR")
+    assert not deaths(map(dead, names), "talkray")
+
+
+def test_a_pool_wants_what_starts_and_does_not_stop() -> None:
+    replicas = [
+        {"state": state, "actor_id": f"{state}-1"} for state in ("RUNNING", "STARTING", "RECOVERING", "STOPPING")
+    ]
+    assert Pool.of(replicas) == Pool(3, ("RUNNING-1", "RECOVERING-1"))
+
+
+def test_a_replica_without_an_actor_yet_is_wanted_and_does_not_run() -> None:
+    assert Pool.of([{"state": "STARTING"}]) == Pool(1, ())
+
+
+def test_of_a_ray_that_was_not_started_no_part_has_ended() -> None:
+    assert ended_part(["raylet"]) is None

@@ -1,0 +1,122 @@
+"""The router as Serve makes it, with replicas that only say where they are and how much they have to do."""
+
+import asyncio
+import pickle
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from ray import cloudpickle
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve._private.request_router.common import PendingRequest
+from ray.serve.config import RequestRouterConfig
+
+from deployments.protocol import GenerateRequest, SynthesisRequest
+from deployments.serving.routing import LeastBusy
+
+HERE, THERE = "a" * 56, "b" * 56
+POOL = DeploymentID("CodecDecoder", "talkray")
+REQUEST = SynthesisRequest("r", "Hello.")
+
+
+class Replica:
+    """As the router knows one."""
+
+    def __init__(self, number: int, node_id: str, queue_len: int) -> None:
+        self.replica_id = ReplicaID(f"{number:08}", POOL)
+        self.node_id, self.availability_zone = node_id, None
+        self.max_ongoing_requests = 12
+        self.multiplexed_model_ids: set[str] = set()
+        self.queue_len = queue_len
+
+
+def router(*replicas: Replica) -> LeastBusy:
+    """One on the first node, with its knowledge of queues."""
+    made = LeastBusy(
+        deployment_id=POOL,
+        handle_source=DeploymentHandleSource.REPLICA,
+        self_node_id=HERE,
+        use_replica_queue_len_cache=True,
+        create_replica_wrapper_func=lambda replica: replica,
+        event_loop=asyncio.get_running_loop(),
+    )
+    made._replicas = {each.replica_id: each for each in replicas}
+    made._replicas_list, made._replica_id_set = list(replicas), set(made._replicas)
+    made._update_colocated_replica_ids_with_replicas(list(replicas))
+    for each in replicas:
+        made.replica_queue_len_cache.update(each.replica_id, each.queue_len)
+    return made
+
+
+async def chosen(router: LeastBusy, request: object) -> str:
+    """The node that a call goes to."""
+    pending = PendingRequest([request] if request else [], {}, RequestMetadata("r", "i"))
+    for candidates in await router.choose_replicas(router._replicas_list, pending):
+        replica = await router._select_from_candidate_replicas(candidates, 0)
+        assert pending.routing_context.should_backoff, "where all are full Serve would ask again without a pause"
+        return str(replica.node_id)
+    raise AssertionError("nobody was chosen")
+
+
+async def choices(replicas: list[Replica], request: object = REQUEST, times: int = 200) -> Counter[str]:
+    return Counter([await chosen(router(*replicas), request) for _ in range(times)])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("request_", [REQUEST, GenerateRequest(REQUEST), None])
+async def test_of_equals_the_one_on_the_own_node(request_: object) -> None:
+    replicas = [Replica(number, THERE if number else HERE, 3) for number in range(8)]
+    assert await choices(replicas, request_) == {HERE: 200}
+
+
+@pytest.mark.anyio
+async def test_a_node_that_has_more_to_do_gives_work_away() -> None:
+    replicas = [Replica(0, HERE, 4), Replica(1, HERE, 3), Replica(2, THERE, 2), Replica(3, THERE, 2)]
+    assert await choices(replicas) == {THERE: 200}
+
+
+@pytest.mark.anyio
+async def test_all_replicas_of_the_own_node_take_part() -> None:
+    replicas = [Replica(0, HERE, 3), Replica(1, HERE, 1), Replica(2, THERE, 2)]
+    assert await choices(replicas) == {HERE: 200}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("wrap", [lambda request: request, GenerateRequest])
+async def test_what_is_asked_again_may_go_anywhere(wrap: object) -> None:
+    replicas = [Replica(0, HERE, 0), Replica(1, THERE, 0)]
+    counts = await choices(replicas, wrap(replace(REQUEST, again=True)))  # type: ignore[operator]
+    assert 50 < counts[HERE] < 150
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("node_id", [HERE, THERE])
+async def test_on_one_side_only_all_take_part(node_id: str) -> None:
+    replicas = [Replica(0, node_id, 0), Replica(1, node_id, 0)]
+    assert await choices(replicas) == {node_id: 200}
+
+
+@pytest.mark.anyio
+async def test_the_one_with_the_least_to_do_of_all() -> None:
+    replicas = [Replica(number, HERE if number % 2 else THERE, 3) for number in range(9)]
+    for idle in replicas:
+        idle.queue_len = 2
+        made = router(*replicas)
+        for _ in range(20):
+            (candidates,) = await made.choose_replicas(replicas, None)
+            assert await made._select_from_candidate_replicas(candidates, 0) is idle
+        idle.queue_len = 3
+
+
+@pytest.mark.anyio
+async def test_of_a_large_pool_some_are_looked_at_on_both_sides() -> None:
+    replicas = [Replica(number, HERE if number < 50 else THERE, 0) for number in range(100)]
+    (candidates,) = await router(*replicas).choose_replicas(replicas, None)
+    assert [each.node_id for each in candidates] == [HERE] * 12 + [THERE] * 4
+    assert len({each.replica_id for each in candidates}) == 16
+
+
+def test_serve_sends_it() -> None:
+    config = RequestRouterConfig(request_router_class=LeastBusy)
+    sent = pickle.loads(pickle.dumps(config._serialized_request_router_cls))
+    assert cloudpickle.loads(sent).__name__ == "LeastBusy"

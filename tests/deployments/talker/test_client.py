@@ -1,0 +1,230 @@
+"""Against real engine processes. One of them serves most tests, on one event loop as in a replica."""
+
+import asyncio
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from deployments.errors import CheckpointError, InvalidRequest, Overloaded, TalkerLost
+from deployments.protocol import ClonePrompt, FrameChunk, GenerateRequest, Mailbox
+from deployments.serving.mailbox import MailboxServer, WrittenText
+from deployments.talker.client import EngineClient, _next_chunk
+from deployments.talker.deployment import TalkerReplica
+from deployments.talker.engine import Engine
+from deployments.talker.loading import build_engine
+from tests.deployments.talker.conftest import CONFIG
+from tests.deployments.talker.driving import Spoken, ask, speak
+
+pytestmark = pytest.mark.anyio
+SMALL = CONFIG.model_copy(update={"max_num_seqs": 2, "max_num_waiting": 2})
+ENDLESS = ask("Hello there. " * 10, frames=300, ignore_eos=True)
+
+
+async def listen(client: EngineClient, request: GenerateRequest) -> list[FrameChunk]:
+    async with aclosing(client.generate(request)) as chunks:
+        return [chunk async for chunk in chunks]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def model(tiny_checkpoint: Callable[[str], Path]) -> str:
+    return str(tiny_checkpoint("CustomVoice"))
+
+
+@pytest.fixture(scope="module")
+async def client(model: str) -> AsyncIterator[EngineClient]:
+    client = EngineClient(model, SMALL)
+    yield client
+    client.stop()
+    assert not client.is_alive
+
+
+@pytest.fixture(scope="module")
+def in_process(model: str) -> Engine:
+    return build_engine(Path(model), SMALL)
+
+
+async def test_it_knows_the_model_once_it_is_constructed(client: EngineClient, in_process: Engine, model: str) -> None:
+    assert client.is_alive
+    assert client.info == replace(in_process.info, name=model)
+
+
+async def test_frames_are_those_of_the_engine(client: EngineClient, in_process: Engine) -> None:
+    requests = [ask("Hello there.", seed=seed, frames=12 + seed) for seed in range(4)]
+    streams = await asyncio.gather(*(listen(client, request) for request in requests))
+    for request, chunks in zip(requests, streams, strict=True):
+        spoken, expected = Spoken.join(chunks), speak(in_process, request)
+        assert np.array_equal(spoken.codes, expected.codes)
+        assert (spoken.reason, spoken.num_text_tokens) == (expected.reason, expected.num_text_tokens)
+    assert (client.num_running, client.num_waiting) == (0, 0)
+
+
+async def test_a_slow_reader_gets_what_has_arrived_in_one_chunk(client: EngineClient) -> None:
+    request = ask(frames=15, ignore_eos=True)
+    async with aclosing(client.generate(request)) as chunks:
+        first = await anext(chunks)
+        await listen(client, ask(frames=30, ignore_eos=True))  # ends later than the first one
+        rest = await anext(chunks)
+    assert len(first.codes) + len(rest.codes) == 15
+    assert rest.finish_reason is not None
+
+
+async def test_leaving_a_stream_aborts_it(client: EngineClient) -> None:
+    async with aclosing(client.generate(ENDLESS)) as chunks:
+        await anext(chunks)
+        assert client.num_running == 1
+    await listen(client, ask(frames=5))  # behind it in the pipe: what is reported now is the state after the abort
+    assert (client.num_running, client.num_waiting) == (0, 0)
+
+
+async def test_a_cancelled_reader_leaves_too(client: EngineClient) -> None:
+    first_frame = asyncio.Event()
+
+    async def read() -> None:
+        async with aclosing(client.generate(ENDLESS)) as chunks:
+            async for _ in chunks:
+                first_frame.set()
+
+    reader = asyncio.create_task(read())
+    await first_frame.wait()
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    await listen(client, ask(frames=5))
+    assert client.num_running == 0
+
+
+async def test_an_invalid_request_arrives_with_its_field(client: EngineClient) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await listen(client, ask("a" * 1000))
+    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
+    assert (await listen(client, ask(frames=3)))[-1].finish_reason is not None
+
+
+async def test_overload_arrives_before_the_first_frame(client: EngineClient) -> None:
+    async with aclosing(client.generate(ENDLESS)) as one, aclosing(client.generate(ENDLESS)) as two:
+        await asyncio.gather(anext(one), anext(two))
+        waiting = [asyncio.create_task(listen(client, ask(frames=3))) for _ in range(3)]
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        (refused,) = done
+        assert isinstance(refused.exception(), Overloaded)
+        assert refused is waiting[-1]
+    await asyncio.gather(*waiting[:2])
+    assert client.num_running == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_process_that_dies_or_stands_still_ends_every_stream(model: str, number: int) -> None:
+    talker = TalkerReplica(model, SMALL)
+    streams = [await talker.generate(ENDLESS) for _ in range(3)]  # the third one waits for a row
+    await asyncio.gather(*(_first_frame(stream) for stream in streams[:2]))
+    third = asyncio.create_task(_first_frame(streams[2]))
+    assert (await talker.describe()).name == model
+    assert talker.record_autoscaling_stats()["running"] == 2
+    await talker.check_health()
+    talker._engine._process.send_signal(number)
+    for stream in streams[:2]:
+        with pytest.raises(TalkerLost):
+            async for _ in stream:
+                pass
+    with pytest.raises(TalkerLost):
+        await third
+    with pytest.raises(TalkerLost):
+        await anext(await talker.generate(ENDLESS))
+    with pytest.raises(TalkerLost):
+        await talker.check_health()
+    talker._engine._process.wait()
+
+
+async def _first_frame(stream: AsyncIterator[FrameChunk]) -> FrameChunk:
+    """The first chunk that is no sign of life."""
+    return await anext(chunk async for chunk in stream if len(chunk.codes))
+
+
+def test_a_checkpoint_that_does_not_load_fails_the_constructor(model: str, tmp_path: Path) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy")
+    tensors = load_file(copy / "model.safetensors")
+    del tensors["talker.codec_head.weight"]
+    save_file(tensors, copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"talker\.codec_head\.weight is missing"):
+        EngineClient(str(copy), SMALL)
+
+
+async def test_stopping_ends_the_process_and_its_streams(model: str) -> None:
+    client = EngineClient(model, SMALL)
+    async with aclosing(client.generate(ENDLESS)) as chunks:
+        await anext(chunks)
+        client.stop()
+        assert client._process.returncode == 0  # it ended by itself
+        with pytest.raises(TalkerLost):
+            async for _ in chunks:
+                pass
+    assert not client.is_alive
+
+
+def test_it_can_be_stopped_once_its_event_loop_is_gone(model: str) -> None:
+    client = EngineClient(model, SMALL)
+    asyncio.run(listen(client, ask(frames=2)))
+    client.stop()
+    assert client._process.returncode == 0
+
+
+async def test_text_is_spoken_as_it_is_written(client: EngineClient, in_process: Engine) -> None:
+    server, text = MailboxServer("127.0.0.1"), WrittenText()
+    await server.start()
+    at_once = ask("Hello there, you!", frames=30, ignore_eos=True, non_streaming_mode=False)
+    synthesis = replace(at_once.synthesis, text="", live=server.share("token", text))
+    chunks, heard = [], asyncio.Event()
+
+    async def hear() -> None:
+        async with aclosing(client.generate(replace(at_once, synthesis=synthesis))) as stream:
+            async for chunk in stream:
+                chunks.append(chunk)
+                heard.set()
+
+    hearing = asyncio.create_task(hear())
+    text.append("Hello th")
+    await heard.wait()
+    text.append("ere, you!")
+    text.finish()
+    await hearing
+    await server.aclose()
+    assert np.array_equal(Spoken.join(chunks).codes, speak(in_process, at_once).codes)
+
+
+async def test_text_that_cannot_be_read_ends_its_stream(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.serving.mailbox._DELAYS_S", ())
+    request = ask("")
+    nobody = replace(request, synthesis=replace(request.synthesis, live=Mailbox("127.0.0.1", 9, "token")))
+    with pytest.raises(TalkerLost, match=r"127\.0\.0\.1:9 "):
+        await listen(client, nobody)
+
+
+async def test_text_without_words_is_refused_when_it_ends(client: EngineClient) -> None:
+    server, text = MailboxServer("127.0.0.1"), WrittenText()
+    await server.start()
+    text.finish()
+    request = ask("")
+    with pytest.raises(InvalidRequest):
+        await listen(client, replace(request, synthesis=replace(request.synthesis, live=server.share("token", text))))
+    await server.aclose()
+
+
+async def test_the_prompt_of_a_recording_is_in_the_chunk_of_what_has_arrived() -> None:
+    prompt, codes = ClonePrompt(np.zeros(4, np.float32)), np.zeros((1, 16), np.int16)
+    queue: asyncio.Queue[FrameChunk | Exception] = asyncio.Queue()
+    for told in (None, prompt, None):
+        queue.put_nowait(FrameChunk(codes, 3, clone_prompt=told))
+    chunk = await _next_chunk(queue)
+    assert (len(chunk.codes), chunk.clone_prompt) == (3, prompt)

@@ -1,0 +1,92 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from deployments.errors import CheckpointError
+from deployments.weights.checkpoint import load_strict, read_shapes, read_tensors
+
+TENSORS = {
+    "part.weight": torch.arange(6.0).view(2, 3),
+    "part.bias": torch.ones(2),
+    "other.weight": torch.zeros(4),
+}
+
+
+def write_single(directory: Path, tensors: dict[str, Tensor]) -> None:
+    save_file(tensors, directory / "model.safetensors")
+
+
+def write_shards(directory: Path, tensors: dict[str, Tensor]) -> None:
+    weight_map = {name: f"model-{number}.safetensors" for number, name in enumerate(tensors)}
+    for name, file in weight_map.items():
+        save_file({name: tensors[name]}, directory / file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def load(directory: Path, *, ignore: tuple[str, ...] = (), dtype: torch.dtype = torch.float32) -> nn.Linear:
+    with torch.device("meta"):
+        module = nn.Linear(3, 2)
+    load_strict(module, directory, prefix="part.", dtype=dtype, device="cpu", ignore=ignore)
+    return module
+
+
+@pytest.mark.parametrize("write", [write_single, write_shards])
+def test_a_meta_module_is_filled(tmp_path: Path, write: type) -> None:
+    write(tmp_path, TENSORS)
+    module = load(tmp_path, dtype=torch.bfloat16)
+    assert torch.equal(module.weight, TENSORS["part.weight"].bfloat16())
+    assert torch.equal(module.bias, TENSORS["part.bias"].bfloat16())
+    assert not module.weight.requires_grad
+
+
+def test_only_the_prefix_is_read(tmp_path: Path) -> None:
+    write_shards(tmp_path, TENSORS)
+    (tmp_path / "model-2.safetensors").unlink()  # the shard of "other.weight"
+    assert read_shapes(tmp_path, "part.") == {"weight": (2, 3), "bias": (2,)}
+    assert read_tensors(tmp_path, "part.").keys() == {"weight", "bias"}
+    with pytest.raises(CheckpointError, match=r"model-2\.safetensors"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"part.bias": None}, "part.bias is missing"),
+        ({"part.scale": torch.ones(1)}, "part.scale is unexpected"),
+        ({"part.weight": torch.ones(3, 2)}, r"part.weight has shape \[3, 2\], expected \[2, 3\]"),
+    ],
+)
+def test_a_misfit_is_named_with_its_file(tmp_path: Path, change: dict[str, Tensor | None], message: str) -> None:
+    write_single(tmp_path, {name: tensor for name, tensor in (TENSORS | change).items() if tensor is not None})
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(tmp_path)
+    assert str(tmp_path / "model.safetensors") in str(caught.value)
+
+
+def test_many_misfits_are_counted(tmp_path: Path) -> None:
+    write_single(tmp_path, TENSORS | {f"part.extra{number}": torch.ones(1) for number in range(20)})
+    with pytest.raises(CheckpointError, match="and 12 more"):
+        load(tmp_path)
+
+
+def test_ignored_names_may_be_missing_or_unexpected(tmp_path: Path) -> None:
+    write_single(tmp_path, {"part.weight": TENSORS["part.weight"], "part.extra": torch.ones(1)})
+    module = load(tmp_path, ignore=("bias", "ex*"))
+    assert torch.equal(module.weight, TENSORS["part.weight"])
+    assert module.bias.is_meta
+
+
+def test_an_empty_folder_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"not a checkpoint")
+    with pytest.raises(CheckpointError, match=name):
+        read_tensors(tmp_path)

@@ -1,0 +1,263 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from safetensors import SafetensorError
+
+from deployments.errors import CheckpointError, StartError
+from deployments.weights import store
+from deployments.weights.store import EMBEDDED, REPOSITORIES, cache_directory, choose, find, locate, repository
+
+RELEASED = tuple(REPOSITORIES.values())
+FILES = (
+    "config.json",
+    "vocab.json",
+    "merges.txt",
+    "model.safetensors",
+    "speech_tokenizer/config.json",
+    "speech_tokenizer/model.safetensors",
+)
+CONTENT = {
+    "config.json": '{"model_type": "qwen3_tts"}',
+    "speech_tokenizer/config.json": '{"model_type": "qwen3_tts_tokenizer_12hz"}',
+    "model.safetensors.index.json": '{"weight_map": {"a": "shard-1.safetensors", "b": "shard-2.safetensors"}}',
+}
+
+
+def make_checkpoint(directory: Path, files: tuple[str, ...] = FILES) -> Path:
+    for name in files:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(CONTENT.get(name, ""), encoding="utf-8")
+    return directory
+
+
+class FakeHub:
+    """A cache and a network, either of which may hold the checkpoint. test_download.py has the real client."""
+
+    def __init__(self, *, cached: Path | None = None, remote: Path | None = None) -> None:
+        self.cached, self.remote = cached, remote
+        self.calls: list[tuple[str, str | None, bool]] = []
+
+    def look(self, name: str, *, revision: str | None, local_files_only: bool) -> str:
+        self.calls.append((name, revision, local_files_only))
+        return str(self._found(self.cached))
+
+    def download(self, name: str, revision: str | None, check: object, report: object) -> Path:
+        self.calls.append((name, revision, False))
+        return self._found(self.remote)
+
+    def _found(self, directory: Path | None) -> Path:
+        if directory is None:
+            raise OSError("the hub cannot be reached")
+        return directory
+
+
+@pytest.fixture
+def use_hub(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def use(hub: FakeHub) -> FakeHub:
+        monkeypatch.setattr("huggingface_hub.snapshot_download", hub.look)
+        monkeypatch.setattr("deployments.weights.download.download", hub.download)
+        return hub
+
+    return use
+
+
+def test_a_complete_directory_is_its_own_location(tmp_path: Path) -> None:
+    assert locate(str(make_checkpoint(tmp_path))) == tmp_path
+
+
+def test_shards_with_an_index_are_complete(tmp_path: Path) -> None:
+    files = (*(name for name in FILES if name != "model.safetensors"), "model.safetensors.index.json")
+    make_checkpoint(tmp_path, (*files, "shard-1.safetensors", "shard-2.safetensors"))
+    assert locate(str(tmp_path)) == tmp_path
+    (tmp_path / "shard-2.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"it lacks: shard-2\.safetensors$"):
+        locate(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("config.json", '{"model_type": "qwen2"}', "of another family: config.json says model_type 'qwen2'"),
+        ("config.json", "[]", "of another family: config.json says model_type None"),
+        ("config.json", "{", "config.json of {} is not JSON"),
+        ("config.json", '{"model_type": "qwen3_tts", "quantization_config": {}}', "is quantised"),
+        ("speech_tokenizer/config.json", '{"model_type": "qwen3_tts_tokenizer_25hz"}', "of another family"),
+    ],
+)
+def test_another_family_is_refused_in_one_sentence(file: str, content: str, says: str, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    (tmp_path / file).write_text(content, encoding="utf-8")
+    with pytest.raises(CheckpointError) as error:
+        locate(str(tmp_path))
+    assert says.replace("{}", str(tmp_path)) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_bare_lora_adapter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"holds a LoRA adapter only: merge it"):
+        locate(str(tmp_path))
+
+
+@pytest.mark.parametrize("lacking", FILES)
+def test_an_incomplete_directory_is_refused_by_the_missing_name(lacking: str, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, tuple(name for name in FILES if name != lacking))
+    with pytest.raises(CheckpointError) as error:
+        locate(str(tmp_path))
+    assert str(error.value) == f"{tmp_path} is no complete Qwen3-TTS checkpoint, it lacks: {lacking}"
+
+
+@pytest.mark.parametrize("name", ["./nowhere", f"{os.sep}no{os.sep}where", "~/nowhere-at-all"])
+def test_a_path_is_never_taken_for_a_hugging_face_name(name: str, use_hub: Any) -> None:
+    hub = use_hub(FakeHub())
+    with pytest.raises(CheckpointError, match="no checkpoint directory"):
+        locate(name)
+    assert hub.calls == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "1.7B-CustomVoice",
+        "1.7b-customvoice",
+        "Qwen3-TTS-12Hz-1.7B-CustomVoice",
+        "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+    ],
+)
+def test_released_names_may_be_short(name: str) -> None:
+    assert repository(name) == "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
+
+
+def test_other_owners_keep_their_name() -> None:
+    assert repository("someone/1.7B-CustomVoice") == "someone/1.7B-CustomVoice"
+
+
+def test_a_misspelt_name_gets_a_hint_and_the_list() -> None:
+    with pytest.raises(CheckpointError, match=r"did you mean '1\.7B-CustomVoice'") as error:
+        repository("1.7B-CustomVioce")
+    assert all(name in str(error.value) for name in REPOSITORIES)
+
+
+def test_the_cache_is_enough(tmp_path: Path, use_hub: Any) -> None:
+    hub = use_hub(FakeHub(cached=make_checkpoint(tmp_path)))
+    assert locate("1.7B-Base", revision="v1") == tmp_path
+    assert hub.calls == [("Qwen/Qwen3-TTS-12Hz-1.7B-Base", "v1", True)]
+
+
+@pytest.mark.parametrize("cached", [None, ("config.json",)])
+def test_what_the_cache_lacks_is_downloaded(cached: tuple[str, ...] | None, tmp_path: Path, use_hub: Any) -> None:
+    partial = make_checkpoint(tmp_path / "partial", cached) if cached else None
+    remote = make_checkpoint(tmp_path / "remote")
+    hub = use_hub(FakeHub(cached=partial, remote=remote))
+    assert locate("1.7B-Base") == remote
+    assert [local for _, _, local in hub.calls] == [True, False]
+
+
+def test_a_failed_download_says_what_to_do(use_hub: Any) -> None:
+    use_hub(FakeHub())
+    with pytest.raises(CheckpointError) as error:
+        locate("Qwen/Qwen3-TTS-12Hz-1.7B-Bass")
+    message = str(error.value)
+    for part in (
+        "the hub cannot be reached",
+        "Did you mean Qwen/Qwen3-TTS-12Hz-1.7B-Base?",
+        "HF_HOME",
+        "`hf download Qwen/Qwen3-TTS-12Hz-1.7B-Bass`",
+        str(constants.HF_HUB_CACHE),
+    ):
+        assert part in message
+
+
+def test_a_name_that_no_repository_can_have_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="no Hugging Face name"):
+        locate("bad name/model")
+
+
+def test_embedded_is_generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "embedded_path", lambda: tmp_path)
+    assert locate("embedded") == tmp_path
+
+
+def test_a_folder_that_takes_no_voice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TALKRAY_CACHE", "/proc/talkray")
+    with pytest.raises(CheckpointError, match=r"takes 36 MB in /proc/talkray \(No such file or directory\)"):
+        locate("embedded")
+
+
+def test_a_folder_that_fills_up_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fill_up(directory: Path) -> None:
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))
+    monkeypatch.setattr(store, "write_embedded", fill_up)
+    with pytest.raises(CheckpointError, match=rf"in {tmp_path} \(No space left on device"):
+        locate("embedded")
+
+
+def test_only_what_is_here_is_found(tmp_path: Path, use_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = use_hub(FakeHub(remote=make_checkpoint(tmp_path / "remote")))
+    monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path / "cache"))
+    assert [find(model) for model in ("1.7B-Base", "embedded")] == [None, None]
+    assert [local for _, _, local in hub.calls] == [True]
+    assert locate("embedded") == find("embedded")
+
+
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names that the Hugging Face cache holds."""
+    cached: set[str] = set()
+    monkeypatch.setattr(
+        "huggingface_hub.try_to_load_from_cache", lambda name, file: f"/{name}/{file}" if name in cached else None
+    )
+    return cached
+
+
+def released(folder: Path, name: str) -> str:
+    directory = folder / name.split("/")[1]
+    directory.mkdir()
+    (directory / "config.json").write_text("{}", encoding="utf-8")
+    return str(directory)
+
+
+def test_a_name_is_taken_as_it_is() -> None:
+    assert choose("1.7B-Base", models_dir=None, gpu=False).model == "1.7B-Base"
+
+
+def test_without_a_gpu_auto_is_the_embedded_model(tmp_path: Path, empty_cache: set[str]) -> None:
+    released(tmp_path, RELEASED[0])
+    empty_cache.add(RELEASED[0])
+    choice = choose("auto", models_dir=tmp_path, gpu=False)
+    assert choice.model == EMBEDDED
+    assert "no GPU" in choice.reason
+
+
+def test_auto_prefers_the_given_folder(tmp_path: Path, empty_cache: set[str]) -> None:
+    directory = released(tmp_path, RELEASED[0])
+    empty_cache.add(RELEASED[0])
+    choice = choose("auto", models_dir=tmp_path, gpu=True)
+    assert choice.model == directory
+    assert str(tmp_path) in choice.reason
+
+
+def test_auto_takes_what_is_in_the_cache(empty_cache: set[str]) -> None:
+    empty_cache.update(RELEASED[2:4])
+    assert choose("auto", models_dir=None, gpu=True).model == RELEASED[2]
+
+
+def test_auto_downloads_nothing(empty_cache: set[str]) -> None:
+    choice = choose("auto", models_dir=None, gpu=True)
+    assert choice.model == EMBEDDED
+    assert "--model" in choice.reason
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("TALKRAY_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    with pytest.raises(StartError, match="TALKRAY_CACHE"):
+        cache_directory()
