@@ -74,13 +74,13 @@ parity: $(VENV)/.installed-dev ## Compare with the official package, in an envir
 	$(BIN)/python -m tests.parity.run
 
 step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (four minutes)
-	$(BIN)/python -m tests.loadtest.experiments step step-load-$$(date +%Y%m%d-%H%M%S) 0.6
+	$(BIN)/python -m tools.experiments.load step step-load-$$(date +%Y%m%d-%H%M%S) 0.6
 
 overload: $(VENV)/.installed-dev ## The capacity, twice that for a minute, and a report (six minutes; make overload RATE=3 knows it)
-	$(BIN)/python -m tests.loadtest.experiments overload overload-$$(date +%Y%m%d-%H%M%S) $(RATE)
+	$(BIN)/python -m tools.experiments.load overload overload-$$(date +%Y%m%d-%H%M%S) $(RATE)
 
 simulate-check: $(VENV)/.installed-dev ## The load test's simulator against a server on this machine (ten minutes)
-	$(BIN)/python -m tests.loadtest.simulate_check simulate-check-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/python -m tools.experiments.simulate_check simulate-check-$$(date +%Y%m%d-%H%M%S)
 
 clean: ## Remove environments, caches and build output
 	rm -rf $(VENV) .parity .clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults.intruders import ATTACKS, Attack
-from tests.faults.polite import Stream
 from tests.faults.test_attacks import WAYS, Seen, growth, judge, longest_s
+from tools.experiments.faults.intruders import ATTACKS, Attack
+from tools.experiments.faults.polite import Stream
 
 ATTACK = next(attack for attack in ATTACKS if attack.name == "sends no JSON")
 QUIET = Seen("quiet", pauses_s=dict.fromkeys(WAYS, 0.15), health_s=0.02)

@@ -12,10 +12,10 @@ import pytest
 
 from deployments.protocol import Reference
 from tests.faults.conftest import AT_ONCE, STREAMS
-from tests.faults.kills import speak
 from tests.faults.listener import Heard
 from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, redeploy, serving, tiny_model
 from tests.faults.speaking import Speaking, requests, wrong
+from tools.experiments.faults.kills import speak
 
 CONTROLLER = "ServeController"
 _WORD_S = 0.3

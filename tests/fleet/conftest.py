@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet import namespaces
+from tools.experiments.fleet import namespaces
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

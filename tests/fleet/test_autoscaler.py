@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tests.fleet.clouds import REGION, Aws, aws, fake_login, for_this_cloud, ray_up, tags
-from tests.fleet.fleet import CODEC, CODECS, INGRESS, ROOT, TALKER, TALKERS, Fleet, fleet
-from tests.fleet.namespaces import Machine
+from tools.experiments.fleet.fleet import CODEC, CODECS, INGRESS, ROOT, TALKER, TALKERS, Fleet, fleet
+from tools.experiments.fleet.namespaces import Machine
 
 IDLE_S = 5
 REACTION_S = 900.0

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.fleet.fleet import (
+from tests.fleet.listeners import BYTES_PER_S, Listeners, different, summary, undisturbed
+from tests.serve_app.nodes.metadata import ACTION, interruption, serving
+from tools.experiments.fleet.fleet import (
     CODEC,
     CODECS,
     INGRESS,
@@ -27,9 +29,7 @@ from tests.fleet.fleet import (
     fleet,
     scaled_down,
 )
-from tests.fleet.listeners import BYTES_PER_S, Listeners, different, summary, undisturbed
-from tests.fleet.namespaces import Machine
-from tests.serve_app.nodes.metadata import ACTION, interruption, serving
+from tools.experiments.fleet.namespaces import Machine
 
 AT_ONCE = 4
 GONE_S = 900.0

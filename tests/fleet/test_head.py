@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fleet.fleet import CODECS, TALKERS, Fleet, fleet, scaled_down
 from tests.fleet.listeners import Listeners, different, undisturbed
+from tools.experiments.fleet.fleet import CODECS, TALKERS, Fleet, fleet, scaled_down
 
 AT_ONCE = 2
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from ray.actor import ActorHandle
 
-from tests.scale.controller_load import Client, Cluster, Watching, deploy, started
 from tests.scale.pools import BOUND_S
+from tools.experiments.controller_load import Client, Cluster, Watching, deploy, started
 
 pytestmark = pytest.mark.anyio
 

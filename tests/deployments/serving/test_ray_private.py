@@ -30,7 +30,8 @@ def test_one_file_uses_private_names_but_for_subclasses() -> None:
     users = {file.relative_to(ROOT).as_posix() for file in files if PRIVATE.search(file.read_text())}
     subclasses = {f"serve_app/{name}.py" for name in ("proxy/kept_proxy", "nodes/aws", "nodes/gcp")}
     schemas = {"tools/cluster_check/machines.py"}  # Ray's own, of a checkout's command
-    assert users - subclasses - schemas == {"deployments/serving/ray_private.py"}
+    experiments = {f"tools/experiments/{name}.py" for name in ("controller_load", "fleet/control")}
+    assert users - subclasses - schemas - experiments == {"deployments/serving/ray_private.py"}
 
 
 def test_what_is_asked_of_the_controller_is_there() -> None:

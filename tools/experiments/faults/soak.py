@@ -1,4 +1,4 @@
-"""An hour of everything: `python -m tests.faults.soak --minutes 60 --kills 100`.
+"""An hour of everything: `python -m tools.experiments.faults.soak --minutes 60 --kills 100`.
 
 A server that a supervisor starts again whenever it ends; clients that behave, each with a key that is rotated, and one
 request in twenty by a client that does not; kills of every kind of process. Reports what became of the streams, when
@@ -29,10 +29,10 @@ import yaml
 from serve_app.api.keys import create_key, revoke_keys
 from tests.e2e.black_box import free_port
 from tests.faults.hostile import SPEECH
-from tests.faults.intruders import SHORT, intrude
-from tests.faults.kills import Progress
-from tests.faults.polite import PoliteClient, Stream, catalogue, pause_s
-from tests.faults.soak_report import (
+from tools.experiments.faults.intruders import SHORT, intrude
+from tools.experiments.faults.kills import Progress
+from tools.experiments.faults.polite import PoliteClient, Stream, catalogue, pause_s
+from tools.experiments.faults.soak_report import (
     BACK_S,
     Kill,
     Probe,
@@ -45,7 +45,7 @@ from tests.faults.soak_report import (
     spoken,
     tables,
 )
-from tests.faults.supervised import COMMAND, KINDS, SPARED, VITAL, Supervisor
+from tools.experiments.faults.supervised import COMMAND, KINDS, SPARED, VITAL, Supervisor
 
 EVERY_S = 1.0
 PROGRESS_S = 15.0
@@ -361,7 +361,9 @@ async def every(interval_s: float) -> AsyncIterator[float]:
 
 def main(arguments: list[str]) -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.experiments.faults.soak", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--clients", type=int, default=3, help="polite ones, each with one stream at a time")

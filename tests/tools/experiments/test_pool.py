@@ -2,9 +2,9 @@ from dataclasses import replace
 
 from deployments.config import CodecConfig
 from loadtest.metrics import Summary
-from tests.gpu.pool import Layout, Row, application, parsed, table
-from tests.gpu.test_several import row as several_row
-from tests.gpu.test_several import spoken
+from tests.tools.experiments.test_several import row as several_row
+from tests.tools.experiments.test_several import spoken
+from tools.experiments.gpu.pool import Layout, Row, application, parsed, table
 
 OPTIONS = ["--model", "embedded", "--out", "results"]
 

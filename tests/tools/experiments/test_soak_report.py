@@ -2,9 +2,9 @@
 
 import time
 
-from tests.faults.polite import Stream
-from tests.faults.soak_report import Kill, Probe, Records, back_s, blame, lies, spoken, unexpected_ends
-from tests.faults.supervised import Start
+from tools.experiments.faults.polite import Stream
+from tools.experiments.faults.soak_report import Kill, Probe, Records, back_s, blame, lies, spoken, unexpected_ends
+from tools.experiments.faults.supervised import Start
 
 
 def broken(ended_s: float) -> Stream:

@@ -19,9 +19,9 @@ import yaml
 from serve_app.api.keys import create_key
 from serve_app.cli import ray_settings
 from serve_app.cli.serve.local_server import APP_NAME
-from tests.fleet.namespaces import Machine, Network, network
+from tools.experiments.fleet.namespaces import Machine, Network, network
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TALKER, CODEC, INGRESS = "Talker", "CodecDecoder", "Ingress"
 TALKERS, CODECS = "talker", "codec"  # values of the label `pool`
 HTTP_PORT, GCS_PORT, METRICS_PORT = 8000, 6379, 8080
@@ -66,7 +66,7 @@ class Control:
 
     def __init__(self, head: Machine) -> None:
         self._log = head.log.open("ab")
-        command = [sys.executable, "-m", "tests.fleet.control", f"{head.address}:{GCS_PORT}"]
+        command = [sys.executable, "-m", "tools.experiments.fleet.control", f"{head.address}:{GCS_PORT}"]
         self._process = subprocess.Popen(
             head.inside(*command),
             stdin=subprocess.PIPE,

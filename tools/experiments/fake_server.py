@@ -1,4 +1,4 @@
-"""A speech server without a model: `python -m tests.loadtest.fake_server PORT`. It measures what the client can do.
+"""A speech server without a model: `python -m tools.experiments.fake_server PORT`. It measures what the client can do.
 
 It does as little as it can for each request, so that the cores are the client's: HTTP by hand, in one thread.
 """

@@ -14,8 +14,8 @@ from loadtest.traces import Failure, PcmLayout, Trace
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import why_unusable
 from serve_app.config import AppConfig
-from tests.gpu import several
-from tests.gpu.several import Bench, Row, application, main, must, parsed, table
+from tools.experiments.gpu import several
+from tools.experiments.gpu.several import Bench, Row, application, main, must, parsed, table
 
 OPTIONS = ["--model", "embedded", "--out", "results", "--cpu"]
 CHUNKS = [(0.1, 48_000), (0.2, 96_000)]  # two seconds, in time
@@ -66,7 +66,7 @@ def test_the_more_talkers_the_less_has_to_be_in_time(talkers: int, share: float)
 
 def test_what_stands_beside_a_talker_grows_with_their_number() -> None:
     options = parsed(OPTIONS)
-    options.config = Path(__file__).parents[2] / options.config
+    options.config = Path(__file__).parents[3] / options.config
     hybrid = application(options, talkers=4, placement="hybrid")
     assert [pool.replicas for pool in (hybrid.talker_pool, hybrid.ingress_pool, hybrid.codec_pool)] == [4, 8, 32]
     inline = application(options, talkers=4, placement="inline")
@@ -98,7 +98,7 @@ def test_a_first_rate_that_is_too_high_is_said() -> None:
 def speaking() -> Iterator[str]:
     """The URL of the load test's server without a model."""
     port = free_port()
-    server = subprocess.Popen([sys.executable, "-m", "tests.loadtest.fake_server", str(port)])
+    server = subprocess.Popen([sys.executable, "-m", "tools.experiments.fake_server", str(port)])
     try:
         while why_unusable("127.0.0.1", port) is None:
             assert server.poll() is None
@@ -140,7 +140,7 @@ class Stub:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     options = parsed([*OPTIONS, "--processes", "1", "--settle", "0", "--speech-s", "1"])
-    options.out, options.config = tmp_path, Path(__file__).parents[2] / options.config
+    options.out, options.config = tmp_path, Path(__file__).parents[3] / options.config
     options.fault_duration = options.roll_duration = 1.0
     with speaking() as url:
         service = Stub(url, application(options, talkers=2, placement="inline"))

@@ -1,4 +1,4 @@
-"""Streams among kills: `python -m tests.faults.kills --streams 500 --kills 50`.
+"""Streams among kills: `python -m tools.experiments.faults.kills --streams 500 --kills 50`.
 
 Every stream is compared with the same request as it was spoken when nothing was killed.
 """
@@ -127,7 +127,9 @@ def report(quiet: Speaking, speaking: Speaking, killer: Killer) -> int:
 
 def main(arguments: list[str]) -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.kills", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.experiments.faults.kills", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--at-once", type=int, default=10)

@@ -1,4 +1,5 @@
-"""Is what clients hear under load what the codes say? `python -m tests.gpu.audit --model ... --rate 80 --duration 60`.
+"""Is what clients hear under load what the codes say?
+`python -m tools.experiments.gpu.audit --model ... --rate 80 --duration 60`.
 
 Streams at a rate through the application, asked for as its ingress asks. Of all of them the samples are counted; 200
 are decoded from their codes by the unfolded float32 decoder: what was heard must be 35 dB above the difference, with no
@@ -183,7 +184,7 @@ def application(options: argparse.Namespace) -> AppConfig:
 
 def main(arguments: list[str]) -> int:
     """Command line; returns 1 where anything is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu.audit", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.experiments.gpu.audit", description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="a checkpoint directory, or embedded")
     parser.add_argument("--config", type=Path, default=Path("cluster/serve/one-gpu.yaml"))
     parser.add_argument("--rate", type=float, default=80.0, help="requests per second")

@@ -7,8 +7,8 @@ import pytest
 
 from deployments.protocol import Codes, FinishReason
 from tests.faults.listener import Heard
-from tests.gpu import audit as module
-from tests.gpu.audit import Audit, Pcm, audit
+from tools.experiments.gpu import audit as module
+from tools.experiments.gpu.audit import Audit, Pcm, audit
 
 FRAME = 100
 

@@ -1,10 +1,11 @@
-"""A fleet on this machine until Ctrl-C: `python -m tests.fleet`, as root. Nodes speak at the doors that it prints."""
+"""A fleet on this machine until Ctrl-C: `python -m tools.experiments.fleet`, as root. Nodes speak at the doors that it
+prints."""
 
 import signal
 import sys
 
-from tests.fleet.fleet import CODEC, CODECS, INGRESS, TALKER, TALKERS, fleet, scaled_down
-from tests.fleet.namespaces import why_impossible
+from tools.experiments.fleet.fleet import CODEC, CODECS, INGRESS, TALKER, TALKERS, fleet, scaled_down
+from tools.experiments.fleet.namespaces import why_impossible
 
 _BODY = '{"model": "qwen3-tts", "input": "Hello from a fleet.", "voice": "alloy"}'
 

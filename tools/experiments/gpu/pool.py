@@ -1,4 +1,5 @@
-"""Does a CPU pool of codec replicas keep up beside one GPU? `python -m tests.gpu.pool --model ckpt --out results`.
+"""Does a CPU pool of codec replicas keep up beside one GPU?
+`python -m tools.experiments.gpu.pool --model ckpt --out results`.
 
 For each layout of the pool (replicas x workers, and how chunks grow) the application with `codec.placement: pool`, a
 minute at each rate, and at the end, with `--kill 8,8`, two in which a codec replica dies. On CPUs, in miniature:
@@ -21,7 +22,7 @@ from loadtest.tables import COLUMNS
 from serve_app.config import AppConfig, read_config
 from tests.faults.pools import CODEC, serving
 from tests.faults.test_decoder_processes import decoder_processes
-from tests.gpu.several import PATIENT, Bench, about
+from tools.experiments.gpu.several import PATIENT, Bench, about
 
 IN_TIME = 0.99  # of the requests have no underrun
 TTFA_MS = {4.0: 90.0, 10.0: 120.0}  # p95, at the rates for which one is asked
@@ -160,7 +161,7 @@ def numbers(value: str) -> list[float]:
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu.pool", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.experiments.gpu.pool", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", required=True, help="a checkpoint directory, or embedded")
     add("--out", type=Path, required=True, help="new folder for the results")
@@ -187,7 +188,7 @@ def main(arguments: list[str]) -> int:
     options = parsed(arguments)
     options.out.mkdir(parents=True)
     facts, rows = about(options), list[Row]()
-    head = f"`python -m tests.gpu.pool {' '.join(arguments)}`; commit `{facts['commit']}`; {facts['host']}."
+    head = f"`python -m tools.experiments.gpu.pool {' '.join(arguments)}`; commit `{facts['commit']}`; {facts['host']}."
     for placement in options.placements.split(","):
         for layout in map(Layout.parse, options.layouts.split(",")):
             for row in measured(options, layout, placement):

@@ -1,4 +1,5 @@
-"""Do N talkers on N GPUs of one host carry N times what one does? `python -m tests.gpu.several --model ckpt --out ...`.
+"""Do N talkers on N GPUs of one host carry N times what one does?
+`python -m tools.experiments.gpu.several --model ckpt --out ...`.
 
 For each placement and each N: the application with N talkers, for a minute under N x 90 % of what one carries, which is
 measured first, by rising rates, unless `--one` says it. Then, with `--kill` and `--roll`, what the other talkers carry
@@ -33,9 +34,9 @@ from loadtest.tables import COLUMNS
 from loadtest.terminal import Screen
 from loadtest.traces import LoadTestError, RunFolder
 from serve_app.config import AdmissionSettings, AppConfig, read_config
-from tests.faults.gpu import say_gaps, say_problems, ttfa_p95_s
-from tests.faults.interruption import interruption
 from tests.faults.pools import CODEC, TALKER, Service, redeploy, serving
+from tools.experiments.faults.gpu import say_gaps, say_problems, ttfa_p95_s
+from tools.experiments.faults.interruption import interruption
 
 MUST = {1: 0.98, 2: 0.98, 4: 0.95, 8: 0.92}  # of the audio asked for is in time, with so many talkers
 TTFA_FACTOR = 1.3  # of one talker's p95
@@ -281,7 +282,7 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
     except FileNotFoundError:
         gpus = "none"
     return {
-        "command": " ".join(["python -m tests.gpu.several", *options.arguments]),
+        "command": " ".join(["python -m tools.experiments.gpu.several", *options.arguments]),
         "commit": commit.stdout.strip(),
         "host": f"{platform.node()}, {len(os.sched_getaffinity(0))} cores, GPUs: {gpus}",
     }
@@ -294,7 +295,9 @@ def numbers(value: str) -> list[int]:
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu.several", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.experiments.gpu.several", description=__doc__.splitlines()[0]
+    )
     add = parser.add_argument
     add("--model", required=True, help="a checkpoint directory, or embedded")
     add("--out", type=Path, required=True, help="new folder for the results")

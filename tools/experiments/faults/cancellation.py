@@ -1,4 +1,5 @@
-"""How long a client that left still costs the GPU: `python -m tests.faults.cancellation --config FILE --model MODEL`.
+"""How long a client that left still costs the GPU:
+`python -m tools.experiments.faults.cancellation --config FILE --model MODEL`.
 
 Times are from closing the client's connection to the moment at which the talker holds neither a row nor a KV block of
 it any more, with what it takes to ask the talker included.
@@ -65,7 +66,9 @@ async def measure(url: str, *, times: int, streams: int, voice: str) -> float:
 
 def main(arguments: list[str]) -> int:
     """Command line; the exit code is 1 where a client cost more than --bound-ms."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.cancellation", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.experiments.faults.cancellation", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--config", type=Path, help="as for `talkray serve`")
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--voice", default="alloy")

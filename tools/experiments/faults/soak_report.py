@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tests.faults.kills import percentile
-from tests.faults.polite import Stream
-from tests.faults.supervised import CARRIERS, KINDS, VITAL, Held, Start
+from tools.experiments.faults.kills import percentile
+from tools.experiments.faults.polite import Stream
+from tools.experiments.faults.supervised import CARRIERS, KINDS, VITAL, Held, Start
 
 BACK_S = 60.0  # speech is back within that time, whatever died
 CUT_S = 5.0  # a stream that its ingress or proxy took with it has ended by then

@@ -1,4 +1,5 @@
-"""What Serve's controller and Ray's control store do for a large cluster: `python -m tests.scale.controller_load ...`.
+"""What Serve's controller and Ray's control store do for a large cluster:
+`python -m tools.experiments.controller_load ...`.
 
 `paper` multiplies: messages a second at the controller and at each ingress replica. `run` starts Serve here with
 replicas that do nothing but what ours do beside their work (records, reports, health checks, the watch of the pools),
@@ -376,7 +377,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.scale.controller_load", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.experiments.controller_load", description=__doc__.splitlines()[0]
+    )
     commands = parser.add_subparsers(dest="what", required=True)
     multiply, start = commands.add_parser("paper"), commands.add_parser("run")
     for command, sizes in ((multiply, (100, 1600, 200)), (start, (4, 20, 8))):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from loadtest.traces import Trace
-from tests.faults.interruption import interruption
 from tests.loadtest.test_metrics import RATE, SPOKEN
+from tools.experiments.faults.interruption import interruption
 
 
 def heard(*arrivals_s: float) -> Trace:

@@ -1,4 +1,4 @@
-"""Are a stream's codes the same alone and under load? `python -m tests.gpu.same_codes --deterministic ...`.
+"""Are a stream's codes the same alone and under load? `python -m tools.experiments.gpu.same_codes --deterministic ...`.
 
 The same requests, seeds and all, one after the other and then as they arrive at a rate. On a GPU the batch's shape
 changes rounding, and with it the codes, unless `talker.deterministic` is set.
@@ -97,7 +97,9 @@ def application(options: argparse.Namespace) -> AppConfig:
 
 def main(arguments: list[str]) -> int:
     """Command line; returns 1 where codes differ in deterministic mode."""
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu.same_codes", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.experiments.gpu.same_codes", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--model", required=True, help="a checkpoint directory")
     parser.add_argument("--config", type=Path, default=Path("cluster/serve/one-gpu.yaml"))
     parser.add_argument("--deterministic", action="store_true", help="talker.deterministic: true")

@@ -1,4 +1,5 @@
-"""What a listener gets when a replica dies on a GPU host, over HTTP: `python -m tests.faults.gpu codec|talker ...`.
+"""What a listener gets when a replica dies on a GPU host, over HTTP:
+`python -m tools.experiments.faults.gpu codec|talker ...`.
 
 `codec`: kill -9 of the codec replica behind a stream that is a minute long by then. `talker`: kill -9 of one of several
 talker replicas under load. Clients read as fast as audio comes: `next` is the time from the kill to the next audio,
@@ -26,8 +27,8 @@ from loadtest.runner import Runner
 from loadtest.settings import Settings
 from loadtest.traces import Clock, RunFolder, Trace
 from serve_app.config import AppConfig, read_config
-from tests.faults.interruption import Interruption, interruption
 from tests.faults.pools import CODEC, TALKER, Service, serving
+from tools.experiments.faults.interruption import Interruption, interruption
 
 TEXT = "The lighthouse keeper climbed the stairs, lit the lamp, and waited for the boats to come home."
 MS = 1000.0
@@ -225,7 +226,7 @@ def application(options: argparse.Namespace) -> AppConfig:
 
 def main(arguments: list[str]) -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.gpu", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.experiments.faults.gpu", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="what", required=True)
     codec, talker = commands.add_parser("codec"), commands.add_parser("talker")
     for each in (codec, talker):

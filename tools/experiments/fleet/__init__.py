@@ -1,0 +1,1 @@
+"""A fleet on one machine: every node has namespaces of its own for network, processes and mounts."""
