@@ -11,7 +11,7 @@ from ray.util import get_node_ip_address
 
 from deployments.errors import CodecLost, NotReady, TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
-from deployments.serving import ray_private
+from deployments.serving import ray_metrics, ray_private
 from deployments.serving.calls import call, stream
 from deployments.serving.failover import Received, persist
 from deployments.serving.frames import forward
@@ -100,6 +100,7 @@ class Ingress:
 
     def __init__(self, settings: ApiSettings, codec: DeploymentHandle, talker: DeploymentHandle | None = None) -> None:
         """`talker` as in HandleSynthesizer."""
+        ray_metrics.install()
         ray_private.give_uvicorn(
             http=TakenHttp,
             ws=BoundedWebSocket,

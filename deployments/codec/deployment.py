@@ -15,6 +15,7 @@ from deployments.codec.pool.plan import MAX_BATCH_SIZE
 from deployments.config import CodecConfig
 from deployments.errors import CodecLost, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
+from deployments.serving import ray_metrics
 from deployments.serving.calls import call, stream
 from deployments.serving.replica import Replica
 
@@ -31,6 +32,8 @@ class CodecReplica:
 
     def __init__(self, model: str, config: CodecConfig, talker: DeploymentHandle) -> None:
         from deployments.codec.pool.service import CodecService
+
+        ray_metrics.install()
 
         batched = serve.batch(
             max_batch_size=MAX_BATCH_SIZE, batch_wait_timeout_s=0, max_concurrent_batches=config.workers

@@ -1,18 +1,11 @@
 """What Talkray measures of itself: instruments under Prometheus names, and the small calls that feed them.
 
-Ray's metrics agent on every node exports them for all processes there, with `ray_` before each name. One call costs one
-to three microseconds; outside Ray the calls do nothing. Instruments exist once in a process: `WorkerId`, which the
-agent adds, tells replicas apart.
+The shell of a replica gives each instrument Ray's (`ray_metrics.py`). Until then, and outside Ray, the calls do
+nothing. Instruments exist once in a process.
 """
 
-import functools
-import threading
-import time
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import ClassVar
-
-from ray.util.metrics import Counter, Histogram
-from ray.util.metrics import Gauge as RayGauge
 
 from deployments.audio.recordings import Lookups
 from deployments.protocol import FinishReason, Marks
@@ -23,45 +16,46 @@ _RATIOS = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 3.0]
 _BATCHES = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256]
 _POOL = ("pool",)
 _REASON = ("reason",)
-# Ray's agent drops a gauge that was not set within two of its reports, which are ten seconds apart.
-_REPEAT_S = 5.0
+
+Tags = dict[str, str]
 
 
-class Gauge(RayGauge):  # type: ignore[misc]  # Ray has no types here
-    """A gauge whose last values stay, as long as this process lives: they are set again every few seconds."""
-
-    all: ClassVar["list[Gauge]"] = []
+class Instrument:
+    """One name in Prometheus; `record` takes a value and its tags."""
 
     def __init__(self, name: str, description: str, tag_keys: tuple[str, ...] = ()) -> None:
+        self.name, self.description, self.tag_keys = name, description, tag_keys
+        self.record: Callable[[float, Tags | None], None] = lambda _value, _tags: None
+
+
+class Counter(Instrument):
+    """What only grows."""
+
+    def inc(self, value: float = 1, tags: Tags | None = None) -> None:
+        """Add to it."""
+        self.record(value, tags)
+
+
+class Gauge(Instrument):
+    """What is so now."""
+
+    def set(self, value: float, tags: Tags | None = None) -> None:
+        """Replace the value of these tags."""
+        self.record(value, tags)
+
+
+class Histogram(Instrument):
+    """How often a value fell below each boundary."""
+
+    def __init__(
+        self, name: str, description: str, boundaries: Sequence[float], tag_keys: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(name, description, tag_keys)
-        self._last: dict[tuple[tuple[str, str], ...], float] = {}
-        self._lock = threading.Lock()  # an old value must not follow a new one
-        self.all.append(self)
+        self.boundaries = boundaries
 
-    def set(self, value: float | None, tags: dict[str, str] | None = None) -> None:
-        """Set the value of these tags."""
-        assert value is not None
-        with self._lock:
-            self._last[tuple((tags or {}).items())] = value
-            super().set(value, tags)
-        _start_repeating()
-
-    def repeat(self) -> None:
-        """Set what was set last once more."""
-        with self._lock:
-            for tags, value in self._last.items():
-                super().set(value, dict(tags))
-
-
-@functools.cache
-def _start_repeating() -> None:
-    def repeat_all() -> None:
-        while True:
-            time.sleep(_REPEAT_S)
-            for gauge in Gauge.all:
-                gauge.repeat()
-
-    threading.Thread(target=repeat_all, name="gauges", daemon=True).start()
+    def observe(self, value: float, tags: Tags | None = None) -> None:
+        """Count one value."""
+        self.record(value, tags)
 
 
 TTFB = Histogram("talkray_ttfb_seconds", "Request received to the first byte of its body sent.", _LATENCIES_S)
@@ -120,6 +114,8 @@ RECORDINGS = Counter(
 WANTED = Gauge("talkray_replicas_wanted", "Replicas that Serve wants: running and starting.", _POOL)
 RUNNING = Gauge("talkray_replicas_running", "Replicas that take requests.", _POOL)
 DIED = Gauge("talkray_replicas_died", "Replicas and proxies that died, as Ray's control store remembers them.", _POOL)
+
+INSTRUMENTS = tuple(value for value in list(globals().values()) if isinstance(value, Instrument))
 
 TALKER, CODEC = {"pool": "talker"}, {"pool": "codec"}
 

@@ -9,7 +9,7 @@ from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, reached
 from deployments.records import TalkerRecord
-from deployments.serving import metrics
+from deployments.serving import metrics, ray_metrics
 from deployments.serving.replica import Replica
 from deployments.talker.client import EngineClient
 
@@ -18,6 +18,7 @@ class TalkerReplica:
     """One replica of the GPU pool. It is ready once its engine process has loaded the model and warmed up."""
 
     def __init__(self, model: str, config: TalkerConfig) -> None:
+        ray_metrics.install()
         self._engine = EngineClient(model, config)
         metrics.codec_precision("talker", self._engine.info.codec_precision)
         self._replica = Replica(TalkerLost, self._failure)

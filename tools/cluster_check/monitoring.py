@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ray.util.metrics import Histogram, Metric
-
 from deployments.serving import metrics
 from tools.cluster_check.document import Document, Fault, Where, at, document, text_fault
 
@@ -26,11 +24,10 @@ _KEYS = {
 
 def exported() -> set[str]:
     """Every time series of ours, as Prometheus sees it."""
-    instruments = [value for value in vars(metrics).values() if isinstance(value, Metric)]
     return {
-        f"ray_{instrument.info['name']}{suffix}"
-        for instrument in instruments
-        for suffix in (["_bucket", "_count", "_sum"] if isinstance(instrument, Histogram) else [""])
+        f"ray_{instrument.name}{suffix}"
+        for instrument in metrics.INSTRUMENTS
+        for suffix in (["_bucket", "_count", "_sum"] if isinstance(instrument, metrics.Histogram) else [""])
     }
 
 

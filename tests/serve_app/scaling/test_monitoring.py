@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ray.util.metrics import Histogram, Metric
 
 from deployments.serving import metrics
 
 FOLDER = Path(__file__).parents[3] / "cluster" / "monitoring"
-INSTRUMENTS = {value.info["name"]: value for value in vars(metrics).values() if isinstance(value, Metric)}
+INSTRUMENTS = {instrument.name: instrument for instrument in metrics.INSTRUMENTS}
 EXPORTED = {
     f"ray_{name}{suffix}"
     for name, instrument in INSTRUMENTS.items()
-    for suffix in (["_bucket", "_count", "_sum"] if isinstance(instrument, Histogram) else [""])
+    for suffix in (["_bucket", "_count", "_sum"] if isinstance(instrument, metrics.Histogram) else [""])
 }
 
 

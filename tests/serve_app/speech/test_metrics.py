@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Sequence
 import httpx
 import numpy as np
 import pytest
-from ray.util.metrics import Metric
 
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
@@ -130,12 +129,10 @@ async def test_rays_metrics_are_shown_on_request(path: str) -> None:
 
 
 def test_every_instrument_is_named_with_its_unit() -> None:
-    instruments = [value for value in vars(metrics).values() if isinstance(value, Metric)]
-    assert instruments
-    for instrument in instruments:
-        name, kind = instrument.info["name"], type(instrument).__name__
-        assert name.startswith("talkray_")
-        assert name.endswith("_total") == (kind == "Counter"), name
+    assert metrics.INSTRUMENTS
+    for instrument in metrics.INSTRUMENTS:
+        assert instrument.name.startswith("talkray_")
+        assert instrument.name.endswith("_total") == isinstance(instrument, metrics.Counter), instrument.name
 
 
 @pytest.mark.parametrize("reason", FinishReason)

@@ -1,0 +1,81 @@
+"""What is recorded reaches Ray. Gauges are set again, because Ray's agent drops one that has not changed."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from ray.util import metrics as ray
+
+from deployments.audio.recordings import Lookups
+from deployments.protocol import FinishReason, Mark
+from deployments.serving import metrics, ray_metrics
+
+Recorded = tuple[str, float, dict[str, str] | None]
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recorded]]:
+    """What reaches Ray's own code, which checks the tags, once all is installed."""
+    calls: list[Recorded] = []
+    checked = ray.Metric._validate_tags
+
+    def record(self: ray.Metric, value: float, tags: dict[str, str] | None = None) -> None:
+        checked(self, tags or {})
+        calls.append((self.info["name"], value, tags))
+
+    monkeypatch.setattr(ray.Metric, "_record", record)
+    before = [instrument.record for instrument in metrics.INSTRUMENTS]
+    monkeypatch.setattr(ray_metrics, "_REPEAT_S", 3600.0)
+    ray_metrics.install.cache_clear()
+    ray_metrics.install()
+    yield calls
+    ray_metrics.install.cache_clear()
+    for instrument, was in zip(metrics.INSTRUMENTS, before, strict=True):
+        instrument.record = was
+
+
+def test_nothing_is_recorded_before_it_is_installed() -> None:
+    for instrument in metrics.INSTRUMENTS:
+        instrument.record(1.0, {"no such": "tag"})
+
+
+def test_every_instrument_takes_what_is_recorded(recorded: list[Recorded]) -> None:
+    metrics.refused("full")
+    metrics.failed_over("TalkerLost", 0.1)
+    metrics.first_byte(0.1)
+    metrics.first_audio(0.1)
+    metrics.first_sound(0.1, onset_s=0.1)
+    metrics.stages((Mark("one", 1), Mark("two", 2)))
+    metrics.audio(0.1, late_s=0.2)
+    metrics.finished(1.0, audio_s=2.0, reason=FinishReason.STOP)
+    metrics.redrawn(None)
+    metrics.ingress_load(1, most=2)
+    metrics.replicas("talker", wanted=2, running=1)
+    metrics.died("talker", 1)
+    metrics.talker_step(0.01, 1, 0.5, waiting=0)
+    metrics.codec_precision("codec", "float32")
+    metrics.codec_repaired("codec", 1)
+    metrics.codec_lag(0.1)
+    metrics.codec_call(0.01, 1, waiting=0, lag_s=0.1)
+    metrics.decoded("codec", 1.0)
+    metrics.references("codes", Lookups(hits=1, misses=1))
+    assert {name for name, _, _ in recorded} == {instrument.name for instrument in metrics.INSTRUMENTS}
+
+
+def test_the_last_value_of_each_set_of_tags_is_set_again(recorded: list[Recorded]) -> None:
+    gauge = ray_metrics.LastingGauge("talkray_test", "A test.", ("pool",))
+    gauge.set(1, {"pool": "talker"})
+    gauge.set(1, {"pool": "codec"})
+    gauge.set(2, {"pool": "talker"})
+    recorded.clear()
+    gauge.repeat()
+    assert recorded == [("talkray_test", 2, {"pool": "talker"}), ("talkray_test", 1, {"pool": "codec"})]
+
+
+def test_it_happens_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = threading.Event()
+    monkeypatch.setattr(ray_metrics, "_REPEAT_S", 0.01)
+    monkeypatch.setattr(ray_metrics.LastingGauge, "repeat", lambda gauge: again.set())
+    gauges = [ray_metrics.LastingGauge("talkray_again", "A test.", ())]
+    threading.Thread(target=ray_metrics.repeat_all, args=(gauges,), daemon=True).start()
+    assert again.wait(30)
