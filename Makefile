@@ -17,11 +17,12 @@ run: install ## Serve speech on http://127.0.0.1:8000 until Ctrl-C (options: mak
 
 test: lint unit e2e ## Lint, types, unit tests and end-to-end tests with real Ray Serve
 
-lint: $(VENV)/.installed-dev ## Format, lint, types and the folder rule
+lint: $(VENV)/.installed-dev ## Format, lint, types, the folder rule and the rules of size
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.rules
 
 unit: $(VENV)/.installed-dev ## Tests without Ray
 	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients"

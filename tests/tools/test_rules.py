@@ -1,0 +1,103 @@
+"""The rules of the house hold, but for breaches that pyproject.toml still counts."""
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tools import rules
+from tools.rules import classes_twice, faults, over_budget, set_by_tests_only, sizes
+
+ROOT = Path(__file__).parents[2]
+ALLOWED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["talkray"]["faults"]
+
+
+def parsed(**files: str) -> dict[str, ast.Module]:
+    return {f"{name}.py": ast.parse(text) for name, text in files.items()}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[str]]:
+    return faults(ROOT)
+
+
+@pytest.mark.parametrize("rule", ALLOWED)
+def test_breaches_only_become_fewer(rule: str, found: dict[str, list[str]]) -> None:
+    assert len(found[rule]) <= ALLOWED[rule], "\n".join(found[rule])
+
+
+def test_every_rule_is_counted(found: dict[str, list[str]]) -> None:
+    assert found.keys() == ALLOWED.keys()
+
+
+def test_a_public_name_of_two_classes_is_found() -> None:
+    code = parsed(a="class Twice: ...\nclass _Own: ...", b="class Twice: ...\nclass _Own: ...")
+    assert classes_twice(code) == ["Twice: a.py, b.py"]
+
+
+def test_a_large_file_and_a_small_one_with_one_importer_are_found(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "a.yaml").write_text("module: named.Nodes\n")
+    sources = {
+        "large": "x = 1\n" * 451,
+        "lonely": "x = 1\n",
+        "shared": "x = 1\n",
+        "named": "x = 1\n",
+        "one": "import shared, lonely\n" * 60,
+        "two": "from shared import x\n" * 60,
+    }
+    for name, text in sources.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    assert sizes(tmp_path, parsed(**sources)) == [
+        "large.py: 451 lines, at most 450",
+        "lonely.py: 1 lines and 1 importers",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("caller", "is_found"),
+    [
+        ("f(1)", True),
+        ("f(1, 2)", False),
+        ("f(1, seed=2)", False),
+        ("f(*both)", False),
+        ("f(**all)", False),
+        ("partial(f, 1, 2)", False),
+        ("thing.f(1, 2)", False),
+    ],
+)
+def test_a_default_that_only_tests_replace_is_found(caller: str, is_found: bool) -> None:
+    code = parsed(a="def f(x, seed=0): ...", b=caller)
+    assert set_by_tests_only(code, parsed(t="f(1, seed=3)")) == (["a.py:1: f(seed=)"] if is_found else [])
+
+
+def test_a_default_that_nobody_replaces_is_none_of_the_tests() -> None:
+    assert set_by_tests_only(parsed(a="def f(x, seed=0): ..."), parsed(t="f(1)")) == []
+
+
+def test_a_constructor_goes_by_the_name_of_its_class() -> None:
+    code = parsed(a="class Rate:\n    def __init__(self, *, window_s=60.0): ...")
+    assert set_by_tests_only(code, parsed(t="Rate(window_s=1.0)")) == ["a.py:2: Rate(window_s=)"]
+
+
+def test_options_of_a_command_are_set_by_people() -> None:
+    code = parsed(a="@cli.command()\ndef serve(port=8000): ...")
+    assert set_by_tests_only(code, parsed(t="serve(port=1)")) == []
+
+
+def test_a_folder_over_its_budget_is_found(tmp_path: Path) -> None:
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "a.py").write_text("x = 1\n" * 11)
+    code = {"room/a.py": ast.parse("")}
+    assert over_budget(tmp_path, code, {"room": 10}) == ["room: 11 lines, budget 10"]
+    assert over_budget(tmp_path, code, {"room": 11}) == []
+
+
+def test_the_command_fails_where_there_are_more(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "faults", lambda root: {"classes": ["Twice: a.py, b.py"] * 1000})
+    with pytest.raises(SystemExit, match="1"):
+        rules.main()
+    assert "Twice: a.py, b.py" in capsys.readouterr().out
