@@ -37,7 +37,7 @@ class Seen:
     """What one replica has asked and all go by."""
 
     pools: Mapping[str, Pool]  # talker, codec, ingress
-    deaths: Mapping[str, int]  # as `ray_internals.count_deaths` has them, by POOLS and PROXY
+    deaths: Mapping[str, int]  # as `ray_private.count_deaths` has them, by POOLS and PROXY
 
     def note(self) -> bytes:
         """For the control store. No two are equal: who reads one sees that it is new."""
