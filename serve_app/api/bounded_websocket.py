@@ -104,6 +104,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
+        if self._has_failed:
+            return
         self._unread += data
         if self._is_resting:
             self.transport.pause_reading()  # uvicorn has resumed it, for the application
@@ -185,6 +187,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def _forget(self) -> None:
         """What has come of a message; the connection's objects stay until they are collected, which may take long."""
         self.frames = []
+        self._unread.clear()
         self.conn.reader.buffer.clear()
         self._let_go(0)
 

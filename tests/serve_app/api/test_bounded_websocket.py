@@ -204,6 +204,14 @@ async def test_a_flood_leaves_the_event_loop_to_others(loop: Loop, monkeypatch: 
     assert client.transport.is_reading
 
 
+async def test_what_comes_behind_a_failure_is_not_kept(loop: Loop) -> None:
+    client = await Client(loop).connect()
+    client.begin(4 * MIB)
+    assert client.close_code == 1013
+    client.protocol.data_received(b"x" * MIB)
+    assert len(client.protocol._unread) == 0
+
+
 async def test_one_address_leaves_room_for_the_messages_of_others(loop: Loop) -> None:
     hogs = [await Client(loop).connect() for _ in range(3)]
     for client in hogs:
