@@ -1,6 +1,5 @@
 """WebSockets as uvicorn speaks them, but bounded while messages are unfinished, and with an end that arrives."""
 
-import ctypes
 from asyncio import AbstractEventLoop, TimerHandle
 from asyncio.transports import BaseTransport, Transport
 from collections.abc import Callable
@@ -23,8 +22,6 @@ _PONG = b"\x8a"  # how a frame with an answer to a ping begins
 # for some times as long: thousands of pings fit into what one turn brings.
 _PIECE_BYTES = 16 << 10
 _MOST_READING_S, _REST = 0.005, 4
-
-_C_LIBRARY = ctypes.CDLL(None)
 
 
 class ReaderClock:
@@ -220,8 +217,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._held = num_bytes
         if not self._held:
             self._large.remove(self)
-        if not self._large:
-            _C_LIBRARY.malloc_trim(0)  # glibc keeps what grew piece by piece
 
     def _client(self) -> str:
         """Whom HAProxy sees."""
