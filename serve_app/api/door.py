@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import ipaddress
 import math
 import time
@@ -54,7 +53,6 @@ _CLIENT_BITS = 64  # of an IPv6 address, that are one client's
 _STREAM_S = 1.0
 # Keys, and addresses, that are remembered; beyond them the one that was seen first and has no stream is forgotten.
 _MOST_METERS = 10_000
-_C_LIBRARY = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +149,6 @@ class Room:
         self._held[caller] -= amount
         if not self._held[caller]:
             del self._held[caller]
-        if not self._held:
-            _C_LIBRARY.malloc_trim(0)  # glibc keeps what grew piece by piece
 
 
 class Pace:

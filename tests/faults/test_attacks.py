@@ -269,7 +269,7 @@ async def run(server: ServerCommand, polite: Sequence[str], keys: tuple[str, str
             ordinary = [attack for attack in attacks if not attack.is_beside]
             watch.begin()
             for start in range(0, len(ordinary), 2):
-                await asyncio.gather(*(struck(each, WARM_S, 1) for each in ordinary[start : start + 2]))
+                await asyncio.gather(*(struck(each, WARM_S, each.many) for each in ordinary[start : start + 2]))
                 watch.check()
             await watch.recovered()
             warm = replace(watch.seen("warm-up, two attacks at a time"), missed=[])
