@@ -63,7 +63,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     _large: ClassVar[list["BoundedWebSocket"]] = []  # with such a message on its way
 
     def connection_made(self, transport: BaseTransport) -> None:
-        """Called by the event loop."""
         self._held = 0
         self._has_failed = False
         self._is_leaving = False
@@ -75,7 +74,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop."""
         self.conn.parser.close()  # it holds the last frame
         self._reader.stop()
         self._forget()
@@ -103,7 +101,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             leave()
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop."""
         if self._has_failed:
             return
         self._unread += data
@@ -158,12 +155,10 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.schedule_ping()
 
     def pause_writing(self) -> None:
-        """Called by the event loop."""
         super().pause_writing()
         self._reader.start()
 
     def resume_writing(self) -> None:
-        """Called by the event loop."""
         super().resume_writing()
         self._reader.stop()
         pong, self._pong = self._pong, b""
@@ -224,6 +219,5 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             _C_LIBRARY.malloc_trim(0)  # glibc keeps what grew piece by piece
 
     def _client(self) -> str:
-        """Whom HAProxy sees."""
         seen = self.request.headers.get_all("X-Forwarded-For")
         return seen[-1].rpartition(",")[2].strip() if seen else str(self.client)
