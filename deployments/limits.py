@@ -24,7 +24,6 @@ class Rate:
         self._times_s: deque[float] = deque()
 
     def count(self, now_s: float) -> None:
-        """One happened now."""
         self._times_s.append(now_s)
         self._forget(now_s)
 
@@ -53,7 +52,6 @@ class StreamLimit:
     """
 
     def __init__(self, *, least: int) -> None:
-        """It never falls below `least`."""
         self._least = least
         self.streams: float | None = None  # None: nothing has been late yet
         self._seen = self._late = 0  # chunks of this period

@@ -23,7 +23,6 @@ class PlaybackClock:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any audio was delivered."""
         return self.due_s is not None
 
     def deliver(self, audio_s: float, *, now_s: float) -> float:

@@ -72,7 +72,6 @@ class ClonePrompt:
 
     @property
     def nbytes(self) -> int:
-        """Of both."""
         return self.speaker.nbytes + (0 if self.codes is None else self.codes.nbytes)
 
 

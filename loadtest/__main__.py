@@ -49,7 +49,6 @@ def explained() -> Iterator[None]:
 
 
 def carry_out(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end."""
     with explained():
         return asyncio.run(work)
 

@@ -74,7 +74,6 @@ class Phase:
 
     @property
     def end_s(self) -> float:
-        """When the next one begins."""
         return self.start_s + self.duration_s
 
     def holds(self, planned_s: float) -> bool:

@@ -79,7 +79,6 @@ async def _listen_on(socket: aiohttp.ClientWebSocketResponse, recording: Recordi
 
 
 def _is_over(event: Mapping[str, Any], recording: Recording) -> bool:
-    """Takes one JSON message."""
     match event.get("type"):
         case "Connected":
             recording.trace.request_id = event.get("request_id")

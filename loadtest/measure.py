@@ -64,7 +64,6 @@ class Result:
 
     @property
     def end_s(self) -> float:
-        """When the schedule ends."""
         return self.phases[-1].end_s
 
     @cached_property
@@ -75,7 +74,6 @@ class Result:
 
     @cached_property
     def summary(self) -> Summary:
-        """Of everything that is measured."""
         excluded = len(self.traces) - len(self.measured)
         return summarize(self.measured, planned=self.planned - excluded, offered_per_s=self.rate, limits=self.limits)
 

@@ -55,7 +55,6 @@ def extra_fields(value: str) -> dict[str, object]:
 
 
 def header(value: str) -> tuple[str, str]:
-    """One value of --header."""
     name, colon, content = value.partition(":")
     if not colon or not name.strip():
         raise typer.BadParameter(

@@ -52,7 +52,6 @@ class ClientProcesses(Runner):
                 process.join()
 
     def interrupt(self) -> None:
-        """As `Runner.interrupt`."""
         for process in self._processes:
             if process.pid is not None and process.is_alive():
                 os.kill(process.pid, signal.SIGINT)
@@ -97,8 +96,6 @@ def work(
     warmup: Sequence[ScheduledRequest],
     folder: RunFolder,
 ) -> None:
-    """The life of one process."""
-
     async def begin() -> Clock:
         gc.collect()
         gc.freeze()  # a full collection would look at all that was imported: tens of ms in which nothing is sent

@@ -51,7 +51,6 @@ class Recording:
 
     @property
     def num_audio_bytes(self) -> int:
-        """Bytes of audio so far."""
         return self.chunks[-1][1] if self.chunks else 0
 
     def receive(self, data: bytes) -> None:

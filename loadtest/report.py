@@ -73,7 +73,6 @@ class Report:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """How each was measured."""
         firsts = {sweep.title: sweep.steps[0].about for sweep in self.sweeps if sweep.steps}
         return firsts | {run.title: run.about for run in self.runs}
 

@@ -53,7 +53,6 @@ class Settings:
 
     @property
     def live_url(self) -> str:
-        """The WebSocket of live text."""
         base = self.url.rstrip("/").removesuffix("/v1").replace("http", "ws", 1)
         return f"{base}/v2/speak?model=flux-{self.options.get('voice', 'alloy')}-en&encoding=linear16&sample_rate=24000"
 

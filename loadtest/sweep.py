@@ -30,7 +30,6 @@ class Plan:
     rates: tuple[float, ...] = ()  # these in their order, instead of searching
 
     def phases(self, rate: float) -> tuple[Phase, ...]:
-        """The load of one rate."""
         return settled(rate, max(self.duration_s, self.min_requests / rate), settle_s=self.settle_s)
 
     def held(self, step: Result) -> bool:
@@ -58,7 +57,6 @@ class Sweep:
 
 
 def capacity(steps: Sequence[Result], plan: Plan) -> float | None:
-    """See `Sweep.capacity_per_s`."""
     highest = None
     for step in sorted(steps, key=lambda step: step.rate):
         if not plan.held(step):

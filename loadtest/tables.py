@@ -35,7 +35,6 @@ def percentile(values: Distribution | None, name: str, scale: float = 1.0) -> fl
 
 
 def percentiles(values: Distribution | None, *names: str, scale: float = MS, digits: int = 0) -> str:
-    """Some percentiles in one cell."""
     return " / ".join(number(percentile(values, name, scale), digits) for name in names)
 
 
@@ -73,7 +72,6 @@ BRIEF = ("goodput/s", "good", "refused", "failed", "answers", "TTFB p50/p95/p99,
 
 
 def cells(summary: Summary, titles: Sequence[str] = tuple(COLUMNS)) -> list[str]:
-    """A row of the table."""
     return [COLUMNS[title](summary) for title in titles]
 
 
@@ -84,7 +82,6 @@ def rate_table(sweep: Sweep, titles: Sequence[str] = tuple(COLUMNS)) -> Table:
 
 
 def phase_table(phases: Sequence[Result], titles: Sequence[str] = tuple(COLUMNS)) -> Table:
-    """Phases, a row each."""
     rows = []
     for each in phases:
         after_s = each.recovered_after_s
@@ -179,12 +176,10 @@ def warnings(results: Sequence[Result]) -> list[str]:
 
 
 def fact_table(facts: Mapping[str, str]) -> Table:
-    """Names and values."""
     return Table(("", ""), list(facts.items()))
 
 
 def run_facts(run: Result) -> dict[str, str]:
-    """Counts, rates and playback."""
     summary = run.summary
     sent = f"{summary.sent} of {summary.planned} sent" + (", then interrupted" * (summary.sent < summary.planned))
     dropped = f", {summary.interrupted} dropped by the interrupt" if summary.interrupted else ""

@@ -43,17 +43,14 @@ class Screen:
         self._runner: Runner | None = None
 
     def show(self, runner: Runner) -> None:
-        """Take the run that begins."""
         self._runner = runner
 
     def done(self, step: Result) -> None:
-        """A rate has been measured."""
         row = ", ".join(f"{title} {cell}" for title, cell in zip(BRIEF, cells(step.summary, BRIEF), strict=True))
         self.console.print(f"{step.rate:.3g} requests/s: {row}", highlight=False, soft_wrap=True)
 
     @contextlib.asynccontextmanager
     async def shown(self) -> AsyncIterator[None]:
-        """Show whatever runs inside."""
         showing = asyncio.create_task(self._show())
         try:
             yield
@@ -76,7 +73,6 @@ class Screen:
 
 
 def progress_line(runner: Runner) -> str:
-    """Where a run stands."""
     ended = Counter(trace.failure for trace in runner.traces)
     known = (None, Failure.REFUSED, Failure.INTERRUPTED)
     # Not numpy's percentiles: their first call takes 40 ms, in which no request could be sent.

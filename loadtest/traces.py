@@ -172,7 +172,6 @@ class Trace:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """The trace that `to_json` wrote."""
         stored: dict[str, Any] = {field.name: record.get(field.name) for field in fields(cls)}
         stored["failure"] = Failure(stored["failure"]) if stored["failure"] else None
         stored["layout"] = PcmLayout(**stored["layout"]) if stored["layout"] else None
@@ -200,12 +199,10 @@ class RunFolder:
             )
 
     def write_json(self, name: str, content: Mapping[str, object]) -> None:
-        """Write one JSON file."""
         with self._create(name) as file:
             file.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def write_schedule(self, schedule: Iterable[ScheduledRequest]) -> None:
-        """Write the whole plan."""
         with self._create("schedule.jsonl") as file:
             file.writelines(json.dumps(asdict(request)) + "\n" for request in schedule)
 

@@ -54,7 +54,6 @@ def exists(document: Path, target: str) -> bool:
 
 
 def anchors(text: str) -> set[str]:
-    """Headings as GitHub names them."""
     names = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in _HEADING.findall(_FENCED.sub("", text)))
     return {name.replace(" ", "-") for name in names}
 

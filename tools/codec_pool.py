@@ -88,7 +88,6 @@ class Pool:
 
     @property
     def ramp(self) -> tuple[int, ...]:
-        """What chunks grow by."""
         return chosen_ramp(self.chunk_frames, self.workers)
 
     def work_s(self, frames: int) -> float:
@@ -126,7 +125,6 @@ class Result:
         return sorted(self.first_audio_s)[int(share * (len(self.first_audio_s) - 1))] * 1e3
 
     def row(self, rate: float) -> str:
-        """For a table."""
         return (
             f"| {rate:g} | {self.percentile_ms(0.5):.0f} / {self.percentile_ms(0.95):.0f} "
             f"| {100 * self.late:.1f} % | {self.refused} of {self.refused + len(self.stalled_s)} "

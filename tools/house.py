@@ -91,7 +91,6 @@ def python_files(root: Path, package: str) -> list[Path]:
 
 
 def num_lines(files: Iterable[Path]) -> int:
-    """Of all files together."""
     return sum(len(file.read_text().splitlines()) for file in files)
 
 
@@ -197,7 +196,6 @@ def _models(annotation: object) -> list[type]:
 
 
 def main() -> None:
-    """Prints it all."""
     parser = argparse.ArgumentParser(description="lines, files, classes, generators and settings of a checkout")
     parser.add_argument("checkout", type=Path, nargs="?", default=Path(__file__).parents[1])
     parser.add_argument("--names", action="store_true", help="list files, settings and double names as well")

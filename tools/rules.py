@@ -35,7 +35,6 @@ class Parameter:
 
 
 def trees(root: Path, *folders: str) -> Trees:
-    """Python files of some folders."""
     files = sorted(file for folder in folders for file in (root / folder).rglob("*.py"))
     return {file.relative_to(root).as_posix(): ast.parse(file.read_text(encoding="utf-8")) for file in files}
 
@@ -127,7 +126,6 @@ def calls(code: Trees) -> dict[str, list[ast.Call]]:
 
 
 def last_name(node: ast.expr) -> str:
-    """`c` of `a.b.c`."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 

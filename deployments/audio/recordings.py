@@ -63,7 +63,6 @@ class ByRecording(Generic[T]):
                 self._held -= self._size(oldest)
 
     def take_lookups(self) -> Lookups:
-        """Those since the last time."""
         with self._lock:
             lookups, self._hits, self._misses = Lookups(self._hits, self._misses), 0, 0
         return lookups

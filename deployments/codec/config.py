@@ -48,7 +48,6 @@ class DecoderConfig:
 
     @property
     def frame_samples(self) -> int:
-        """Samples that one frame becomes."""
         return prod(self.upsampling_ratios) * prod(self.upsample_rates)
 
     @property
@@ -130,12 +129,10 @@ class SpeechTokenizerConfig:
 
     @property
     def frame_samples(self) -> int:
-        """Samples of one decoded frame."""
         return self.decode_upsample_rate
 
     @property
     def num_code_groups(self) -> int:
-        """Codes of one frame."""
         return self.decoder.num_quantizers
 
     @classmethod

@@ -51,12 +51,10 @@ class CodecDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
         return self._backend.device
 
     @property
     def frame_samples(self) -> int:
-        """Samples of one frame."""
         return self.config.frame_samples
 
     @property

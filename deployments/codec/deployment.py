@@ -52,7 +52,6 @@ class CodecReplica:
         self._replica = Replica(CodecLost, lambda: self._service.failure)
 
     async def describe(self) -> ModelInfo:
-        """The talker's checkpoint."""
         info: ModelInfo = await call(self._talker, "describe", lost=TalkerLost)
         self._service.placement.talker_on_gpu = info.talker_on_gpu
         self._knows_talker = True
@@ -72,7 +71,6 @@ class CodecReplica:
         return self._replica.stream(audio, _HEARTBEAT, "codec")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """A `CodecRecord`, for Serve's controller."""
         return asdict(self._load.record())
 
     async def check_health(self) -> None:

@@ -43,7 +43,6 @@ class Conv:
 
     @property
     def channels(self) -> int:
-        """Of its input."""
         return self.weight.shape[1]
 
     @property
@@ -82,12 +81,10 @@ class ConvNeXt:
 
     @property
     def channels(self) -> int:
-        """As Conv's."""
         return self.taps.shape[1]
 
     @property
     def context(self) -> int:
-        """As Conv's."""
         return len(self.taps) - 1
 
 

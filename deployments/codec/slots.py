@@ -52,9 +52,7 @@ class Flight(Protocol):
     """A decode call that may still run."""
 
     @property
-    def done(self) -> bool:
-        """Whether `land` returns at once."""
-        ...
+    def done(self) -> bool: ...
 
     def land(self) -> list[Pcm | EngineError]:
         """Samples of each stream of the call, in its order, or why it has none; waits for them. To be called once."""
@@ -110,23 +108,18 @@ class PlainSlots:
 
     @property
     def repaired(self) -> int:
-        """As in SlotDecoder."""
         return self._decoder.repaired
 
     def largest_batch(self, frames: int) -> int:
-        """As in SlotDecoder."""
         return min(self.num_slots, max(1, MAX_CALL_FRAMES // frames))
 
     def begin(self, slot: int, state: DecoderState | None = None) -> None:
-        """As in SlotDecoder."""
         self._states[slot], self._codes[slot] = state or self._decoder.initial_state(), []
 
     def state(self, slot: int) -> DecoderState:
-        """As in SlotDecoder."""
         return self._states[slot]
 
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
-        """As in SlotDecoder."""
         for slot, position, frame in zip(slots, positions, codes.cpu().numpy(), strict=True):
             if position < self._states[slot].position:
                 continue  # the state is behind it
@@ -267,7 +260,6 @@ class GpuSlots:
         return snr_db(sweep.audio, torch.cat(heard))
 
     def largest_batch(self, frames: int) -> int:
-        """As in SlotDecoder."""
         return max(size for size in self.batches if size * frames <= self._call_frames)
 
     @torch.inference_mode()
@@ -320,7 +312,6 @@ class GpuSlots:
         return flight
 
     def precede(self) -> None:
-        """As in SlotDecoder."""
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def replay(self, call: tuple[int, int], slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -386,11 +377,9 @@ class _GpuFlight:
 
     @property
     def done(self) -> bool:
-        """As in Flight."""
         return bool(self._landed.query())  # type: ignore[no-untyped-call]
 
     def land(self) -> list[Pcm | EngineError]:
-        """As in Flight."""
         self._landed.synchronize()
         pcm: list[Pcm | EngineError] = list(self._view().numpy().copy())
         calls, broken, frames = self._calls, self._broken.tolist(), self._frames

@@ -29,10 +29,10 @@ class Chunk(Protocol):
     """What a stream is made of: `FrameChunk` or `PcmChunk`."""
 
     @property
-    def codes(self) -> Codes: ...  # noqa: D102
+    def codes(self) -> Codes: ...
 
     @property
-    def finish_reason(self) -> FinishReason | None: ...  # noqa: D102
+    def finish_reason(self) -> FinishReason | None: ...
 
 
 C = TypeVar("C", bound=Chunk)
@@ -43,7 +43,6 @@ class Received:
     """What the reader of a stream keeps of it: another replica can go on from there."""
 
     def __init__(self, begun: Progress | None = None) -> None:
-        """`begun`: what was received elsewhere."""
         self._was_asked_for, self._listener = False, PlaybackClock()
         self._codes = [] if begun is None else [begun.codes]
         self.samples = 0 if begun is None else begun.samples
@@ -113,7 +112,6 @@ class Attempts:
         self._accepted = True
 
     def advanced(self) -> None:
-        """Something new has come."""
         self._advanced, self._delay_s, self.handover = True, 0.0, None
 
     def left(self) -> None:

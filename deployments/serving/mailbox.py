@@ -37,7 +37,6 @@ class WrittenText:
         self._wake()
 
     def finish(self) -> None:
-        """No more will come."""
         self.is_over = True
         self._wake()
 

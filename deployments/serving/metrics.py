@@ -32,7 +32,6 @@ class Counter(Instrument):
     """What only grows."""
 
     def inc(self, value: float = 1, tags: Tags | None = None) -> None:
-        """Add to it."""
         self.record(value, tags)
 
 
@@ -54,7 +53,6 @@ class Histogram(Instrument):
         self.boundaries = boundaries
 
     def observe(self, value: float, tags: Tags | None = None) -> None:
-        """Count one value."""
         self.record(value, tags)
 
 
@@ -132,7 +130,6 @@ def failed_over(reason: str, gap_s: float) -> None:
 
 
 def first_byte(elapsed_s: float) -> None:
-    """Record when a body began."""
     TTFB.observe(elapsed_s)
 
 
@@ -181,7 +178,6 @@ def ingress_load(streams: int, *, most: int) -> None:
 
 
 def replicas(pool: str, *, wanted: int, running: int) -> None:
-    """Record a pool's size."""
     WANTED.set(wanted, {"pool": pool})
     RUNNING.set(running, {"pool": pool})
 

@@ -56,7 +56,6 @@ def install() -> None:
 
 
 def repeat_all(gauges: Sequence[LastingGauge]) -> None:
-    """Without end."""
     while True:
         time.sleep(_REPEAT_S)
         for gauge in gauges:

@@ -48,7 +48,6 @@ class GatheredAttention:
         self.context = blocks * cache.block_size + offsets % cache.block_size
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See Attend."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys[self.slots] = key
         values[self.slots] = value
@@ -72,7 +71,6 @@ class SharedAttention:
         self.cache, self.slots, self.context, self.mask = cache, slots, context, mask
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See Attend."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys[self.slots] = key
         values[self.slots] = value

@@ -121,12 +121,10 @@ class AudioStreams:
 
     @property
     def has_audio(self) -> bool:
-        """Whether `take` would bring something."""
         return bool(self._pcm or self._failed) or bool(self._calls and self._calls[0].flight.done)
 
     @property
     def repaired(self) -> int:
-        """As in SlotDecoder."""
         return self._decoder.repaired if "_decoder" in vars(self) else 0
 
     def open(
@@ -204,7 +202,6 @@ class AudioStreams:
         return self.is_pending(stream_id)
 
     def close(self, stream_id: int) -> None:
-        """Nobody wants the rest."""
         self._failed.pop(stream_id, None)
         stream = self._streams.pop(stream_id, None)
         if stream is not None:

@@ -23,7 +23,6 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that no sequence holds."""
         return len(self._free)
 
     @property
@@ -37,11 +36,9 @@ class BlockManager:
         return (self.num_blocks - 1) * self.block_size
 
     def blocks_for(self, num_positions: int) -> int:
-        """Blocks that hold `num_positions`."""
         return -(-num_positions // self.block_size)
 
     def can_hold(self, sequence: int, num_positions: int) -> bool:
-        """Whether `grow` would succeed."""
         return self._missing(sequence, num_positions) <= self.num_free
 
     def grow(self, sequence: int, num_positions: int) -> None:

@@ -101,7 +101,6 @@ class Unpacker:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Command | Report]:
-        """The messages that `data` completes."""
         self._buffer += data
         messages = []
         while (message := self._take()) is not None:

@@ -33,11 +33,9 @@ class TalkerReplica:
         return self._replica.stream(self._engine.generate(request), self._heartbeat, "from-engine")
 
     async def describe(self) -> ModelInfo:
-        """The loaded checkpoint."""
         return self._engine.info
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """A `TalkerRecord`, for Serve's controller."""
         engine = self._engine
         return asdict(TalkerRecord(float(engine.num_running), float(engine.num_waiting), engine.kv_used_ratio))
 

@@ -45,11 +45,9 @@ class FusedStep(FrameStep):
 
     @property
     def name(self) -> str:
-        """What runs, for reports."""
         return f"fused kernels, attention: {self.attention.name}"
 
     def predict(self, rows: Tensor, breadth: Breadth) -> None:
-        """See FrameStep."""
         gathered = self.kernels.gather(rows)
         draw = Draw(gathered.seeds, gathered.frames, 0)
         code0 = self._first_codes(rows, gathered, draw)
@@ -57,12 +55,10 @@ class FusedStep(FrameStep):
         self.kernels.deliver(codes, gathered.sound, self.codes, not_finite=NOT_FINITE)
 
     def advance(self, rows: Tensor, *, length: int) -> None:
-        """See FrameStep; contexts have no fixed length here."""
         inputs, context = self.kernels.feed(rows, self._embeds[: len(rows)])
         self.kernels.settle(rows, self.stack.talker_step(inputs, context, self.cache, self.attention))
 
     def prefill(self, rows: PrefillRows, *, length: int) -> None:
-        """See FrameStep."""
         if length:
             super().prefill(rows, length=length)
             return
@@ -74,7 +70,6 @@ class FusedStep(FrameStep):
         self.state.hidden[rows.finished.long()] = hidden[rows.last.long()]
 
     def _embed(self, frames: Tensor) -> Tensor:
-        """See FrameStep."""
         first, *rest = (table.summed[frames[:, group]] for group, table in enumerate(self.predictor.tables))
         total = first.float()
         for embeds in rest:

@@ -41,7 +41,6 @@ class Prompt:
 
     @property
     def num_rows(self) -> int:
-        """Rows to prefill."""
         return len(self.text_ids)
 
 

@@ -58,7 +58,6 @@ class FrameStep:
 
     @property
     def name(self) -> str:
-        """What runs, for reports."""
         return "exact" if self._by_rows else "plain"
 
     def predict(self, rows: Tensor, breadth: Breadth) -> None:

@@ -62,7 +62,6 @@ Report = Callable[[Transfer], None]
 
 
 def size_text(num_bytes: float) -> str:
-    """Bytes as people read them."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= size:
             return f"{num_bytes / size:.3g} {unit}" if num_bytes < 1e3 * size else f"{num_bytes / size:.0f} {unit}"
@@ -88,7 +87,6 @@ class RemoteFile:
 
     @property
     def kind(self) -> str:
-        """What the digest is."""
         return "SHA-256" if len(self.digest) == 64 else "git SHA-1"
 
 
@@ -108,7 +106,6 @@ class _Meter:
             self.say()
 
     def say(self, note: str = "") -> None:
-        """Tell it now."""
         self._last_s = time.perf_counter()
         rate = self._fresh / max(self._last_s - self._began_s, 1e-6)
         self._report(Transfer(self._what + note, self._done, self._total, rate))

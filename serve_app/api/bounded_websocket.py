@@ -60,7 +60,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     _large: ClassVar[list["BoundedWebSocket"]] = []  # with such a message on its way
 
     def connection_made(self, transport: BaseTransport) -> None:
-        """Called by the event loop."""
         self._held = 0
         self._has_failed = False
         self._is_leaving = False
@@ -72,7 +71,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop."""
         self.conn.parser.close()  # it holds the last frame
         self._reader.stop()
         self._forget()
@@ -100,7 +98,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             leave()
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop."""
         if self._has_failed:
             return
         self._unread += data
@@ -155,12 +152,10 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.schedule_ping()
 
     def pause_writing(self) -> None:
-        """Called by the event loop."""
         super().pause_writing()
         self._reader.start()
 
     def resume_writing(self) -> None:
-        """Called by the event loop."""
         super().resume_writing()
         self._reader.stop()
         pong, self._pong = self._pong, b""
@@ -219,6 +214,5 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._large.remove(self)
 
     def _client(self) -> str:
-        """Whom HAProxy sees."""
         seen = self.request.headers.get_all("X-Forwarded-For")
         return seen[-1].rpartition(",")[2].strip() if seen else str(self.client)

@@ -65,7 +65,6 @@ class NoReadAhead:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the call on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -139,7 +138,6 @@ class _Answer:
         self._is_unread = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
     async def receive(self) -> Message:
-        """Receive."""
         message = await self._receive()
         if message.get("more_body"):
             self._taken()
@@ -148,7 +146,6 @@ class _Answer:
         return message
 
     async def send(self, message: Message) -> None:
-        """Send on."""
         if message["type"] in ("http.response.start", "websocket.http.response.start"):
             self.has_started = True
             self._is_awaited = self._is_awaited and message["status"] == 200

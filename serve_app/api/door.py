@@ -145,7 +145,6 @@ class Room:
         return True
 
     def give_back(self, caller: str, amount: int) -> None:
-        """What it has taken."""
         self._held[caller] -= amount
         if not self._held[caller]:
             del self._held[caller]
@@ -244,7 +243,6 @@ class Upload:
             self._limit.reschedule(asyncio.get_running_loop().time())
 
     def release(self) -> None:
-        """It is decoded, or refused."""
         if self._is_large:
             self._is_large = False
             self._uploads.give_back(self)

@@ -94,7 +94,6 @@ class ErrorReply:
         return {"error": error}
 
     def response(self) -> JSONResponse:
-        """The reply over HTTP."""
         return JSONResponse(self.envelope(), self.status, self.headers)
 
 

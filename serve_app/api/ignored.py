@@ -101,7 +101,6 @@ def header(reasons: Ignored) -> dict[str, str]:
 
 
 def entries(reasons: Ignored) -> list[dict[str, str]]:
-    """For an event."""
     return [{"field": name, "reason": reason} for name, reason in reasons.items()]
 
 

@@ -47,7 +47,6 @@ class Usage:
         return {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
 
     def add(self, chunk: PcmChunk) -> None:
-        """Counts one more chunk."""
         self.input_tokens = chunk.num_text_tokens
         self.frames += len(chunk.codes)
         self.samples += len(chunk.pcm) // SAMPLE_BYTES
@@ -75,7 +74,6 @@ class RequestRecord:
     begun: bool = False
 
     def entry(self) -> Entry:
-        """As JSON has it."""
         first_ns = self.usage.first_audio_ns
         return {
             "time": _now(),
@@ -120,7 +118,6 @@ class RequestRecord:
 
 
 def line(entry: Entry) -> str:
-    """An entry for people."""
     parts = [entry["time"][:19].replace("T", " "), f"{entry['method']} {entry['path']}", entry["id"], entry["client"]]
     parts += [f"key {entry['key']}"] if entry["key"] is not None else []
     if entry["voice"] is not None:

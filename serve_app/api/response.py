@@ -89,7 +89,6 @@ class Delivery:
         )
 
     def content_type(self, sample_rate: int) -> str:
-        """Value of the Content-Type header."""
         if self.events:
             return EVENT_STREAM
         if self.in_wav:

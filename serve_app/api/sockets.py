@@ -276,7 +276,6 @@ class Contexts:
 
     @property
     def names(self) -> list[str]:
-        """Of the open ones."""
         return list(self._open)
 
     def find(self, name: str) -> Session | None:

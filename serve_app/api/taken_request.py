@@ -48,23 +48,19 @@ class TakenHttp(HttpToolsProtocol):
     """HTTP as uvicorn speaks it, whose answers begin when their requests are taken, and end where nobody reads them."""
 
     def connection_made(self, transport: BaseTransport) -> None:
-        """Called by the event loop."""
         self._answers = _BegunAnswers(cast("Transport", transport))
         self._reader = ReaderClock(cast("Transport", transport), self.loop)
         super().connection_made(cast("Transport", self._answers))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop."""
         self._reader.stop()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Called by the event loop."""
         super().pause_writing()
         self._reader.start()
 
     def resume_writing(self) -> None:
-        """Called by the event loop."""
         super().resume_writing()
         self._reader.stop()
 

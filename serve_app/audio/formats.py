@@ -53,11 +53,9 @@ class PcmEncoder:
     """No container."""
 
     def encode(self, pcm: bytes) -> bytes:
-        """The samples themselves."""
         return pcm
 
     def close(self) -> bytes:
-        """Nothing is held back."""
         return b""
 
 
@@ -69,7 +67,6 @@ class FloatEncoder:
         return (np.frombuffer(pcm, "<i2").astype("<f4") / 32768).tobytes()
 
     def close(self) -> bytes:
-        """Nothing is held back."""
         return b""
 
 
@@ -81,12 +78,10 @@ class G711Encoder:
         self._table = table
 
     def encode(self, pcm: bytes) -> bytes:
-        """One byte for each sample."""
         coded: NDArray[np.uint8] = self._table[np.frombuffer(pcm, "<u2")]
         return coded.tobytes()
 
     def close(self) -> bytes:
-        """Nothing is held back."""
         return b""
 
 
@@ -332,7 +327,6 @@ class Resampler:
         return self._bytes(frame)
 
     def close(self) -> bytes:
-        """What was held back."""
         return self._bytes(None) if self._num_samples else b""
 
     def _bytes(self, frame: "AudioFrame | None") -> bytes:
@@ -364,7 +358,6 @@ class Tempo:
         return b"".join([self._push(samples[:, start : start + step]) for start in range(0, samples.shape[1], step)])
 
     def close(self) -> bytes:
-        """What was held back."""
         self._graph.push(None)
         return self._pull()
 
@@ -442,7 +435,6 @@ class Rendering:
         return await asyncio.to_thread(self._drain) if self._threaded else self._drain()
 
     async def close(self) -> bytes:
-        """The rest of the body."""
         is_long = self._threaded or len(self._collected) > _STEP
         return await asyncio.to_thread(self._close) if is_long else self._close()
 

@@ -35,7 +35,6 @@ class Tried:
     first_audio_s: float = 0.0
 
     def line(self) -> str:
-        """For people."""
         if self.problem is not None:
             return f"FAILED  {self.dialect.name}: {self.problem}"
         return f"ok      {self.dialect.name}: first audio after {self.first_audio_s * 1000:.0f} ms"

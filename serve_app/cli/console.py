@@ -19,12 +19,10 @@ _BAR_WIDTH = 24
 
 
 def print_json(entry: request_log.Entry) -> None:
-    """For programs."""
     print(json.dumps(entry), flush=True)
 
 
 def print_line(entry: request_log.Entry) -> None:
-    """For people."""
     print(request_log.line(entry), flush=True)
 
 
@@ -66,7 +64,6 @@ class Progress:
             self.report(str(transfer))
 
     def done(self, message: str) -> None:
-        """Show a result that stays."""
         self._status.stop()
         self._console.print(f"{message} (after {self._elapsed()})", markup=False, soft_wrap=True)
 

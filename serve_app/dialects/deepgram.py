@@ -121,8 +121,7 @@ class TurnSocket(Connection):
         self.converse(self._session, self._say)
 
     @abstractmethod
-    async def _say(self, event: Event) -> None:
-        """Tell the client."""
+    async def _say(self, event: Event) -> None: ...
 
 
 async def serve_turns(socket: WebSocket, speaker: Speaker, kind: type[TurnSocket], *, words: bool = False) -> None:

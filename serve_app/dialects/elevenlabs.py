@@ -173,7 +173,6 @@ def unheard(inputs: object) -> dict[str, str]:
 
 
 def encoded(audio: bytes) -> str:
-    """As JSON has it."""
     return base64.b64encode(audio).decode()
 
 

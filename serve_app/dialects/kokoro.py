@@ -18,7 +18,6 @@ _ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": 
 
 
 def routes(speaker: Speaker) -> APIRouter:
-    """`POST /dev/captioned_speech`."""
     router = APIRouter()
 
     @router.post("/dev/captioned_speech", summary="Speak a text, with times of its words", response_class=Response)

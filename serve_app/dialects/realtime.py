@@ -52,7 +52,6 @@ class ResponseSocket(Connection):
     audio_kind = "response.output_audio"
 
     async def tell(self, kind: str, **fields: object) -> None:
-        """An event with an id."""
         await self.send(kind, event_id=f"event_{secrets.token_hex(8)}", **fields)
 
     async def tell_error(self, reply: ErrorReply, event_id: object = None) -> None:
@@ -60,7 +59,6 @@ class ResponseSocket(Connection):
         await self.tell("error", error={**reply.envelope()["error"], "event_id": event_id})
 
     async def tell_begun(self, turn: Turn) -> None:
-        """Audio follows."""
         place, item = _place(turn), {**_item(turn, "in_progress"), "content": []}
         await self.tell("response.output_item.added", response_id=place["response_id"], output_index=0, item=item)
         await self.tell("response.content_part.added", **place, part={"type": "audio", "transcript": ""})
@@ -70,7 +68,6 @@ class ResponseSocket(Connection):
         await self.tell(f"{self.audio_kind}.delta", **_place(turn), delta=base64.b64encode(data).decode())
 
     async def tell_spoken(self, turn: Turn) -> None:
-        """All of it was said."""
         place, said = _place(turn), turn.text.strip()
         await self.tell(f"{self.audio_kind}.done", **place)
         await self.tell(f"{self.audio_kind}_transcript.done", **place, transcript=said)

@@ -31,7 +31,6 @@ _MOST_FIELDS = 32
 
 
 def routes(speaker: Speaker) -> APIRouter:
-    """`POST /generate`."""
     router = APIRouter()
 
     @router.post("/generate", summary="Speak a text (VoxServe)", response_class=Response)

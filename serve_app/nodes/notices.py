@@ -41,7 +41,6 @@ class Notice:
 
     @property
     def deadline_s(self) -> int:
-        """For Ray, from now on."""
         return max(1, round(self.left_s + _SHUTDOWN_S - _HAND_OVER_S))
 
 
@@ -168,7 +167,6 @@ def drain_node(notice: Notice) -> None:
 
 
 def main() -> None:
-    """Watch until the node ends."""
     parser = argparse.ArgumentParser(prog="python -m serve_app.nodes.notices", description=__doc__)
     parser.add_argument("cloud", choices=("aws", "gcp"))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s notices: %(message)s")

@@ -40,7 +40,6 @@ class KeptHAProxyManager(HAProxyManager.__ray_metadata__.modified_class.__ray_ac
         self._keeping = self.event_loop.create_task(self._keep())
 
     async def shutdown(self) -> None:
-        """Serve wants it to end."""
         self._keeping.cancel()
         await super().shutdown()
 

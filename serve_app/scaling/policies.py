@@ -60,7 +60,6 @@ class Bounds:
 
     @property
     def scale_down_interval_s(self) -> float:
-        """Between two removals."""
         return self.scale_down_window_s / 10
 
     def __post_init__(self) -> None:
@@ -255,14 +254,10 @@ class Context(Protocol):
     current_time: float | None
 
     @property
-    def total_num_requests(self) -> float:
-        """Ongoing and queued."""
-        ...
+    def total_num_requests(self) -> float: ...
 
     @property
-    def total_queued_requests(self) -> float:
-        """Waiting at their callers."""
-        ...
+    def total_queued_requests(self) -> float: ...
 
     @property
     def raw_metrics(self) -> Mapping[str, Mapping[Any, Sequence[Any]]] | None:

@@ -46,7 +46,6 @@ class Seen:
 
     @classmethod
     def read(cls, note: bytes) -> Self:
-        """What `note` says."""
         said = json.loads(note)
         pools = {name: Pool(wanted, tuple(running)) for name, (wanted, running) in said["pools"].items()}
         return cls(pools, said["deaths"])

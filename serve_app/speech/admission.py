@@ -79,7 +79,6 @@ class Admission:
         self._waits_s: deque[float] = deque(maxlen=_LATEST)
 
     async def describe(self) -> ModelInfo:
-        """What is loaded."""
         return await self._synthesizer.describe()
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:

@@ -106,7 +106,6 @@ def _likely(text: str, languages: tuple[str, ...]) -> tuple[str, set[str], int, 
 
 
 def _scripts(text: str) -> Counter[str]:
-    """Letters of each script."""
     plain = unicodedata.normalize("NFKC", text)
     return Counter(_script(char) for char in plain if unicodedata.category(char) in _LETTERS)
 

@@ -59,13 +59,11 @@ class LiveTexts:
         return self._open.get(mailbox.token)
 
     def share(self, live: "LiveText", text: WrittenText) -> Mailbox:
-        """A mailbox for a segment."""
         mailbox = self.server.share(secrets.token_hex(_TOKEN_BYTES), text)
         self._open[mailbox.token] = live
         return mailbox
 
     def forget(self, mailbox: Mailbox) -> None:
-        """Nobody reads it any more."""
         self._open.pop(mailbox.token, None)
         self.server.remove(mailbox.token)
 
@@ -303,7 +301,6 @@ class LivePlain:
 
     @property
     def will_speak(self) -> bool:
-        """As in LiveEnglish."""
         return is_speakable(clean(self._rest))
 
     def _spoken(self, word: str) -> str:

@@ -45,9 +45,7 @@ class Segments(Protocol):
         """As `known_segment`, waiting for it; None behind the last one."""
         ...
 
-    def is_last(self, number: int) -> bool:
-        """Whether certainly no segment follows."""
-        ...
+    def is_last(self, number: int) -> bool: ...
 
     def start(self, number: int) -> int:
         """Characters of the whole spoken text before a segment."""
@@ -193,7 +191,6 @@ class _Timeline:
         self._readings = []
 
     def silence(self, seconds: float) -> bytes:
-        """A pause between segments."""
         samples = int(seconds * self._sample_rate)
         self._before += samples
         return bytes(2 * samples)
@@ -235,7 +232,6 @@ class _Segment:
         return await self._first
 
     async def aclose(self) -> None:
-        """Cancels everything behind it."""
         self._first.cancel()
         try:
             await asyncio.wait((self._first,))
@@ -317,7 +313,6 @@ class LiveSplit:
     """
 
     def __init__(self, max_chars: int) -> None:
-        """`max_chars` as in `split_text`."""
         self._max_chars = max_chars
         self._text = ""  # of the segment
         self._given = 0  # characters of it

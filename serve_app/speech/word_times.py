@@ -67,7 +67,6 @@ class WordTimes:
 
     @property
     def text(self) -> str:
-        """What was written so far."""
         return self._live.text if self._live else self._text
 
     @property

@@ -81,7 +81,6 @@ class ServerCommand:
 
     @property
     def output(self) -> str:
-        """What it has printed."""
         return self.output_file.read_text(errors="replace")
 
     def reach(self, line: str, within_s: float = START_S) -> None:
@@ -93,7 +92,6 @@ class ServerCommand:
             time.sleep(_POLL_S)
 
     def ready(self) -> None:
-        """Return once it speaks."""
         self.reach("Ctrl-C stops.")
 
     def wait(self, within_s: float) -> int:
@@ -126,7 +124,6 @@ class ServerCommand:
         return sorted(process for process, command in self.processes().items() if title in command)
 
     def signal_process(self, number: int) -> None:
-        """As `kill PID`."""
         os.kill(self.pid, number)
 
     def signal_group(self, number: int) -> None:
@@ -140,7 +137,6 @@ class ServerCommand:
                 os.kill(process, number)
 
     def close_terminal(self) -> None:
-        """As closing the window."""
         assert self._family.stdin is not None
         self._family.stdin.write("\n")
         self._family.stdin.flush()

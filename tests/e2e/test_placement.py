@@ -73,7 +73,6 @@ class Ingress:
         self._synthesizer = HandleSynthesizer(codec, talker=talker)
 
     async def speak(self, request: SynthesisRequest, *, leave_after: int | None = None) -> tuple[Codes, np.ndarray]:
-        """Codes and samples."""
         codes, pcm = [], b""
         await self._synthesizer.describe()
         async with aclosing(self._synthesizer.synthesize(request)) as chunks:

@@ -42,7 +42,6 @@ class Service:
     mark: str
 
     def ingresses(self) -> list[int]:
-        """Processes of its ingress replicas."""
         return [process for process, command in marked(self.mark).items() if "ServeReplica:talkray:Ingress" in command]
 
 

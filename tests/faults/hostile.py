@@ -39,7 +39,6 @@ def ask(
 
 @contextlib.contextmanager
 def connected(port: int, source: str = "127.0.0.1") -> Iterator[socket.socket]:
-    """A bare connection."""
     with socket.create_connection(("127.0.0.1", port), BOUND_S, source_address=(source, 0)) as raw:
         yield raw
 
@@ -105,11 +104,9 @@ class RawSocket:
         return "permessage-deflate" in self.headers.get("sec-websocket-extensions", "")
 
     def send(self, payload: bytes, *, opcode: int = 1, final: bool = True, compressed: bool = False) -> None:
-        """One frame."""
         self.raw.sendall(frame(payload, opcode=opcode, final=final, compressed=compressed))
 
     def say(self, **fields: object) -> None:
-        """One message."""
         self.send(json.dumps(fields).encode())
 
     def receive(self) -> tuple[int, bytes]:

@@ -35,7 +35,6 @@ class Wire:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """While packets are carried."""
         self._thread.start()
         try:
             yield

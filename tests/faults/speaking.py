@@ -46,7 +46,6 @@ class Speaking:
 
     @property
     def done(self) -> bool:
-        """Whether every stream has ended."""
         return not self._left and not self._going
 
     def go_on(self, *, may_begin: bool) -> None:
@@ -61,7 +60,6 @@ class Speaking:
         self._left.extend(streams)
 
     def recordings(self) -> list[str]:
-        """As in Listener."""
         noted: list[str] = ray.get(self._listener.recordings.remote())
         return noted
 
@@ -74,7 +72,6 @@ class Speaking:
         ray.get(self._listener.all_sound.remote(len(self._going)))
 
     def finish(self) -> list[Heard]:
-        """Wait for all of them."""
         while not self.done:
             self.go_on(may_begin=True)
         return self.heard

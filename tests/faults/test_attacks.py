@@ -198,7 +198,6 @@ class Watch:
         self._before, self._peaks = dict(self._memory), {}
 
     def seen(self, name: str, attack: Attack | None = None) -> Seen:
-        """All since `begin`."""
         entry, many = (attack.entry, attack.many) if attack else (0, 0)
         seen = Seen(name, entry, many)
         streams = [stream for stream in self._streams if stream.ended_s >= self._from_s]

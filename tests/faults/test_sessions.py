@@ -82,7 +82,6 @@ class Session(ABC):
         await self._socket.send_json(fields)
 
     async def told(self) -> Message | bytes:
-        """What comes next."""
         message = await self._socket.receive(timeout=60)
         if message.type is aiohttp.WSMsgType.BINARY:
             audio: bytes = message.data

@@ -48,7 +48,6 @@ def write_config(folder: Path, *, trusted: int, per_minute: int) -> Path:
 
 
 def owned_folder(prefix: str) -> Path:
-    """A new one of NOBODY's."""
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
     os.chown(folder, NOBODY, NOBODY)
     return folder

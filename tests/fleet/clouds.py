@@ -75,7 +75,6 @@ class Aws:
         )
 
     def instances(self) -> list[dict[str, Any]]:
-        """Those that run."""
         reservations = self.client().describe_instances()["Reservations"]
         found = [instance for each in reservations for instance in each["Instances"]]
         return [each for each in found if each["State"]["Name"] == "running"]
@@ -86,7 +85,6 @@ class Aws:
 
 
 def tags(instance: Mapping[str, Any]) -> dict[str, str]:
-    """Of an instance, by name."""
     return {each["Key"]: each["Value"] for each in instance["Tags"]}
 
 
@@ -161,7 +159,6 @@ class Login:
 
     @property
     def commands(self) -> list[str]:
-        """Of ssh and rsync."""
         return self.log.read_text().splitlines()
 
 
@@ -177,7 +174,6 @@ def fake_login(folder: Path, image: str) -> Login:
 
 
 def ray_up(cloud: Aws, login: Login, file: Path) -> None:
-    """The command, to its end."""
     environment = {**os.environ, **cloud.environment, **login.path, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "ray.scripts.scripts", "up", "--yes", "--no-config-cache", str(file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, check=False)

@@ -164,7 +164,6 @@ def _difference(heard: Heard, expected: bytes) -> str | None:
 
 
 def summary(heard: Sequence[Heard]) -> str:
-    """For the test's output."""
     good = [each for each in heard if not each.error]
     gaps = sorted(each.longest_gap_s for each in good)
     seconds = sum(len(each.pcm) for each in good) / BYTES_PER_S

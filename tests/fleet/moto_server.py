@@ -41,7 +41,6 @@ def watch(refuse_spot: Path, requests: Path) -> None:
 
 
 def main() -> None:
-    """Serve until killed."""
     watch(Path(sys.argv[2]), Path(sys.argv[3]))
     host, _, port = sys.argv[1].partition(":")
     run_simple(host, int(port), DomainDispatcherApplication(create_backend_app), threaded=True)

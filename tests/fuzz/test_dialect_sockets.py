@@ -90,7 +90,6 @@ class Chancy:
 
 
 def anything(chance: random.Random, depth: int = 0) -> object:
-    """JSON of any kind."""
     kind = chance.randrange(9 if depth < 2 else 7)
     if kind == 7:
         return [anything(chance, depth + 1) for _ in range(chance.randrange(3))]

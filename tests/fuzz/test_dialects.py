@@ -380,7 +380,6 @@ FORMS = (
 
 
 async def test_forms(cases: Cases) -> None:
-    """VoxServe's, whole and cut."""
     speaks = Speaks()
     api = create_api(speaks, ApiSettings(admission=WAITS))
     for chance in cases:

@@ -88,7 +88,6 @@ class Ours:
         return np.concatenate(pieces)
 
     def speaker(self) -> NDArray[np.float32]:
-        """The reference recording's speaker vector."""
         encoder = self.engine.prompts.speaker_encoder
         assert encoder is not None
         vector: NDArray[np.float32] = encoder.embed(torch.from_numpy(reference_audio())).numpy()

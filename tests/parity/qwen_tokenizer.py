@@ -44,7 +44,6 @@ def merge_of(token: bytes, ranks: Ranks) -> tuple[bytes, bytes]:
 
 
 def write_tokenizer(directory: Path, ranks: Ranks) -> None:
-    """vocab.json, merges.txt and tokenizer_config.json."""
     letters = dict(zip(byte_order(), byte_alphabet(), strict=True))
 
     def spell(token: bytes) -> str:

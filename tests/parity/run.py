@@ -165,7 +165,6 @@ def run_parity(python: Path, scratch: Path, seed: int) -> bool:
 
 
 def record(python: Path, scratch: Path) -> None:
-    """Write the golden files."""
     for kind in NAMES:
         checkpoint = write_tiny(scratch / kind, kind)
         arrays = run_official(python, checkpoint, "golden")

@@ -53,7 +53,6 @@ class Connection:
         self._flowing.clear()
 
     def flow(self) -> None:
-        """End a stall."""
         self.sending.clear()
         self._flowing.set()
 

@@ -32,7 +32,6 @@ def faults(root: Path, check: Check) -> list[Fault]:
 
 
 def main(root: Path) -> int:
-    """The exit status."""
     count = 0
     for name, check in CHECKS.items():
         found = faults(root, check)

@@ -60,7 +60,6 @@ class Document:
         return int(line) + 1
 
     def fault(self, where: Where, message: str) -> Fault:
-        """One at the value there."""
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).removeprefix(".")
         return Fault(self.file, self.line(where), f"{name}: {message}" if name else message)
 

@@ -99,7 +99,6 @@ def _pods(spec: Mapping[str, Any]) -> Group:
 
 
 def check(root: Path) -> Iterator[Fault]:
-    """Faults of all flavours."""
     compared: dict[str, Group] = {}
     for flavour in flavours(root):
         config = app_config(flavour.serve)

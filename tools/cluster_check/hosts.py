@@ -98,7 +98,6 @@ _UNIT = {  # keys that must be so, with their reason
 
 
 def check(root: Path) -> Iterator[Fault]:
-    """Faults of all of them."""
     yield from _dockerfile(root)
     for name in ("compose", "gpu"):
         yield from _compose(root, document(root / f"cluster/compose/{name}.yaml"))

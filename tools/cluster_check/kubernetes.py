@@ -45,12 +45,10 @@ class Overlay:
     sources: Mapping[tuple[str, str], Document]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        """Its manifests of one kind."""
         return [manifest for manifest in self.manifests if manifest["kind"] == kind]
 
     @property
     def ray_service(self) -> dict[str, Any]:
-        """The only one."""
         [service] = self.of_kind("RayService")
         return service
 
@@ -197,7 +195,6 @@ def _references(overlay: Overlay) -> Iterator[Fault]:
 
 
 def _backends(overlay: Overlay) -> Iterator[tuple[dict[str, Any], Where, tuple[Any, Any]]]:
-    """Where clients' requests go."""
     for ingress in overlay.of_kind("Ingress"):
         for i, rule in enumerate(at(ingress, ("spec", "rules"), [])):
             for j, path in enumerate(at(rule, ("http", "paths"), [])):

@@ -36,7 +36,6 @@ _ANYBODY = "0.0.0.0/0"
 
 
 def check(root: Path) -> Iterator[Fault]:
-    """Faults of both files."""
     for provider, name in FILES.items():
         cluster = document(root / name)
         yield from cluster.against(_schema())

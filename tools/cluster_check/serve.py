@@ -23,7 +23,6 @@ _COPIES = {
 
 
 def files(root: Path) -> list[Path]:
-    """All configurations of Serve."""
     return sorted([*root.glob("cluster/serve/*.yaml"), *root.glob("cluster/kuberay/overlays/*/serve.yaml")])
 
 
@@ -36,7 +35,6 @@ def app_config(file: Path) -> AppConfig | None:
 
 
 def check(root: Path) -> Iterator[Fault]:
-    """Faults of all of them."""
     for file in files(root):
         yield from _config(document(file))
     for copy, original in _COPIES.items():

@@ -25,7 +25,6 @@ _STOP_TIMEOUT = re.compile(r"--stop-timeout[ =](\d+)")
 
 
 def check(root: Path) -> Iterator[Fault]:
-    """Faults of all flavours."""
     settings = root / "serve_app/cli/ray_settings.py"
     if not LONGEST_STREAM_S < DRAIN_S:
         yield text_fault(settings, "DRAIN_TIMEOUT", f"{DRAIN_S:g} s is not more than {_STREAM}")

@@ -201,7 +201,6 @@ class CodecModel(nn.Module):
             residual = residual - stage.codebook.table()[stage.nearest(residual)]
 
     def perplexities(self) -> list[float]:
-        """Of each residual codebook."""
         return [stage.perplexity() for stage in self.stages]
 
 

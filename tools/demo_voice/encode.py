@@ -63,7 +63,6 @@ class Recordings:
 
 
 def encode(run: Path, *, max_frames: int) -> None:
-    """Encode a run."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = codec_config()
     assert config.frame_samples == PHONE_SAMPLES * PHONES_PER_FRAME

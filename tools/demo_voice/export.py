@@ -28,7 +28,6 @@ _MAX_TOTAL, _MAX_FILE = 15e6, 14e6  # bytes, of the packed folder
 
 
 def export(run: Path, out: Path) -> None:
-    """Write OUT/official and OUT/compact anew."""
     official, compact = out / "official", out / "compact"
     for directory in (official, compact):
         shutil.rmtree(directory, ignore_errors=True)
@@ -74,7 +73,6 @@ def _averaged_codebooks(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def report_sizes(directory: Path) -> None:
-    """Log what a folder holds."""
     files = sorted(file for file in directory.rglob("*") if file.is_file())
     for file in files:
         logger.info("%9.3f MB  %s", file.stat().st_size / 1e6, file.relative_to(directory.parent))

@@ -148,7 +148,6 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """Warm-up, then half a cosine."""
         settings, progress = self.settings, self.progress
         cosine = 0.5 * (1 + math.cos(math.pi * progress))
         rate = settings.final_learning_rate + cosine * (settings.learning_rate - settings.final_learning_rate)
@@ -201,7 +200,6 @@ class Trainer:
         file.with_suffix(".new").rename(file)
 
     def load(self, file: Path) -> None:
-        """Go on from `save`."""
         state = torch.load(file, map_location=self.device, weights_only=True)
         self.averaged.load_state_dict(state["averaged"])
         self.talker.load_state_dict(state["talker"])

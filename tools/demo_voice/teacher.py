@@ -44,17 +44,13 @@ class Voice(Protocol):
     sess: object
     model_path: str
 
-    def phonemize(self, text: str) -> list[str]:
-        """Phonemes of each sentence."""
-        ...
+    def phonemize(self, text: str) -> list[str]: ...
 
     def ids(self, phonemes: str) -> list[int]:
         """Their numbers, with silence on both sides."""
         ...
 
-    def from_ids(self, ids: list[int], speed: float, rng: np.random.Generator) -> Audio:
-        """Speech of a sentence."""
-        ...
+    def from_ids(self, ids: list[int], speed: float, rng: np.random.Generator) -> Audio: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,6 @@ class Training:
 
     @property
     def checkpoint(self) -> Path:
-        """The latest state."""
         return self.directory / "latest.pt"
 
     def resume_or_start(self) -> None:
@@ -297,7 +296,6 @@ class Utterance:
 
 
 def read_index(run: Path) -> list[Utterance]:
-    """The utterances of a run."""
     return [Utterance(**json.loads(line)) for line in (run / "index.jsonl").read_text(encoding="utf-8").splitlines()]
 
 

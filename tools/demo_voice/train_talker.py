@@ -78,7 +78,6 @@ class Session:
 
     @property
     def checkpoint(self) -> Path:
-        """The latest checkpoint."""
         return self.run / "talker" / "checkpoint.pt"
 
     @property
@@ -87,7 +86,6 @@ class Session:
         return self.run / "talker" / "best.pt"
 
     def train(self) -> None:
-        """Until the time is over."""
         trainer, settings = self.trainer, self.settings
         if trainer.progress >= 1:
             return

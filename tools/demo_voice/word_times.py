@@ -35,7 +35,6 @@ Phones = NDArray[np.int64]
 
 
 def main() -> None:
-    """Speak, compare, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sentences", type=int, default=25)
     parser.add_argument("--teacher-wheel", type=Path)

@@ -63,7 +63,6 @@ class Cluster:
 
     @property
     def replicas(self) -> int:
-        """Of all pools."""
         return self.talkers + self.codecs + self.ingresses
 
 
@@ -80,7 +79,6 @@ class Messages:
 
     @property
     def at_controller(self) -> float:
-        """What its one thread takes."""
         return self.health_checks + self.replica_reports + self.handle_reports + self.details
 
     @property
@@ -119,7 +117,6 @@ def now(cluster: Cluster) -> Messages:
 
 
 def paper(cluster: Cluster) -> str:
-    """The arithmetic as a table."""
     sizes = f"{cluster.talkers} talkers, {cluster.codecs} codec replicas, {cluster.ingresses} ingresses"
     rows = [f"| {sizes} | before | now |", "|---|---|---|"]
     old, new = before(cluster), now(cluster)
@@ -158,11 +155,9 @@ class Talker:
         """Of one that is half full."""
         return asdict(TalkerRecord(running=4.0))
 
-    def check_health(self) -> None:
-        """Well."""
+    def check_health(self) -> None: ...
 
     async def generate(self) -> int:
-        """Nothing."""
         return 1
 
 
@@ -176,8 +171,7 @@ class Codec:
         """Of one that is half full."""
         return asdict(CodecRecord(streams=4.0))
 
-    def check_health(self) -> None:
-        """Well."""
+    def check_health(self) -> None: ...
 
     async def call(self) -> int:
         """One call on: with its first call a handle begins to report."""
@@ -366,7 +360,6 @@ def deploy(cluster: Cluster, *, asked_by: str = "one", report_every_s: float | N
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Start, measure, stop."""
     cluster = Cluster(options.talkers, options.codecs, options.ingresses)
     with started() as mark:
         started_s = deploy(cluster, asked_by=options.asked_by, report_every_s=options.reports_every)
@@ -376,7 +369,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.experiments.controller_load", description=__doc__.splitlines()[0]
     )

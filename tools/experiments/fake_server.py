@@ -61,7 +61,6 @@ class Speaker(asyncio.Protocol):
 
 
 async def serve(port: int) -> None:
-    """Until Ctrl-C."""
     server = await asyncio.get_running_loop().create_server(Speaker, "127.0.0.1", port, backlog=1024)
     await server.serve_forever()
 

@@ -67,7 +67,6 @@ def reference_attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: 
 
 def reference_attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], context: Context,
                             owners: Tensor) -> Tensor:  # fmt: skip
-    """What `attend_prompt` writes."""
     rows, own = len(queries), (owners[:, None] == owners) & (context.positions <= context.positions[:, None])
     keys, values = (cache[context.slots].transpose(0, 1).expand(rows, -1, -1, -1) for cache in caches)
     return attend_rows(queries, keys, values, own[:, None, None]).flatten(1)

@@ -107,7 +107,6 @@ def cases_of(config: ModelConfig) -> list[Case]:
 
 
 def stack_cases(name: str, config: TransformerConfig) -> Iterator[Case]:
-    """The products of one layer."""
     width, hidden = config.num_heads * config.head_dim, config.hidden_size
     qkv = width + 2 * config.num_kv_heads * config.head_dim
     yield Case(f"{name} qkv", qkv, hidden, gated=False, residual=False)

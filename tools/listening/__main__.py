@@ -58,11 +58,9 @@ class Log:
         self.judged = [each for each in self.judged if not each.failed]  # these are tried again
 
     def has(self, key: tuple[str, str, str, int]) -> bool:
-        """Whether an utterance is there."""
         return key in self._known
 
     def add(self, judged: Judged) -> None:
-        """Write it down."""
         self.judged.append(judged)
         self._known.add(judged.key)
         with self._file.open("a", encoding="utf-8") as out:

@@ -33,7 +33,6 @@ class Judged:
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """Which one it is."""
         return self.way, self.voice, self.kind, self.number
 
 
@@ -45,7 +44,6 @@ class Judge:
         self._opinion = Opinion()
 
     def words(self, text: str) -> list[str]:
-        """Those that shall be heard."""
         return plain_words(text, self._language)
 
     def judge(self, key: tuple[str, str, str, int], text: str, audio: Audio, converted: Audio | None) -> Judged:

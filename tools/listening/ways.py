@@ -36,7 +36,6 @@ class Asked:
 
     @property
     def body(self) -> Json:
-        """A request for plain PCM."""
         return {"input": self.text, "seed": self.seed, "response_format": "pcm", "sample_rate": RATE, **self.fields}
 
 

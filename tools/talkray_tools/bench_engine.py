@@ -84,7 +84,6 @@ class Load:
     busy: list[Busy]
 
     def lines(self) -> Iterator[str]:
-        """For people."""
         yield (
             f"{self.rate:g} r/s: {self.rows:.0f} rows, a step every {self.frame_ms:.2f} ms"
             f" ({self.traced_frame_ms:.2f} under the profiler); of a second of the device, ms:"
@@ -108,7 +107,6 @@ class Report:
     memory_gib: float = 0.0
 
     def table(self) -> str:
-        """For people."""
         lines = [f"{self.device}, {self.networks}: {self.memory_gib:.1f} GiB, {self.eager_passes} eager passes"]
         lines += [f"  {name}: {seconds:.1f} s" for name, seconds in self.startup_s.items()]
         lines.append("batch  device    loop    host   floor   ms per frame step")
@@ -164,7 +162,6 @@ class EngineBench:
         return max((sequence.num_frames for sequence in self.engine.scheduler.running.values()), default=0)
 
     def prefill_time(self, prompts: int) -> PrefillTime:
-        """From requests to first codes."""
         engine, times = self.engine, []
         for trial in range(max(3, self.steps // 2)):
             if torch.cuda.is_available():
@@ -292,7 +289,6 @@ class _Arriving:
         return 1000 * seconds / steps, rows / steps
 
     def end(self) -> None:
-        """Nobody listens any more."""
         for number in range(self._number):
             self._engine.abort(number)
         while not self._engine.is_idle:
@@ -308,7 +304,6 @@ class _Arriving:
 def measure(
     directory: Path, config: TalkerConfig, options: argparse.Namespace, report: Callable[[str], None]
 ) -> Report:
-    """Load, warm up, and measure."""
     clock = StartClock(report)
     engine = load_engine(directory, config, clock)
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
@@ -327,7 +322,6 @@ def measure(
 
 
 def main(arguments: list[str]) -> int:
-    """Command line."""
     parser = argparse.ArgumentParser(prog="talkray bench engine", description="Measure the talker engine.")
     parser.add_argument("--model", type=checkpoint, help="a checkpoint directory, a released name, or embedded")
     parser.add_argument("--random", metavar="NAME", default="1.7B-CustomVoice", help="random weights of this shape")

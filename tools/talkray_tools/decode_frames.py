@@ -32,7 +32,6 @@ class BadFrames(TalkrayError):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Decode a file into WAV."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("frames", type=Path, help="what the server sent")
     parser.add_argument("wav", type=Path)

@@ -16,7 +16,6 @@ _NAMES = ("0.6B-Base", "0.6B-CustomVoice", "1.7B-Base", "1.7B-CustomVoice", "1.7
 
 
 def read(name: str) -> Json:
-    """The file of that name."""
     value: Json = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return value
 

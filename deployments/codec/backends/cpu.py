@@ -227,7 +227,6 @@ class ExactConvolution:
     dtype = torch.float32
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dilation: int = 1, *, units: int = MATRIX_UNITS) -> None:
-        """As Convolution."""
         self._taps, inputs, outputs = weight.shape
         self._dilation, self._units = dilation, units
         self._weight = _pages.copy(weight.reshape(self._taps * inputs, -1, SIDE).transpose(0, 1).float())

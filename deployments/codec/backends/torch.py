@@ -72,7 +72,6 @@ class _Product:
             self._kernel = self._packed_kernel(weight)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """`rows` must be contiguous."""
         rows = rows.to(self.dtype)
         return self._multiply(rows) if rows.shape[1] - self._context < self._enough else self._convolve(rows)
 
@@ -344,7 +343,6 @@ class _TorchCall:
         ]
 
     def embed(self) -> Signal:
-        """As in Call."""
         folded = self._backend.folded
         if self._backend.attends:
             new = self._new("embedded")
@@ -386,7 +384,6 @@ class _TorchCall:
         return Signal(F.gelu(y) if gelu else y)
 
     def attend(self, qkv: Signal, layer: Layer) -> Signal:
-        """As in Call."""
         backend, index = self._backend, self._backend.memories[layer]
         heads, kv_heads = backend.config.num_attention_heads, backend.config.num_key_value_heads
         if self._mask is None:
@@ -412,7 +409,6 @@ class _TorchCall:
         return pairs
 
     def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
-        """As in Call."""
         new, memories = x.rows.float(), self._turned(self._backend.memories[block])
         if isinstance(self._backend.products[block.up], Convolution):
             y = _scratch.take("depthwise", new.shape, new.device, torch.bfloat16)
@@ -459,7 +455,6 @@ class _TorchCall:
         return rows
 
     def samples(self, x: Signal, conv: Conv) -> Tensor:
-        """As in Call."""
         product, rows = self._backend.products[conv], self._rows(x, conv)
         assert isinstance(product, _ProductToOneChannel)
 
@@ -510,7 +505,6 @@ class _RecordedCall:
             self._recording = Recording(lambda: backend.decoded(call), tensors)
 
     def __call__(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
-        """As TorchBackend.decode."""
         call = _TorchCall(self._backend, codes, states)
         for own, new in zip(self._inputs, (codes, call.known, *call.rotary), strict=True):
             own.copy_(new)

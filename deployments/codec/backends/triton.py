@@ -127,7 +127,6 @@ class _TritonCall:
         return torch.empty((rows, channels), device=self.backend.device, dtype=self.backend.dtype)
 
     def embed(self) -> Signal:
-        """As in Call."""
         backend, tables = self.backend, self.backend.folded.tables
         channels, groups = tables.shape[1], self.config.num_quantizers
         y = self._empty(self.batch * self.frames, channels)
@@ -149,13 +148,11 @@ class _TritonCall:
         gelu: bool = False,
         residual: Signal | None = None,
     ) -> Signal:
-        """As in Call."""
         gates, added = None if gate is None else gate.weight, None if residual is None else residual.rows
         step = _Step(linear.weight[None], linear.bias, gates, residual=added, norm=norm, gelu=gelu)
         return Signal(self._multiply(x.rows, step, time=len(x.rows))[0])
 
     def attend(self, qkv: Signal, layer: Layer) -> Signal:
-        """As in Call."""
         config, backend = self.config, self.backend
         heads, size = config.num_attention_heads, config.head_dim
         y = self._empty(len(qkv.rows), heads * size)
@@ -168,7 +165,6 @@ class _TritonCall:
         return Signal(y)
 
     def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
-        """As in Call."""
         rows, memory = x.rows, self.backend.memories[block]
         normed, time = torch.empty_like(rows), len(rows) // self.batch
         channels, taps = rows.shape[1], len(block.taps)
@@ -210,7 +206,6 @@ class _TritonCall:
         return pcm
 
     def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TritonCall", Signal]]:
-        """As in Call: all at once."""
         yield self, x
 
     def _remember(self, x: Tensor, memory: Tensor, time: int) -> None:
@@ -341,5 +336,4 @@ def _place(folded: FoldedDecoder, device: torch.device, dtype: torch.dtype) -> F
 
 
 def _power(value: int) -> int:
-    """The next power of two."""
     return 1 << (value - 1).bit_length()

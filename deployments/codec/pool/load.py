@@ -60,7 +60,6 @@ class Capacity:
 
     @property
     def num_waiting(self) -> int:
-        """Streams that wait to enter."""
         return len(self._line)
 
     @asynccontextmanager

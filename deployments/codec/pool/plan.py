@@ -118,7 +118,6 @@ class ChunkPlan:
         return parts(size, self._sizes)[0]
 
     def count(self) -> None:
-        """A chunk was decoded."""
         self._num_chunks += 1
 
     def patience_s(self, lead_s: float) -> float | None:

@@ -144,12 +144,10 @@ class _WorkerProcess:
         return outcomes
 
     def close(self) -> None:
-        """It ends by itself then."""
         self._connection.close()
 
 
 def _stop(control: socket.socket, first: "subprocess.Popen[bytes]", idle: "SimpleQueue[_WorkerProcess]") -> None:
-    """End all of them."""
     with suppress(OSError):
         control.shutdown(socket.SHUT_RDWR)
     control.close()

@@ -64,7 +64,6 @@ class FlashAttention:
         self._queries: dict[int, Tensor] = {}
 
     def __call__(self, qkv: Tensor, norms: HeadNorms, caches: tuple[Tensor, Tensor], context: Context) -> Tensor:
-        """As `PagedBackend`."""
         rows = len(qkv)
         if rows not in self._queries:
             self._queries[rows] = qkv.new_empty((rows, 1, self.heads.query, self.heads.dim))

@@ -69,7 +69,6 @@ class PromptAttention:
     name = "prompt"
 
     def __call__(self, qkv: Tensor, norms: HeadNorms, caches: tuple[Tensor, Tensor], context: Context) -> Tensor:
-        """As `PagedBackend`."""
         rows, heads = len(qkv), self.heads
         queries = qkv.new_empty((rows, heads.query, heads.dim))
         out = qkv.new_empty((rows, heads.query * heads.dim))

@@ -43,7 +43,6 @@ class Address:
 
     @property
     def url(self) -> str:
-        """Base URL."""
         return f"http://{self.in_url}:{self.port}"
 
     @property

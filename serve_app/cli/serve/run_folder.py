@@ -84,7 +84,6 @@ class RunFolder:
         return len(ended)
 
     def remove(self) -> None:
-        """Nothing works here any more."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def keep_logs(self) -> Path | None:

@@ -39,7 +39,6 @@ class Sequences:
             yield data
 
     async def _post(self, path: str, body: object, headers: dict[str, str] | None = None, *, header: int = 0) -> Pcm:
-        """The audio behind a header."""
         async with self._http.post(path, json=body, headers=headers) as answer:
             assert answer.status == 200, await answer.text()
             async for data in answer.content.iter_any():

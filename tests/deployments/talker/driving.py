@@ -62,7 +62,6 @@ def drain(engine: Engine, failures: dict[int, Exception] | None = None) -> dict[
 
 
 def speak(engine: Engine, request: GenerateRequest) -> Spoken:
-    """One request by itself."""
     engine.add(0, request)
     return drain(engine)[0]
 

@@ -147,7 +147,6 @@ class Listener:
                 return
 
     async def closed(self) -> tuple[int, str]:
-        """How the server closed it."""
         while (message := await self._stream.receive()).type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
             pass
         assert message.type is aiohttp.WSMsgType.CLOSE, message

@@ -541,7 +541,6 @@ class Server:
         self.api = create_api(self.synthesizer, ApiSettings(), live_texts=self.texts)
 
     async def outcome(self, described: Dialect) -> Outcome:
-        """What comes of it."""
         self.synthesizer.requests, self.synthesizer.texts = [], []
         async with asyncio.timeout(20):
             return await (self._of_socket if described.over else self._of_request)(described)

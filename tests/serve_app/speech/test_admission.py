@@ -46,7 +46,6 @@ class Line:
         self.speaking: list[asyncio.Task[bytes]] = []
 
     async def join(self, client: str = "") -> None:
-        """One more request, which waits."""
         self.synthesizer.waiting.clear()
         self.speaking.append(asyncio.create_task(self.speak(client)))
         await self.synthesizer.waiting.wait()

@@ -176,7 +176,6 @@ def say_gaps(interruptions: Sequence[Interruption]) -> str:
 
 
 def run_codec(service: Service, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The trials of `codec`."""
     records = []
     for trial in range(options.trials):
         service.wait_for(CODEC, 2)
@@ -188,7 +187,6 @@ def run_codec(service: Service, options: argparse.Namespace) -> list[dict[str, A
 
 
 def run_talker(service: Service, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The trials of `talker`."""
     records = []
     for trial in range(options.trials):
         service.wait_for(TALKER, options.replicas)

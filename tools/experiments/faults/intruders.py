@@ -191,7 +191,6 @@ async def never_ends_its_body(me: Intruder) -> str:
 
 
 async def sends_garbage(me: Intruder) -> str:
-    """Bytes that are no request."""
     async with me.raw() as raw:
         await sent(raw, os.urandom(2048) + b"\r\n\r\n")
         return await first_line(raw)
@@ -203,7 +202,6 @@ async def sends_no_json(me: Intruder) -> str:
 
 
 async def guesses_keys(me: Intruder) -> str:
-    """A wrong one."""
     return await replace(me, key=f"{me.key[:-4]}nope").post(SPEECH, SHORT)
 
 
@@ -284,7 +282,6 @@ async def opens_brackets(me: Intruder) -> str:
 
 
 async def writes_bullets(me: Intruder) -> str:
-    """Nothing but list items."""
     return await writes(me, "- word\n" * 9000)
 
 
@@ -347,7 +344,6 @@ async def names_a_recording(me: Intruder) -> str:
 
 
 async def pings_and_reads_nothing(me: Intruder) -> str:
-    """Whose pongs nobody fetches."""
     pings = frame(b"x" * 125, opcode=9) * 500
     async with me.raw() as raw:
         await upgrade(raw, me.key)

@@ -180,7 +180,6 @@ class PoliteClient:
                 raise _unwelcome(listening, message, str(message["code"]))
 
     async def _over_elevenlabs(self, fields: Mapping[str, object], listening: Listening) -> None:
-        """A context of one text."""
         socket = await self._connected(
             f"/v1/text-to-speech/{fields['voice']}/multi-stream-input?output_format=pcm_24000"
         )
@@ -199,7 +198,6 @@ class PoliteClient:
                 listening.take(audio)
 
     async def _over_realtime(self, fields: Mapping[str, object], listening: Listening) -> None:
-        """A response to one item."""
         socket = await self._connected("/v1/realtime?model=gpt-realtime")
         said = [{"type": "input_text", "text": fields["input"]}]
         item = {"type": "message", "role": "user", "content": said}
@@ -273,7 +271,6 @@ def refusal(status: int, text: str) -> Exception:
 
 
 def broken(listening: Listening, error: Mapping[str, object]) -> Exception:
-    """An error in the middle."""
     return aiohttp.ClientPayloadError(f"after {len(listening.pcm)} bytes: {error}")
 
 

@@ -230,18 +230,15 @@ def memory(records: Records) -> tuple[list[list[str]], list[str]]:
 
 
 def quantiles(values: Sequence[float]) -> str:
-    """Three numbers of many."""
     some = list(values) or [float("nan")]
     return f"{percentile(some, 0.5):.2f} / {percentile(some, 0.99):.2f} / {max(some):.2f}"
 
 
 def as_text(rows: list[list[str]]) -> str:
-    """Columns of the same width."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
 def as_markdown(rows: list[list[str]]) -> str:
-    """For a document."""
     head, *rest = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([head, "|" + "---|" * len(rows[0]), *rest])

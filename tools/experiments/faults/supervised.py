@@ -99,7 +99,6 @@ class Supervisor:
         self._thread.start()
 
     def find(self) -> dict[str, list[int]]:
-        """Processes of each kind."""
         server = self.server
         found: dict[str, list[int]] = {COMMAND: [server.pid] if server.status is None else []}
         for process, command in server.processes().items():
@@ -108,7 +107,6 @@ class Supervisor:
         return found
 
     def survey(self) -> dict[int, Held]:
-        """What each process holds now."""
         seen = {}
         for kind, processes in self.find().items():
             for process in processes:
@@ -117,7 +115,6 @@ class Supervisor:
         return seen
 
     def stop(self) -> None:
-        """End the server for good."""
         self._stopping.set()
         self._thread.join()
         self.server.end()

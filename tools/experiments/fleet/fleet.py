@@ -211,7 +211,6 @@ class Fleet:
         machine.start([*_RAY, "start", "--block", *common, *options], self.environment | environment)
 
     def ask(self, *order: Any) -> Any:
-        """See `control`."""
         assert self.control is not None
         return self.control.ask(*order)
 
@@ -220,7 +219,6 @@ class Fleet:
         return all(each.is_running for each in self.workers)
 
     def alive(self) -> set[str]:
-        """Addresses of living nodes."""
         return {node["address"] for node in self.ask("nodes") if node["is_alive"]}
 
     def replicas(self, deployment: str, state: str = "RUNNING") -> list[Replica]:
@@ -230,11 +228,9 @@ class Fleet:
         return [Replica(**each) for each in entry["replicas"] if each["state"] == state]
 
     def machine(self, address: str) -> Machine:
-        """Whose address it is."""
         return next(machine for machine in self.net.machines.values() if machine.address == address)
 
     def url(self, machine: Machine) -> str:
-        """The door on a node."""
         return f"http://{machine.address}:{HTTP_PORT}"
 
     def open_doors(self, machines: Iterable[Machine]) -> list[str]:

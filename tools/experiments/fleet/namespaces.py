@@ -89,7 +89,6 @@ class Network:
 
     @property
     def gateway(self) -> str:
-        """This process's own address there."""
         return f"{self.prefix}.1"
 
     def machine(self, name: str) -> Machine:

@@ -66,7 +66,6 @@ class Audit:
         return bool(self.audited) and not (self.failed or self.miscounted or self.wrong)
 
     def table(self) -> str:
-        """For people, as Markdown."""
         levels = sorted(each.snr_db for each in self.audited) or [float("nan")]
         rows = [
             ("streams, most at once", f"{self.streams}, {self.most_at_once}"),

@@ -60,7 +60,6 @@ class Row:
 
     @property
     def problems(self) -> list[str]:
-        """What misses the aims."""
         share, found = self.summary.request_viability or 0.0, []
         if share < IN_TIME:
             found.append(f"{share:.1%} in time, not {IN_TIME:.0%}")
@@ -72,7 +71,6 @@ class Row:
         return found
 
     def cells(self) -> list[str]:
-        """For the table."""
         known = [COLUMNS[title](self.summary) for title in TITLES]
         return [
             self.placement,
@@ -85,7 +83,6 @@ class Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """As Markdown."""
     titles = ["placement", "replicas x workers", "what", "r/s", *TITLES, "aim"]
     lines = [titles, ["---"] * len(titles), *(row.cells() for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -111,7 +108,6 @@ def application(options: argparse.Namespace, layout: Layout, placement: str) -> 
 
 
 def measured(options: argparse.Namespace, layout: Layout, placement: str) -> Iterator[Row]:
-    """The rows of one layout."""
     print(f"starting {placement}, {layout}", flush=True)
     with serving(application(options, layout, placement), print) as service:
         bench = Bench(service, options, placement=f"{placement}-{layout}", talkers=1)
@@ -160,7 +156,6 @@ def numbers(value: str) -> list[float]:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """The options."""
     parser = argparse.ArgumentParser(prog="python -m tools.experiments.gpu.pool", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", required=True, help="a checkpoint directory, or embedded")

@@ -47,7 +47,6 @@ def alone(schedule: Sequence[ScheduledRequest]) -> list[Heard]:
 
 
 def under_load(schedule: Sequence[ScheduledRequest]) -> list[Heard]:
-    """Each request at its time."""
     listener, began_s, coming = Listener.remote(), time.monotonic(), []
     for planned in schedule:
         time.sleep(max(0.0, planned.planned_s - (time.monotonic() - began_s)))

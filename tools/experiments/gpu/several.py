@@ -67,7 +67,6 @@ class Row:
 
     @property
     def lag_p99_s(self) -> float:
-        """How late the client sent."""
         found = self.result.summary.scheduling_lag_s
         return math.nan if found is None else found.p99
 
@@ -84,7 +83,6 @@ class Row:
         return found
 
     def cells(self, one: "Row | None") -> list[str]:
-        """For the table."""
         summary = self.result.summary
         known = [COLUMNS[title](summary) for title in TITLES]
         lag = f"{1000 * self.lag_p99_s:.1f}"
@@ -98,7 +96,6 @@ def must(talkers: int) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """As Markdown."""
     titles = ["placement", "talkers", "what", "r/s", "requests", *TITLES, "client lag p99, ms", "aim"]
     ones = {row.placement: row for row in rows if row.talkers == 1 and row.what == "load"}
     lines = [titles, ["---"] * len(titles), *(row.cells(ones.get(row.placement)) for row in rows)]
@@ -259,7 +256,6 @@ def benched(options: argparse.Namespace, *, talkers: int, placement: str) -> Ite
 
 
 def measured(options: argparse.Namespace, *, placement: str) -> Iterator[Row]:
-    """The rows of one placement."""
     one = options.one
     for talkers in options.talkers:
         with benched(options, talkers=talkers, placement=placement) as bench:
@@ -274,7 +270,6 @@ def measured(options: argparse.Namespace, *, placement: str) -> Iterator[Row]:
 
 
 def about(options: argparse.Namespace) -> dict[str, Any]:
-    """Command, commit and host."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     smi = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
@@ -294,7 +289,6 @@ def numbers(value: str) -> list[int]:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """The options."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.experiments.gpu.several", description=__doc__.splitlines()[0]
     )
