@@ -52,6 +52,7 @@ class StreamLimit:
     """
 
     def __init__(self, *, least: int) -> None:
+        """It never falls below `least`."""
         self._least = least
         self.streams: float | None = None  # None: nothing has been late yet
         self._seen = self._late = 0  # chunks of this period

@@ -108,6 +108,7 @@ class Pool:
         return int((np.isfinite(self.ready_s) & ~self.draining).sum())
 
     def usable(self, now_s: float) -> NDArray[np.bool_]:
+        """Replicas that take requests."""
         return (self.ready_s <= now_s) & ~self.draining
 
     def scale(self, replicas: int, now_s: float, load: Ints) -> None:

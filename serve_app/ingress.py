@@ -101,6 +101,7 @@ class Ingress:
     """One replica of the HTTP surface. Imports no torch. Raises StartError where anybody could use it without a key."""
 
     def __init__(self, settings: ApiSettings, codec: DeploymentHandle, talker: DeploymentHandle | None = None) -> None:
+        """`talker` as in HandleSynthesizer."""
         ray_metrics.install()
         ray_private.give_uvicorn(
             http=TakenHttp,

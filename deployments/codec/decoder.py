@@ -51,6 +51,7 @@ class CodecDecoder:
 
     @property
     def device(self) -> torch.device:
+        """Where it computes."""
         return self._backend.device
 
     @property

@@ -71,6 +71,7 @@ class CodecReplica:
         return self._replica.stream(audio, _HEARTBEAT, "codec")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
+        """A `CodecRecord`, for Serve's controller."""
         return asdict(self._load.record())
 
     async def check_health(self) -> None:

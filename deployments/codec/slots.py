@@ -52,7 +52,8 @@ class Flight(Protocol):
     """A decode call that may still run."""
 
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether `land` returns at once."""
 
     def land(self) -> list[Pcm | EngineError]:
         """Samples of each stream of the call, in its order, or why it has none; waits for them. To be called once."""

@@ -43,6 +43,7 @@ class Received:
     """What the reader of a stream keeps of it: another replica can go on from there."""
 
     def __init__(self, begun: Progress | None = None) -> None:
+        """`begun`: what was received elsewhere."""
         self._was_asked_for, self._listener = False, PlaybackClock()
         self._codes = [] if begun is None else [begun.codes]
         self.samples = 0 if begun is None else begun.samples

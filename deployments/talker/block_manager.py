@@ -39,6 +39,7 @@ class BlockManager:
         return -(-num_positions // self.block_size)
 
     def can_hold(self, sequence: int, num_positions: int) -> bool:
+        """Whether `grow` would succeed."""
         return self._missing(sequence, num_positions) <= self.num_free
 
     def grow(self, sequence: int, num_positions: int) -> None:

@@ -36,6 +36,7 @@ class TalkerReplica:
         return self._engine.info
 
     def record_autoscaling_stats(self) -> dict[str, float]:
+        """A `TalkerRecord`, for Serve's controller."""
         engine = self._engine
         return asdict(TalkerRecord(float(engine.num_running), float(engine.num_waiting), engine.kv_used_ratio))
 

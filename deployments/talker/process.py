@@ -217,6 +217,7 @@ class EngineProcess:
 
 
 def main(descriptor: int) -> None:
+    """Serve on an inherited socket."""
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))  # compiled kernels outlive the process
     with socket.socket(fileno=descriptor) as connection:
         try:

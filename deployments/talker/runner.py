@@ -75,6 +75,7 @@ class LaunchedStep:
 
     @property
     def has_codes(self) -> bool:
+        """Whether `land` returns at once."""
         return self._made is None or bool(self._made.query())  # type: ignore[no-untyped-call]
 
     def land(self) -> Codes:

@@ -45,6 +45,7 @@ class StateSize:
 
     @property
     def blocks(self) -> int:
+        """Blocks of the longest sequence."""
         return -(-self.max_model_len // self.block_size)
 
     @property

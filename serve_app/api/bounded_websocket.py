@@ -214,5 +214,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._large.remove(self)
 
     def _client(self) -> str:
+        """Whom HAProxy sees."""
         seen = self.request.headers.get_all("X-Forwarded-For")
         return seen[-1].rpartition(",")[2].strip() if seen else str(self.client)

@@ -53,6 +53,7 @@ class PcmEncoder:
     """No container."""
 
     def encode(self, pcm: bytes) -> bytes:
+        """The samples themselves."""
         return pcm
 
     def close(self) -> bytes:
@@ -78,6 +79,7 @@ class G711Encoder:
         self._table = table
 
     def encode(self, pcm: bytes) -> bytes:
+        """One byte for each sample."""
         coded: NDArray[np.uint8] = self._table[np.frombuffer(pcm, "<u2")]
         return coded.tobytes()
 

@@ -223,6 +223,7 @@ class _Socket(Connection):
         return added
 
     def _told(self, name: str) -> dict[str, object]:
+        """Once for each context."""
         return ignored.told(self._ignored.pop(name, {}))
 
     async def _say(self, name: str, event: Event) -> None:

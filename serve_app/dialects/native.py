@@ -169,6 +169,7 @@ class SpeechSocket(Connection):
         self._task: asyncio.Task[None] | None = None
 
     async def obey(self, fields: dict[str, object]) -> None:
+        """`speak` or `cancel`."""
         match fields.get("type"):
             case "speak":
                 self._start(fields)
@@ -178,6 +179,7 @@ class SpeechSocket(Connection):
                 raise InvalidRequest("type must be 'speak' or 'cancel'.", "type")
 
     async def refuse(self, error: InvalidRequest) -> None:
+        """An `error` of no request."""
         await self.send("error", request_id=None, **translate(error).envelope())
 
     def _start(self, fields: dict[str, object]) -> None:

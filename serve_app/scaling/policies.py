@@ -257,7 +257,8 @@ class Context(Protocol):
     def total_num_requests(self) -> float: ...
 
     @property
-    def total_queued_requests(self) -> float: ...
+    def total_queued_requests(self) -> float:
+        """Waiting at their callers."""
 
     @property
     def raw_metrics(self) -> Mapping[str, Mapping[Any, Sequence[Any]]] | None:

@@ -223,6 +223,7 @@ class LiveSpeakable:
 
 
 def _pause_s(fields: dict[str, str]) -> float:
+    """Of an SSML break."""
     stated = _SECONDS.fullmatch(fields.get("time", ""))
     if stated is None:
         return _STRENGTHS_S.get(fields.get("strength", "medium"), _STRENGTHS_S["medium"])

@@ -45,7 +45,8 @@ class Segments(Protocol):
         """As `known_segment`, waiting for it; None behind the last one."""
         ...
 
-    def is_last(self, number: int) -> bool: ...
+    def is_last(self, number: int) -> bool:
+        """Whether certainly no segment follows."""
 
     def start(self, number: int) -> int:
         """Characters of the whole spoken text before a segment."""
@@ -232,6 +233,7 @@ class _Segment:
         return await self._first
 
     async def aclose(self) -> None:
+        """Cancels everything behind it."""
         self._first.cancel()
         try:
             await asyncio.wait((self._first,))
@@ -313,6 +315,7 @@ class LiveSplit:
     """
 
     def __init__(self, max_chars: int) -> None:
+        """`max_chars` as in `split_text`."""
         self._max_chars = max_chars
         self._text = ""  # of the segment
         self._given = 0  # characters of it

@@ -270,6 +270,7 @@ class Session:
         self._turns.clear()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
+        """Events until `Done` or `Failed`."""
         event: Event | None = None
         while not isinstance(event, Done | Failed):
             event = await self._events.get()
@@ -303,6 +304,7 @@ class Session:
             await self._events.put(Failed(error))
 
     async def _next_turn(self) -> Turn | None:
+        """None: the session was closed."""
         while not self._turns and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()

@@ -175,6 +175,7 @@ def test_utterances_of_one_socket_are_counted(guarded: Guarded) -> None:
 
 
 def test_nobody_else_reaches_the_ports_behind_the_proxy(guarded: Guarded) -> None:
+    """They believe what X-Forwarded-For says."""
     direct = [listener for listener in listeners([guarded.ingress]) if 30000 <= listener.port < 31000]
     assert direct
     assert [listener for listener in direct if not listener.loopback] == []

@@ -72,6 +72,7 @@ class _Product:
             self._kernel = self._packed_kernel(weight)
 
     def __call__(self, rows: Tensor) -> Tensor:
+        """`rows` must be contiguous."""
         rows = rows.to(self.dtype)
         return self._multiply(rows) if rows.shape[1] - self._context < self._enough else self._convolve(rows)
 

@@ -77,6 +77,7 @@ class CodecService:
 
     @property
     def failure(self) -> str | None:
+        """What is broken beyond repair."""
         if self.workers.hang:
             return "a decoder thread of this codec replica hangs"
         if self._processes is not None and self._processes.is_broken:

@@ -31,6 +31,7 @@ class FrameBuffer(Frames):
     """Frames of one stream, read ahead by a task of its own: codes are small, so the talker never waits for us."""
 
     def __init__(self, chunks: AsyncGenerator[FrameChunk, None], frame_samples: int, first: Codes | None) -> None:
+        """`first` as in Frames."""
         super().__init__(frame_samples, first)
         self._chunks = chunks
         self._changed = asyncio.Event()

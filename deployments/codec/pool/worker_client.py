@@ -144,6 +144,7 @@ class _WorkerProcess:
         return outcomes
 
     def close(self) -> None:
+        """It ends by itself then."""
         self._connection.close()
 
 

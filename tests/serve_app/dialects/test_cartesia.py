@@ -33,6 +33,7 @@ FRAME = tone(CUSTOM_VOICE.frame_samples)
 
 
 def write(text: str, *, context: str = "one", more: bool = True, **fields: object) -> Json:
+    """As LiveKit's plugin does."""
     output = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}
     asked = {"model_id": "sonic-3", "voice": {"mode": "id", "id": "ryan"}, "output_format": output, "language": "en"}
     return {**asked, "context_id": context, "transcript": text, "continue": more, "add_timestamps": True, **fields}

@@ -20,6 +20,7 @@ COMMIT, FINISH = {"type": "input_text_buffer.commit"}, {"type": "session.finish"
 
 
 def update(**session: object) -> Json:
+    """As the SDK sends it."""
     usual = {"voice": "Cherry", "mode": "server_commit", "response_format": "pcm", "sample_rate": 24000}
     return {"event_id": "event_1", "type": "session.update", "session": {**usual, **session}}
 

@@ -15,6 +15,7 @@ RENDERER = "You are a text-to-speech renderer. Read the text aloud."
 
 
 def update(voice: str = "ash", **output: object) -> Json:
+    """As Open WebUI sends it."""
     audio = {
         "input": {"turn_detection": None},
         "output": {"format": {"type": "audio/pcm", "rate": 24000}, "voice": voice, **output},
