@@ -108,7 +108,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def _read(self) -> None:
         began_s = self.loop.time()
-        while self._unread and not self._has_failed and not self.transport.is_closing():
+        while self._unread and not self.transport.is_closing():
             piece = bytes(self._unread[:_PIECE_BYTES])
             del self._unread[:_PIECE_BYTES]
             self._read_piece(piece)
