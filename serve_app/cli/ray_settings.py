@@ -90,8 +90,9 @@ def apply_local(*, several_nodes: bool = False) -> None:
 
     `several_nodes` is for simulated clusters, whose nodes cannot meet on a loopback address.
     """
-    chosen = {name: str(free_port()) for name in _PORTS} | {_OTHER_ADDRESSES: "1" if several_nodes else "0"}
-    for name, value in {**tuned(), **LOCAL, **chosen, **_token(), **_guard()}.items():
+    ports = dict(zip(_PORTS, map(str, free_ports(len(_PORTS))), strict=True))
+    addresses = {_OTHER_ADDRESSES: "1" if several_nodes else "0"}
+    for name, value in {**tuned(), **LOCAL, **ports, **addresses, **_token(), **_guard()}.items():
         os.environ.setdefault(name, value)
 
 
@@ -102,6 +103,14 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def free_ports(count: int) -> list[int]:
+    """As many different ones: nothing holds a free port until somebody listens there."""
+    found: dict[int, None] = {}
+    while len(found) < count:
+        found[free_port()] = None
+    return list(found)
 
 
 def _token() -> dict[str, str]:

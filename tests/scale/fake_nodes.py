@@ -16,7 +16,7 @@ import ray
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FakeMultiNodeProvider
 from ray.cluster_utils import AutoscalingCluster
 
-from serve_app.cli.ray_settings import free_port
+from serve_app.cli.ray_settings import free_port, free_ports
 from tests.e2e.processes import MARK, marked
 
 _EMPTY = [
@@ -72,10 +72,8 @@ class FakeNodes(AutoscalingCluster):
         file = self._folder / "cluster.json"
         file.write_text(json.dumps(self._config), encoding="utf-8")
         host, port = self.address.split(":")
-        ports = {
-            name: free_port()
-            for name in ("ray-client-server-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port")
-        }
+        names = "ray-client-server-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port"
+        ports = dict(zip(names, free_ports(len(names)), strict=True))
         subprocess.run(
             [
                 *(str(Path(sys.executable).with_name("ray")), "start", "--head", f"--node-ip-address={host}"),

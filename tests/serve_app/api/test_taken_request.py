@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.cli.ray_settings import TUNED, free_port
+from serve_app.cli.ray_settings import TUNED, free_ports
 from tests.e2e.sockets import unread
 from tests.serve_app.proxy.test_guarded_haproxy import HAPROXY, SCRIPT
 
@@ -69,9 +69,8 @@ class Front:
 
 @pytest.fixture
 def front(tmp_path: Path) -> Iterator[Front]:
-    port, config = free_port(), tmp_path / "haproxy.cfg"
+    (port, *replicas), config = free_ports(1 + NUM_REPLICAS), tmp_path / "haproxy.cfg"
     with ExitStack() as running:
-        replicas = {free_port(): None for _ in range(NUM_REPLICAS)}
         started = {each: _started(running, [sys.executable, "-c", REPLICA, str(each)]) for each in replicas}
         timeouts = [f"    timeout {side} 20s" for side in ("connect", "client", "server")]
         defaults = ["    option redispatch 1", f"    retry-on {TUNED['RAY_SERVE_HAPROXY_RETRY_ON']}", "    retries 3"]

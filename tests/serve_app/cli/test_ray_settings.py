@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.cli import ray_settings
-from serve_app.cli.ray_settings import LOCAL, TUNED, apply_local, for_a_node, free_port
+from serve_app.cli.ray_settings import LOCAL, TUNED, apply_local, for_a_node, free_port, free_ports
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +58,13 @@ def test_a_port_that_is_taken_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> 
         offered = iter([taken, taken, free := free_port()])
         monkeypatch.setattr(ray_settings.random, "choice", lambda _: next(offered))
         assert free_port() == free
+
+
+def test_free_ports_are_different_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = range(20_000, 20_002)
+    offered = iter([one, one, other])
+    monkeypatch.setattr(ray_settings, "free_port", lambda: next(offered))
+    assert free_ports(2) == [one, other]
 
 
 def test_the_proxy_takes_no_more_connections_than_files_can_be_open(
