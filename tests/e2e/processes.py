@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,6 +27,21 @@ def end_marked(mark: str) -> None:
         for process in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
+
+
+def suspend(process: int, bound_s: float) -> None:
+    """Stop every thread of a process. The signal alone returns before they have stopped: until then they still read."""
+    os.kill(process, signal.SIGSTOP)
+    until_s = time.monotonic() + bound_s
+    while set(states := _thread_states(process)) != {"T"}:
+        assert time.monotonic() < until_s, f"threads of process {process} are in the states {states}"
+        time.sleep(0.001)
+
+
+def _thread_states(process: int) -> list[str]:
+    """As `ps` names them: R runs, S sleeps, T was stopped."""
+    stats = [file.read_text() for file in Path(f"/proc/{process}/task").glob("*/stat")]
+    return [stat.rpartition(")")[2].split()[0] for stat in stats]
 
 
 def read_logs(processes: Mapping[int, str]) -> dict[Path, bytes]:

@@ -17,7 +17,7 @@ import pytest
 
 from serve_app.cli.ray_settings import free_port
 from tests.e2e.black_box import users_environment
-from tests.e2e.processes import MARK, marked
+from tests.e2e.processes import MARK, marked, suspend
 from tests.e2e.sockets import listeners, unread
 from tests.e2e.test_command_line import BOUND_S, read_until
 
@@ -95,7 +95,7 @@ def test_what_a_replica_has_not_answered_another_one_answers(service: Service) -
         assert [status(connection) for connection in connections] == 8 * [200]
         victim = service.ingresses()[0]
         [port] = http_ports([victim])
-        os.kill(victim, signal.SIGSTOP)
+        suspend(victim, BOUND_S)
         for number, connection in enumerate(connections):
             ask(connection, in_parts=number % 4 > 1)
         answered, bound_s = 0, time.monotonic() + BOUND_S

@@ -2,7 +2,6 @@
 
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.cli.ray_settings import TUNED, free_ports
+from tests.e2e.processes import suspend
 from tests.e2e.sockets import unread
 from tests.serve_app.proxy.test_guarded_haproxy import HAPROXY, SCRIPT
 
@@ -146,7 +146,7 @@ def test_what_no_replica_has_taken_another_one_answers(front: Front) -> None:
             connection.request("POST", "/", b"small")
         assert [answer(connection).status for connection in connections] == 6 * [200]
         port, victim = next(iter(front.replicas.items()))
-        victim.send_signal(signal.SIGSTOP)
+        suspend(victim.pid, BOUND_S)
         for connection in connections:
             connection.request("POST", "/", b"small")
         answered, until_s = 0, time.monotonic() + BOUND_S
