@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.codec.backends.torch import TorchBackend
-from deployments.codec.fold import FoldedDecoder, fold
+from deployments.codec.fold import FoldedDecoder
 from deployments.codec.pool.plan import (
     CALL_FRAMES,
     MAX_BATCH_FRAMES,
@@ -23,7 +23,6 @@ from deployments.codec.pool.plan import (
     call_sizes,
     replay_sizes,
 )
-from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 
@@ -46,8 +45,7 @@ class CodecDecoder:
     @classmethod
     def load(cls, directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Self:
         """Load from `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
-        network = DecoderNetwork.load(directory, device=device)
-        return cls(fold(network.state_dict(), network.config), dtype=dtype)
+        return cls(FoldedDecoder.load(directory, device=device), dtype=dtype)
 
     @property
     def device(self) -> torch.device:

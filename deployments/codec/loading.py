@@ -12,9 +12,8 @@ from deployments.codec.backends.cpu import BUILT
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, Tried, choice, snr_db, warm_up
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.fold import fold
+from deployments.codec.fold import FoldedDecoder
 from deployments.codec.pool.plan import chosen_ramp, longest_call_s
-from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest
@@ -102,18 +101,16 @@ def decodes_in_processes(config: CodecConfig, decoder: CodecDecoder) -> bool:
 def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDecoder:
     if config.precision != "auto":
         return CodecDecoder.load(directory, device=device, dtype=getattr(torch, config.precision))
-    network = DecoderNetwork.load(directory, device=device)
-    folded = fold(network.state_dict(), network.config)
+    folded = FoldedDecoder.load(directory, device=device)
     exact, failed = CodecDecoder(folded), ""
     for dtype in _fast_types(device):
         rounded = CodecDecoder(folded, dtype=dtype)
-        noise_db = noise(rounded, network)
+        noise_db = noise(rounded, exact)
         if noise_db >= MIN_SNR_DB:
             report_stage(f"codec: {choice(rounded.precision, noise_db)}")
             return rounded
         failed += f", {rounded.precision} {noise_db:.1f} dB"
-    noise_db = noise(exact, network) if failed else inf
-    report_stage(f"codec: {choice(exact.precision, noise_db, failed)}")
+    report_stage(f"codec: {choice(exact.precision, inf, failed)}")
     return exact
 
 
@@ -124,14 +121,13 @@ def _fast_types(device: str) -> tuple[torch.dtype, ...]:
     return (torch.bfloat16,) if _has_fast_bfloat16() else ()
 
 
-@torch.inference_mode()
-def noise(decoder: CodecDecoder, network: DecoderNetwork) -> float:
+def noise(decoder: CodecDecoder, exact: CodecDecoder) -> float:
     """Signal over error of a decoder, in dB, on codes drawn at random. No clock has a say: replicas decode alike."""
     config = decoder.config
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(config.codebook_size, (1, _PROBE_FRAMES, config.num_quantizers), generator=generator)
-    audio, _ = decoder.decode(codes, [decoder.initial_state()])
-    return snr_db(network(codes.to(audio.device)), audio)
+    (audio, _), (wanted, _) = (each.decode(codes, [each.initial_state()]) for each in (decoder, exact))
+    return snr_db(wanted, audio)
 
 
 def _has_fast_bfloat16() -> bool:

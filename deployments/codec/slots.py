@@ -12,13 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.codec.config import MAX_CALL_FRAMES, call_frames
+from deployments.codec.config import MAX_CALL_FRAMES, DecoderConfig, call_frames
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16
-from deployments.codec.fold import FoldedDecoder, fold
+from deployments.codec.fold import FoldedDecoder
 from deployments.codec.pool.plan import GPU_RAMP, call_sizes, parts
-from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
-from deployments.codec.sweep import Sweep
 from deployments.errors import EngineError
 from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Codes
@@ -27,6 +25,7 @@ from deployments.protocol import Codes
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, *range(96, 4096, 32))
 _STAGED_WRITES = 16  # each may hold all codes of a slot
 CODE_RING = 2048  # frames whose codes a slot holds: half of them may wait, those before may be needed again
+_SWEPT_FRAMES, _SWEPT_AT_ONCE = 64, 4  # of a stream that holds many codes; such streams: bounds memory
 Pcm = NDArray[np.int16]
 
 
@@ -242,12 +241,14 @@ class GpuSlots:
                 yield batch, frames
 
     @torch.inference_mode()
-    def snr_db(self, sweep: Sweep) -> float:
-        """Signal over error, not captured, against the unfolded decoder; minus infinity where it is not finite."""
-        frames = sweep.codes.shape[1]
+    def snr_db(self, every: Tensor, audio: Tensor) -> float:
+        """Signal over error of codes [streams, frames, groups], not captured, where `audio` is what they should be:
+        int16 [streams, samples]; minus infinity where what they are is not finite.
+        """
+        frames = every.shape[1]
         sizes = parts(frames, call_sizes(GPU_RAMP))
         batch, heard = self.largest_batch(max(sizes)), []
-        for streams in torch.split(sweep.codes.to(torch.int16), batch):
+        for streams in torch.split(every.to(torch.int16), batch):
             for slot, codes in enumerate(streams):
                 self.begin(slot)
                 self.write([slot] * frames, range(frames), codes)
@@ -258,7 +259,7 @@ class GpuSlots:
                 if bool(torch.stack(broken)[:, : len(streams)].any()):
                     return -inf
                 heard.append(torch.cat(pcm, dim=1)[: len(streams)].cpu())
-        return snr_db(sweep.audio, torch.cat(heard))
+        return snr_db(audio, torch.cat(heard))
 
     def largest_batch(self, frames: int) -> int:
         return max(size for size in self.batches if size * frames <= self._call_frames)
@@ -409,10 +410,10 @@ def load_slots(
     `prepare` is given all the work of a GPU before any of it is done: it may compile what that launches. Raises
     CheckpointError.
     """
-    exact = DecoderNetwork.load(directory, device=device)
-    folded = fold(exact.state_dict(), exact.config)
-    if device.type == "cpu" or not exact.config.suits_matrix_units:
-        return PlainSlots(CodecDecoder(folded), num_slots=num_slots)
+    folded = FoldedDecoder.load(directory, device=device)
+    exact = CodecDecoder(folded)
+    if device.type == "cpu" or not folded.config.suits_matrix_units:
+        return PlainSlots(exact, num_slots=num_slots)
     load_exact = partial(CodecDecoder.load, directory, device=device)
     slots = fitting_slots(
         exact,
@@ -425,25 +426,46 @@ def load_slots(
 
 
 def fitting_slots(
-    exact: DecoderNetwork,
+    exact: CodecDecoder,
     make: Callable[[Precision], GpuSlots],
     *,
     prepare: Callable[[Callable[[], None]], None] = lambda work: None,
     report: Callable[[str], None] = lambda line: None,
 ) -> GpuSlots:
-    """What `make` makes of the first of PRECISIONS that is exact enough, else of the last: no start fails here."""
-    sweep = Sweep.of(exact)
-    report(f"the codec decodes every code once: {sweep.largest}")
-    torch.cuda.empty_cache()  # weights and slots within what the sweep took would keep it from everyone else
+    """What `make` makes of the first of PRECISIONS that is as good as `exact` on every code, else of the last: no start
+    fails here.
+    """
+    every = every_code(exact.config)
+    audio = torch.cat([_audio(exact, codes) for codes in torch.split(every, _SWEPT_AT_ONCE)])
+    torch.cuda.empty_cache()  # weights and slots within what this took would keep it from everyone else
     noise_db, failed = 0.0, ""
     for precision in PRECISIONS:
         if precision.dtype is torch.bfloat16 and noise_db > -inf:
             continue  # float16 has not overflowed, and has more digits
         slots = make(precision)
         prepare(slots.rehearse)
-        noise_db = slots.snr_db(sweep)
+        noise_db = slots.snr_db(every, audio)
         if noise_db >= MIN_SNR_DB or precision is PRECISIONS[-1]:
             break
         failed += f", {precision.name} {noise_db:.1f} dB"
     report(choice(slots.precision, noise_db, failed))
     return slots
+
+
+def every_code(config: DecoderConfig) -> Tensor:
+    """[streams, frames, groups]: in all but the last stream each code stands once in each codebook; that is random."""
+    frames = min(_SWEPT_FRAMES, config.codebook_size)
+    groups = torch.arange(config.num_quantizers)
+    count = -(-config.codebook_size // frames) * frames
+    codes = (torch.arange(count)[:, None] + 131 * groups) % config.codebook_size  # others meet in each frame
+    generator = torch.Generator().manual_seed(0)
+    random = torch.randint(config.codebook_size, (frames, config.num_quantizers), generator=generator)
+    return torch.cat((codes, random)).view(-1, frames, config.num_quantizers)
+
+
+def _audio(exact: CodecDecoder, codes: Tensor) -> Tensor:
+    """int16 [streams, samples]; silence, which nothing is close to, where float32 comes to NaN or infinity."""
+    try:
+        return torch.from_numpy(to_pcm16(exact.decode(codes, [exact.initial_state()] * len(codes))[0]))
+    except EngineError:
+        return torch.zeros(len(codes), codes.shape[1] * exact.frame_samples, dtype=torch.int16)

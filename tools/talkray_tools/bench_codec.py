@@ -8,7 +8,6 @@ replica began it. GPU numbers are CUDA events around replays of captured calls.
 """
 
 import argparse
-import copy
 import json
 import multiprocessing
 import statistics
@@ -23,14 +22,14 @@ from torch import Tensor
 
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, snr_db, to_pcm16
-from deployments.codec.fold import FoldedDecoder, fold
+from deployments.codec.fold import FoldedDecoder, fold, map_tensors
 from deployments.codec.pool.plan import GPU_RAMP
-from deployments.codec.reference import DecoderNetwork
 from deployments.codec.slots import PRECISIONS, GpuSlots, Pcm, Precision, fitting_slots
 from deployments.errors import EngineError
 from talkray_tools.arguments import checkpoint
 from talkray_tools.random_codec import Stress, randomize_decoder
 from talkray_tools.released import SHAPES
+from talkray_tools.unfolded_codec import DecoderNetwork
 
 Row = dict[str, Any]
 _SMOKE_SHAPE = "tiny-CustomVoice"
@@ -176,8 +175,7 @@ def _is_like(row: Row, other: Row) -> bool:
 
 def _bench_weights(options: argparse.Namespace, stress: Stress | None) -> list[Row]:
     """Of one checkpoint, in the precisions asked for, or in that which a start chooses for it."""
-    network = _network(options, stress)
-    folded = fold(network.state_dict(), network.config)
+    folded = _folded(options, stress)
     exact = CodecDecoder(folded)
     rows: list[Row] = []
     for precision in options.precision or [None]:
@@ -190,7 +188,7 @@ def _bench_weights(options: argparse.Namespace, stress: Stress | None) -> list[R
             )
 
         if precision is None:
-            slots = fitting_slots(copy.deepcopy(network).to("cuda"), make, report=print)
+            slots = fitting_slots(CodecDecoder(map_tensors(folded, Tensor.cuda)), make, report=print)
         else:
             slots = make(next(kind for kind in PRECISIONS if kind.name == precision))
         slots.capture()
@@ -262,24 +260,19 @@ def _is_audio(pcm: Pcm | EngineError) -> TypeGuard[Pcm]:
     return True
 
 
-def _folded(options: argparse.Namespace) -> FoldedDecoder:
-    network = _network(options)
-    return fold(network.state_dict(), network.config)
-
-
-def _network(options: argparse.Namespace, stress: Stress | None = None) -> DecoderNetwork:
+def _folded(options: argparse.Namespace, stress: Stress | None = None) -> FoldedDecoder:
     """The checkpoint's decoder, or one of random weights in the released shape."""
     if options.model is not None:
         directory = options.model / "speech_tokenizer"
-        config = SpeechTokenizerConfig.load(directory)
-        network = DecoderNetwork.load(directory)
+        config, folded = SpeechTokenizerConfig.load(directory), FoldedDecoder.load(directory)
     else:
         shape = SHAPES[_SMOKE_SHAPE if options.smoke else "1.7B-CustomVoice"]
         config = SpeechTokenizerConfig.from_dict(shape.codec)
         network = DecoderNetwork(config.decoder)
         randomize_decoder(network, generator=torch.Generator().manual_seed(0), stress=stress)
+        folded = fold(network.state_dict(), network.config)
     options.frame_ms = config.frame_samples / config.sample_rate * 1e3
-    return network.requires_grad_(requires_grad=False)
+    return folded
 
 
 def _codes(decoder: Any, options: argparse.Namespace, frames: int, streams: int = 1) -> Tensor:

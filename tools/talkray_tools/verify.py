@@ -37,8 +37,6 @@ from deployments.audio.silence import Pcm, first_sound
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, PCM_SCALE, snr_db, to_pcm16
 from deployments.codec.loading import Codec, load_codec
-from deployments.codec.reference import DecoderNetwork
-from deployments.codec.sweep import Sweep
 from deployments.config import CodecConfig, TalkerConfig
 from deployments.errors import TalkrayError
 from deployments.protocol import (
@@ -56,6 +54,7 @@ from deployments.talker.loading import StartClock, build_engine, load_engine, th
 from deployments.weights.store import locate
 from talkray_tools.arguments import run_command
 from talkray_tools.choices import Tolerance, divergences, near_ties
+from talkray_tools.unfolded_codec import DecoderNetwork, largest_activation
 
 logger = logging.getLogger(__name__)
 
@@ -273,7 +272,7 @@ class Exact:
 
     def check_every_code(self) -> Check:
         """No code of any codebook brings the decoder to NaN or infinity."""
-        largest = Sweep.of(self.network, throttled("every code through the codec, stream", logger.info)).largest
+        largest = largest_activation(self.network, throttled("every code through the codec, stream", logger.info))
         values: dict[str, float | str | None] = {"largest": largest.value, "layer": largest.layer}
         return Check("every code of the codec is finite", isfinite(largest.value), str(largest), values)
 

@@ -35,7 +35,7 @@ from deployments.codec.backends.cpu import (
 )
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, with_frequency
 from deployments.codec.forward import Signal, last_samples, latents, waveform
-from deployments.codec.reference import rotary_tables, rotate
+from deployments.codec.layers import rotary_tables, rotate
 from deployments.codec.state import DecoderState
 
 _LAYER_NORM_EPS = 1e-6
@@ -138,18 +138,22 @@ class _ProductToOneChannel:
 
 
 class _Scratch(threading.local):
-    """Memory that a thread uses again and again: new memory costs a page fault for every 4 KB."""
+    """Memory that a thread uses again and again: new memory costs a page fault for every 4 KB. Not on a GPU, where
+    torch keeps what was freed, and gives it to others.
+    """
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
         self._taken: list[Tensor] | None = None
 
     def take(self, name: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
         """The buffer of that name, whose former content is lost."""
-        size, key = prod(shape), (name, dtype, device)
+        if device.type != "cpu":
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
+        size, key = prod(shape), (name, dtype)
         buffer = self._buffers.get(key)
         if buffer is None or len(buffer) < size:
-            self._buffers[key] = buffer = torch.empty(size, dtype=dtype, device=device)
+            self._buffers[key] = buffer = torch.empty(size, dtype=dtype)
         if self._taken is not None:
             self._taken.append(buffer)
         return buffer[:size].view(shape)
@@ -197,7 +201,10 @@ class TorchBackend:
     """Folded weights, packed. Threads share it: a call changes nothing but the states that it returns."""
 
     def __init__(self, folded: FoldedDecoder, *, dtype: torch.dtype) -> None:
-        """`dtype` is that of the products."""
+        """`dtype` is that of the products. Float32 is not cut off to TF32 by cuDNN, from here on in this process: on
+        stressed weights it would be no better than 34 dB, and other types are judged by it, and streams repaired in it.
+        """
+        torch.backends.cudnn.allow_tf32 = False
         self.config, self.device = folded.config, folded.tables.device
         blocks = (replace(block, units=tuple(map(with_frequency, block.units))) for block in folded.blocks)
         self.folded = folded = replace(folded, blocks=tuple(blocks))

@@ -10,9 +10,9 @@ from deployments.codec.backends import torch as torch_backend
 from deployments.codec.backends.torch import piece_rows
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.fold import FoldedDecoder
-from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
+from talkray_tools.unfolded_codec import DecoderNetwork
 
 TOLERANCE = 1e-5  # the waveform has a standard deviation of 0.15
 

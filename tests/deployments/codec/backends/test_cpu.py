@@ -28,9 +28,9 @@ from deployments.codec.backends.cpu import (
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
 from deployments.codec.fold import ConvNeXt, Linear, Snake, fold
-from deployments.codec.reference import DecoderNetwork
 from deployments.weights.store import locate
 from talkray_tools.random_codec import randomize_decoder
+from talkray_tools.unfolded_codec import DecoderNetwork
 from tests.deployments.codec.conftest import CONFIG
 
 ROUNDING = 2.0**-8  # to the nearest bfloat16, relative

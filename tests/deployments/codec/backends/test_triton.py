@@ -10,10 +10,10 @@ from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import fold
 from deployments.codec.pool.plan import GPU_RAMP
-from deployments.codec.reference import DecoderNetwork
 from deployments.codec.slots import BATCHES, PRECISIONS, GpuSlots, Precision
 from deployments.gpu.graphs import buckets
 from talkray_tools.random_codec import randomize_decoder
+from talkray_tools.unfolded_codec import DecoderNetwork
 from tests.deployments.interpreter import INTERPRETED
 
 
