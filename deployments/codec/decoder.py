@@ -26,8 +26,6 @@ from deployments.codec.pool.plan import (
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 
-# Frames that reach into a latent besides the transformer's windows, through the convolution before it.
-_PRE_CONV_FRAMES = 2
 # What a faster precision may cost: its error this far below the signal is not heard.
 MIN_SNR_DB = 35.0
 PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official package's users write their files
@@ -56,13 +54,6 @@ class CodecDecoder:
     def frame_samples(self) -> int:
         return self.config.frame_samples
 
-    @property
-    def reach(self) -> int:
-        """Frames back that may still be heard in the next sample."""
-        config = self.config
-        in_transformer = config.num_hidden_layers * (config.sliding_window - 1)
-        return in_transformer + _PRE_CONV_FRAMES + config.convolved_frames
-
     def initial_state(self) -> DecoderState:
         """State of a stream before its first frame. States are immutable, so streams share this one."""
         return self._backend.initial_state
@@ -87,7 +78,7 @@ class CodecDecoder:
 
         Costs what the frames within reach of the next sample cost in the transformer, and one in the convolutions.
         """
-        codes, state = codes[-self.reach :], self.initial_state()
+        codes, state = codes[-self.config.reach :], self.initial_state()
         for size in replay_sizes(len(codes), call_sizes(REPLAY_SIZES)):
             left = codes[size:]
             (state,) = self.advance(codes[None, :size], [state], followed_by=len(left))

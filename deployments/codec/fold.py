@@ -18,11 +18,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from deployments.codec.config import CONTEXT, RESIDUAL_DILATIONS, DecoderConfig, SpeechTokenizerConfig
+from deployments.codec.config import CONTEXT, PRE_CONV_TAPS, RESIDUAL_DILATIONS, DecoderConfig, SpeechTokenizerConfig
 from deployments.weights.checkpoint import read_strict
 
 _MIN_USAGE = 1e-5  # keeps a codebook entry that training never used finite
-_PRE_CONV_TAPS = 3
 _EXPANSION = 4  # of the perceptrons of ConvNeXt blocks
 
 T = TypeVar("T")
@@ -210,7 +209,7 @@ def tensor_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
         for codebook in (f"quantizer.{group}.vq.layers.{number}._codebook" for number in range(count)):
             vectors(config.codebook_size, f"{codebook}.cluster_usage")
             shapes[f"{codebook}.embedding_sum"] = config.codebook_size, dim // 2
-    product("pre_conv.conv", latent, dim, _PRE_CONV_TAPS, bias=latent)
+    product("pre_conv.conv", latent, dim, PRE_CONV_TAPS, bias=latent)
     product("pre_transformer.input_proj", hidden, latent, bias=hidden)
     for layer in (f"pre_transformer.layers.{number}" for number in range(config.num_hidden_layers)):
         for name, outs in (("q", heads), ("k", kv_heads), ("v", kv_heads), ("o", hidden)):

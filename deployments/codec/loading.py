@@ -46,6 +46,11 @@ class Codec:
         default_factory=lambda: ByRecording(max_bytes=_STATE_BYTES, size=_state_bytes)
     )
 
+    @property
+    def frame_s(self) -> float:
+        """Seconds of audio of a frame."""
+        return self.decoder.frame_samples / self.sample_rate
+
     def read(self, reference: Reference) -> tuple[Codes, DecoderState]:
         """Codes [frames, num_code_groups] of a recording, and the decoder's state behind them."""
         codes = self.codes(reference)

@@ -64,6 +64,7 @@ class SlotDecoder(Protocol):
 
     num_slots: int
     precision: str  # its name
+    reach: int  # frames back that may still be heard in the next sample
 
     @property
     def repaired(self) -> int:
@@ -101,7 +102,7 @@ class PlainSlots:
     """Slots over the plain decoder, for CPUs and for shapes that the kernels do not know."""
 
     def __init__(self, decoder: CodecDecoder, *, num_slots: int) -> None:
-        self.num_slots, self.precision = num_slots, decoder.precision
+        self.num_slots, self.precision, self.reach = num_slots, decoder.precision, decoder.config.reach
         self._decoder = decoder
         self._states: dict[int, DecoderState] = {}
         self._codes: dict[int, list[Codes]] = {}  # behind the state
@@ -199,7 +200,8 @@ class GpuSlots:
             dtype=precision.dtype,
             products=precision.products,
         )
-        self.num_slots, self.precision, self.repaired = num_slots, precision.name, 0
+        self.num_slots, self.precision, self.reach = num_slots, precision.name, folded.config.reach
+        self.repaired = 0
         self._call_frames = call_frames(torch.cuda.get_device_properties(device).total_memory)
         self._load_exact = load_exact
         self._streams = [_Stream(slot) for slot in range(num_slots)]
@@ -330,7 +332,7 @@ class GpuSlots:
             try:
                 if stream.exact is None:
                     self.repaired += 1
-                    stream.exact = self._exact.recall(self._written(stream, position - self._exact.reach, position))
+                    stream.exact = self._exact.recall(self._written(stream, position - self.reach, position))
                 codes = self._written(stream, position, position + frames)
                 audio, (stream.exact,) = self._exact.decode(codes[None], [stream.exact])
             except torch.OutOfMemoryError:

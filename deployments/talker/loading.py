@@ -144,7 +144,8 @@ def build_engine(
         max_num_waiting=config.max_num_waiting,
         max_lead_s=_MAX_LEAD_S if device.type == "cuda" else math.inf,  # a CPU pads every step
     )
-    limits = LengthLimits(prompts.tokenizer, max_positions=min(config.max_model_len, blocks.capacity))
+    most = min(config.max_model_len, blocks.capacity)
+    limits = LengthLimits(prompts.tokenizer, max_positions=most, frame_s=codec.frame_s)
     follows = shape.by_rows and model.text.alignment_head is not None  # other kernels return no attention
     info = _describe(directory.name, config, model, codec, device)
     info = replace(info, codec_precision=audio.precision, word_times=follows)
@@ -220,13 +221,12 @@ def _load_audio(
         prepare=prepare,
         report=clock.report,
     )
-    frame_s = codec.frame_samples / codec.sample_rate
     if device.type == "cpu":
-        return AudioStreams(load, frame_s=frame_s, precision="float32")
+        return AudioStreams(load, frame_s=codec.frame_s, precision="float32")
     with clock.phase("loading and recording the codec"):
         slots = load()
     torch.cuda.empty_cache()  # what loading needed for a moment
-    return AudioStreams(lambda: slots, frame_s=frame_s, precision=slots.precision)
+    return AudioStreams(lambda: slots, frame_s=codec.frame_s, precision=slots.precision)
 
 
 def _describe(

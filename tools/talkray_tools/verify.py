@@ -158,7 +158,9 @@ class Subject:
                 if stream.first_audio_s is None and (chunk.pcm or not self.on_gpu):
                     stream.first_audio_s = stream.took_s
             tokens = max(stream.num_text_tokens for stream in made)
-            progress(max(len(stream.codes) for stream in made), most or runaway_frames(tokens))
+            progress(
+                max(len(stream.codes) for stream in made), most or runaway_frames(tokens, self.engine.info.frame_s)
+            )
         return [self._speech(stream) for stream in made]
 
     def _speech(self, stream: "_Stream") -> Speech:
@@ -190,7 +192,9 @@ def check_speech(subject: Subject, spoken: list[Speech], folder: Path) -> Iterat
     """Speech ends by itself, can be heard, and is neither silence nor a loop. Writes the samples."""
     for seed, speech in zip(SEEDS, spoken, strict=True):
         soundfile.write(folder / f"speech-{seed}.wav", speech.pcm, subject.sample_rate)
-        heard = EndingGuard(subject.size).pass_on(speech.codes, speech.pcm, speech.reason, speech.num_text_tokens)
+        heard = EndingGuard(subject.size, subject.sample_rate).pass_on(
+            speech.codes, speech.pcm, speech.reason, speech.num_text_tokens
+        )
         length_s, reason = len(speech.pcm) / subject.sample_rate, heard[2]
         ends = f"{reason} after {length_s:.1f} s, {len(speech.codes)} frames of {speech.num_text_tokens} text tokens"
         values: dict[str, float | str | None] = {"reason": reason, "seconds": length_s}

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 from deployments.codec.pool.plan import chosen_ramp
 from deployments.config import CodecConfig
 from deployments.limits import StreamLimit
-from deployments.playback import FRAME_S
 from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
 from deployments.records import CodecRecord
 from deployments.serving import metrics
@@ -131,9 +130,11 @@ class _Stream:
 class CodecLoad:
     """Counts what passes through. All methods belong to one event loop."""
 
-    def __init__(self, config: CodecConfig, workers_carry: Callable[[], float] = lambda: math.inf) -> None:
-        """The workers carry so many streams at the moment."""
-        self._workers = config.workers
+    def __init__(
+        self, config: CodecConfig, *, frame_s: float, workers_carry: Callable[[], float] = lambda: math.inf
+    ) -> None:
+        """A frame plays for `frame_s`; the workers carry so many streams at the moment."""
+        self._workers, self._frame_s = config.workers, frame_s
         # A stream holds these back on purpose: others wait for a worker.
         self._chunk_frames = chosen_ramp(config.chunk_frames, config.workers)[-1]
         self._capacity = Capacity(max_late_s=config.max_late_s, workers_carry=workers_carry)
@@ -146,12 +147,12 @@ class CodecLoad:
     @property
     def lag_s(self) -> float:
         """Audio that has arrived as codes and is not decoded, over all streams."""
-        return FRAME_S * sum(stream.waiting for stream in self._streams)
+        return self._frame_s * sum(stream.waiting for stream in self._streams)
 
     @property
     def backlog_s(self) -> float:
         """Audio of the frames that would be decoded if there were a worker."""
-        return FRAME_S * sum(max(0, stream.waiting - self._chunk_frames) for stream in self._streams)
+        return self._frame_s * sum(max(0, stream.waiting - self._chunk_frames) for stream in self._streams)
 
     async def stream(
         self, synthesize: Synthesize, request: SynthesisRequest, generate: Generate

@@ -87,6 +87,7 @@ def gate_of(
     gate = DecodeGate(
         fake,
         workers=workers,
+        frame_s=0.08,
         max_batch_size=max_batch_size,
         max_batch_frames=max_batch_frames,
         max_call_s=max_call_s,
@@ -383,7 +384,7 @@ async def test_sixteen_streams_share_batches() -> None:
         await asyncio.sleep(0)
         return Decoded(np.zeros(1, np.int16), NOWHERE)
 
-    gate = DecodeGate(decode, workers=1, max_batch_size=16, max_batch_frames=1000, max_call_s=60.0)
+    gate = DecodeGate(decode, workers=1, frame_s=0.08, max_batch_size=16, max_batch_frames=1000, max_call_s=60.0)
 
     async def run(number: int) -> None:
         for chunk in range(10):

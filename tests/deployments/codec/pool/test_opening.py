@@ -87,7 +87,7 @@ def start_of(decode: Decode, decoder: CodecDecoder, talker: Talker, frames: int,
 
 
 def stream_of(decode: Decode, decoder: CodecDecoder, start: DecodingStart) -> StreamDecoder:
-    plan = ChunkPlan((1, 2, 4, 8, 12))
+    plan = ChunkPlan((1, 2, 4, 8, 12), frame_s=0.08)
     return StreamDecoder(decode, plan, start, frame_samples=decoder.frame_samples, sample_rate=SAMPLE_RATE)
 
 

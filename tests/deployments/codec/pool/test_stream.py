@@ -23,6 +23,7 @@ pytestmark = pytest.mark.anyio
 GROUPS = 4
 FRAME_SAMPLES = 30
 SAMPLE_RATE = 300
+FRAME_S = FRAME_SAMPLES / SAMPLE_RATE
 RAMP = (1, 2, 4, 8, 12)
 NOWHERE = DecodingStart(DecoderState(0, ()))
 
@@ -77,7 +78,7 @@ def decoder_of(
     guard: EndingGuard | None = None,
 ) -> StreamDecoder:
     sizes = {"frame_samples": FRAME_SAMPLES, "sample_rate": SAMPLE_RATE}
-    return StreamDecoder(decode, ChunkPlan(RAMP), start, **sizes, silence=silence, guard=guard)
+    return StreamDecoder(decode, ChunkPlan(RAMP, frame_s=FRAME_S), start, **sizes, silence=silence, guard=guard)
 
 
 def run(decode: FakeDecode, source: Source, *, silence: LeadingSilence | None = None) -> AsyncGenerator[PcmChunk, None]:
@@ -254,10 +255,9 @@ async def test_a_decoder_that_fails_ends_the_stream_and_closes_the_talkers() -> 
 async def test_deadlines_follow_the_audio_delivered(decode: FakeDecode) -> None:
     await collect(run(decode, Source(numbered(20), reason=FinishReason.STOP)))
     _, second, third, fourth, fifth = (job.deadline_s for job in decode.jobs)
-    frame_s = FRAME_SAMPLES / SAMPLE_RATE
-    assert third - second == pytest.approx(2 * frame_s)
-    assert fourth - third == pytest.approx(4 * frame_s)
-    assert fifth - fourth == pytest.approx(8 * frame_s)
+    assert third - second == pytest.approx(2 * FRAME_S)
+    assert fourth - third == pytest.approx(4 * FRAME_S)
+    assert fifth - fourth == pytest.approx(8 * FRAME_S)
 
 
 async def test_a_stream_that_goes_on_here_is_as_urgent_and_as_far_as_it_was(decode: FakeDecode) -> None:
@@ -286,10 +286,10 @@ async def test_a_missed_end_is_made_up_for_and_the_talker_left(decode: FakeDecod
     """5000: loud enough to be sound."""
     codes = np.concatenate([numbered(30, start=5000), np.zeros((300, GROUPS), np.int16)])
     source = Source(codes, asyncio.Event(), numbered(1), reason=FinishReason.STOP)
-    chunks = await collect(decoder_of(decode, guard=EndingGuard(FRAME_SAMPLES)).run(source.frames()))
+    chunks = await collect(decoder_of(decode, guard=EndingGuard(FRAME_SAMPLES, SAMPLE_RATE)).run(source.frames()))
     assert chunks[-1].finish_reason is FinishReason.SILENCE
     assert np.array_equal(joined_codes(chunks), codes[: len(joined_codes(chunks))])
-    assert 30 + 38 <= len(joined_codes(chunks)) <= 30 + 100
+    assert 30 + 30 <= len(joined_codes(chunks)) <= 30 + 80  # 3 to 8 s
     assert len(joined_pcm(chunks)) == len(joined_codes(chunks)) * FRAME_SAMPLES
     assert source.closed.is_set()
 
@@ -319,7 +319,13 @@ async def test_audio_equals_the_one_shot_audio_however_frames_arrive(
             yield FrameChunk(whole[:0], 5, FinishReason.STOP)
 
     start = DecodingStart(decoder.initial_state())
-    stream = StreamDecoder(decode, ChunkPlan(RAMP), start, frame_samples=decoder.frame_samples, sample_rate=SAMPLE_RATE)
+    stream = StreamDecoder(
+        decode,
+        ChunkPlan(RAMP, frame_s=FRAME_S),
+        start,
+        frame_samples=decoder.frame_samples,
+        sample_rate=SAMPLE_RATE,
+    )
     chunks = await collect(stream.run(ragged()))
     audio, _ = decoder.decode(codes[:1], [decoder.initial_state()])
     difference = joined_pcm(chunks).astype(int) - to_pcm16(audio[0]).astype(int)
