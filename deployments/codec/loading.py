@@ -8,11 +8,9 @@ from pathlib import Path
 import torch
 
 from deployments.audio.recordings import ByRecording
-from deployments.codec.backends.cpu import BUILT
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, Tried, choice, snr_db, warm_up
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.fold import FoldedDecoder
 from deployments.codec.pool.plan import chosen_ramp, longest_call_s
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
@@ -85,8 +83,8 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
     decoder = _load_decoder(directory, config, device)
     metrics.codec_precision("codec", decoder.precision)
-    if decoder.device.type == "cpu" and not BUILT:
-        report_stage("codec: torch decodes, half as fast as our kernels: install Talkray (again) where a C compiler is")
+    if decoder.backend.advice:
+        report_stage(f"codec: {decoder.backend.advice}")
     encoder = CodecEncoder.load(directory) if _clones(checkpoint) else None
     # With `inline` nothing is decoded here, and no start waits for it.
     warms = config.placement != "inline" and not decodes_in_processes(config, decoder)
@@ -105,25 +103,17 @@ def decodes_in_processes(config: CodecConfig, decoder: CodecDecoder) -> bool:
 
 def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDecoder:
     if config.precision != "auto":
-        return CodecDecoder.load(directory, device=device, dtype=getattr(torch, config.precision))
-    folded = FoldedDecoder.load(directory, device=device)
-    exact, failed = CodecDecoder(folded), ""
-    for dtype in _fast_types(device):
-        rounded = CodecDecoder(folded, dtype=dtype)
+        return CodecDecoder.load(directory, device=device, precision=config.precision)
+    exact, failed = CodecDecoder.load(directory, device=device), ""
+    for precision in exact.backend.precisions(exact.device):
+        rounded = CodecDecoder(exact.backend.at(precision))
         noise_db = noise(rounded, exact)
         if noise_db >= MIN_SNR_DB:
-            report_stage(f"codec: {choice(rounded.precision, noise_db)}")
+            report_stage(f"codec: {choice(precision, noise_db)}")
             return rounded
-        failed += f", {rounded.precision} {noise_db:.1f} dB"
+        failed += f", {precision} {noise_db:.1f} dB"
     report_stage(f"codec: {choice(exact.precision, inf, failed)}")
     return exact
-
-
-def _fast_types(device: str) -> tuple[torch.dtype, ...]:
-    """Of products, where the device has units for them; the fastest and most exact first."""
-    if device != "cpu":
-        return torch.float16, torch.bfloat16  # which does not overflow
-    return (torch.bfloat16,) if _has_fast_bfloat16() else ()
 
 
 def noise(decoder: CodecDecoder, exact: CodecDecoder) -> float:
@@ -133,16 +123,6 @@ def noise(decoder: CodecDecoder, exact: CodecDecoder) -> float:
     codes = torch.randint(config.codebook_size, (1, _PROBE_FRAMES, config.num_quantizers), generator=generator)
     (audio, _), (wanted, _) = (each.decode(codes, [each.initial_state()]) for each in (decoder, exact))
     return snr_db(wanted, audio)
-
-
-def _has_fast_bfloat16() -> bool:
-    return not {"amx_bf16", "avx512_bf16"}.isdisjoint(_cpu_flags())
-
-
-def _cpu_flags() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return next((line.split() for line in lines if line.startswith("flags")), [])
 
 
 def _clones(checkpoint: Path) -> bool:

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from deployments.codec.backends.triton_slots import every_code
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.fold import tensor_shapes
-from deployments.codec.slots import every_code
 from talkray_tools.random_codec import randomize_decoder
 from talkray_tools.released import SHAPES
 from talkray_tools.unfolded_codec import DecoderNetwork, largest_activation

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.encoder import EncoderNetwork
@@ -238,4 +239,4 @@ def served(model: CodecModel, device: torch.device | str) -> CodecDecoder:
     """The service's decoder with the model's weights, independent of it."""
     tensors = official_tensors(model).items()
     decoder = {name.removeprefix("decoder."): tensor.to(device) for name, tensor in tensors if name[0] == "d"}
-    return CodecDecoder(fold(decoder, model.config.decoder))
+    return CodecDecoder(TorchBackend(fold(decoder, model.config.decoder)))

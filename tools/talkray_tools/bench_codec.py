@@ -20,12 +20,14 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from deployments.codec.backends.torch import TorchBackend
+from deployments.codec.backends.triton_slots import PRECISIONS, Pcm, Precision, TritonSlots, fitting_slots
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import FoldedDecoder, fold, map_tensors
 from deployments.codec.pool.plan import GPU_RAMP
-from deployments.codec.slots import PRECISIONS, GpuSlots, Pcm, Precision, fitting_slots
 from deployments.errors import EngineError
+from deployments.talker.loading import prepare_nothing
 from talkray_tools.arguments import checkpoint
 from talkray_tools.random_codec import Stress, randomize_decoder
 from talkray_tools.released import SHAPES
@@ -56,7 +58,7 @@ def _bench_cpu(options: argparse.Namespace) -> list[Row]:
     exact: Tensor | None = None
     print(f"{_device_name('cpu')}, one thread a call")
     for precision in options.precision:
-        decoder = CodecDecoder(folded, dtype=getattr(torch, precision))
+        decoder = CodecDecoder(TorchBackend(folded, precision))
         audio = _ramp(decoder, codes)
         exact = audio if exact is None else exact
         noise_db = None if audio is exact else snr_db(exact, audio)
@@ -134,7 +136,7 @@ def _processes_row(_decoder: CodecDecoder, options: argparse.Namespace, precisio
 def _decode_alone(options: argparse.Namespace, precision: str, barrier: Any, queue: Any) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    decoder = CodecDecoder(_folded(options), dtype=getattr(torch, precision))
+    decoder = CodecDecoder(TorchBackend(_folded(options), precision))
     _decode_calls(decoder, options, 2)
     barrier.wait(_PATIENCE_S)
     queue.put(_decode_calls(decoder, options, options.repeats))
@@ -176,19 +178,24 @@ def _is_like(row: Row, other: Row) -> bool:
 def _bench_weights(options: argparse.Namespace, stress: Stress | None) -> list[Row]:
     """Of one checkpoint, in the precisions asked for, or in that which a start chooses for it."""
     folded = _folded(options, stress)
-    exact = CodecDecoder(folded)
+    exact = CodecDecoder(TorchBackend(folded))
     rows: list[Row] = []
     for precision in options.precision or [None]:
         start = time.perf_counter()
 
-        def make(kind: Precision) -> GpuSlots:
+        def make(kind: Precision) -> TritonSlots:
             device, most = torch.device("cuda"), max(options.streams)
-            return GpuSlots(
+            return TritonSlots(
                 folded, num_slots=most, device=device, precision=kind, load_exact=lambda: exact, batches=options.streams
             )
 
         if precision is None:
-            slots = fitting_slots(CodecDecoder(map_tensors(folded, Tensor.cuda)), make, report=print)
+            slots = fitting_slots(
+                CodecDecoder(TorchBackend(map_tensors(folded, Tensor.cuda))),
+                make,
+                prepare=prepare_nothing,
+                report=print,
+            )
         else:
             slots = make(next(kind for kind in PRECISIONS if kind.name == precision))
         slots.capture()
@@ -213,7 +220,7 @@ def _bench_weights(options: argparse.Namespace, stress: Stress | None) -> list[R
     return rows
 
 
-def _gpu_snr_db(slots: GpuSlots, exact: CodecDecoder, codes: Tensor) -> float:
+def _gpu_snr_db(slots: TritonSlots, exact: CodecDecoder, codes: Tensor) -> float:
     """Of int16 samples against float32 on the CPU, both streamed in the ramp."""
     wanted = torch.from_numpy(to_pcm16(_ramp(exact, codes))).double()[0]
     slots.begin(0)
@@ -223,7 +230,7 @@ def _gpu_snr_db(slots: GpuSlots, exact: CodecDecoder, codes: Tensor) -> float:
     return snr_db(wanted, torch.cat(parts).double())
 
 
-def _first_frame_ms(slots: GpuSlots, options: argparse.Namespace) -> float:
+def _first_frame_ms(slots: TritonSlots, options: argparse.Namespace) -> float:
     """From codes on the host to samples on the host, one stream."""
     codes = _codes(slots.decoder, options, 1)[0].to(torch.int16)
     times: list[float] = []
@@ -237,7 +244,7 @@ def _first_frame_ms(slots: GpuSlots, options: argparse.Namespace) -> float:
     return statistics.median(times)
 
 
-def _gpu_ms(slots: GpuSlots, streams: int, frames: int, repeats: int) -> float:
+def _gpu_ms(slots: TritonSlots, streams: int, frames: int, repeats: int) -> float:
     """Device time of one call, from many in a row."""
     call: Callable[[], object] = lambda: slots.decode(range(streams), frames)  # noqa: E731
     for slot in range(streams):

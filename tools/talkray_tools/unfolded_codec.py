@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from deployments.codec.backends.triton_slots import every_code
 from deployments.codec.config import CONTEXT, RESIDUAL_DILATIONS, DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.layers import LayerScale, rotary_tables, rotate
-from deployments.codec.slots import every_code
 from deployments.weights.checkpoint import load_strict, without_values
 
 _MIN_USAGE = 1e-5  # keeps a codebook entry that training never used finite

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.codec.backends import torch as torch_backend
-from deployments.codec.backends.torch import piece_rows
+from deployments.codec.backends import products
+from deployments.codec.backends.torch import TorchBackend, piece_rows
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.fold import FoldedDecoder
 from deployments.codec.state import DecoderState
@@ -101,7 +101,7 @@ def test_a_wrong_number_of_codes_is_an_error(decoder: CodecDecoder, codes: Tenso
 
 
 def test_bfloat16_is_close(directory: Path, decoder: CodecDecoder, codes: Tensor) -> None:
-    half = CodecDecoder.load(directory, dtype=torch.bfloat16)
+    half = CodecDecoder.load(directory, precision="bfloat16")
     exact, _ = stream(decoder, codes, [8])
     rounded, _ = stream(half, codes, [8])
     assert rounded.dtype == torch.float32
@@ -137,7 +137,8 @@ def test_a_state_needs_no_rows_but_those_that_reach_it(
         pairs = zip(state.tensors, expected.tensors, strict=True)
         return max((own - other).abs().max().item() for own, other in pairs)
 
-    reached = decoder._folded.reached()
+    assert isinstance(decoder.backend, TorchBackend)
+    reached = decoder.backend.folded.reached()
     assert error() < TOLERANCE
     for layer, rows in reached.items():
         monkeypatch.setattr(FoldedDecoder, "reached", lambda _, fewer=reached | {layer: rows // 2}: fewer)
@@ -163,14 +164,14 @@ def test_pieces_have_lengths_that_are_fast_with_every_torch() -> None:
 def test_a_handful_of_rows_is_never_a_convolution(
     decoder: CodecDecoder, codes: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    convolve, lengths = torch_backend._Product._convolve, []
+    convolve, lengths = products.Product._convolve, []
 
-    def counted(self: torch_backend._Product, rows: Tensor) -> Tensor:
+    def counted(self: products.Product, rows: Tensor) -> Tensor:
         lengths.append(rows.shape[1] - self._context)
         return convolve(self, rows)
 
-    monkeypatch.setattr(torch_backend._Product, "_convolve", counted)
+    monkeypatch.setattr(products.Product, "_convolve", counted)
     for frames in (1, 4, 40):
         decoder.decode(codes[:, :frames], [decoder.initial_state()] * len(codes))
     assert lengths, "40 frames are many rows"
-    assert min(lengths) >= torch_backend._ENOUGH_ROWS
+    assert min(lengths) >= products._ENOUGH_ROWS

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from deployments.codec.backends.torch import TorchBackend
+from deployments.codec.backends.triton_slots import BATCHES, PRECISIONS, Precision, TritonSlots
 from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import fold
 from deployments.codec.pool.plan import GPU_RAMP
-from deployments.codec.slots import BATCHES, PRECISIONS, GpuSlots, Precision
 from deployments.gpu.graphs import buckets
 from talkray_tools.random_codec import randomize_decoder
 from talkray_tools.unfolded_codec import DecoderNetwork
@@ -87,9 +88,8 @@ def test_a_slot_goes_on_from_what_another_one_remembered(network: DecoderNetwork
 )
 def test_captured_calls_are_the_decoder(network: DecoderNetwork, precision: Precision) -> None:
     folded = fold(network.state_dict(), network.config)
-    slots = GpuSlots(
-        folded, num_slots=4, device=torch.device("cuda"), precision=precision, load_exact=lambda: CodecDecoder(folded)
-    )
+    exact, device = CodecDecoder(TorchBackend(folded)), torch.device("cuda")
+    slots = TritonSlots(folded, num_slots=4, device=device, precision=precision, load_exact=lambda: exact)
     slots.capture()
     total = sum(GPU_RAMP)
     codes = torch.randint(32, (3, total, 4), generator=torch.Generator().manual_seed(0))
