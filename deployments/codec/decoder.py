@@ -112,7 +112,7 @@ class CodecDecoder:
         codes that are in no codebook, and for a stream that comes to NaN or infinity, even in float32.
         """
         self._check(codes, len(states))
-        codes = codes.to(self.device)
+        codes = codes.to(self.device).contiguous()  # kernels read them without strides
         audio, after = self.backend.decode(codes, states)
         for row in _not_finite(audio):
             audio[row], after[row] = self._repair(partial(self._exact.decode, codes[row : row + 1]), states[row])
@@ -138,7 +138,7 @@ class CodecDecoder:
         convolutions do: what a state then holds of them is as it was before.
         """
         self._check(codes, len(states))
-        codes = codes.to(self.device)
+        codes = codes.to(self.device).contiguous()  # kernels read them without strides
         made, after = self.backend.advance(codes, states, followed_by=followed_by)
         for row in _not_finite(made):
             advance = partial(self._exact.advance, codes[row : row + 1], followed_by=followed_by)
