@@ -23,7 +23,7 @@ MANY_CHANNELS = 512
 _ENOUGH_ROWS = 128
 
 
-class Product:
+class TorchProduct:
     """A convolution [B, context + time, in] -> [B, time, out] with its weight in the order of those who read it.
 
     Few rows are multiplied as a matrix, after they were copied tap by tap. Many are a convolution, which needs no
@@ -170,7 +170,7 @@ def _apply(snake: Snake | None, x: Tensor, out: Tensor) -> None:
     out.copy_(torch.addcmul(exact, wave.square_(), snake.amplitude, out=wave))
 
 
-AnyProduct = Convolution | ExactConvolution | Product | ProductToOneChannel
+AnyProduct = Convolution | ExactConvolution | TorchProduct | ProductToOneChannel
 
 
 def packed(folded: FoldedDecoder, dtype: torch.dtype) -> Iterator[tuple[Conv | Linear, AnyProduct]]:
@@ -180,14 +180,14 @@ def packed(folded: FoldedDecoder, dtype: torch.dtype) -> Iterator[tuple[Conv | L
         # The whole signal goes through these: rounding is heard most there, and exactness costs least.
         if is_own and fits(weight):
             return ExactConvolution(weight, bias, dilation)
-        return Product(weight, bias, dilation, torch.float32)
+        return TorchProduct(weight, bias, dilation, torch.float32)
 
     def product(
         weight: Tensor, bias: Tensor | None, dilation: int = 1, *, gated: bool = False, may_be_long: bool = False
     ) -> AnyProduct:
         if is_own and fits(weight):
             return Convolution(weight, bias, dilation, gated=gated)
-        return Product(weight, bias, dilation, dtype, may_be_long=may_be_long)
+        return TorchProduct(weight, bias, dilation, dtype, may_be_long=may_be_long)
 
     for conv in (folded.pre_conv, *(upsample for upsample, _ in folded.stages)):
         yield conv, exact(conv.weight, conv.bias, conv.dilation)

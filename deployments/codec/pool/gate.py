@@ -138,22 +138,18 @@ class DecodeGate:
         *,
         workers: int,
         frame_s: float,
-        max_batch_size: int = MAX_BATCH_SIZE,
-        max_batch_frames: int = MAX_BATCH_FRAMES,
-        max_call_s: float | None = None,
         largest: Mapping[int, int] | None = None,
         tried_s: float = 0.0,
     ) -> None:
-        """`frame_s` is how long a frame plays. A batch has at most `max_batch_size` jobs and `max_batch_frames` frames
-        in all: the next one waits for it.
+        """`frame_s` is how long a frame plays.
 
-        Jobs share a batch only as long as the call is expected to end within `max_call_s`, by default what suits so
-        many workers. `largest` says how many jobs of so many frames have been decoded together: more would be a new
-        shape. `tried_s` is what `seconds_per_frame` was before anybody asked, 0 where that is not known.
+        Jobs share a batch only as long as the call is expected to end within what suits so many workers. `largest` says
+        how many jobs of so many frames have been decoded together: more would be a new shape. `tried_s` is what
+        `seconds_per_frame` was before anybody asked, 0 where that is not known.
         """
         self._decode, self._frame_s = decode, frame_s
-        self._max_batch_size, self._max_batch_frames = max_batch_size, max_batch_frames
-        self._max_call_s, self._largest = max_call_s or longest_call_s(workers), largest or {}
+        self._max_batch_size, self._max_batch_frames = MAX_BATCH_SIZE, MAX_BATCH_FRAMES  # jobs; frames of all of them
+        self._max_call_s, self._largest = longest_call_s(workers), largest or {}
         self._workers = workers
         self._has_many_workers = workers >= MANY_WORKERS
         self._idle_workers = workers

@@ -41,19 +41,10 @@ class Capacity:
     All methods belong to one event loop, times to one clock.
     """
 
-    def __init__(
-        self,
-        *,
-        max_late_s: float,
-        workers_carry: Callable[[], float] = lambda: math.inf,
-        limit: StreamLimit | None = None,
-    ) -> None:
-        """Listeners may hear `max_late_s` of silence in all; the workers carry so many streams at the moment.
-
-        `limit` may know something already.
-        """
+    def __init__(self, *, max_late_s: float, workers_carry: Callable[[], float] = lambda: math.inf) -> None:
+        """Listeners may hear `max_late_s` of silence in all; the workers carry so many streams at the moment."""
         self._max_late_s, self._workers_carry = max_late_s, workers_carry
-        self._limit = limit or StreamLimit(least=1)
+        self.limit = StreamLimit(least=1)
         self._places: dict[object, str] = {}  # whose they are
         self._line: deque[tuple[str, asyncio.Future[object]]] = deque()
 
@@ -73,7 +64,7 @@ class Capacity:
 
     def decoded(self, stall_s: float, *, now_s: float) -> None:
         """Learn from a call which was late for a listener who has heard `stall_s` of silence in all; 0.0: for none."""
-        self._limit.delivered(late=stall_s > self._max_late_s, streams=len(self._places), now_s=now_s)
+        self.limit.delivered(late=stall_s > self._max_late_s, streams=len(self._places), now_s=now_s)
         self._admit()
 
     def _has_room(self, client: str) -> bool:
@@ -84,7 +75,7 @@ class Capacity:
 
     def _is_below_limits(self, streams: int) -> bool:
         """Whether one more may join so many."""
-        return streams + 1 <= self._workers_carry() and self._limit.has_room(streams)
+        return streams + 1 <= self._workers_carry() and self.limit.has_room(streams)
 
     def _take(self, client: str) -> object:
         place = object()

@@ -71,13 +71,13 @@ def test_pieces_have_lengths_that_are_fast_with_every_torch() -> None:
 def test_a_handful_of_rows_is_never_a_convolution(
     decoder: CodecDecoder, codes: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    convolve, lengths = products.Product._convolve, []
+    convolve, lengths = products.TorchProduct._convolve, []
 
-    def counted(self: products.Product, rows: Tensor) -> Tensor:
+    def counted(self: products.TorchProduct, rows: Tensor) -> Tensor:
         lengths.append(rows.shape[1] - self._context)
         return convolve(self, rows)
 
-    monkeypatch.setattr(products.Product, "_convolve", counted)
+    monkeypatch.setattr(products.TorchProduct, "_convolve", counted)
     for frames in (1, 4, 40):
         decoder.decode(codes[:, :frames], [decoder.initial_state()] * len(codes))
     assert lengths, "40 frames are many rows"

@@ -37,6 +37,12 @@ from tests.deployments.codec.conftest import CONFIG
 ROUNDING = 2.0**-8  # to the nearest bfloat16, relative
 
 
+@pytest.fixture(params=range(MATRIX_UNITS + 1))
+def units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels do without some of the CPU's units."""
+    monkeypatch.setattr(cpu, "MATRIX_UNITS", request.param)
+
+
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -181,13 +187,13 @@ SHAPES = [  # taps, dilation, inputs, outputs, time
 ]
 
 
-@pytest.mark.parametrize("units", range(MATRIX_UNITS + 1))
+@pytest.mark.usefixtures("units")
 @pytest.mark.parametrize(("taps", "dilation", "inputs", "outputs", "time"), SHAPES)
-def test_a_convolution(units: int, taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
+def test_a_convolution(taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
     """And what is done with its results at once."""
     weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
     rows = random(3, (taps - 1) * dilation + time, inputs, seed=2).bfloat16()
-    convolution = Convolution(weight, bias, dilation, units=units)
+    convolution = Convolution(weight, bias, dilation)
     exact = exactly(rows, weight.bfloat16(), bias, dilation)
     got, snake = convolution(rows), Snake(random(outputs, seed=3), None)
     assert got.shape == exact.shape
@@ -207,12 +213,12 @@ def test_a_convolution(units: int, taps: int, dilation: int, inputs: int, output
     assert ((convolution(rows, wide=True).double() - exact).abs() <= 1e-5).all()
 
 
-@pytest.mark.parametrize("units", range(MATRIX_UNITS + 1))
+@pytest.mark.usefixtures("units")
 @pytest.mark.parametrize("time", [1, 5, 40])
-def test_a_gated_product(units: int, time: int) -> None:
+def test_a_gated_product(time: int) -> None:
     weight, bias, rows = random(1, 64, 96) / 8, random(96, seed=1), 4 * random(2, time, 64, seed=2).bfloat16()
     gates, ups = exactly(rows, weight.bfloat16(), bias, 1).chunk(2, dim=2)
-    got = Convolution(weight, bias, gated=True, units=units)(rows)
+    got = Convolution(weight, bias, gated=True)(rows)
     exact = silu(gates) * ups
     assert got.shape == exact.shape
     assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
@@ -226,12 +232,12 @@ def test_a_row_depends_on_no_other() -> None:
         assert torch.equal(convolution(rows)[1:, 40 : 40 + time], convolution(rows[1:, 40 : 46 + time]))
 
 
-@pytest.mark.parametrize("units", range(MATRIX_UNITS + 1))
+@pytest.mark.usefixtures("units")
 @pytest.mark.parametrize(("taps", "dilation", "inputs", "outputs", "time"), SHAPES)
-def test_an_exact_convolution(units: int, taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
+def test_an_exact_convolution(taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
     weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
     rows = random(3, (taps - 1) * dilation + time, inputs, seed=2)
-    got, exact = ExactConvolution(weight, bias, dilation, units=units)(rows), exactly(rows, weight, bias, dilation)
+    got, exact = ExactConvolution(weight, bias, dilation)(rows), exactly(rows, weight, bias, dilation)
     assert got.shape == exact.shape
     assert ((got.double() - exact).abs() <= 1e-5).all()
 

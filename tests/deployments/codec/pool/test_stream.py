@@ -3,6 +3,7 @@ import random
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -273,7 +274,8 @@ async def test_a_stream_that_goes_on_here_is_as_urgent_and_as_far_as_it_was(deco
 
 async def test_quiet_frames_in_front_go_but_their_codes_stay(decode: FakeDecode) -> None:
     codes = np.concatenate([np.zeros((6, GROUPS), np.int16), numbered(10, start=5000)])
-    silence = LeadingSilence(SAMPLE_RATE, keep_s=0.0)
+    with mock.patch("deployments.audio.silence._KEEP_S", 0.0):
+        silence = LeadingSilence(SAMPLE_RATE)
     chunks = await collect(run(decode, Source(codes, reason=FinishReason.STOP), silence=silence))
     assert np.array_equal(joined_codes(chunks), codes)
     assert np.array_equal(joined_pcm(chunks), codes[6:, 0].repeat(FRAME_SAMPLES))
