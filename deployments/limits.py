@@ -5,6 +5,7 @@ from collections import deque
 # Said to a client whatever the estimate: sooner is no use, and later would keep it away from a pool that has grown.
 _SHORTEST_S = 0.5
 _LONGEST_S = 30.0
+_WINDOW_S = 20.0  # of a rate
 # While nothing has been measured.
 _UNKNOWN_S = 1.0
 # What is late is judged over this time; a second such time must agree, since a replica that dies delays streams once.
@@ -19,8 +20,7 @@ _LEAST_MORE = 0.5
 class Rate:
     """Events per second over a sliding window. Times come from one monotonic clock."""
 
-    def __init__(self, window_s: float = 20.0) -> None:
-        self._window_s = window_s
+    def __init__(self) -> None:
         self._times_s: deque[float] = deque()
 
     def count(self, now_s: float) -> None:
@@ -32,7 +32,7 @@ class Rate:
         self._forget(now_s)
         if not self._times_s:
             return 0.0
-        return len(self._times_s) / min(self._window_s, max(1.0, now_s - self._times_s[0]))
+        return len(self._times_s) / min(_WINDOW_S, max(1.0, now_s - self._times_s[0]))
 
     def retry_after_s(self, ahead: int, now_s: float) -> float:
         """When a client should ask again that would stand behind `ahead` others in a line that moves at this rate."""
@@ -40,7 +40,7 @@ class Rate:
         return min(max((ahead + 1) / rate, _SHORTEST_S), _LONGEST_S) if rate else _UNKNOWN_S
 
     def _forget(self, now_s: float) -> None:
-        while self._times_s and now_s - self._times_s[0] > self._window_s:
+        while self._times_s and now_s - self._times_s[0] > _WINDOW_S:
             self._times_s.popleft()
 
 

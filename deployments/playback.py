@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Self
 
-FRAME_S = 0.08  # of a codec frame, whatever the checkpoint
 # A reader that takes nothing for so long holds no place meanwhile: its stream goes on from its codes.
 UNREAD_S = 10.0
 

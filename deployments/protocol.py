@@ -225,6 +225,11 @@ class ModelInfo:
     max_segment_chars: int = 1000  # longer texts are synthesised in segments
     word_times: bool = False  # whether its talkers say where in the text they are
 
+    @property
+    def frame_s(self) -> float:
+        """Seconds of audio of a frame."""
+        return self.frame_samples / self.sample_rate
+
 
 Marked = TypeVar("Marked", SynthesisRequest, FrameChunk, PcmChunk)
 

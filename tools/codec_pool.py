@@ -41,10 +41,11 @@ from deployments.codec.pool.service import Placement
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
-from deployments.playback import FRAME_S, PlaybackClock
+from deployments.playback import PlaybackClock
 from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk
 
 _FRAME_SAMPLES, _SAMPLE_RATE = 24, 300  # what audio is made of does not matter
+_FRAME_S = _FRAME_SAMPLES / _SAMPLE_RATE
 _NOTHING = DecoderState(0, ())
 _FIRST_CODES_S, _NEXT_CODES_S = 0.012, 0.0035  # of a GPU's talker
 _DEVIATION = 0.15  # of the logarithm of what a call takes
@@ -155,7 +156,7 @@ class _Replica:
 
     def __post_init__(self) -> None:
         largest = {size: self.pool.largest(size) for size in call_sizes(self.pool.ramp)}
-        self.gate = DecodeGate(self._decode, workers=self.pool.workers, largest=largest)
+        self.gate = DecodeGate(self._decode, workers=self.pool.workers, frame_s=_FRAME_S, largest=largest)
         self.capacity = Capacity(max_late_s=CodecConfig().max_late_s, workers_carry=lambda: self.gate.capacity)
         self.placement = Placement(CodecConfig(placement="hybrid" if self.pool.hybrid else "pool"))
         self.placement.talker_on_gpu = True
@@ -181,8 +182,10 @@ class _Replica:
     async def _listen(self, frames: int, asked_s: float, gpu_frames: int) -> tuple[float, float]:
         clock, first_s = PlaybackClock(), math.inf
         shared = self.pool.chunk_frames is None and self.pool.workers >= MANY_WORKERS
-        ramp = paced(self.pool.ramp, self.gate.seconds_per_frame, self.gate.wait_s, shared=shared)
-        plan, start = ChunkPlan(ramp), DecodingStart(_NOTHING)
+        ramp = paced(
+            self.pool.ramp, self.gate.seconds_per_frame, wait_s=self.gate.wait_s, frame_s=_FRAME_S, shared=shared
+        )
+        plan, start = ChunkPlan(ramp, frame_s=_FRAME_S), DecodingStart(_NOTHING)
         decoder = StreamDecoder(
             self.gate.submit,
             plan,
@@ -194,7 +197,7 @@ class _Replica:
         async with aclosing(decoder.run(_talker(frames, gpu_frames), gpu_frames=gpu_frames)) as chunks:
             async for chunk in chunks:
                 first_s = min(first_s, _now_s() - asked_s)
-                clock.deliver(len(chunk.codes) * FRAME_S, now_s=_now_s())
+                clock.deliver(len(chunk.codes) * _FRAME_S, now_s=_now_s())
         return first_s, clock.stalled_s
 
     async def _decode(self, job: DecodeJob) -> Decoded:
@@ -245,7 +248,7 @@ async def _load(pool: Pool, rate: float) -> Result:
     while (left_s := began_s + pool.duration_s - _now_s()) > 0:
         seen = others.sample(replicas, min(2 if pool.of_two else pool.replicas, pool.replicas))
         replica = min(seen, key=lambda each: each.streams)
-        frames = max(1, round(_SPEECH_S * dice.lognormvariate(0, _SPEECH_SIGMA) / FRAME_S))
+        frames = max(1, round(_SPEECH_S * dice.lognormvariate(0, _SPEECH_SIGMA) / _FRAME_S))
         listeners.append(asyncio.create_task(replica.listen(frames)))
         await asyncio.sleep(min(dice.expovariate(rate), left_s))
     outcomes = await asyncio.gather(*listeners)

@@ -5,7 +5,7 @@ silence or a loop, which is heard here much earlier. Gibberish is not: it sounds
 """
 
 from collections import deque
-from math import inf, log10
+from math import ceil, inf, log10
 
 import numpy as np
 
@@ -13,39 +13,44 @@ from deployments.audio.silence import QUIET_DB, Pcm
 from deployments.protocol import Codes, FinishReason
 
 # Speech that is longer than its text can be: no voice needs a second for a token.
-_FRAMES_PER_TOKEN = 12
-_MIN_FRAMES = 75
-# By half of that a text is spoken, unless slowly: voices take 3 to 6 frames for a token of a released checkpoint.
+_LONGEST_TOKEN_S = 0.96
+_LEAST_S = 6.0
+# By half of that a text is spoken, unless slowly: voices take a quarter to half a second for a token of a released
+# checkpoint.
 _EXPECTED = 0.5
-# A text whose speech has fewer frames for a token was not spoken.
-_FEWEST_PER_TOKEN = 0.5
-# How long speech may be silent or repeat itself, in frames, before it counts as over: 8 s, behind the expected end 3 s.
-_PATIENCE, _LATE_PATIENCE = 100, 38
+# A text whose speech is shorter for a token was not spoken.
+_SHORTEST_TOKEN_S = 0.04
+# How long speech may be silent or repeat itself before it counts as over, and behind the expected end.
+_PATIENCE_S, LATE_PATIENCE_S = 8.0, 3.0
 _FULL_SCALE_DB = 20 * log10(32768)
 _PAUSE_DB = 30.0  # below the loudest frame so far
 _MURMUR_DB, _STEADY_DB = 12.0, 4.0  # noise is that much quieter than the loudest frame, and varies no more than that
-# A loop may have so many frames, and is one once it was heard twice more. An odd frame costs what some equal ones earn.
-_LONGEST_LOOP = 40
+# A loop may be so long, and is one once it was heard twice more. An odd frame costs what some equal ones earn.
+_LONGEST_LOOP_S = 3.2
 _REPEATS = 2
 _ODD_FRAME = 4
 _EARNED = np.array([-_ODD_FRAME, 1])
-_NEEDED = {
-    frames: np.maximum(frames, _REPEATS * np.arange(1, _LONGEST_LOOP + 1)) for frames in (_PATIENCE, _LATE_PATIENCE)
-}
 _UNKNOWN = -1  # code of a frame that was not asked for here
 
 
-def runaway_frames(num_text_tokens: int) -> int:
+def frames_of(seconds: float, frame_s: float) -> int:
+    """The fewest frames of `frame_s` that last so long."""
+    return ceil(seconds / frame_s - 1e-6)
+
+
+def runaway_frames(num_text_tokens: int, frame_s: float) -> int:
     """Frames behind which a text of so many tokens cannot still be spoken."""
-    return max(num_text_tokens * _FRAMES_PER_TOKEN, _MIN_FRAMES)
+    return frames_of(max(num_text_tokens * _LONGEST_TOKEN_S, _LEAST_S), frame_s)
 
 
 class _Loops:
     """For each possible period: for how many frames codebook 0 has repeated what it was a period before."""
 
-    def __init__(self) -> None:
-        self._codes = np.full(_LONGEST_LOOP, _UNKNOWN)  # of the latest frames, the newest first
-        self._repeated = np.zeros(_LONGEST_LOOP, np.int64)
+    def __init__(self, longest: int) -> None:
+        """Periods have `longest` frames at most."""
+        self._codes = np.full(longest, _UNKNOWN)  # of the latest frames, the newest first
+        self._repeated = np.zeros(longest, np.int64)
+        self._needed = _REPEATS * np.arange(1, longest + 1)
 
     def add(self, code: int, *, counts: bool) -> None:
         """The next frame's code. One that does not count, as in a pause, neither makes a loop nor breaks one."""
@@ -56,19 +61,20 @@ class _Loops:
         self._codes[0] = code
 
     def has_lasted(self, frames: int) -> bool:
-        return bool((self._repeated >= _NEEDED[frames]).any())
+        return bool((self._repeated >= np.maximum(frames, self._needed)).any())
 
 
 class EndingGuard:
     """Listens to one stream, frame by frame, and says where it has to be ended. Pauses within speech are left alone."""
 
-    def __init__(self, frame_samples: int, *, position: int = 0) -> None:
+    def __init__(self, frame_samples: int, sample_rate: int, *, position: int = 0) -> None:
         """`position`: samples of the stream that were delivered elsewhere."""
-        self._frame_samples = frame_samples
+        self._frame_samples, self._frame_s = frame_samples, frame_samples / sample_rate
+        self._patience, self._late_patience = (frames_of(s, self._frame_s) for s in (_PATIENCE_S, LATE_PATIENCE_S))
         self._num_frames = self._began = position // frame_samples
-        self._levels: deque[float] = deque(maxlen=_LATE_PATIENCE)  # dB of full scale
+        self._levels: deque[float] = deque(maxlen=self._late_patience)  # dB of full scale
         self._loudest, self._num_quiet = QUIET_DB, 0
-        self._loops = _Loops()
+        self._loops = _Loops(frames_of(_LONGEST_LOOP_S, self._frame_s))
 
     def pass_on(
         self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None, num_text_tokens: int
@@ -90,7 +96,7 @@ class EndingGuard:
     def _is_early(self, num_text_tokens: int) -> bool:
         """Whether the frames so far cannot hold the text."""
         is_silent = self._loudest <= QUIET_DB and self._began == 0
-        return is_silent or self._num_frames < num_text_tokens * _FEWEST_PER_TOKEN
+        return is_silent or self._num_frames < num_text_tokens * (_SHORTEST_TOKEN_S / self._frame_s)
 
     def _hear(self, pcm: Pcm, code: int) -> None:
         level = _level_db(pcm)
@@ -102,15 +108,16 @@ class EndingGuard:
         self._loops.add(code, counts=not is_quiet and code != _UNKNOWN)
 
     def _over(self, num_text_tokens: int) -> FinishReason | None:
-        is_late = self._num_frames - _EXPECTED * runaway_frames(num_text_tokens) >= _LATE_PATIENCE
-        patience = _LATE_PATIENCE if is_late else _PATIENCE
+        expected = _EXPECTED * runaway_frames(num_text_tokens, self._frame_s)
+        is_late = self._num_frames - expected >= self._late_patience
+        patience = self._late_patience if is_late else self._patience
         if self._num_quiet >= patience or (is_late and self._is_murmur()):
             return FinishReason.SILENCE
         return FinishReason.LOOP if self._loops.has_lasted(patience) else None
 
     def _is_murmur(self) -> bool:
         """Whether it has been a noise for a while that is too even for speech, as of the room of a recording."""
-        if len(self._levels) < _LATE_PATIENCE:
+        if len(self._levels) < self._late_patience:
             return False
         loudest = max(self._levels)
         return loudest <= self._loudest - _MURMUR_DB and loudest - min(self._levels) <= _STEADY_DB

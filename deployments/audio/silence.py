@@ -10,14 +10,16 @@ Pcm = NDArray[np.int16]  # [samples]
 _WINDOW_S = 0.01
 _FULL_SCALE = 32768
 QUIET_DB = -50.0  # of full scale: nothing that is quieter counts as sound
+_KEEP_S = 0.02  # before the first sound, so that no attack is cut
+_MAX_TRIM_S = 10.0  # behind which everything passes
 
 
-def first_sound(pcm: Pcm, sample_rate: int, *, threshold_db: float = QUIET_DB) -> int | None:
-    """Where the first window begins that is louder than the threshold; None where all is quiet."""
+def first_sound(pcm: Pcm, sample_rate: int) -> int | None:
+    """Where the first window begins that is louder than QUIET_DB; None where all is quiet."""
     window = _window(sample_rate)
     num_windows = len(pcm) // window
     windows = pcm[: num_windows * window].reshape(num_windows, window).astype(np.float32)
-    power = (_FULL_SCALE * 10 ** (threshold_db / 20)) ** 2
+    power = (_FULL_SCALE * 10 ** (QUIET_DB / 20)) ** 2
     loud = np.flatnonzero(np.square(windows).mean(axis=1) > power)
     return int(loud[0]) * window if len(loud) else None
 
@@ -52,27 +54,21 @@ class FirstSound:
 class LeadingSilence:
     """Trims one stream, chunk by chunk. Positions elsewhere stay on the codec's untrimmed timeline."""
 
-    def __init__(
-        self, sample_rate: int, *, threshold_db: float = QUIET_DB, keep_s: float = 0.02, max_trim_s: float = 10.0
-    ) -> None:
-        self._sample_rate, self._threshold_db = sample_rate, threshold_db
-        self._window = _window(sample_rate)
-        self._keep = ceil(keep_s * sample_rate / self._window) * self._window
-        self._max_trim = round(max_trim_s * sample_rate)
+    def __init__(self, sample_rate: int) -> None:
+        self._sample_rate, self._window = sample_rate, _window(sample_rate)
+        self._keep = ceil(_KEEP_S * sample_rate / self._window) * self._window
+        self._max_trim = round(_MAX_TRIM_S * sample_rate)
         self._held: Pcm | None = np.zeros(
             0, np.int16
         )  # quiet samples that may still be kept; None once sound was found
         self._num_dropped = 0
 
     def trim(self, pcm: Pcm) -> Pcm:
-        """What remains of the next samples: nothing until a window is louder than the threshold, then everything.
-
-        The last `keep_s` before that window are kept so that no attack is cut. Behind `max_trim_s` everything passes.
-        """
+        """What remains of the next samples: nothing until a window is louder than QUIET_DB, then everything."""
         if self._held is None:
             return pcm
         pcm = np.concatenate((self._held, pcm))
-        onset = first_sound(pcm, self._sample_rate, threshold_db=self._threshold_db)
+        onset = first_sound(pcm, self._sample_rate)
         give_up = self._max_trim - self._num_dropped
         if onset is None and len(pcm) < give_up:
             self._hold_end(pcm)

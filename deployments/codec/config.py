@@ -13,6 +13,7 @@ from deployments.weights.checkpoint import as_config, read_json
 
 CONTEXT = 6  # rows that the kernels of 7 look back
 RESIDUAL_DILATIONS = (1, 3, 9)
+PRE_CONV_TAPS = 3  # of the convolution before the transformer
 MAX_FRAMES = 12  # of one stream in one call of a GPU
 MAX_CALL_FRAMES = 384  # of all its streams: bounds memory, and how long the next stream waits
 _SMALL_GPU_BYTES = 16e9
@@ -76,6 +77,11 @@ class DecoderConfig:
             reach += CONTEXT * sum(RESIDUAL_DILATIONS) / rows
         return ceil(reach + CONTEXT / rows) + 1
 
+    @property
+    def reach(self) -> int:
+        """Frames back that may still be heard in the next sample."""
+        return self.num_hidden_layers * (self.sliding_window - 1) + PRE_CONV_TAPS - 1 + self.convolved_frames
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
@@ -130,6 +136,11 @@ class SpeechTokenizerConfig:
     @property
     def frame_samples(self) -> int:
         return self.decode_upsample_rate
+
+    @property
+    def frame_s(self) -> float:
+        """Seconds of audio of a frame."""
+        return self.frame_samples / self.sample_rate
 
     @property
     def num_code_groups(self) -> int:

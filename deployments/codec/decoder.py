@@ -1,6 +1,7 @@
 """The codec decoder: frames of codes become samples, any number of frames at a time, many streams in one call."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -13,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.codec.backends.torch import TorchBackend
-from deployments.codec.fold import FoldedDecoder, fold
+from deployments.codec.backends import choose
+from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.pool.plan import (
     CALL_FRAMES,
     MAX_BATCH_FRAMES,
@@ -23,51 +24,84 @@ from deployments.codec.pool.plan import (
     call_sizes,
     replay_sizes,
 )
-from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 
-# Frames that reach into a latent besides the transformer's windows, through the convolution before it.
-_PRE_CONV_FRAMES = 2
 # What a faster precision may cost: its error this far below the signal is not heard.
 MIN_SNR_DB = 35.0
 PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official package's users write their files
 
 
+class Backend(ABC):
+    """Decodes frames of streams. Threads share it: a call changes nothing but the states that it returns."""
+
+    config: DecoderConfig
+    device: torch.device
+    precision: str  # of matrix products
+    initial_state: DecoderState
+
+    @classmethod
+    @abstractmethod
+    def load(cls, directory: Path, *, device: torch.device, precision: str) -> Self:
+        """From `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+
+    @staticmethod
+    def precisions(device: torch.device) -> tuple[str, ...]:
+        """Those that are faster than float32 on a device, the fastest and most exact first."""
+        return ()
+
+    def at(self, precision: str) -> "Backend":
+        """The same weights in float32, or in one of `precisions`."""
+        return self
+
+    @property
+    def advice(self) -> str:
+        """What would make it faster on this machine; nothing, as a rule."""
+        return ""
+
+    @abstractmethod
+    def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
+        """Samples [B, frames * frame_samples] of codes [B, frames, num_quantizers] in range, and the states behind.
+
+        Samples are not bounded, and not finite where the states are not.
+        """
+
+    def advance(
+        self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int
+    ) -> tuple[Tensor, list[DecoderState]]:
+        """The states that `decode` would return, or what counts of them before another `followed_by` frames.
+
+        And what was made last on the way, [B, ...]: it is finite where the states are.
+        """
+        return self.decode(codes, states)
+
+
 class CodecDecoder:
     """A loaded decoder. Several threads may call it: states go in and come back."""
 
-    def __init__(self, folded: FoldedDecoder, *, dtype: torch.dtype = torch.float32) -> None:
-        """`dtype` is that of matrix products; the rest is float32."""
-        self.config, self.precision = folded.config, str(dtype).removeprefix("torch.")
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.config, self.precision = backend, backend.config, backend.precision
         self.repaired = 0  # calls of a stream that came to NaN or infinity, and were made again in float32
-        self._folded, self._backend = folded, TorchBackend(folded, dtype=dtype)
 
     @classmethod
-    def load(cls, directory: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Self:
+    def load(cls, directory: Path, *, device: torch.device | str = "cpu", precision: str = "float32") -> Self:
         """Load from `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
-        network = DecoderNetwork.load(directory, device=device)
-        return cls(fold(network.state_dict(), network.config), dtype=dtype)
+        place = torch.device(device)
+        kind = choose(SpeechTokenizerConfig.load(directory), place).backend
+        return cls(kind.load(directory, device=place, precision=precision))
 
     @property
     def device(self) -> torch.device:
         """Where it computes."""
-        return self._backend.device
+        return self.backend.device
 
     @property
     def frame_samples(self) -> int:
         return self.config.frame_samples
 
-    @property
-    def reach(self) -> int:
-        """Frames back that may still be heard in the next sample."""
-        config = self.config
-        in_transformer = config.num_hidden_layers * (config.sliding_window - 1)
-        return in_transformer + _PRE_CONV_FRAMES + config.convolved_frames
-
     def initial_state(self) -> DecoderState:
         """State of a stream before its first frame. States are immutable, so streams share this one."""
-        return self._backend.initial_state
+        return self.backend.initial_state
 
     @torch.inference_mode()
     def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
@@ -78,8 +112,8 @@ class CodecDecoder:
         codes that are in no codebook, and for a stream that comes to NaN or infinity, even in float32.
         """
         self._check(codes, len(states))
-        codes = codes.to(self.device)
-        audio, after = self._backend.decode(codes, states)
+        codes = codes.to(self.device).contiguous()  # kernels read them without strides
+        audio, after = self.backend.decode(codes, states)
         for row in _not_finite(audio):
             audio[row], after[row] = self._repair(partial(self._exact.decode, codes[row : row + 1]), states[row])
         return audio.clamp_(-1, 1), after
@@ -89,7 +123,7 @@ class CodecDecoder:
 
         Costs what the frames within reach of the next sample cost in the transformer, and one in the convolutions.
         """
-        codes, state = codes[-self.reach :], self.initial_state()
+        codes, state = codes[-self.config.reach :], self.initial_state()
         for size in replay_sizes(len(codes), call_sizes(REPLAY_SIZES)):
             left = codes[size:]
             (state,) = self.advance(codes[None, :size], [state], followed_by=len(left))
@@ -104,17 +138,17 @@ class CodecDecoder:
         convolutions do: what a state then holds of them is as it was before.
         """
         self._check(codes, len(states))
-        codes = codes.to(self.device)
-        made, after = self._backend.advance(codes, states, followed_by=followed_by)
+        codes = codes.to(self.device).contiguous()  # kernels read them without strides
+        made, after = self.backend.advance(codes, states, followed_by=followed_by)
         for row in _not_finite(made):
             advance = partial(self._exact.advance, codes[row : row + 1], followed_by=followed_by)
             _, after[row] = self._repair(advance, states[row])
         return after
 
     @cached_property
-    def _exact(self) -> TorchBackend:
+    def _exact(self) -> Backend:
         """Costs the weights in float32, once a stream needs it."""
-        return TorchBackend(self._folded, dtype=torch.float32)
+        return self.backend.at("float32")
 
     def _repair(
         self, call: Callable[..., tuple[Tensor, list[DecoderState]]], state: DecoderState

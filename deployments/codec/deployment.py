@@ -47,7 +47,7 @@ class CodecReplica:
 
         self._talker = talker
         self._service = CodecService(model, config, decode=decode)
-        self._load = CodecLoad(config, lambda: self._service.gate.capacity)
+        self._load = CodecLoad(config, frame_s=self._service.frame_s, workers_carry=lambda: self._service.gate.capacity)
         self._knows_talker = self._has_tried = False
         self._replica = Replica(CodecLost, lambda: self._service.failure)
 

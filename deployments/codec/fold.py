@@ -12,14 +12,17 @@ bracket is a small x beside a large constant, and rounding to 16 bits loses x.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from deployments.codec.config import RESIDUAL_DILATIONS, DecoderConfig
+from deployments.codec.config import CONTEXT, PRE_CONV_TAPS, RESIDUAL_DILATIONS, DecoderConfig, SpeechTokenizerConfig
+from deployments.weights.checkpoint import read_strict
 
 _MIN_USAGE = 1e-5  # keeps a codebook entry that training never used finite
+_EXPANSION = 4  # of the perceptrons of ConvNeXt blocks
 
 T = TypeVar("T")
 
@@ -130,6 +133,12 @@ class FoldedDecoder:
     first_conv: Conv
     blocks: tuple[Block, ...]
 
+    @staticmethod
+    def load(directory: Path, *, device: torch.device | str = "cpu") -> "FoldedDecoder":
+        """From `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+        config = SpeechTokenizerConfig.load(directory).decoder
+        return fold(read_strict(directory, tensor_shapes(config), prefix="decoder.", device=device), config)
+
     @property
     def remembering(self) -> Iterator[Conv | ConvNeXt]:
         """The layers that need rows from before a call."""
@@ -180,6 +189,61 @@ def fold(tensors: Mapping[str, Tensor], config: DecoderConfig) -> FoldedDecoder:
     return map_tensors(folded, lambda tensor: tensor.float().contiguous() if tensor.is_floating_point() else tensor)
 
 
+def tensor_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that `fold` takes."""
+    dim, latent, hidden, inner = config.codebook_dim, config.latent_dim, config.hidden_size, config.intermediate_size
+    heads, kv_heads = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def vectors(size: int, *names: str) -> None:
+        shapes.update(dict.fromkeys(names, (size,)))
+
+    def product(name: str, *shape: int, bias: int = 0) -> None:
+        shapes[f"{name}.weight"] = shape
+        if bias:
+            vectors(bias, f"{name}.bias")
+
+    for group, count in _groups(config):
+        product(f"quantizer.{group}.input_proj", dim // 2, dim, 1)  # of training
+        product(f"quantizer.{group}.output_proj", dim, dim // 2, 1)
+        for codebook in (f"quantizer.{group}.vq.layers.{number}._codebook" for number in range(count)):
+            vectors(config.codebook_size, f"{codebook}.cluster_usage")
+            shapes[f"{codebook}.embedding_sum"] = config.codebook_size, dim // 2
+    product("pre_conv.conv", latent, dim, PRE_CONV_TAPS, bias=latent)
+    product("pre_transformer.input_proj", hidden, latent, bias=hidden)
+    for layer in (f"pre_transformer.layers.{number}" for number in range(config.num_hidden_layers)):
+        for name, outs in (("q", heads), ("k", kv_heads), ("v", kv_heads), ("o", hidden)):
+            ins = heads if name == "o" else hidden
+            product(f"{layer}.self_attn.{name}_proj", outs, ins, bias=outs if config.attention_bias else 0)
+        for name, outs, ins in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
+            product(f"{layer}.mlp.{name}_proj", outs, ins)
+        vectors(hidden, f"{layer}.input_layernorm.weight", f"{layer}.post_attention_layernorm.weight")
+        vectors(hidden, f"{layer}.self_attn_layer_scale.scale", f"{layer}.mlp_layer_scale.scale")
+    vectors(hidden, "pre_transformer.norm.weight")
+    product("pre_transformer.output_proj", latent, hidden, bias=latent)
+    for number, ratio in enumerate(config.upsampling_ratios):
+        product(f"upsample.{number}.0.conv", latent, latent, ratio, bias=latent)
+        block = f"upsample.{number}.1"
+        product(f"{block}.dwconv.conv", latent, 1, CONTEXT + 1, bias=latent)
+        vectors(latent, f"{block}.norm.weight", f"{block}.norm.bias", f"{block}.gamma")
+        product(f"{block}.pwconv1", _EXPANSION * latent, latent, bias=_EXPANSION * latent)
+        product(f"{block}.pwconv2", latent, _EXPANSION * latent, bias=latent)
+    channels = config.decoder_dim
+    product("decoder.0.conv", channels, latent, CONTEXT + 1, bias=channels)
+    for number, stride in enumerate(config.upsample_rates, start=1):
+        block, before, channels = f"decoder.{number}.block", channels, channels // 2
+        vectors(before, f"{block}.0.alpha", f"{block}.0.beta")
+        product(f"{block}.1.conv", before, channels, 2 * stride, bias=channels)
+        for unit in (f"{block}.{at}" for at, _ in enumerate(RESIDUAL_DILATIONS, start=2)):
+            vectors(channels, *(f"{unit}.{act}.{name}" for act in ("act1", "act2") for name in ("alpha", "beta")))
+            product(f"{unit}.conv1.conv", channels, channels, CONTEXT + 1, bias=channels)
+            product(f"{unit}.conv2.conv", channels, channels, 1, bias=channels)
+    last = len(config.upsample_rates) + 1
+    vectors(channels, f"decoder.{last}.alpha", f"decoder.{last}.beta")
+    product(f"decoder.{last + 1}.conv", 1, channels, CONTEXT + 1, bias=1)
+    return shapes
+
+
 def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
     """A copy of a nest of the dataclasses above with every tensor changed."""
     if isinstance(value, Tensor):
@@ -223,9 +287,14 @@ class _Weights:
 
 
 def _tables(quantizer: _Weights, config: DecoderConfig) -> Tensor:
+    groups = ((quantizer.at(name), number) for name, count in _groups(config) for number in range(count))
+    return torch.cat([_entries(group, number) for group, number in groups])
+
+
+def _groups(config: DecoderConfig) -> tuple[tuple[str, int], ...]:
+    """Of codebooks: the name, and how many."""
     semantic = config.num_semantic_quantizers
-    groups = (("rvq_first", semantic), ("rvq_rest", config.num_quantizers - semantic))
-    return torch.cat([_entries(quantizer.at(name), number) for name, count in groups for number in range(count)])
+    return ("rvq_first", semantic), ("rvq_rest", config.num_quantizers - semantic)
 
 
 def _entries(group: _Weights, number: int) -> Tensor:

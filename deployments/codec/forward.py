@@ -4,9 +4,9 @@ What a layer computes is up to a backend: `torch.py` has torch, on any device, `
 kernels for a GPU.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,13 +26,14 @@ class Signal:
 Cut = Callable[[Signal, Conv], Signal]  # what is left of the rows on their way to that convolution
 
 
-class Call(Protocol):
+class Call(ABC):
     """One pass over a batch of streams, in a backend."""
 
+    @abstractmethod
     def embed(self) -> Signal:
         """Sums of the codes' codebook entries."""
-        ...
 
+    @abstractmethod
     def linear(
         self,
         x: Signal,
@@ -47,16 +48,16 @@ class Call(Protocol):
 
         `residual` may be overwritten.
         """
-        ...
 
+    @abstractmethod
     def attend(self, qkv: Signal, layer: Layer) -> Signal:
         """Attention of a layer within its window."""
-        ...
 
+    @abstractmethod
     def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
         """The depthwise convolution of a block, normalised."""
-        ...
 
+    @abstractmethod
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
     ) -> Signal:
@@ -64,15 +65,14 @@ class Call(Protocol):
 
         `residual` may be overwritten.
         """
-        ...
 
+    @abstractmethod
     def samples(self, x: Signal, conv: Conv) -> Tensor:
         """A convolution to one channel: samples [B * time]."""
-        ...
 
+    @abstractmethod
     def pieces(self, x: Signal, block: Block) -> "Iterable[tuple[Call, Signal]]":
         """The parts in which x passes a block and all behind it, each with the call of its streams."""
-        ...
 
 
 def latents(call: Call, folded: FoldedDecoder) -> Signal:

@@ -8,13 +8,10 @@ from pathlib import Path
 import torch
 
 from deployments.audio.recordings import ByRecording
-from deployments.codec.backends.cpu import BUILT
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, Tried, choice, snr_db, warm_up
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.fold import fold
 from deployments.codec.pool.plan import chosen_ramp, longest_call_s
-from deployments.codec.reference import DecoderNetwork
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest
@@ -46,6 +43,11 @@ class Codec:
     states: ByRecording[DecoderState] = field(  # behind recordings, by their codes: these may come without samples
         default_factory=lambda: ByRecording(max_bytes=_STATE_BYTES, size=_state_bytes)
     )
+
+    @property
+    def frame_s(self) -> float:
+        """Seconds of audio of a frame."""
+        return self.decoder.frame_samples / self.sample_rate
 
     def read(self, reference: Reference) -> tuple[Codes, DecoderState]:
         """Codes [frames, num_code_groups] of a recording, and the decoder's state behind them."""
@@ -81,8 +83,8 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
     decoder = _load_decoder(directory, config, device)
     metrics.codec_precision("codec", decoder.precision)
-    if decoder.device.type == "cpu" and not BUILT:
-        report_stage("codec: torch decodes, half as fast as our kernels: install Talkray (again) where a C compiler is")
+    if decoder.backend.advice:
+        report_stage(f"codec: {decoder.backend.advice}")
     encoder = CodecEncoder.load(directory) if _clones(checkpoint) else None
     # With `inline` nothing is decoded here, and no start waits for it.
     warms = config.placement != "inline" and not decodes_in_processes(config, decoder)
@@ -101,47 +103,26 @@ def decodes_in_processes(config: CodecConfig, decoder: CodecDecoder) -> bool:
 
 def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDecoder:
     if config.precision != "auto":
-        return CodecDecoder.load(directory, device=device, dtype=getattr(torch, config.precision))
-    network = DecoderNetwork.load(directory, device=device)
-    folded = fold(network.state_dict(), network.config)
-    exact, failed = CodecDecoder(folded), ""
-    for dtype in _fast_types(device):
-        rounded = CodecDecoder(folded, dtype=dtype)
-        noise_db = noise(rounded, network)
+        return CodecDecoder.load(directory, device=device, precision=config.precision)
+    exact, failed = CodecDecoder.load(directory, device=device), ""
+    for precision in exact.backend.precisions(exact.device):
+        rounded = CodecDecoder(exact.backend.at(precision))
+        noise_db = noise(rounded, exact)
         if noise_db >= MIN_SNR_DB:
-            report_stage(f"codec: {choice(rounded.precision, noise_db)}")
+            report_stage(f"codec: {choice(precision, noise_db)}")
             return rounded
-        failed += f", {rounded.precision} {noise_db:.1f} dB"
-    noise_db = noise(exact, network) if failed else inf
-    report_stage(f"codec: {choice(exact.precision, noise_db, failed)}")
+        failed += f", {precision} {noise_db:.1f} dB"
+    report_stage(f"codec: {choice(exact.precision, inf, failed)}")
     return exact
 
 
-def _fast_types(device: str) -> tuple[torch.dtype, ...]:
-    """Of products, where the device has units for them; the fastest and most exact first."""
-    if device != "cpu":
-        return torch.float16, torch.bfloat16  # which does not overflow
-    return (torch.bfloat16,) if _has_fast_bfloat16() else ()
-
-
-@torch.inference_mode()
-def noise(decoder: CodecDecoder, network: DecoderNetwork) -> float:
+def noise(decoder: CodecDecoder, exact: CodecDecoder) -> float:
     """Signal over error of a decoder, in dB, on codes drawn at random. No clock has a say: replicas decode alike."""
     config = decoder.config
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(config.codebook_size, (1, _PROBE_FRAMES, config.num_quantizers), generator=generator)
-    audio, _ = decoder.decode(codes, [decoder.initial_state()])
-    return snr_db(network(codes.to(audio.device)), audio)
-
-
-def _has_fast_bfloat16() -> bool:
-    return not {"amx_bf16", "avx512_bf16"}.isdisjoint(_cpu_flags())
-
-
-def _cpu_flags() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return next((line.split() for line in lines if line.startswith("flags")), [])
+    (audio, _), (wanted, _) = (each.decode(codes, [each.initial_state()]) for each in (decoder, exact))
+    return snr_db(wanted, audio)
 
 
 def _clones(checkpoint: Path) -> bool:

@@ -90,8 +90,8 @@ def _as_tuple(value: object) -> object:
 class CompileWorkers:
     """Processes that compile. They start at once, so that they import while the caller loads weights."""
 
-    def __init__(self, count: int | None = None) -> None:
-        number = count or min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
+    def __init__(self) -> None:
+        number = min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
         command = [sys.executable, "-c", _WORKER]  # the kernels' modules want torch: imported while nothing waits
         # A worker ends when its input closes, so none outlives this process.
         self._processes = [

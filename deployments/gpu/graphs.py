@@ -20,6 +20,7 @@ _WARM_UP_RUNS = 2
 _STAGED_ROWS = 256
 _PART_BYTES = 4 << 20
 _THREADS = 8
+_SYSFS = Path("/sys")
 _TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -66,7 +67,7 @@ class Graphs:
         work()
 
 
-def use_cpus_near(device: torch.device, sysfs: Path = Path("/sys")) -> str | None:
+def use_cpus_near(device: torch.device) -> str | None:
     """Have this thread, and those that it starts, run on the GPU's own NUMA node; says where, None where all is one.
 
     Memory that is pinned afterwards lies there too. (PyTorch's `torch.numa` does this for processes that torchrun
@@ -76,7 +77,7 @@ def use_cpus_near(device: torch.device, sysfs: Path = Path("/sys")) -> str | Non
     allowed = os.sched_getaffinity(0)
     address = pci_address(torch.cuda.get_device_properties(device))
     try:
-        listed = (sysfs / "bus/pci/devices" / address / "local_cpulist").read_text(encoding="ascii").strip()
+        listed = (_SYSFS / "bus/pci/devices" / address / "local_cpulist").read_text(encoding="ascii").strip()
     except OSError:  # a container may hide it
         return None
     near = allowed & set(_cpus(listed))

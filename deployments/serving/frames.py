@@ -162,7 +162,7 @@ def forward(
     """
     frames = Frames(info.frame_samples)
     silence = None if request.leading_silence else LeadingSilence(info.sample_rate)
-    audio = Audio(frames, silence, None if request.ignore_eos else EndingGuard(info.frame_samples))
+    audio = Audio(frames, silence, None if request.ignore_eos else EndingGuard(info.frame_samples, info.sample_rate))
 
     def with_audio(chunk: FrameChunk) -> PcmChunk | None:
         frames.add(chunk)

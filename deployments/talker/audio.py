@@ -22,15 +22,13 @@ from deployments.errors import EngineError, Overloaded
 from deployments.playback import PlaybackClock
 from deployments.protocol import Codes
 
-REPLAY_FRAMES = (
-    588  # the decoder hears no frame further back: 8 layers of 71 frames, the convolutions, and a few to spare
-)
 _MIN_LEAD_S = 0.06  # covers a decode and a frame of the talker
 _CALL_SIZES = call_sizes(GPU_RAMP)
 SLOTS_PER_RECORDING = 4  # states kept of recordings take a quarter of the memory of streams
 _MAX_FLIGHTS = 2  # one runs, one waits behind it: what comes meanwhile makes the next batch larger
 _FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
 _MAX_WAITING = CODE_RING // 2
+_WRITTEN_AT_ONCE = _MAX_WAITING // 2  # frames that exist when a stream opens
 _REPLAY_PATIENCE_S = 0.1  # a replay is many calls: younger streams may go first for that long
 # A stream whose listener has so much in hand waits for others to share its call: until one in so many wants the same
 # and no call runs, but no longer than that. Shared calls are small enough for a first frame to wait for one.
@@ -160,9 +158,9 @@ class AudioStreams:
             begins_with = b"" if heard else recording.tobytes()
             known = recording if prefix is None else np.concatenate([recording, prefix])
             heard += len(recording)
-        known = known[max(0, heard - REPLAY_FRAMES) :]
-        replay = min(heard, REPLAY_FRAMES)
-        plan = ChunkPlan(GPU_RAMP, min_lead_s=_MIN_LEAD_S, in_hand=0.0)
+        replay = min(heard, self._decoder.reach)
+        known = known[heard - replay :]
+        plan = ChunkPlan(GPU_RAMP, frame_s=self._frame_s, min_lead_s=_MIN_LEAD_S, in_hand=0.0)
         stream = _Stream(stream_id, slot, replay, replay + frames, self._now_s(), plan, begins_with=begins_with)
         state = self._recordings.get(begins_with)
         if state is not None:
@@ -236,8 +234,8 @@ class AudioStreams:
 
     def _write(self, stream: _Stream, codes: Codes) -> None:
         """Frames that exist when a stream opens; there may be more than a slot holds."""
-        for start in range(0, len(codes), REPLAY_FRAMES):
-            part = codes[start : start + REPLAY_FRAMES]
+        for start in range(0, len(codes), _WRITTEN_AT_ONCE):
+            part = codes[start : start + _WRITTEN_AT_ONCE]
             while stream.waiting + len(part) > _MAX_WAITING:
                 self._dispatch()
                 self._land(self._calls.pop(0))

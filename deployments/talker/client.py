@@ -13,13 +13,13 @@ from contextlib import aclosing
 
 import numpy as np
 
-from deployments.audio.starvation import any_runnable
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, Mailbox, ModelInfo
 from deployments.serving import metrics
 from deployments.serving.mailbox import read
 from deployments.serving.progress import report_stage
+from deployments.serving.starvation import any_runnable
 from deployments.talker.channel import (
     Abort,
     Append,

@@ -182,7 +182,9 @@ class Engine:
         sampling = complete(request.synthesis.sampling, self.model.generation)
         limit = self.limits.frame_limit(request, sampling, prompt)
         prefix = [] if request.prefix is None else list(request.prefix)
-        sequence = Sequence(sequence_id, request, prompt, sampling, limit, prefix, token_starts=starts)
+        sequence = Sequence(
+            sequence_id, request, prompt, sampling, limit, prefix, token_starts=starts, frame_s=self.info.frame_s
+        )
         sequence.clone_prompt = self.prompts.clone_prompt(request)
         if sequence.num_frames >= limit.frames:
             self._open_audio(sequence)  # its last audio may be missing still

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from deployments.codec.config import MAX_FRAMES, DecoderConfig, SpeechTokenizerConfig, call_frames
+from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.slots import slots_on
 from deployments.config import TalkerConfig
 from deployments.errors import TalkrayError
 from deployments.talker.audio import SLOTS_PER_RECORDING
@@ -22,10 +23,6 @@ from deployments.talker.model.config import ModelConfig
 from deployments.weights.checkpoint import read_shapes
 
 _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
-# Recorded calls of the codec, for each frame of the largest one; and what its convolutions remember and the allocator
-# keeps. Both measured, with 8, 128 and 256 streams.
-_CODEC_FRAME_BYTES = 5_700_000
-_CODEC_MORE_BYTES = 600 << 20
 _USUAL_POSITIONS = 320  # about twenty seconds of speech, and its prompt
 
 
@@ -45,8 +42,9 @@ def predict(directory: Path, config: TalkerConfig, total: int) -> Fit:
     size = config.kv_block_size or block_size_of(device, config.attention)
     dtype = dtype_of(config, device)
     block_bytes = KVCache.bytes_per_position(model.talker, dtype) * size
-    loaded = _talker_bytes(directory, model, dtype) + _codec_bytes(directory, 2 * config.max_num_seqs, total)
-    loaded += 0 if model.speaker_encoder is None else _cloning_bytes(directory, 2 * config.max_num_seqs)
+    clones = model.speaker_encoder is not None
+    loaded = _talker_bytes(directory, model, dtype)
+    loaded += _codec_bytes(directory, 2 * config.max_num_seqs, total, clones=clones)
     kv = config.kv_cache_bytes or gpu_share(config, block_bytes, size).kv_bytes(total, loaded)
     blocks = kv // block_bytes - 1
 
@@ -64,24 +62,16 @@ def _talker_bytes(directory: Path, model: ModelConfig, dtype: torch.dtype) -> in
     return (talker + table) * dtype.itemsize + _count(shapes, "speaker_encoder.") * torch.float32.itemsize
 
 
-def _codec_bytes(directory: Path, num_slots: int, total: int) -> int:
-    """Of the codec decoder in float16, with so many streams, on a GPU of `total`."""
-    folder, itemsize = directory / "speech_tokenizer", torch.float16.itemsize
-    weights = _count(read_shapes(folder), "decoder.") * itemsize
-    slots = (num_slots + 1) * _slot_values(SpeechTokenizerConfig.load(folder).decoder) * itemsize
-    calls = min(call_frames(total), num_slots * MAX_FRAMES) * _CODEC_FRAME_BYTES
-    return weights + slots + calls + _CODEC_MORE_BYTES
-
-
-def _cloning_bytes(directory: Path, num_slots: int) -> int:
-    """Of the codec encoder, which reads recordings to clone, and of what the decoder remembers of them."""
-    folder = directory / "speech_tokenizer"
-    states = num_slots // SLOTS_PER_RECORDING * _slot_values(SpeechTokenizerConfig.load(folder).decoder)
-    return _count(read_shapes(folder), "encoder.") * torch.float32.itemsize + states * torch.float16.itemsize
-
-
-def _slot_values(config: DecoderConfig) -> int:
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.cached_frames * config.head_dim
+def _codec_bytes(directory: Path, num_slots: int, total: int, *, clones: bool) -> int:
+    """Of the codec decoder with so many streams, on a GPU of `total`; and of a model that `clones`, of the encoder that
+    reads recordings, and of what the decoder remembers of them.
+    """
+    folder, shapes = directory / "speech_tokenizer", read_shapes(directory / "speech_tokenizer")
+    slots, config = slots_on(torch.device("cuda"), folder), SpeechTokenizerConfig.load(folder).decoder
+    weights = _count(shapes, "decoder.")
+    decoder = slots.gpu_bytes(config, num_weights=weights, num_slots=num_slots, total=total)
+    states = num_slots // SLOTS_PER_RECORDING * slots.state_bytes(config)
+    return decoder + clones * (_count(shapes, "encoder.") * torch.float32.itemsize + states)
 
 
 def _count(shapes: dict[str, tuple[int, ...]], prefix: str) -> int:

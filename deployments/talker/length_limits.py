@@ -11,9 +11,9 @@ from deployments.talker.tokenizer import TextTokenizer
 class LengthLimits:
     """What one sequence may take of the model's context and of the KV cache."""
 
-    def __init__(self, tokenizer: TextTokenizer, *, max_positions: int) -> None:
-        """`max_positions`: rows of one sequence, prompt and frames."""
-        self._tokenizer, self._max_positions = tokenizer, max_positions
+    def __init__(self, tokenizer: TextTokenizer, *, max_positions: int, frame_s: float) -> None:
+        """`max_positions`: rows of one sequence, prompt and frames, each of `frame_s` of audio."""
+        self._tokenizer, self._max_positions, self._frame_s = tokenizer, max_positions, frame_s
 
     def frame_limit(self, request: GenerateRequest, sampling: Sampling, prompt: Prompt) -> FrameLimit:
         """The first limit a sequence will meet; raises InvalidRequest where its prompt or a later segment is too long.
@@ -26,7 +26,7 @@ class LengthLimits:
             raise self._too_long(prompt.num_rows)
         self.check_following(request.synthesis.following, prompt)
         length = FrameLimit(min((sampling.max_new_tokens or 1) - 1, room), FinishReason.LENGTH)
-        runaway = FrameLimit(runaway_frames(prompt.num_text_tokens), FinishReason.RUNAWAY)
+        runaway = FrameLimit(runaway_frames(prompt.num_text_tokens, self._frame_s), FinishReason.RUNAWAY)
         if request.synthesis.ignore_eos or not prompt.is_whole or length.frames <= runaway.frames:
             return length
         return runaway

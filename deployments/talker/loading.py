@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.slots import load_slots
+from deployments.codec.slots import Prepare, SlotDecoder, slots_on
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.gpu.graphs import use_cpus_near
@@ -44,8 +43,6 @@ _WORTH_SAYING_S = 0.05
 _REPORT_S = 1.0
 
 Report = Callable[[str], None]
-Prepare = Callable[[Callable[[], None]], None]
-"""Makes sure that the kernels which some work launches are compiled; runs it without launching them."""
 
 
 class StartClock:
@@ -144,7 +141,8 @@ def build_engine(
         max_num_waiting=config.max_num_waiting,
         max_lead_s=_MAX_LEAD_S if device.type == "cuda" else math.inf,  # a CPU pads every step
     )
-    limits = LengthLimits(prompts.tokenizer, max_positions=min(config.max_model_len, blocks.capacity))
+    most = min(config.max_model_len, blocks.capacity)
+    limits = LengthLimits(prompts.tokenizer, max_positions=most, frame_s=codec.frame_s)
     follows = shape.by_rows and model.text.alignment_head is not None  # other kernels return no attention
     info = _describe(directory.name, config, model, codec, device)
     info = replace(info, codec_precision=audio.precision, word_times=follows)
@@ -211,22 +209,20 @@ def _load_audio(
     prepare: Prepare,
 ) -> AudioStreams:
     """The decoder that shares the talker's device; on a CPU it is loaded when the first stream asks for audio."""
-    load = partial(
-        load_slots,
-        directory / "speech_tokenizer",
-        # A stream that has ended in the talker may still hold its slot while another one has taken its row.
-        num_slots=2 * config.max_num_seqs,
-        device=device,
-        prepare=prepare,
-        report=clock.report,
-    )
-    frame_s = codec.frame_samples / codec.sample_rate
+    folder = directory / "speech_tokenizer"
+    # A stream that has ended in the talker may still hold its slot while another one has taken its row.
+    num_slots = 2 * config.max_num_seqs
+
+    def load() -> SlotDecoder:
+        kind = slots_on(device, folder)
+        return kind.load(folder, num_slots=num_slots, device=device, prepare=prepare, report=clock.report)
+
     if device.type == "cpu":
-        return AudioStreams(load, frame_s=frame_s, precision="float32")
+        return AudioStreams(load, frame_s=codec.frame_s, precision="float32")
     with clock.phase("loading and recording the codec"):
         slots = load()
     torch.cuda.empty_cache()  # what loading needed for a moment
-    return AudioStreams(lambda: slots, frame_s=frame_s, precision=slots.precision)
+    return AudioStreams(lambda: slots, frame_s=codec.frame_s, precision=slots.precision)
 
 
 def _describe(

@@ -5,15 +5,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.playback import FRAME_S, PlaybackClock
+from deployments.audio.runaway import LATE_PATIENCE_S, frames_of
+from deployments.playback import PlaybackClock
 from deployments.protocol import ClonePrompt, Codes, FinishReason, GenerateRequest, Sampling
 from deployments.talker.prompt import Prompt
 
 # Attention reads so far ahead of what is said, and means nothing where so little of it is on the text.
 _AHEAD_TOKENS = 0.75
 _ATTENTIVE = 0.2
-# So many frames (3 s) that read so many tokens behind what was read already: a passage is spoken once more.
-_REPEATED_FRAMES, _BACK_TOKENS = 38, 10
+# LATE_PATIENCE_S of frames that read so many tokens behind what was read already: a passage is spoken once more.
+_BACK_TOKENS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Sequence:
     sampling: Sampling  # complete: no option is None
     limit: FrameLimit
     frames: list[Codes] = field(default_factory=list)  # each [groups]; a resumed sequence starts with its prefix
+    frame_s: float = field(kw_only=True)  # of audio
     row: int | None = None
     is_open: bool = False  # whether the decoder beside the talker knows it
     finish_reason: FinishReason | None = None
@@ -103,14 +105,15 @@ class Sequence:
 
     def end(self) -> None:
         """Its speech is over. One that said a passage twice has not been spoken as it should."""
-        self.finish_reason = FinishReason.LOOP if self.num_reread >= _REPEATED_FRAMES else FinishReason.STOP
+        again = self.num_reread >= frames_of(LATE_PATIENCE_S, self.frame_s)
+        self.finish_reason = FinishReason.LOOP if again else FinishReason.STOP
 
     def play(self, now_s: float) -> None:
         """Its listener hears the frames that have come since the last time, one after the other."""
         num_new, self._num_played = self.num_frames - self._num_played, self.num_frames
         if num_new:
-            self.playback.deliver(num_new * FRAME_S, now_s=now_s)
+            self.playback.deliver(num_new * self.frame_s, now_s=now_s)
 
     def sent_lead_s(self, now_s: float) -> float:
         """How much longer the frames that were sent last than what was heard."""
-        return self.playback.lead_s(now_s) - (self._num_played - self.num_sent) * FRAME_S
+        return self.playback.lead_s(now_s) - (self._num_played - self.num_sent) * self.frame_s

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from deployments.audio.starvation import ThreadWork
+from deployments.serving.starvation import ThreadWork
 
 logger = logging.getLogger(__name__)
 

@@ -90,25 +90,35 @@ def load_strict(
     device: torch.device | str,
     ignore: tuple[str, ...] = (),
 ) -> None:
-    """Fill a module, best constructed `without_values`, with the checkpoint's tensors under `prefix`.
-
-    A missing, unexpected or mis-shaped tensor raises CheckpointError with its name, before any weight is read. `ignore`
-    holds shell patterns of names (without the prefix) that may be missing or unexpected. Floating point tensors get
-    `dtype`.
-    """
+    """Fill a module, best constructed `without_values`, as `read_strict` says. Floating point tensors get `dtype`."""
     wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    found = read_shapes(directory, prefix)
-    problems = list(_differences(wanted, found, ignore))
-    if problems:
-        raise CheckpointError(_describe(directory, prefix, problems))
-    tensors = read_tensors(directory, prefix, device=device)
-    kept = {name: tensor for name, tensor in tensors.items() if name in wanted}
+    tensors = read_strict(directory, wanted, prefix=prefix, device=device, ignore=ignore)
     module.load_state_dict(
-        {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in kept.items()},
+        {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()},
         strict=False,  # the names are known to match, except for what may be missing
         assign=True,
     )
     module.requires_grad_(requires_grad=False)
+
+
+def read_strict(
+    directory: Path,
+    wanted: dict[str, tuple[int, ...]],
+    *,
+    prefix: str,
+    device: torch.device | str,
+    ignore: tuple[str, ...] = (),
+) -> dict[str, Tensor]:
+    """The tensors under `prefix` whose names, without it, and shapes are `wanted`.
+
+    A missing, unexpected or mis-shaped tensor raises CheckpointError with its name, before any weight is read. `ignore`
+    holds shell patterns of names that may be missing or unexpected.
+    """
+    problems = list(_differences(wanted, read_shapes(directory, prefix), ignore))
+    if problems:
+        raise CheckpointError(_describe(directory, prefix, problems))
+    tensors = read_tensors(directory, prefix, device=device)
+    return {name: tensor for name, tensor in tensors.items() if name in wanted}
 
 
 def _differences(

@@ -52,7 +52,7 @@ class Ours:
     def __init__(self, checkpoint: Path) -> None:
         config = TalkerConfig(device="cpu", dtype="float32", max_num_seqs=1, max_model_len=1024)
         self.engine = build_engine(checkpoint, config)
-        self.codec = CodecDecoder.load(checkpoint / "speech_tokenizer", device="cpu", dtype=torch.float32)
+        self.codec = CodecDecoder.load(checkpoint / "speech_tokenizer", device="cpu", precision="float32")
 
     def codes(self, case: Case, options: Mapping[str, Any], reference_codes: Codes | None, *, extent: Extent) -> Codes:
         """[frames, groups] of a case decoded with `options`."""

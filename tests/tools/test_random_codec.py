@@ -2,8 +2,8 @@ import torch
 
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.encoder import EncoderNetwork
-from deployments.codec.reference import DecoderNetwork
 from talkray_tools.random_codec import randomize_codec
+from talkray_tools.unfolded_codec import DecoderNetwork
 
 
 def randomized(config: SpeechTokenizerConfig, seed: int) -> dict[str, torch.Tensor]:

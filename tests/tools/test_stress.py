@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from deployments.codec.decoder import CodecDecoder, snr_db
-from deployments.codec.reference import DecoderNetwork
 from deployments.weights.checkpoint import read_tensors
 from talkray_tools import stress
 from talkray_tools.random_checkpoint import main
+from talkray_tools.unfolded_codec import DecoderNetwork
 
 
 def write(directory: Path, kind: str, *more: str) -> Path:

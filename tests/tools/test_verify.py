@@ -8,11 +8,11 @@ import pytest
 import soundfile
 import torch
 
-from deployments.codec.reference import DecoderNetwork
 from deployments.talker.engine import Engine
 from talkray_tools import verify
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
+from talkray_tools.unfolded_codec import DecoderNetwork
 from talkray_tools.verify import find_official, main
 
 SHORT = ("--threads", "1", "--frames", "6", "--device", "cpu")
@@ -23,8 +23,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the official package, and with few of the tiny codec's codes."""
     monkeypatch.setattr(verify, "find_official", lambda named: None)
     monkeypatch.setattr(verify, "TEXT", "Hm.")
-    monkeypatch.setattr("deployments.codec.sweep._FRAMES", 8)
-    monkeypatch.setattr("deployments.codec.sweep.every_code", lambda config: torch.zeros(1, 4, 16, dtype=torch.long))
+    codes = torch.zeros(1, 4, 16, dtype=torch.long)
+    monkeypatch.setattr("talkray_tools.unfolded_codec.every_code", lambda config: codes)
 
 
 @pytest.fixture

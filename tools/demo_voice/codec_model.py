@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.encoder import EncoderNetwork
 from deployments.codec.fold import fold
-from deployments.codec.reference import Codebook, ConvNeXtBlock, DecoderNetwork, LayerScale
+from deployments.codec.layers import LayerScale
+from talkray_tools.unfolded_codec import AveragedCodebook, ConvNeXtBlock, DecoderNetwork
 from tools.demo_voice.shape import NUM_PHONES, PHONES_PER_FRAME
 from tools.demo_voice.spectral import mel_filters
 
@@ -41,7 +43,7 @@ class Reconstruction:
 class CodebookTrainer:
     """Moves the entries of one codebook towards the vectors that chose them."""
 
-    def __init__(self, codebook: Codebook) -> None:
+    def __init__(self, codebook: AveragedCodebook) -> None:
         self.codebook = codebook
 
     def nearest(self, x: Tensor) -> Tensor:
@@ -130,7 +132,7 @@ class CodecModel(nn.Module):
         self.decoder = DecoderNetwork(config.decoder)
         self.encoder = MelEncoder(config, config.decoder.codebook_dim // 2)
         quantizer = self.decoder.quantizer
-        codebooks = [module for module in quantizer.modules() if isinstance(module, Codebook)]
+        codebooks = [module for module in quantizer.modules() if isinstance(module, AveragedCodebook)]
         self.sounds, rest = codebooks[:PHONES_PER_FRAME], codebooks[PHONES_PER_FRAME:]
         self.stages = [CodebookTrainer(codebook.requires_grad_(requires_grad=False)) for codebook in rest]
         with torch.no_grad():
@@ -237,4 +239,4 @@ def served(model: CodecModel, device: torch.device | str) -> CodecDecoder:
     """The service's decoder with the model's weights, independent of it."""
     tensors = official_tensors(model).items()
     decoder = {name.removeprefix("decoder."): tensor.to(device) for name, tensor in tensors if name[0] == "d"}
-    return CodecDecoder(fold(decoder, model.config.decoder))
+    return CodecDecoder(TorchBackend(fold(decoder, model.config.decoder)))

@@ -8,7 +8,6 @@ replica began it. GPU numbers are CUDA events around replays of captured calls.
 """
 
 import argparse
-import copy
 import json
 import multiprocessing
 import statistics
@@ -21,16 +20,18 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from deployments.codec.backends.torch import TorchBackend
+from deployments.codec.backends.triton_slots import PRECISIONS, Pcm, Precision, TritonSlots, fitting_slots
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, snr_db, to_pcm16
-from deployments.codec.fold import FoldedDecoder, fold
+from deployments.codec.fold import FoldedDecoder, fold, map_tensors
 from deployments.codec.pool.plan import GPU_RAMP
-from deployments.codec.reference import DecoderNetwork
-from deployments.codec.slots import PRECISIONS, GpuSlots, Pcm, Precision, fitting_slots
 from deployments.errors import EngineError
+from deployments.talker.loading import prepare_nothing
 from talkray_tools.arguments import checkpoint
 from talkray_tools.random_codec import Stress, randomize_decoder
 from talkray_tools.released import SHAPES
+from talkray_tools.unfolded_codec import DecoderNetwork
 
 Row = dict[str, Any]
 _SMOKE_SHAPE = "tiny-CustomVoice"
@@ -57,7 +58,7 @@ def _bench_cpu(options: argparse.Namespace) -> list[Row]:
     exact: Tensor | None = None
     print(f"{_device_name('cpu')}, one thread a call")
     for precision in options.precision:
-        decoder = CodecDecoder(folded, dtype=getattr(torch, precision))
+        decoder = CodecDecoder(TorchBackend(folded, precision))
         audio = _ramp(decoder, codes)
         exact = audio if exact is None else exact
         noise_db = None if audio is exact else snr_db(exact, audio)
@@ -135,7 +136,7 @@ def _processes_row(_decoder: CodecDecoder, options: argparse.Namespace, precisio
 def _decode_alone(options: argparse.Namespace, precision: str, barrier: Any, queue: Any) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    decoder = CodecDecoder(_folded(options), dtype=getattr(torch, precision))
+    decoder = CodecDecoder(TorchBackend(_folded(options), precision))
     _decode_calls(decoder, options, 2)
     barrier.wait(_PATIENCE_S)
     queue.put(_decode_calls(decoder, options, options.repeats))
@@ -176,21 +177,25 @@ def _is_like(row: Row, other: Row) -> bool:
 
 def _bench_weights(options: argparse.Namespace, stress: Stress | None) -> list[Row]:
     """Of one checkpoint, in the precisions asked for, or in that which a start chooses for it."""
-    network = _network(options, stress)
-    folded = fold(network.state_dict(), network.config)
-    exact = CodecDecoder(folded)
+    folded = _folded(options, stress)
+    exact = CodecDecoder(TorchBackend(folded))
     rows: list[Row] = []
     for precision in options.precision or [None]:
         start = time.perf_counter()
 
-        def make(kind: Precision) -> GpuSlots:
+        def make(kind: Precision) -> TritonSlots:
             device, most = torch.device("cuda"), max(options.streams)
-            return GpuSlots(
+            return TritonSlots(
                 folded, num_slots=most, device=device, precision=kind, load_exact=lambda: exact, batches=options.streams
             )
 
         if precision is None:
-            slots = fitting_slots(copy.deepcopy(network).to("cuda"), make, report=print)
+            slots = fitting_slots(
+                CodecDecoder(TorchBackend(map_tensors(folded, Tensor.cuda))),
+                make,
+                prepare=prepare_nothing,
+                report=print,
+            )
         else:
             slots = make(next(kind for kind in PRECISIONS if kind.name == precision))
         slots.capture()
@@ -215,7 +220,7 @@ def _bench_weights(options: argparse.Namespace, stress: Stress | None) -> list[R
     return rows
 
 
-def _gpu_snr_db(slots: GpuSlots, exact: CodecDecoder, codes: Tensor) -> float:
+def _gpu_snr_db(slots: TritonSlots, exact: CodecDecoder, codes: Tensor) -> float:
     """Of int16 samples against float32 on the CPU, both streamed in the ramp."""
     wanted = torch.from_numpy(to_pcm16(_ramp(exact, codes))).double()[0]
     slots.begin(0)
@@ -225,7 +230,7 @@ def _gpu_snr_db(slots: GpuSlots, exact: CodecDecoder, codes: Tensor) -> float:
     return snr_db(wanted, torch.cat(parts).double())
 
 
-def _first_frame_ms(slots: GpuSlots, options: argparse.Namespace) -> float:
+def _first_frame_ms(slots: TritonSlots, options: argparse.Namespace) -> float:
     """From codes on the host to samples on the host, one stream."""
     codes = _codes(slots.decoder, options, 1)[0].to(torch.int16)
     times: list[float] = []
@@ -239,7 +244,7 @@ def _first_frame_ms(slots: GpuSlots, options: argparse.Namespace) -> float:
     return statistics.median(times)
 
 
-def _gpu_ms(slots: GpuSlots, streams: int, frames: int, repeats: int) -> float:
+def _gpu_ms(slots: TritonSlots, streams: int, frames: int, repeats: int) -> float:
     """Device time of one call, from many in a row."""
     call: Callable[[], object] = lambda: slots.decode(range(streams), frames)  # noqa: E731
     for slot in range(streams):
@@ -262,24 +267,19 @@ def _is_audio(pcm: Pcm | EngineError) -> TypeGuard[Pcm]:
     return True
 
 
-def _folded(options: argparse.Namespace) -> FoldedDecoder:
-    network = _network(options)
-    return fold(network.state_dict(), network.config)
-
-
-def _network(options: argparse.Namespace, stress: Stress | None = None) -> DecoderNetwork:
+def _folded(options: argparse.Namespace, stress: Stress | None = None) -> FoldedDecoder:
     """The checkpoint's decoder, or one of random weights in the released shape."""
     if options.model is not None:
         directory = options.model / "speech_tokenizer"
-        config = SpeechTokenizerConfig.load(directory)
-        network = DecoderNetwork.load(directory)
+        config, folded = SpeechTokenizerConfig.load(directory), FoldedDecoder.load(directory)
     else:
         shape = SHAPES[_SMOKE_SHAPE if options.smoke else "1.7B-CustomVoice"]
         config = SpeechTokenizerConfig.from_dict(shape.codec)
         network = DecoderNetwork(config.decoder)
         randomize_decoder(network, generator=torch.Generator().manual_seed(0), stress=stress)
+        folded = fold(network.state_dict(), network.config)
     options.frame_ms = config.frame_samples / config.sample_rate * 1e3
-    return network.requires_grad_(requires_grad=False)
+    return folded
 
 
 def _codes(decoder: Any, options: argparse.Namespace, frames: int, streams: int = 1) -> Tensor:

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.encoder import EncoderNetwork
-from deployments.codec.reference import DecoderNetwork
 from deployments.errors import CheckpointError
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
@@ -38,6 +37,7 @@ from talkray_tools.byte_tokenizer import write_tokenizer
 from talkray_tools.random_codec import Stress, randomize_codec
 from talkray_tools.released import AUDIO_PREPROCESSOR, GENERATION, PREPROCESSOR, SHAPES, Json, Shape
 from talkray_tools.stress import stress_networks
+from talkray_tools.unfolded_codec import DecoderNetwork
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from deployments.codec.encoder import EncoderNetwork
-from deployments.codec.reference import CausalConv1d, CausalConvTranspose1d, DecoderNetwork, Snake
+from talkray_tools.unfolded_codec import CausalConv1d, CausalConvTranspose1d, DecoderNetwork, UnfoldedSnake
 
 _CALIBRATION_FRAMES = 8
 _WAVEFORM_STD = 0.15  # audible, far from clipping
@@ -82,7 +82,7 @@ def _stress_snakes(decoder: DecoderNetwork, stress: Stress | None, generator: to
     Slopes stay as steep as in training, which ties amplitude to frequency: drawn apart with a deviation of 1.5, slopes
     of 100 follow each other, and two float32 passes that add in another order share no sample (0.1 dB).
     """
-    for snake in (module for module in decoder.modules() if isinstance(module, Snake)):
+    for snake in (module for module in decoder.modules() if isinstance(module, UnfoldedSnake)):
         if stress is Stress.WIDE:
             snake.alpha.normal_(0, _WIDE, generator=generator)
             snake.beta.normal_(0, _WIDE_SLOPE, generator=generator).add_(snake.alpha)

@@ -37,8 +37,6 @@ from deployments.audio.silence import Pcm, first_sound
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, PCM_SCALE, snr_db, to_pcm16
 from deployments.codec.loading import Codec, load_codec
-from deployments.codec.reference import DecoderNetwork
-from deployments.codec.sweep import Sweep
 from deployments.config import CodecConfig, TalkerConfig
 from deployments.errors import TalkrayError
 from deployments.protocol import (
@@ -56,6 +54,7 @@ from deployments.talker.loading import StartClock, build_engine, load_engine, th
 from deployments.weights.store import locate
 from talkray_tools.arguments import run_command
 from talkray_tools.choices import Tolerance, divergences, near_ties
+from talkray_tools.unfolded_codec import DecoderNetwork, largest_activation
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +158,9 @@ class Subject:
                 if stream.first_audio_s is None and (chunk.pcm or not self.on_gpu):
                     stream.first_audio_s = stream.took_s
             tokens = max(stream.num_text_tokens for stream in made)
-            progress(max(len(stream.codes) for stream in made), most or runaway_frames(tokens))
+            progress(
+                max(len(stream.codes) for stream in made), most or runaway_frames(tokens, self.engine.info.frame_s)
+            )
         return [self._speech(stream) for stream in made]
 
     def _speech(self, stream: "_Stream") -> Speech:
@@ -191,7 +192,9 @@ def check_speech(subject: Subject, spoken: list[Speech], folder: Path) -> Iterat
     """Speech ends by itself, can be heard, and is neither silence nor a loop. Writes the samples."""
     for seed, speech in zip(SEEDS, spoken, strict=True):
         soundfile.write(folder / f"speech-{seed}.wav", speech.pcm, subject.sample_rate)
-        heard = EndingGuard(subject.size).pass_on(speech.codes, speech.pcm, speech.reason, speech.num_text_tokens)
+        heard = EndingGuard(subject.size, subject.sample_rate).pass_on(
+            speech.codes, speech.pcm, speech.reason, speech.num_text_tokens
+        )
         length_s, reason = len(speech.pcm) / subject.sample_rate, heard[2]
         ends = f"{reason} after {length_s:.1f} s, {len(speech.codes)} frames of {speech.num_text_tokens} text tokens"
         values: dict[str, float | str | None] = {"reason": reason, "seconds": length_s}
@@ -273,7 +276,7 @@ class Exact:
 
     def check_every_code(self) -> Check:
         """No code of any codebook brings the decoder to NaN or infinity."""
-        largest = Sweep.of(self.network, throttled("every code through the codec, stream", logger.info)).largest
+        largest = largest_activation(self.network, throttled("every code through the codec, stream", logger.info))
         values: dict[str, float | str | None] = {"largest": largest.value, "layer": largest.layer}
         return Check("every code of the codec is finite", isfinite(largest.value), str(largest), values)
 

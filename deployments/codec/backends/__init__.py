@@ -1,1 +1,31 @@
-"""The codec's arithmetic on one device or another."""
+"""Which backend decodes: the one place that names them all."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from deployments.codec.config import SpeechTokenizerConfig
+
+if TYPE_CHECKING:  # these import this module, and a backend is imported where it is chosen
+    from deployments.codec.decoder import Backend
+    from deployments.codec.slots import SlotDecoder
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenBackend:
+    """What decodes a codec on a device."""
+
+    backend: "type[Backend]"  # streams whose states go in and come back
+    slots: "type[SlotDecoder]"  # streams whose states stay there: beside a talker
+
+
+def choose(config: SpeechTokenizerConfig, device: torch.device) -> ChosenBackend:
+    """A new backend is a line here, and a row in tests/deployments/codec/backends/test_backends.py."""
+    from deployments.codec.backends.torch import TorchBackend  # with the kernels of cpu.py, where they fit
+    from deployments.codec.backends.triton_slots import TritonSlots
+    from deployments.codec.slots import PlainSlots
+
+    if device.type == "cuda" and config.decoder.suits_matrix_units:
+        return ChosenBackend(TorchBackend, TritonSlots)
+    return ChosenBackend(TorchBackend, PlainSlots)

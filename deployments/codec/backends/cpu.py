@@ -167,11 +167,9 @@ class Convolution:
         dilation: int = 1,
         *,
         gated: bool = False,
-        units: int = MATRIX_UNITS,
     ) -> None:
-        """`weight` is [taps, in, out], `bias` [out]; with fewer `units` than there are the same, slower.
-
-        `gated` makes silu of the first half of the outputs times the second one.
+        """`weight` is [taps, in, out], `bias` [out]; `gated` makes silu of the first half of the outputs times the
+        second one.
         """
         taps, inputs, outputs = self._shape = weight.shape
         bias = weight.new_zeros(outputs) if bias is None else bias
@@ -180,7 +178,7 @@ class Convolution:
             weight, bias = weight[:, :, order], bias[order]
         tiles = weight.reshape(taps, inputs // SIDE, _HALF, 2, outputs // SIDE, 2, _HALF)
         self._weight = _pages.copy(tiles.permute(4, 0, 1, 5, 2, 6, 3).bfloat16())
-        self._bias, self._dilation, self._gated, self._units = bias.float().contiguous(), dilation, gated, units
+        self._bias, self._dilation, self._gated = bias.float().contiguous(), dilation, gated
 
     def __call__(
         self,
@@ -217,7 +215,7 @@ class Convolution:
         assert out.is_contiguous(), out.stride()
         amplitude = None if snake is None else snake.amplitude.data_ptr()
         pointers = (rows.data_ptr(), self._weight.data_ptr(), self._bias.data_ptr(), amplitude, out.data_ptr())
-        _call("convolve", self._units, kind.value, *pointers, streams, time, taps, dilation, inputs, outputs)
+        _call("convolve", MATRIX_UNITS, kind.value, *pointers, streams, time, taps, dilation, inputs, outputs)
         return out
 
 
@@ -226,9 +224,9 @@ class ExactConvolution:
 
     dtype = torch.float32
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, dilation: int = 1, *, units: int = MATRIX_UNITS) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, dilation: int = 1) -> None:
         self._taps, inputs, outputs = weight.shape
-        self._dilation, self._units = dilation, units
+        self._dilation = dilation
         self._weight = _pages.copy(weight.reshape(self._taps * inputs, -1, SIDE).transpose(0, 1).float())
         self._bias = weight.new_zeros(outputs) if bias is None else bias.float().contiguous()
 
@@ -240,7 +238,7 @@ class ExactConvolution:
         panels, inputs, _ = self._weight.shape
         out = new("out", (*rows.shape[:2], panels * SIDE), torch.float32)
         pointers = (rows.data_ptr(), self._weight.data_ptr(), self._bias.data_ptr(), out.data_ptr())
-        _call("multiply", self._units, *pointers, len(rows) * rows.shape[1], inputs, panels * SIDE)
+        _call("multiply", MATRIX_UNITS, *pointers, len(rows) * rows.shape[1], inputs, panels * SIDE)
         return out
 
 

@@ -11,197 +11,48 @@ stays in the cache.
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from itertools import chain
-from math import inf, prod
+from math import prod
+from pathlib import Path
+from typing import Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from deployments.codec.backends import cpu
-from deployments.codec.backends.cpu import (
-    Convolution,
-    ExactConvolution,
-    New,
-    Recording,
-    add,
-    convolve_to_one,
-    fits,
-    gather,
-    normed,
-)
+from deployments.codec.backends.cpu import Convolution, ExactConvolution, New, Recording, add, normed
+from deployments.codec.backends.products import MANY_CHANNELS, ProductToOneChannel, gather, packed, scratch
+from deployments.codec.decoder import Backend
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, with_frequency
-from deployments.codec.forward import Signal, last_samples, latents, waveform
-from deployments.codec.reference import rotary_tables, rotate
+from deployments.codec.forward import Call, Signal, last_samples, latents, waveform
+from deployments.codec.layers import rotary_tables, rotate
 from deployments.codec.state import DecoderState
 
 _LAYER_NORM_EPS = 1e-6
-_TYPICAL_ROWS = 128
-_MANY_CHANNELS = 512
-# From here on a convolution of many channels beats a matrix product. oneDNN takes a path that is hundreds of times
-# slower for some lengths: with torch 2.11 for 768 channels and 96 to 112 rows, with 2.13 for 100.
-_ENOUGH_ROWS = 128
 _POSITIONS = 2048  # frames whose angles are known before there are more
 _RECORDED_FRAMES = 64  # of all streams: calls of more are rare, and Python's part of them is small
 _PIECE = 250_000  # values that a block makes at once: some buffers of as many fit a second-level cache of 2 MB
 _ROWS_OF_A_PIECE = 16  # pieces are multiples of it: with torch 2.11 others, such as 520 or 587 rows, may take that path
 
 
-class _Product:
-    """A convolution [B, context + time, in] -> [B, time, out] with its weight in the order of those who read it.
+class TorchBackend(Backend):
+    """Folded weights, packed."""
 
-    Few rows are multiplied as a matrix, after they were copied tap by tap. Many are a convolution, which needs no
-    copies, but takes milliseconds for a handful of rows, however few the channels are.
-    """
+    def __init__(self, folded: FoldedDecoder, precision: str = "float32") -> None:
+        """`precision` is that of the products.
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, dilation: int, dtype: torch.dtype, *, may_be_long: bool = False
-    ) -> None:
-        """`weight` is [taps, in, out]. A layer of many channels has few rows, unless it `may_be_long`."""
-        self._taps, channels, _ = weight.shape
-        self._dilation, self._context, self.dtype = dilation, (self._taps - 1) * dilation, dtype
-        self._bias = None if bias is None else bias.to(dtype)
-        self._packs = weight.is_cpu and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        weight, has_few_rows = weight.to(dtype), channels >= _MANY_CHANNELS and not may_be_long
-        self._matrix = self._packed_matrix(weight)
-        self._enough = inf if has_few_rows else _ENOUGH_ROWS  # rows of results for a convolution
-        if not has_few_rows:
-            self._kernel = self._packed_kernel(weight)
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """`rows` must be contiguous."""
-        rows = rows.to(self.dtype)
-        return self._multiply(rows) if rows.shape[1] - self._context < self._enough else self._convolve(rows)
-
-    def _packed_matrix(self, weight: Tensor) -> Tensor:
-        matrix = weight.permute(2, 0, 1).flatten(1).contiguous()
-        return torch.ops.mkldnn._reorder_linear_weight(matrix, _TYPICAL_ROWS) if self._packs else matrix
-
-    def _packed_kernel(self, weight: Tensor) -> Tensor:
-        kernel = weight.permute(2, 1, 0).unsqueeze(2).contiguous()
-        if not self._packs:
-            return kernel
-        size = [1, kernel.shape[1], 1, _TYPICAL_ROWS + self._context]
-        stride, padding = [1, 1], [0, 0]
-        packed: Tensor = torch._C._nn.mkldnn_reorder_conv2d_weight(  # type: ignore[call-arg]
-            kernel.to_mkldnn(), padding, stride, [1, self._dilation], 1, size
-        )
-        return packed
-
-    def _multiply(self, rows: Tensor) -> Tensor:
-        rows = self._unfolded(rows) if self._taps > 1 else rows
-        if not self._packs:
-            return F.linear(rows, self._matrix, self._bias)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._matrix, self._bias, "none", [], "")
-        return out
-
-    def _convolve(self, rows: Tensor) -> Tensor:
-        image = rows.transpose(1, 2).unsqueeze(2)
-        if not self._packs:
-            out = F.conv2d(image, self._kernel, self._bias, dilation=(1, self._dilation))
-        else:
-            out = torch.ops.mkldnn._convolution_pointwise(
-                image, self._kernel, self._bias, [0, 0], [1, 1], [1, self._dilation], 1, "none", [], ""
-            )
-        return out.squeeze(2).transpose(1, 2)
-
-    def _unfolded(self, rows: Tensor) -> Tensor:
-        """What each output row is a product of, [B, time, taps * in]."""
-        batch, length, channels = rows.shape
-        shape = (batch, length - self._context, self._taps, channels)
-        strides = (length * channels, channels, self._dilation * channels, 1)
-        return rows.as_strided(shape, strides).flatten(2)
-
-
-class _ProductToOneChannel:
-    """A convolution [B, context + time, in] -> [B, time, 1]: every row times all taps, then sums along diagonals."""
-
-    dtype = torch.float32
-
-    def __init__(self, conv: Conv) -> None:
-        assert conv.dilation == conv.weight.shape[2] == 1, conv.weight.shape
-        self._rows = conv.weight[:, :, 0].contiguous()
-        self._taps = self._rows.T.contiguous()
-        self._bias = conv.bias
-
-    def __call__(self, rows: Tensor, *, new: New) -> Tensor:
-        samples = convolve_to_one(rows, self._rows, self._bias, new=new)
-        if samples is not None:
-            return samples
-        products = rows @ self._taps  # [B, context + time, taps]
-        batch, length, taps = products.shape
-        diagonals = products.as_strided((batch, length - taps + 1, taps), (length * taps, taps, taps + 1))
-        return diagonals.sum(dim=2, keepdim=True) + self._bias
-
-
-class _Scratch(threading.local):
-    """Memory that a thread uses again and again: new memory costs a page fault for every 4 KB."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
-        self._taken: list[Tensor] | None = None
-
-    def take(self, name: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The buffer of that name, whose former content is lost."""
-        size, key = prod(shape), (name, dtype, device)
-        buffer = self._buffers.get(key)
-        if buffer is None or len(buffer) < size:
-            self._buffers[key] = buffer = torch.empty(size, dtype=dtype, device=device)
-        if self._taken is not None:
-            self._taken.append(buffer)
-        return buffer[:size].view(shape)
-
-    @contextmanager
-    def kept(self) -> Iterator[list[Tensor]]:
-        """What is taken meanwhile; it stays where it is while that is held, also when larger buffers are needed."""
-        taken: list[Tensor] = []
-        self._taken = taken
-        try:
-            yield taken
-        finally:
-            self._taken = None
-
-
-_scratch = _Scratch()
-
-
-def _gather(
-    x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = (), nexts: Sequence[Tensor] = ()
-) -> None:
-    """Fill `out` [B, context + time, channels] with the streams' pasts, and x behind the snake, and then `nexts`."""
-    if gather(x, out, snake, pasts, nexts):
-        return
-    time = x.shape[1]
-    context = out.shape[1] - time
-    _apply(snake, x, out[:, context:])
-    for own, past, following in zip(out, pasts, nexts, strict=False):
-        own[:context] = past
-        following.copy_(own[time:])
-
-
-def _apply(snake: Snake | None, x: Tensor, out: Tensor) -> None:
-    """Fill `out` [B, time, channels] with x behind the snake."""
-    if snake is None:
-        out.copy_(x)
-        return
-    wave = _scratch.take("wave", x.shape, x.device)
-    exact = x if x.dtype == torch.float32 else _scratch.take("exact", x.shape, x.device).copy_(x)
-    torch.sin(exact if snake.frequency is None else torch.mul(exact, snake.frequency, out=wave), out=wave)
-    out.copy_(torch.addcmul(exact, wave.square_(), snake.amplitude, out=wave))
-
-
-class TorchBackend:
-    """Folded weights, packed. Threads share it: a call changes nothing but the states that it returns."""
-
-    def __init__(self, folded: FoldedDecoder, *, dtype: torch.dtype) -> None:
-        """`dtype` is that of the products."""
-        self.config, self.device = folded.config, folded.tables.device
+        From here on cuDNN does not cut off float32 to TF32 in this process. On stressed weights that is no better than
+        34 dB, and float32 is what other types are judged by, and what streams are repaired in.
+        """
+        torch.backends.cudnn.allow_tf32 = False
+        self.config, self.device, self.precision = folded.config, folded.tables.device, precision
+        self._given = folded
         blocks = (replace(block, units=tuple(map(with_frequency, block.units))) for block in folded.blocks)
         self.folded = folded = replace(folded, blocks=tuple(blocks))
-        self.products = dict(_packed(folded, dtype))
+        self.products = dict(packed(folded, getattr(torch, precision)))
         self.memories: dict[Conv | ConvNeXt | Layer, int] = {}  # index of a layer's tensor in a stream's state
         self.initial_state = DecoderState(0, tuple(self._silence()))
         self.attends = self._is_own(*(layer.output for layer in folded.layers)) and cpu.attends(
@@ -216,8 +67,25 @@ class TorchBackend:
         )
         self._rotary, self._recorded = self._rotary_tables(_POSITIONS), _Recorded()
 
+    @classmethod
+    def load(cls, directory: Path, *, device: torch.device, precision: str) -> Self:
+        return cls(FoldedDecoder.load(directory, device=device), precision)
+
+    @staticmethod
+    def precisions(device: torch.device) -> tuple[str, ...]:
+        if device.type != "cpu":
+            return "float16", "bfloat16"  # which does not overflow
+        return ("bfloat16",) if not {"amx_bf16", "avx512_bf16"}.isdisjoint(_cpu_flags()) else ()
+
+    def at(self, precision: str) -> "TorchBackend":
+        return TorchBackend(self._given, precision)
+
+    @property
+    def advice(self) -> str:
+        slow = self.device.type == "cpu" and not cpu.BUILT
+        return "torch decodes, half as fast as our kernels: install Talkray (again) where a C compiler is" * slow
+
     def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
-        """Unbounded samples [B, frames * frame_samples], and the next states of the streams."""
         if not self._is_own_throughout or codes[:, :, 0].numel() > _RECORDED_FRAMES:
             call = _TorchCall(self, codes, states)
             return self.decoded(call).clone(), call.states()
@@ -235,10 +103,6 @@ class TorchBackend:
     def advance(
         self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int
     ) -> tuple[Tensor, list[DecoderState]]:
-        """The states that `decode` would return, or what counts of them before another `followed_by` frames.
-
-        And what was made last on the way, [B, ...]: it is finite where the states are.
-        """
         call = _TorchCall(self, codes, states)
         x = latents(call, self.folded)
         if followed_by >= self.config.convolved_frames:
@@ -277,48 +141,7 @@ class TorchBackend:
             )
 
 
-_AnyProduct = Convolution | ExactConvolution | _Product | _ProductToOneChannel
-
-
-def _packed(folded: FoldedDecoder, dtype: torch.dtype) -> Iterator[tuple[Conv | Linear, _AnyProduct]]:
-    is_own = dtype == torch.bfloat16
-
-    def exact(weight: Tensor, bias: Tensor | None, dilation: int = 1) -> _AnyProduct:
-        # The whole signal goes through these: rounding is heard most there, and exactness costs least.
-        if is_own and fits(weight):
-            return ExactConvolution(weight, bias, dilation)
-        return _Product(weight, bias, dilation, torch.float32)
-
-    def product(
-        weight: Tensor, bias: Tensor | None, dilation: int = 1, *, gated: bool = False, may_be_long: bool = False
-    ) -> _AnyProduct:
-        if is_own and fits(weight):
-            return Convolution(weight, bias, dilation, gated=gated)
-        return _Product(weight, bias, dilation, dtype, may_be_long=may_be_long)
-
-    for conv in (folded.pre_conv, *(upsample for upsample, _ in folded.stages)):
-        yield conv, exact(conv.weight, conv.bias, conv.dilation)
-    for linear in (folded.input_proj, folded.output_proj):
-        yield linear, exact(linear.weight[None], linear.bias)
-    for layer in folded.layers:
-        for linear in (layer.qkv, layer.output, layer.down):
-            yield linear, product(linear.weight[None], linear.bias)
-        gate_up = torch.cat((layer.gate.weight, layer.up.weight), dim=1)
-        yield layer.up, product(gate_up[None], None, gated=True)
-    for _, block in folded.stages:
-        for linear in (block.up, block.down):
-            yield linear, product(linear.weight[None], linear.bias)
-    *blocks, last = folded.blocks
-    for conv in (folded.first_conv, *(block.conv for block in blocks)):
-        yield conv, product(conv.weight, conv.bias, conv.dilation)
-    for unit in (unit for block in folded.blocks for unit in block.units):
-        dilated, pointwise = unit.dilated, unit.pointwise
-        yield dilated, product(dilated.weight, dilated.bias, dilated.dilation, may_be_long=True)
-        yield pointwise, product(pointwise.weight, pointwise.bias)
-    yield last.conv, _ProductToOneChannel(last.conv)
-
-
-class _TorchCall:
+class _TorchCall(Call):
     """One pass. Every layer reads its tensor of each stream and puts the one for the next call there."""
 
     def __init__(self, backend: TorchBackend, codes: Tensor, states: Sequence[DecoderState]) -> None:
@@ -332,7 +155,7 @@ class _TorchCall:
         self._mask = None
         if not backend.attends:
             self._mask = _window_mask(self.known, frames, window=backend.config.sliding_window)
-        self.audio = _scratch.take("audio", (len(states) * frames * backend.config.frame_samples,), device)
+        self.audio = scratch.take("audio", (len(states) * frames * backend.config.frame_samples,), device)
         self._samples = [self.audio]  # where the next ones go
 
     def states(self) -> list[DecoderState]:
@@ -353,7 +176,7 @@ class _TorchCall:
     def _new(self, name: str) -> New:
         """Memory for what a kernel makes, until one of the same name makes something."""
         device = self._backend.device
-        return lambda part, shape, dtype: _scratch.take(f"{name} {part}", shape, device, dtype)
+        return lambda part, shape, dtype: scratch.take(f"{name} {part}", shape, device, dtype)
 
     def linear(
         self,
@@ -365,7 +188,7 @@ class _TorchCall:
         gelu: bool = False,
         residual: Signal | None = None,
     ) -> Signal:
-        """As in Call. A gate is packed together with its product."""
+        """A gate is packed together with its product."""
         product = self._backend.products[linear]
         if isinstance(product, Convolution | ExactConvolution):
             new = self._new(str(id(linear)))
@@ -374,7 +197,7 @@ class _TorchCall:
                 return Signal(product(rows, new=new))
             total, wide = None if residual is None else residual.rows, gate is None and not gelu
             return Signal(product(rows.to(product.dtype), total=total, gelu=gelu, wide=wide, new=new))
-        assert not isinstance(product, _ProductToOneChannel)
+        assert not isinstance(product, ProductToOneChannel)
         y = product(_normed(x.rows, self._backend.config.rms_norm_eps) if norm else x.rows)
         if residual is not None:
             return Signal(residual.rows + y)
@@ -389,7 +212,7 @@ class _TorchCall:
         heads, kv_heads = backend.config.num_attention_heads, backend.config.num_key_value_heads
         if self._mask is None:
             shape = (*qkv.rows.shape[:2], heads * backend.config.head_dim)
-            y = _scratch.take("attended", shape, backend.device, torch.bfloat16)
+            y = scratch.take("attended", shape, backend.device, torch.bfloat16)
             for stream, histories in enumerate(self._turned(index)):
                 rotary = [table[stream] for table in self.rotary]
                 cpu.attend(qkv.rows[stream], rotary, histories, self.known[stream], y[stream])
@@ -412,7 +235,7 @@ class _TorchCall:
     def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
         new, memories = x.rows.float(), self._turned(self._backend.memories[block])
         if isinstance(self._backend.products[block.up], Convolution):
-            y = _scratch.take("depthwise", new.shape, new.device, torch.bfloat16)
+            y = scratch.take("depthwise", new.shape, new.device, torch.bfloat16)
             for own, pair, out in zip(new, memories, y, strict=True):
                 cpu.depthwise_norm(own, pair, block, self._backend.layer_norm_eps, out)
             return Signal(y)
@@ -426,7 +249,7 @@ class _TorchCall:
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
     ) -> Signal:
-        """As in Call. A snake is done with the product, or left to the layer behind, which copies its rows anyway."""
+        """A snake is done with the product, or left to the layer behind, which copies its rows anyway."""
         batch, time, _ = x.rows.shape
         product, rows = self._backend.products[conv], self._rows(x, conv)
         if isinstance(product, Convolution):
@@ -440,7 +263,7 @@ class _TorchCall:
         elif isinstance(product, ExactConvolution):
             y = product(rows, new=self._new(str(id(conv))))
         else:
-            assert not isinstance(product, _ProductToOneChannel)
+            assert not isinstance(product, ProductToOneChannel)
             y = product(rows)
         y = y.reshape(batch, time * conv.upsampling, -1)
         return Signal(y if residual is None else add(residual.rows, y), snake)
@@ -450,14 +273,14 @@ class _TorchCall:
         (batch, time, channels), dtype = x.rows.shape, self._backend.products[conv].dtype
         if not conv.context and x.snake is None and x.rows.dtype == dtype:
             return x.rows
-        rows = _scratch.take("rows", (batch, conv.context + time, channels), self._backend.device, dtype)
+        rows = scratch.take("rows", (batch, conv.context + time, channels), self._backend.device, dtype)
         memories = self._turned(self._backend.memories[conv]) if conv.context else []
-        _gather(x.rows, rows, x.snake, [past for past, _ in memories], [following for _, following in memories])
+        gather(x.rows, rows, x.snake, [past for past, _ in memories], [following for _, following in memories])
         return rows
 
     def samples(self, x: Signal, conv: Conv) -> Tensor:
         product, rows = self._backend.products[conv], self._rows(x, conv)
-        assert isinstance(product, _ProductToOneChannel)
+        assert isinstance(product, ProductToOneChannel)
 
         def new(_: str, shape: Sequence[int], __: torch.dtype) -> Tensor:
             count = prod(shape)
@@ -467,18 +290,18 @@ class _TorchCall:
         return product(rows, new=new).flatten()
 
     def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TorchCall", Signal]]:
-        """As in Call. Units add to a copy: new memory for each of their sums would leave the cache."""
+        """Units add to a copy: new memory for each of their sums would leave the cache."""
         for call, rows in self._cut(x.rows):
             if block.units:
-                signal = _scratch.take("signal", rows.shape, rows.device)
-                _gather(rows, signal)
+                signal = scratch.take("signal", rows.shape, rows.device)
+                gather(rows, signal)
                 yield call, Signal(signal, x.snake)
             else:
                 yield call, Signal(rows, x.snake)
 
     def _cut(self, x: Tensor) -> Iterator[tuple["_TorchCall", Tensor]]:
         _, time, channels = x.shape
-        if self._backend.device.type != "cpu" or channels >= _MANY_CHANNELS:
+        if self._backend.device.type != "cpu" or channels >= MANY_CHANNELS:
             yield self, x
             return
         for call, row in zip(self._alone(), torch.split(x, 1), strict=True):
@@ -495,6 +318,12 @@ class _TorchCall:
             yield call
 
 
+def _cpu_flags() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return next((line.split() for line in lines if line.startswith("flags")), [])
+
+
 class _RecordedCall:
     """The calls of kernels that a batch of one shape takes, made again for others; of one thread."""
 
@@ -502,7 +331,7 @@ class _RecordedCall:
         """Make them for this call, whose streams share no state."""
         tensors = [*_tensors(call.memories), *_tensors(call.nexts)]
         self._backend, self._inputs, self._audio = backend, (call.codes, call.known, *call.rotary), call.audio
-        with _scratch.kept() as self._buffers:
+        with scratch.kept() as self._buffers:
             self._recording = Recording(lambda: backend.decoded(call), tensors)
 
     def __call__(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:

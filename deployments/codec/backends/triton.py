@@ -17,7 +17,7 @@ from deployments.codec.backends import triton_kernels
 from deployments.codec.config import DecoderConfig
 from deployments.codec.decoder import PCM_SCALE
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, map_tensors
-from deployments.codec.forward import Signal, latents, waveform
+from deployments.codec.forward import Call, Signal, latents, waveform
 from deployments.codec.state import DecoderState
 
 _MIN_DOT = 16
@@ -112,7 +112,7 @@ class TritonBackend:
         }
 
 
-class _TritonCall:
+class _TritonCall(Call):
     """One pass over the streams in `slots`. Rows are [B * time, channels] throughout."""
 
     def __init__(self, backend: TritonBackend, slots: Tensor, frames: int) -> None:
@@ -178,7 +178,7 @@ class _TritonCall:
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
     ) -> Signal:
-        """As in Call. The rows are taken through the next layer's snake while they are at hand."""
+        """The rows are taken through the next layer's snake while they are at hand."""
         memory = self.backend.memories[conv] if conv.context else None
         rows, added = x.rows if x.snaked is None else x.snaked, None if residual is None else residual.rows
         time = len(rows) // self.batch
@@ -192,7 +192,7 @@ class _TritonCall:
         return Signal(y.view(-1, channels) if keep else y, snaked=None if snake is None else snaked.view(-1, channels))
 
     def samples(self, x: Signal, conv: Conv) -> Tensor:
-        """As in Call, int16."""
+        """In int16."""
         assert x.snaked is not None
         rows, memory = x.snaked, self.backend.memories[conv]
         pcm = torch.empty(len(rows), device=rows.device, dtype=torch.int16)

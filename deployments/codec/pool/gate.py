@@ -18,7 +18,6 @@ from deployments.codec.pool.plan import CALL_FRAMES, MANY_WORKERS, MAX_BATCH_FRA
 from deployments.codec.pool.workers import out_of_memory
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
-from deployments.playback import FRAME_S
 from deployments.protocol import Codes
 
 _SMOOTHING = 0.1  # weight of the newest batch
@@ -56,11 +55,6 @@ class DecodeJob:
     def shape(self) -> tuple[int, bool]:
         """What the jobs of one call have in common."""
         return len(self.codes), self.silent
-
-    @property
-    def played_s(self) -> float:
-        """When its listener needs what comes behind it, if it is in time."""
-        return self.deadline_s + len(self.codes) * FRAME_S
 
     def stall_s(self, now_s: float) -> float:
         """The silence that its listener has heard in all if this is done only now; 0.0 where it is in time."""
@@ -143,21 +137,19 @@ class DecodeGate:
         decode: Callable[[DecodeJob], Awaitable[Decoded]],
         *,
         workers: int,
-        max_batch_size: int = MAX_BATCH_SIZE,
-        max_batch_frames: int = MAX_BATCH_FRAMES,
-        max_call_s: float | None = None,
+        frame_s: float,
         largest: Mapping[int, int] | None = None,
         tried_s: float = 0.0,
     ) -> None:
-        """A batch has at most `max_batch_size` jobs and `max_batch_frames` frames in all: the next one waits for it.
+        """`frame_s` is how long a frame plays.
 
-        Jobs share a batch only as long as the call is expected to end within `max_call_s`, by default what suits so
-        many workers. `largest` says how many jobs of so many frames have been decoded together: more would be a new
-        shape. `tried_s` is what `seconds_per_frame` was before anybody asked, 0 where that is not known.
+        Jobs share a batch only as long as the call is expected to end within what suits so many workers. `largest` says
+        how many jobs of so many frames have been decoded together: more would be a new shape. `tried_s` is what
+        `seconds_per_frame` was before anybody asked, 0 where that is not known.
         """
-        self._decode = decode
-        self._max_batch_size, self._max_batch_frames = max_batch_size, max_batch_frames
-        self._max_call_s, self._largest = max_call_s or longest_call_s(workers), largest or {}
+        self._decode, self._frame_s = decode, frame_s
+        self._max_batch_size, self._max_batch_frames = MAX_BATCH_SIZE, MAX_BATCH_FRAMES  # jobs; frames of all of them
+        self._max_call_s, self._largest = longest_call_s(workers), largest or {}
         self._workers = workers
         self._has_many_workers = workers >= MANY_WORKERS
         self._idle_workers = workers
@@ -192,7 +184,7 @@ class DecodeGate:
         if not seconds_per_frame:
             return inf
         call_s = seconds_per_frame * (_USUAL_FRAMES + CALL_FRAMES)
-        carried = _USABLE * self._workers * _USUAL_FRAMES * FRAME_S / call_s
+        carried = _USABLE * self._workers * _USUAL_FRAMES * self._frame_s / call_s
         return carried if self.seconds_per_frame else max(_UNTRIED * carried, _LEAST_UNTRIED)
 
     async def submit(self, job: DecodeJob) -> Decoded:
@@ -299,6 +291,6 @@ class DecodeGate:
             self.seconds_per_frame = taken_s
         self._idle_workers += 1
         now_s = time.monotonic()
-        if min(waiter.job.played_s for waiter in batch) - now_s < _URGENT_S:
+        if min(waiter.deadline_s + len(waiter.job.codes) * self._frame_s for waiter in batch) - now_s < _URGENT_S:
             self._returns_s.append(now_s + _RETURN_S)
         asyncio.get_running_loop().call_soon(self._dispatch)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 from deployments.codec.pool.plan import chosen_ramp
 from deployments.config import CodecConfig
 from deployments.limits import StreamLimit
-from deployments.playback import FRAME_S
 from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
 from deployments.records import CodecRecord
 from deployments.serving import metrics
@@ -42,19 +41,10 @@ class Capacity:
     All methods belong to one event loop, times to one clock.
     """
 
-    def __init__(
-        self,
-        *,
-        max_late_s: float,
-        workers_carry: Callable[[], float] = lambda: math.inf,
-        limit: StreamLimit | None = None,
-    ) -> None:
-        """Listeners may hear `max_late_s` of silence in all; the workers carry so many streams at the moment.
-
-        `limit` may know something already.
-        """
+    def __init__(self, *, max_late_s: float, workers_carry: Callable[[], float] = lambda: math.inf) -> None:
+        """Listeners may hear `max_late_s` of silence in all; the workers carry so many streams at the moment."""
         self._max_late_s, self._workers_carry = max_late_s, workers_carry
-        self._limit = limit or StreamLimit(least=1)
+        self.limit = StreamLimit(least=1)
         self._places: dict[object, str] = {}  # whose they are
         self._line: deque[tuple[str, asyncio.Future[object]]] = deque()
 
@@ -74,7 +64,7 @@ class Capacity:
 
     def decoded(self, stall_s: float, *, now_s: float) -> None:
         """Learn from a call which was late for a listener who has heard `stall_s` of silence in all; 0.0: for none."""
-        self._limit.delivered(late=stall_s > self._max_late_s, streams=len(self._places), now_s=now_s)
+        self.limit.delivered(late=stall_s > self._max_late_s, streams=len(self._places), now_s=now_s)
         self._admit()
 
     def _has_room(self, client: str) -> bool:
@@ -85,7 +75,7 @@ class Capacity:
 
     def _is_below_limits(self, streams: int) -> bool:
         """Whether one more may join so many."""
-        return streams + 1 <= self._workers_carry() and self._limit.has_room(streams)
+        return streams + 1 <= self._workers_carry() and self.limit.has_room(streams)
 
     def _take(self, client: str) -> object:
         place = object()
@@ -131,9 +121,11 @@ class _Stream:
 class CodecLoad:
     """Counts what passes through. All methods belong to one event loop."""
 
-    def __init__(self, config: CodecConfig, workers_carry: Callable[[], float] = lambda: math.inf) -> None:
-        """The workers carry so many streams at the moment."""
-        self._workers = config.workers
+    def __init__(
+        self, config: CodecConfig, *, frame_s: float, workers_carry: Callable[[], float] = lambda: math.inf
+    ) -> None:
+        """A frame plays for `frame_s`; the workers carry so many streams at the moment."""
+        self._workers, self._frame_s = config.workers, frame_s
         # A stream holds these back on purpose: others wait for a worker.
         self._chunk_frames = chosen_ramp(config.chunk_frames, config.workers)[-1]
         self._capacity = Capacity(max_late_s=config.max_late_s, workers_carry=workers_carry)
@@ -146,12 +138,12 @@ class CodecLoad:
     @property
     def lag_s(self) -> float:
         """Audio that has arrived as codes and is not decoded, over all streams."""
-        return FRAME_S * sum(stream.waiting for stream in self._streams)
+        return self._frame_s * sum(stream.waiting for stream in self._streams)
 
     @property
     def backlog_s(self) -> float:
         """Audio of the frames that would be decoded if there were a worker."""
-        return FRAME_S * sum(max(0, stream.waiting - self._chunk_frames) for stream in self._streams)
+        return self._frame_s * sum(max(0, stream.waiting - self._chunk_frames) for stream in self._streams)
 
     async def stream(
         self, synthesize: Synthesize, request: SynthesisRequest, generate: Generate

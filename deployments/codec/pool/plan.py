@@ -6,8 +6,6 @@ what was captured. So there are few shapes, and all have been called before a re
 
 from collections.abc import Iterable
 
-from deployments.playback import FRAME_S
-
 MIN_LEAD_S = 0.25  # covers a decode and a frame of the talker
 RAMP = (1, 1, 2, 4, 8, 12)  # of a CPU, whose last chunks are the widest where few share a call
 # Where streams share calls. If the replica dies while a first chunk plays, another one takes over in time: to hear of
@@ -35,17 +33,20 @@ def chosen_ramp(chunk_frames: tuple[int, ...] | None, workers: int) -> tuple[int
     return chunk_frames or (SHARED_RAMP if workers >= MANY_WORKERS else RAMP)
 
 
-def paced(ramp: tuple[int, ...], seconds_per_frame: float, wait_s: float, *, shared: bool = False) -> tuple[int, ...]:
+def paced(
+    ramp: tuple[int, ...], seconds_per_frame: float, *, wait_s: float, frame_s: float, shared: bool
+) -> tuple[int, ...]:
     """The ramp, begun with chunks as long as it takes to make the next one while they play.
 
     `seconds_per_frame` is what a frame costs a worker besides the call (CALL_FRAMES), `wait_s` how long chunks that are
-    wanted soon wait for a worker on average: some twice as long. Where calls are `shared`, the ramp ends with chunks
-    that play while a full call is made: the shorter they are, the more streams share one.
+    wanted soon wait for a worker on average: some twice as long. `frame_s` is how long a frame plays. Where calls are
+    `shared`, the ramp ends with chunks that play while a full call is made: the shorter they are, the more streams
+    share one.
     """
     sizes = [size for size in sorted({*ramp}) if size <= _LONGEST_FIRST] or [ramp[0]]
 
     def plays(size: int, during_s: float) -> bool:
-        return during_s <= _OF_PLAYING * size * FRAME_S
+        return during_s <= _OF_PLAYING * size * frame_s
 
     def call_s(frames: int) -> float:
         return seconds_per_frame * (frames + CALL_FRAMES)
@@ -88,11 +89,13 @@ class ChunkPlan:
     What load widens takes a CPU so long that `in_hand` of the time that it plays has to be in the listener's hand.
     """
 
-    def __init__(self, ramp: tuple[int, ...], *, min_lead_s: float = MIN_LEAD_S, in_hand: float = 0.75) -> None:
+    def __init__(
+        self, ramp: tuple[int, ...], *, frame_s: float, min_lead_s: float = MIN_LEAD_S, in_hand: float = 0.75
+    ) -> None:
         assert ramp, "a ramp has at least one size"
         assert min(ramp) >= 1, ramp
         self._ramp, self._sizes = ramp, call_sizes(ramp)
-        self._min_lead_s, self._in_hand = min_lead_s, in_hand
+        self._frame_s, self._min_lead_s, self._in_hand = frame_s, min_lead_s, in_hand
         self._num_chunks = 0
 
     def next_size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
@@ -145,7 +148,7 @@ class ChunkPlan:
         if not self._num_chunks:
             return planned
         lead_s = max(0.0, lead_s)
-        return max([planned, *(size for size in wider[:load] if self._in_hand * size * FRAME_S <= lead_s)])
+        return max([planned, *(size for size in wider[:load] if self._in_hand * size * self._frame_s <= lead_s)])
 
     def _must_hurry(self, lead_s: float) -> bool:
         return self._num_chunks > 0 and lead_s <= self._min_lead_s

@@ -70,10 +70,16 @@ class CodecService:
         self.gate = DecodeGate(
             decode,
             workers=config.workers,
+            frame_s=self._codec.frame_s,
             largest=tried.largest_batches,
             tried_s=tried.seconds_per_frame,
         )
         self.placement = Placement(config)
+
+    @property
+    def frame_s(self) -> float:
+        """Seconds of audio of a frame."""
+        return self._codec.frame_s
 
     @property
     def failure(self) -> str | None:
@@ -88,17 +94,18 @@ class CodecService:
         """Audio of one utterance whose frames come from `generate`; raises what `generate` raises."""
         reference_codes, state = await self._begin(request)
         start = self._start(request.resume, reference_codes, state)
-        frame_samples = self._codec.decoder.frame_samples
+        frame_samples, sample_rate = self._codec.decoder.frame_samples, self._codec.sample_rate
         trims = not request.leading_silence and not start.position
-        ramp = paced(self._ramp, self.gate.seconds_per_frame, self.gate.wait_s, shared=self._shares_calls)
+        costs, wait_s = self.gate.seconds_per_frame, self.gate.wait_s
+        ramp = paced(self._ramp, costs, wait_s=wait_s, frame_s=self.frame_s, shared=self._shares_calls)
         decoder = StreamDecoder(
             self.gate.submit,
-            ChunkPlan(ramp),
+            ChunkPlan(ramp, frame_s=self.frame_s),
             start,
             frame_samples=frame_samples,
-            sample_rate=self._codec.sample_rate,
-            silence=LeadingSilence(self._codec.sample_rate) if trims else None,
-            guard=None if request.ignore_eos else EndingGuard(frame_samples, position=start.position),
+            sample_rate=sample_rate,
+            silence=LeadingSilence(sample_rate) if trims else None,
+            guard=None if request.ignore_eos else EndingGuard(frame_samples, sample_rate, position=start.position),
             load=lambda: self.gate.load,
         )
         with self.placement.admit(self.gate.capacity) as gpu_frames:
@@ -142,6 +149,6 @@ class CodecService:
         num_done, skipped = divmod(resume.samples, decoder.frame_samples)
         if num_done:
             before = [] if reference_codes is None else [reference_codes]
-            behind = np.concatenate([*before, resume.codes[:num_done]])[-decoder.reach :]
+            behind = np.concatenate([*before, resume.codes[:num_done]])[-decoder.config.reach :]
             state = decoder.initial_state()
         return DecodingStart(state, behind, resume.codes[num_done:], resume.samples, skipped, resume.in_hand_s)

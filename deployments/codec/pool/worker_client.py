@@ -20,13 +20,13 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
-from deployments.audio.starvation import ThreadWork
 from deployments.codec.decoder import CodecDecoder, Tried
 from deployments.codec.pool.channel import FORK, DecoderChoice, SharedJob, SharedOutcomes
 from deployments.codec.pool.gate import Decoded, DecodeJob
 from deployments.codec.pool.workers import CHECK_S, LONGEST_IDLENESS_S
 from deployments.codec.state import DecoderState, SharedStates, Slot
 from deployments.errors import CodecLost, EngineError
+from deployments.serving.starvation import ThreadWork
 
 logger = logging.getLogger(__name__)
 

@@ -57,7 +57,7 @@ def main(control: int, descriptor: int, choice: str) -> None:
     """Load, then fork until the replica closes `control`."""
     torch.set_num_threads(1)
     asked = DecoderChoice(**json.loads(choice))
-    decoder = CodecDecoder.load(Path(asked.directory), dtype=getattr(torch, asked.precision))
+    decoder = CodecDecoder.load(Path(asked.directory), precision=asked.precision)
     tried = warm_up(decoder, asked.chunk_frames, asked.max_call_s)
     states = SharedStates(decoder.initial_state(), descriptor)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process that has threads must not be forked"

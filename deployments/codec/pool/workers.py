@@ -8,8 +8,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from deployments.audio.starvation import ThreadWork
 from deployments.errors import CodecLost
+from deployments.serving.starvation import ThreadWork
 
 CHECK_S = 0.25
 # A thread that decodes on a CPU uses it all the time. On a GPU it may wait, but no call takes nearly as long.

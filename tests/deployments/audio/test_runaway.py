@@ -21,7 +21,7 @@ from deployments.protocol import (
 from deployments.serving.frames import forward
 
 RATE, SAMPLES, GROUPS, TOKENS = 2400, 192, 2, 20  # frames of 80 ms
-LATE = runaway_frames(TOKENS) // 2  # frames by which a text is expected to be spoken
+LATE = runaway_frames(TOKENS, SAMPLES / RATE) // 2  # frames by which a text is expected to be spoken
 SECOND = 12.5  # frames
 SPOKEN = round(4.5 * TOKENS)  # frames of plain speech of the text
 STOP, LENGTH, EARLY = FinishReason.STOP, FinishReason.LENGTH, FinishReason.EARLY
@@ -76,7 +76,7 @@ def heard(
     script: Script, reason: FinishReason | None = None, *, tokens: int = TOKENS, seed: int = 0
 ) -> tuple[int, FinishReason | None]:
     """How many frames of a script pass the guard, cut into any chunks, and why they end."""
-    guard, cuts, passed = EndingGuard(SAMPLES), np.random.default_rng(seed), 0
+    guard, cuts, passed = EndingGuard(SAMPLES, RATE), np.random.default_rng(seed), 0
     while passed < script.frames or reason is not None:
         end = min(script.frames, passed + int(cuts.integers(1, 13)))
         pcm = script.pcm[passed * SAMPLES : end * SAMPLES]
@@ -180,14 +180,14 @@ def test_where_it_ends_does_not_depend_on_the_chunks() -> None:
 
 def test_a_stream_that_goes_on_elsewhere_is_as_late_as_it_was() -> None:
     script = Script().speech(10).room(60, -70)
-    moved = EndingGuard(SAMPLES, position=LATE * SAMPLES + 50)
+    moved = EndingGuard(SAMPLES, RATE, position=LATE * SAMPLES + 50)
     codes, pcm, ended = moved.pass_on(script.codes, script.pcm[50:], None, TOKENS)
     assert (len(codes), len(pcm), ended) == (48, 48 * SAMPLES - 50, SILENCE)
 
 
 def test_frames_whose_codes_are_known_elsewhere_are_heard() -> None:
     script = Script().speech(4).room(200, -70)
-    codes, pcm, ended = EndingGuard(SAMPLES).pass_on(script.codes[150:], script.pcm, None, TOKENS)
+    codes, pcm, ended = EndingGuard(SAMPLES, RATE).pass_on(script.codes[150:], script.pcm, None, TOKENS)
     assert (len(codes), len(pcm) // SAMPLES, ended) == (0, 104, SILENCE)
 
 
@@ -239,3 +239,13 @@ async def test_silence_is_not_sent_before_it_is_known_to_be_all() -> None:
 async def test_who_ignores_the_end_is_not_guarded() -> None:
     chunks = await listen(Talker(Script().speech(SPOKEN).room(300, -60)), ignore_eos=True)
     assert (chunks[-1].finish_reason, sum(len(chunk.codes) for chunk in chunks)) == (LENGTH, SPOKEN + 300)
+
+
+@pytest.mark.parametrize("samples", [SAMPLES // 2, SAMPLES, 2 * SAMPLES])
+def test_patience_is_time_however_long_a_frame_plays(samples: int) -> None:
+    """Eight seconds of silence, behind three of noise."""
+    pcm = np.concatenate([np.tile(np.array([3000, -3000], np.int16), 3 * RATE // 2), np.zeros(12 * RATE, np.int16)])
+    codes = np.random.default_rng(0).integers(0, 2048, (len(pcm) // samples, GROUPS)).astype(np.int16)
+    _, spoken, reason = EndingGuard(samples, RATE).pass_on(codes, pcm[: len(codes) * samples], None, 10 * TOKENS)
+    assert reason is SILENCE
+    assert len(spoken) / RATE == pytest.approx(3 + 8, abs=2 * samples / RATE)

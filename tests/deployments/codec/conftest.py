@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.encoder import EncoderNetwork
-from deployments.codec.reference import DecoderNetwork
 from talkray_tools.random_codec import randomize_codec
+from talkray_tools.unfolded_codec import DecoderNetwork
 
 CONFIG = {
     "model_type": "qwen3_tts_tokenizer_12hz",

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
 from deployments.codec.pool.gate import DecodeJob, decode_batch
 from deployments.codec.state import DecoderState
@@ -33,7 +34,8 @@ class Overflowing:
 
 
 def spoil(decoder: CodecDecoder, value: float, *, calls: set[int]) -> None:
-    products, layer = decoder._backend.products, decoder._backend.folded.layers[0].qkv
+    assert isinstance(decoder.backend, TorchBackend)
+    products, layer = decoder.backend.products, decoder.backend.folded.layers[0].qkv
     products[layer] = Overflowing(products[layer], value, calls=calls)  # type: ignore[assignment,arg-type]
 
 
@@ -47,7 +49,7 @@ def chunks(decoder: CodecDecoder, codes: Tensor) -> Tensor:
 
 @pytest.fixture
 def rounded(directory: Path) -> CodecDecoder:
-    return CodecDecoder.load(directory, dtype=torch.bfloat16)
+    return CodecDecoder.load(directory, precision="bfloat16")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

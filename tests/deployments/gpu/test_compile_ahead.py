@@ -62,17 +62,21 @@ def test_what_was_noted_is_compiled_into_the_cache(cache: Path, monkeypatch: pyt
             launch(width)
     assert [kernel.function for kernel in kernels] == ["_row_squares"] * 2
     reports: list[tuple[int, int]] = []
-    with CompileWorkers(2) as workers:
+    monkeypatch.setattr("deployments.gpu.compile_ahead._MAX_WORKERS", 2)
+    with CompileWorkers() as workers:
         workers.compile(kernels, lambda done, total: reports.append((done, total)))
     assert reports == [(0, 2), (1, 2), (2, 2)]
     assert hits(kernels, monkeypatch) == [True, True]
 
 
-def test_a_kernel_that_cannot_be_compiled_is_logged(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kernel_that_cannot_be_compiled_is_logged(
+    cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with noted_launches() as kernels:
         launch(32)
     broken = replace(kernels[0], function="_no_such_kernel")
-    with CompileWorkers(1) as workers, caplog.at_level(logging.WARNING):
+    monkeypatch.setattr("deployments.gpu.compile_ahead._MAX_WORKERS", 1)
+    with CompileWorkers() as workers, caplog.at_level(logging.WARNING):
         workers.compile([broken, *kernels], lambda done, total: None)
     assert "_no_such_kernel was not compiled ahead" in caplog.text
     assert len(caplog.records) == 1

@@ -78,9 +78,10 @@ def test_an_engine_runs_on_the_cpus_near_its_gpu(
         (folder / "local_cpulist").write_text(listed)
     pinned: list[set[int]] = []
     properties = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x9B, pci_device_id=0)
+    monkeypatch.setattr("deployments.gpu.graphs._SYSFS", tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(allowed))
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cpus: pinned.append(cpus))
-    said = use_cpus_near(torch.device("cuda"), tmp_path)
+    said = use_cpus_near(torch.device("cuda"))
     assert pinned == ([] if used is None else [used])
     assert said == (None if used is None else f"{len(used)} of {len(set(allowed))} CPUs, those near GPU 0001:9b:00.0")

@@ -143,6 +143,7 @@ class FakeSlots:
     """Notes its calls, which are under way until a test lets them land."""
 
     num_slots: int = 64
+    reach: int = 588
     calls: list[tuple[list[int], int]] = field(default_factory=list)
     flights: list[PendingFlight] = field(default_factory=list)
     begun: list[DecoderState | None] = field(default_factory=list)

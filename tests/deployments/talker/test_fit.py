@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from deployments.codec.config import SpeechTokenizerConfig
-from deployments.codec.reference import DecoderNetwork
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.protocol import GenerateRequest, Sampling, SynthesisRequest
@@ -19,6 +18,7 @@ from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.talker import Talker
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
+from talkray_tools.unfolded_codec import DecoderNetwork
 
 ONE_GPU = TalkerConfig(max_num_seqs=64, max_num_waiting=64)
 WITHIN = [("0.6B-CustomVoice", 8e9), ("1.7B-CustomVoice", 12e9)]
@@ -81,6 +81,7 @@ def test_what_does_not_fit_is_told_as_the_engine_tells_it(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(("name", "most"), WITHIN)
 def test_four_streams_speak_within_a_small_gpu(name: str, most: float, tmp_path: Path) -> None:
     """The share is capped, the start says what it takes, and it is what was predicted."""

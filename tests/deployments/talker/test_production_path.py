@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from deployments.codec.decoder import MIN_SNR_DB, snr_db, to_pcm16
-from deployments.codec.reference import DecoderNetwork
 from deployments.config import TalkerConfig
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, GenerateRequest, Sampling
 from deployments.talker.engine import Engine
@@ -24,6 +23,7 @@ from talkray_tools.choices import Tolerance, divergences, near_ties
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.random_codec import Stress
 from talkray_tools.released import SHAPES, Shape
+from talkray_tools.unfolded_codec import DecoderNetwork
 from tests.deployments.talker.driving import GREEDY, ask, speak, speak_all
 from tests.deployments.talker.test_deterministic import WIDE
 
@@ -272,7 +272,7 @@ def prompted(engine: Engine, rows: int, number: int) -> Sequence:
     assert prompt.num_rows >= rows
     cut = replace(prompt, text_ids=prompt.text_ids[:rows], codec_ids=prompt.codec_ids[:rows])
     limit = FrameLimit(99, FinishReason.LENGTH)
-    sequence = Sequence(number, request, cut, engine.model.generation, limit, row=number)
+    sequence = Sequence(number, request, cut, engine.model.generation, limit, row=number, frame_s=0.08)
     engine.runner.blocks.grow(number, rows + 1)
     return sequence
 

@@ -50,7 +50,7 @@ def clone(*, seconds: float = 0.5, text: str | None = REFERENCE_TEXT, frames: in
 
 def rows(builder: PromptBuilder, prompt: Prompt) -> torch.Tensor:
     """[rows, hidden]: what the talker is prefilled with."""
-    sequence = Sequence(0, ask(), prompt, Sampling(), FrameLimit(1, FinishReason.LENGTH), row=0)
+    sequence = Sequence(0, ask(), prompt, Sampling(), FrameLimit(1, FinishReason.LENGTH), row=0, frame_s=0.08)
     inputs = PrefillInputs(prompt.num_rows, scratch_row=1, tables=builder.tables)
     inputs.fill([Part(sequence, 0, prompt.num_rows, is_last=True)])
     return builder.tables.rows(inputs.rows.text_ids, inputs.rows.codec_ids)

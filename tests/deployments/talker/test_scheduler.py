@@ -20,7 +20,7 @@ def sequence(number: int, *, rows: int = 3, frames: int = 8) -> Sequence:
     ids = np.zeros(rows, np.int32)
     prompt = Prompt(ids, ids, ids[:1], num_text_tokens=rows)
     request = GenerateRequest(SynthesisRequest(str(number), "text"))
-    return Sequence(number, request, prompt, Sampling(), FrameLimit(frames, FinishReason.LENGTH))
+    return Sequence(number, request, prompt, Sampling(), FrameLimit(frames, FinishReason.LENGTH), frame_s=0.08)
 
 
 def heard(number: int) -> Sequence:
@@ -291,7 +291,7 @@ def test_a_resumed_sequence_is_not_ahead_by_what_was_heard_elsewhere() -> None:
     blocks = BlockManager(num_blocks=200, block_size=BLOCK_SIZE)
     line = Scheduler(blocks, max_num_seqs=3, max_num_waiting=2, max_lead_s=1.0, now_s=lambda: 5.0)
     new = sequence(1, frames=99)
-    resumed = Sequence(1, new.request, new.prompt, new.sampling, new.limit, [FRAME] * 40)
+    resumed = Sequence(1, new.request, new.prompt, new.sampling, new.limit, [FRAME] * 40, frame_s=0.08)
     for each in (resumed, sequence(2, frames=99)):
         line.add(each)
     assert [step(line) for _ in range(3)] == [([1, 2], [1, 2]), ([], [1, 2]), ([], [1, 2])]

@@ -17,7 +17,9 @@ def ended(tokens: list[int], *, mass: float = 0.9, word_times: bool = False) -> 
     prompt = Prompt(ids, ids, ids[:1], num_text_tokens=TOKENS, text_start=START)
     request = GenerateRequest(SynthesisRequest("0", "text"))
     starts = list(range(TOKENS + 1)) if word_times else []
-    sequence = Sequence(0, request, prompt, Sampling(), FrameLimit(1000, FinishReason.LENGTH), token_starts=starts)
+    sequence = Sequence(
+        0, request, prompt, Sampling(), FrameLimit(1000, FinishReason.LENGTH), token_starts=starts, frame_s=0.08
+    )
     for token in tokens:
         weights = np.zeros(START + TOKENS + 400, np.float32)
         weights[START + token] = mass

@@ -20,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 
 from deployments.codec.decoder import MIN_SNR_DB, snr_db, to_pcm16
-from deployments.codec.reference import DecoderNetwork
 from deployments.protocol import Codes, Sampling, SynthesisRequest
 from deployments.weights.store import locate
 from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
 from loadtest.settings import Settings
 from serve_app.config import AppConfig, read_config
+from talkray_tools.unfolded_codec import DecoderNetwork
 from tests.faults.listener import Heard, Listener
 from tests.faults.pools import serving
 

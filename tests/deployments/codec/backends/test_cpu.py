@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, gelu, layer_norm, silu
 
-from deployments.codec.backends import cpu
+from deployments.codec.backends import cpu, products
 from deployments.codec.backends import torch as torch_backend
 from deployments.codec.backends.cpu import (
     MATRIX_UNITS,
@@ -25,15 +25,22 @@ from deployments.codec.backends.cpu import (
     gather,
     normed,
 )
+from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
 from deployments.codec.fold import ConvNeXt, Linear, Snake, fold
-from deployments.codec.reference import DecoderNetwork
 from deployments.weights.store import locate
 from talkray_tools.random_codec import randomize_decoder
+from talkray_tools.unfolded_codec import DecoderNetwork
 from tests.deployments.codec.conftest import CONFIG
 
 ROUNDING = 2.0**-8  # to the nearest bfloat16, relative
+
+
+@pytest.fixture(params=range(MATRIX_UNITS + 1))
+def units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels do without some of the CPU's units."""
+    monkeypatch.setattr(cpu, "MATRIX_UNITS", request.param)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -180,13 +187,13 @@ SHAPES = [  # taps, dilation, inputs, outputs, time
 ]
 
 
-@pytest.mark.parametrize("units", range(MATRIX_UNITS + 1))
+@pytest.mark.usefixtures("units")
 @pytest.mark.parametrize(("taps", "dilation", "inputs", "outputs", "time"), SHAPES)
-def test_a_convolution(units: int, taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
+def test_a_convolution(taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
     """And what is done with its results at once."""
     weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
     rows = random(3, (taps - 1) * dilation + time, inputs, seed=2).bfloat16()
-    convolution = Convolution(weight, bias, dilation, units=units)
+    convolution = Convolution(weight, bias, dilation)
     exact = exactly(rows, weight.bfloat16(), bias, dilation)
     got, snake = convolution(rows), Snake(random(outputs, seed=3), None)
     assert got.shape == exact.shape
@@ -206,12 +213,12 @@ def test_a_convolution(units: int, taps: int, dilation: int, inputs: int, output
     assert ((convolution(rows, wide=True).double() - exact).abs() <= 1e-5).all()
 
 
-@pytest.mark.parametrize("units", range(MATRIX_UNITS + 1))
+@pytest.mark.usefixtures("units")
 @pytest.mark.parametrize("time", [1, 5, 40])
-def test_a_gated_product(units: int, time: int) -> None:
+def test_a_gated_product(time: int) -> None:
     weight, bias, rows = random(1, 64, 96) / 8, random(96, seed=1), 4 * random(2, time, 64, seed=2).bfloat16()
     gates, ups = exactly(rows, weight.bfloat16(), bias, 1).chunk(2, dim=2)
-    got = Convolution(weight, bias, gated=True, units=units)(rows)
+    got = Convolution(weight, bias, gated=True)(rows)
     exact = silu(gates) * ups
     assert got.shape == exact.shape
     assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
@@ -225,12 +232,12 @@ def test_a_row_depends_on_no_other() -> None:
         assert torch.equal(convolution(rows)[1:, 40 : 40 + time], convolution(rows[1:, 40 : 46 + time]))
 
 
-@pytest.mark.parametrize("units", range(MATRIX_UNITS + 1))
+@pytest.mark.usefixtures("units")
 @pytest.mark.parametrize(("taps", "dilation", "inputs", "outputs", "time"), SHAPES)
-def test_an_exact_convolution(units: int, taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
+def test_an_exact_convolution(taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
     weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
     rows = random(3, (taps - 1) * dilation + time, inputs, seed=2)
-    got, exact = ExactConvolution(weight, bias, dilation, units=units)(rows), exactly(rows, weight, bias, dilation)
+    got, exact = ExactConvolution(weight, bias, dilation)(rows), exactly(rows, weight, bias, dilation)
     assert got.shape == exact.shape
     assert ((got.double() - exact).abs() <= 1e-5).all()
 
@@ -278,7 +285,9 @@ def decoder_of_whole_blocks() -> CodecDecoder:
     config = SpeechTokenizerConfig.from_dict({**CONFIG, "decoder_config": shape}).decoder
     network = DecoderNetwork(config)
     randomize_decoder(network, generator=torch.Generator().manual_seed(0), stress=None)
-    return CodecDecoder(fold(network.requires_grad_(requires_grad=False).state_dict(), config), dtype=torch.bfloat16)
+    return CodecDecoder(
+        TorchBackend(fold(network.requires_grad_(requires_grad=False).state_dict(), config), "bfloat16")
+    )
 
 
 @pytest.mark.skipif(not MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
@@ -325,19 +334,19 @@ def test_what_fits() -> None:
     assert not fits(weight[:, :, :5])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_decoder_with_them_sounds_as_one_without(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_decoder_with_them_sounds_as_one_without(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is no further from float32 than it, which is 40 dB for bfloat16 in the embedded voice."""
     directory = locate("embedded") / "speech_tokenizer"
 
-    def decoded(kind: torch.dtype) -> Tensor:
-        decoder = CodecDecoder.load(directory, device="cpu", dtype=kind)
+    def decoded(kind: str) -> Tensor:
+        decoder = CodecDecoder.load(directory, precision=kind)
         size = (1, 8, decoder.config.num_quantizers)
         codes = torch.randint(decoder.config.codebook_size, size, generator=torch.Generator().manual_seed(0))
         return decoder.decode(codes, [decoder.initial_state()])[0]
 
-    own = decoded(dtype)
+    own = decoded(precision)
     monkeypatch.setattr(cpu, "_functions", {})
-    monkeypatch.setattr(torch_backend, "fits", lambda _: False)
-    exact, plain = decoded(torch.float32), decoded(dtype)
+    monkeypatch.setattr(products, "fits", lambda _: False)
+    exact, plain = decoded("float32"), decoded(precision)
     assert snr_db(exact, own) > max(MIN_SNR_DB, min(100.0, snr_db(exact, plain) - 1.0))

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from deployments.codec.backends.triton_slots import BATCHES
 from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
-from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
+from deployments.codec.decoder import MIN_SNR_DB, snr_db, to_pcm16
 from deployments.codec.fold import fold
-from deployments.codec.pool.plan import GPU_RAMP
-from deployments.codec.reference import DecoderNetwork
-from deployments.codec.slots import BATCHES, PRECISIONS, GpuSlots, Precision
 from deployments.gpu.graphs import buckets
 from talkray_tools.random_codec import randomize_decoder
+from talkray_tools.unfolded_codec import DecoderNetwork
 from tests.deployments.interpreter import INTERPRETED
 
 
@@ -78,36 +77,6 @@ def test_a_slot_goes_on_from_what_another_one_remembered(network: DecoderNetwork
         assert (one.int() - expected).abs().max() <= 1
     else:
         assert snr_db(expected, one) >= MIN_SNR_DB
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(
-    "precision", [kind for kind in PRECISIONS if kind.name != "bfloat16"], ids=lambda kind: kind.name
-)
-def test_captured_calls_are_the_decoder(network: DecoderNetwork, precision: Precision) -> None:
-    folded = fold(network.state_dict(), network.config)
-    slots = GpuSlots(
-        folded, num_slots=4, device=torch.device("cuda"), precision=precision, load_exact=lambda: CodecDecoder(folded)
-    )
-    slots.capture()
-    total = sum(GPU_RAMP)
-    codes = torch.randint(32, (3, total, 4), generator=torch.Generator().manual_seed(0))
-    for slot in range(3):
-        slots.begin(slot)
-        slots.write([slot] * total, range(total), codes[slot].short())
-    parts = [slots.decode(range(3), frames).land() for frames in GPU_RAMP]
-    got = torch.from_numpy(np.concatenate([np.stack(part) for part in parts], axis=1))
-    expected = torch.from_numpy(to_pcm16(network(codes)))
-    assert snr_db(expected, got) >= MIN_SNR_DB
-    slots.begin(0)
-    slots.write([0] * total, range(total), codes[0].short())
-    slots.decode([0], 4).land()
-    slots.begin(3, slots.state(0))
-    slots.write([3] * total, range(total), codes[0].short())
-    [pcm] = slots.decode([3], 8).land()
-    samples = len(pcm) // 8
-    assert snr_db(expected[0, 4 * samples : 12 * samples], torch.from_numpy(pcm)) >= MIN_SNR_DB
 
 
 def test_buckets_cover_every_batch() -> None:

@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 import pytest
 
 from deployments.codec.pool.load import Capacity
-from deployments.limits import StreamLimit
 
 pytestmark = pytest.mark.anyio
 
@@ -18,9 +17,9 @@ def anyio_backend() -> str:
 
 def capacity(limit: int | None) -> Capacity:
     """Capacity for so many streams, as if chunks had been late with more."""
-    known = StreamLimit(least=1)
-    known.streams = limit
-    return Capacity(max_late_s=0.25, limit=known)
+    line = Capacity(max_late_s=0.25)
+    line.limit.streams = limit
+    return line
 
 
 class Stream:

@@ -3,6 +3,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 import uvloop
 
 from deployments.codec.decoder import CodecDecoder
+from deployments.codec.pool import gate as module
 from deployments.codec.pool.gate import Decoded, DecodeGate, DecodeJob, decode_batch
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
@@ -84,14 +86,9 @@ def gate_of(
     max_call_s: float = 60.0,
     tried_s: float = 0.0,
 ) -> DecodeGate:
-    gate = DecodeGate(
-        fake,
-        workers=workers,
-        max_batch_size=max_batch_size,
-        max_batch_frames=max_batch_frames,
-        max_call_s=max_call_s,
-        tried_s=tried_s,
-    )
+    limits = {"MAX_BATCH_SIZE": max_batch_size, "MAX_BATCH_FRAMES": max_batch_frames}
+    with mock.patch.multiple(module, **limits, longest_call_s=lambda workers: max_call_s):
+        gate = DecodeGate(fake, workers=workers, frame_s=0.08, tried_s=tried_s)
     fake.taken = gate.taken
     return gate
 
@@ -383,7 +380,7 @@ async def test_sixteen_streams_share_batches() -> None:
         await asyncio.sleep(0)
         return Decoded(np.zeros(1, np.int16), NOWHERE)
 
-    gate = DecodeGate(decode, workers=1, max_batch_size=16, max_batch_frames=1000, max_call_s=60.0)
+    gate = DecodeGate(decode, workers=1, frame_s=0.08)
 
     async def run(number: int) -> None:
         for chunk in range(10):

@@ -13,10 +13,11 @@ from deployments.codec.pool.gate import DecodeJob
 from deployments.codec.pool.load import CodecLoad
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
-from deployments.playback import FRAME_S
 from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
 from deployments.records import CodecRecord
 from tests.clock import Clock
+
+FRAME_S = 0.08
 
 pytestmark = pytest.mark.anyio
 
@@ -60,7 +61,7 @@ class Stream:
 
 
 async def test_frames_wait_from_their_arrival_until_they_are_decoded() -> None:
-    load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 4))), Stream()
+    load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 4)), frame_s=FRAME_S), Stream()
     assert load.record().streams == 0
     async with aclosing(load.stream(stream.synthesize, REQUEST, stream.generate)) as chunks:
         first = asyncio.create_task(anext(chunks))
@@ -80,7 +81,7 @@ async def test_frames_wait_from_their_arrival_until_they_are_decoded() -> None:
 
 
 async def test_a_stream_without_a_place_has_its_talker_but_no_decoder(clock: Clock) -> None:
-    load, first, second = CodecLoad(CodecConfig(chunk_frames=(1,))), Stream(), Stream()
+    load, first, second = CodecLoad(CodecConfig(chunk_frames=(1,)), frame_s=FRAME_S), Stream(), Stream()
     for stream in (first, second):
         stream.frames.put_nowait(3)
         stream.decode.put_nowait(1)
@@ -101,7 +102,7 @@ async def test_a_stream_without_a_place_has_its_talker_but_no_decoder(clock: Clo
 
 @pytest.mark.parametrize("gpu_frames", [12, ALL_FRAMES])
 async def test_what_a_gpu_decodes_does_not_wait_for_a_place(clock: Clock, gpu_frames: int) -> None:
-    load, first, second = CodecLoad(CodecConfig(chunk_frames=(1,))), Stream(), Stream(gpu_frames)
+    load, first, second = CodecLoad(CodecConfig(chunk_frames=(1,)), frame_s=FRAME_S), Stream(), Stream(gpu_frames)
     for stream in (first, second):
         stream.frames.put_nowait(3)
         stream.decode.put_nowait(1)
@@ -115,7 +116,7 @@ async def test_what_a_gpu_decodes_does_not_wait_for_a_place(clock: Clock, gpu_fr
 
 
 async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
-    load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 1))), Stream()
+    load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 1)), frame_s=FRAME_S), Stream()
     stream.frames.put_nowait(50)
     stream.decode.put_nowait(1)
     async with aclosing(load.stream(stream.synthesize, REQUEST, stream.generate)) as chunks:
@@ -125,7 +126,7 @@ async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
 
 
 async def test_busy_cores_are_a_moving_mean(clock: Clock) -> None:
-    load = CodecLoad(CodecConfig(workers=2, chunk_frames=(1, 12)))
+    load = CodecLoad(CodecConfig(workers=2, chunk_frames=(1, 12)), frame_s=FRAME_S)
     gates = [asyncio.Event(), asyncio.Event()]
     calls = [asyncio.create_task(load.call(gate.wait(), [job(60.0)] * 3, waiting=0)) for gate in gates]
     await asyncio.sleep(0)
@@ -143,7 +144,7 @@ async def test_busy_cores_are_a_moving_mean(clock: Clock) -> None:
 
 
 async def test_a_call_that_fails_is_over_and_its_error_passes() -> None:
-    load = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 12)))
+    load = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 12)), frame_s=FRAME_S)
 
     async def fail() -> None:
         raise ZeroDivisionError
@@ -154,7 +155,7 @@ async def test_a_call_that_fails_is_over_and_its_error_passes() -> None:
 
 
 async def test_the_record_is_what_the_policy_reads() -> None:
-    record = CodecLoad(CodecConfig(workers=3, chunk_frames=(1, 12))).record()
+    record = CodecLoad(CodecConfig(workers=3, chunk_frames=(1, 12)), frame_s=FRAME_S).record()
     assert isinstance(record, CodecRecord)
     assert all(type(value) is float for value in asdict(record).values())
     assert record.cores == 3

@@ -87,7 +87,7 @@ def start_of(decode: Decode, decoder: CodecDecoder, talker: Talker, frames: int,
 
 
 def stream_of(decode: Decode, decoder: CodecDecoder, start: DecodingStart) -> StreamDecoder:
-    plan = ChunkPlan((1, 2, 4, 8, 12))
+    plan = ChunkPlan((1, 2, 4, 8, 12), frame_s=0.08)
     return StreamDecoder(decode, plan, start, frame_samples=decoder.frame_samples, sample_rate=SAMPLE_RATE)
 
 
@@ -139,7 +139,7 @@ async def test_the_border_between_precisions_is_not_heard(
 async def test_bfloat16_hands_over_to_float32_within_its_noise(
     directory: Path, decoder: CodecDecoder, codes: Tensor
 ) -> None:
-    rounded = CodecDecoder.load(directory, dtype=torch.bfloat16)
+    rounded = CodecDecoder.load(directory, precision="bfloat16")
     expected, other = whole(decoder, codes[0]), whole(rounded, codes[0])
     border = 12 * decoder.frame_samples
     talker, decode = Talker(codes[0].numpy().astype(np.int16), other[:border], decoder.frame_samples), Decode(decoder)

@@ -31,7 +31,7 @@ class Playback:
 
 def simulate(rtf: float, *, num_frames: int, call_s: float = 0.01, decode_s: float = 0.002) -> Playback:
     """Play a stream: a frame takes the talker `rtf` * 80 ms and the codec `decode_s`, a chunk another `call_s`."""
-    plan, playback = ChunkPlan(RAMP), Playback()
+    plan, playback = ChunkPlan(RAMP, frame_s=FRAME_S), Playback()
     now_s, decoded = 0.0, 0
     while decoded < num_frames:
         made = min(num_frames, int(now_s / (rtf * FRAME_S) + 1e-9))
@@ -79,13 +79,13 @@ def test_an_underrunning_talker_is_passed_on_frame_by_frame() -> None:
 
 
 def test_the_first_chunk_waits_for_its_size() -> None:
-    plan = ChunkPlan((4, 12))
+    plan = ChunkPlan((4, 12), frame_s=FRAME_S)
     assert plan.next_size(3, ended=False, lead_s=0.0) == 0
     assert plan.next_size(5, ended=False, lead_s=0.0) == 4
 
 
 def test_the_end_is_one_call_where_there_is_time() -> None:
-    plan = ChunkPlan((4, 12))
+    plan = ChunkPlan((4, 12), frame_s=FRAME_S)
     assert [plan.next_size(left, ended=True, lead_s=9.0) for left in (3, 2, 1)] == [4, 4, 1]
     assert plan.next_size(30, ended=True, lead_s=9.0) == 12
     assert plan.next_size(0, ended=True, lead_s=9.0) == 0
@@ -93,7 +93,7 @@ def test_the_end_is_one_call_where_there_is_time() -> None:
 
 
 def test_a_low_lead_takes_what_is_there_within_the_ramp() -> None:
-    plan = ChunkPlan((1, 4), min_lead_s=0.25)
+    plan = ChunkPlan((1, 4), frame_s=FRAME_S, min_lead_s=0.25)
     assert plan.next_size(1, ended=False, lead_s=0.0) == 1
     assert plan.next_size(3, ended=False, lead_s=0.26) == 0
     assert plan.next_size(0, ended=False, lead_s=0.25) == 0
@@ -102,7 +102,7 @@ def test_a_low_lead_takes_what_is_there_within_the_ramp() -> None:
 
 
 def test_patience_ends_when_the_lead_gets_low() -> None:
-    plan = ChunkPlan((1, 4), min_lead_s=0.25)
+    plan = ChunkPlan((1, 4), frame_s=FRAME_S, min_lead_s=0.25)
     assert plan.patience_s(0.0) is None
     plan.next_size(1, ended=False, lead_s=0.0)
     assert plan.patience_s(0.5) == pytest.approx(0.25)
@@ -114,9 +114,10 @@ def test_every_number_of_frames_takes_calls_of_few_sizes(frames: int) -> None:
     sizes = call_sizes((1, 2, 4, 8, 12, 12))
     assert sizes == (12, 8, 4, 2, 1)
     assert sum(parts(frames, sizes)) == frames
-    assert set(ChunkPlan(RAMP).replay(frames)) <= {1, 2, 4, 8, 12, 24, 48, 96, 192}
-    assert sum(ChunkPlan(RAMP).replay(frames)) == frames
-    assert ChunkPlan(RAMP).replay(frames) == sorted(ChunkPlan(RAMP).replay(frames))  # the last reaches furthest
+    sizes = ChunkPlan(RAMP, frame_s=FRAME_S).replay(frames)
+    assert set(sizes) <= {1, 2, 4, 8, 12, 24, 48, 96, 192}
+    assert sum(sizes) == frames
+    assert sizes == sorted(sizes)  # the last reaches furthest
 
 
 @pytest.mark.parametrize(
@@ -132,9 +133,9 @@ def test_every_number_of_frames_takes_calls_of_few_sizes(frames: int) -> None:
     ],
 )
 def test_first_chunks_play_while_the_next_is_made(frame_ms: float, wait_ms: float, expected: tuple[int, ...]) -> None:
-    assert paced((1, 1, 2, 4, 8, 12), frame_ms / 1000, wait_ms / 1000) == expected
-    assert paced((12,), frame_ms / 1000, wait_ms / 1000) == (12,)
-    assert paced((3, 12), frame_ms / 1000, wait_ms / 1000) == (3, 12)
+    assert paced((1, 1, 2, 4, 8, 12), frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False) == expected
+    assert paced((12,), frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False) == (12,)
+    assert paced((3, 12), frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False) == (3, 12)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_first_chunks_play_while_the_next_is_made(frame_ms: float, wait_ms: floa
 )
 def test_load_widens_chunks_as_far_as_the_lead_allows(in_hand: float, sizes: list[int]) -> None:
     """A CPU makes the second chunk while a single frame plays, however much others wait for it; a GPU is quick."""
-    plan, lead_s = ChunkPlan((1, 1, 2, 4, 8, 12), in_hand=in_hand), 0.0
+    plan, lead_s = ChunkPlan((1, 1, 2, 4, 8, 12), frame_s=FRAME_S, in_hand=in_hand), 0.0
     for size in sizes:
         assert plan.next_size(50, ended=False, lead_s=lead_s, load=3) == size
         lead_s += size * FRAME_S
@@ -157,7 +158,7 @@ def test_many_workers_share_calls_of_shorter_chunks() -> None:
 @pytest.mark.parametrize("late", range(1, 5))
 def test_where_streams_share_calls_none_pauses_while_another_replica_takes_over(late: int) -> None:
     """Chunks come 60 ms after each other, and one of them 0.18 s after the one before: its replica has died."""
-    ramp = paced(chosen_ramp(None, MANY_WORKERS), 0.005, 0.005, shared=True)
+    ramp = paced(chosen_ramp(None, MANY_WORKERS), 0.005, wait_s=0.005, frame_s=FRAME_S, shared=True)
     lead_s = 0.0
     for number, frames in enumerate((*ramp, ramp[-1])):
         lead_s -= (0.18 if number == late else 0.06) if number else 0.0

@@ -3,6 +3,7 @@ import random
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.anyio
 GROUPS = 4
 FRAME_SAMPLES = 30
 SAMPLE_RATE = 300
+FRAME_S = FRAME_SAMPLES / SAMPLE_RATE
 RAMP = (1, 2, 4, 8, 12)
 NOWHERE = DecodingStart(DecoderState(0, ()))
 
@@ -77,7 +79,7 @@ def decoder_of(
     guard: EndingGuard | None = None,
 ) -> StreamDecoder:
     sizes = {"frame_samples": FRAME_SAMPLES, "sample_rate": SAMPLE_RATE}
-    return StreamDecoder(decode, ChunkPlan(RAMP), start, **sizes, silence=silence, guard=guard)
+    return StreamDecoder(decode, ChunkPlan(RAMP, frame_s=FRAME_S), start, **sizes, silence=silence, guard=guard)
 
 
 def run(decode: FakeDecode, source: Source, *, silence: LeadingSilence | None = None) -> AsyncGenerator[PcmChunk, None]:
@@ -254,10 +256,9 @@ async def test_a_decoder_that_fails_ends_the_stream_and_closes_the_talkers() -> 
 async def test_deadlines_follow_the_audio_delivered(decode: FakeDecode) -> None:
     await collect(run(decode, Source(numbered(20), reason=FinishReason.STOP)))
     _, second, third, fourth, fifth = (job.deadline_s for job in decode.jobs)
-    frame_s = FRAME_SAMPLES / SAMPLE_RATE
-    assert third - second == pytest.approx(2 * frame_s)
-    assert fourth - third == pytest.approx(4 * frame_s)
-    assert fifth - fourth == pytest.approx(8 * frame_s)
+    assert third - second == pytest.approx(2 * FRAME_S)
+    assert fourth - third == pytest.approx(4 * FRAME_S)
+    assert fifth - fourth == pytest.approx(8 * FRAME_S)
 
 
 async def test_a_stream_that_goes_on_here_is_as_urgent_and_as_far_as_it_was(decode: FakeDecode) -> None:
@@ -273,7 +274,8 @@ async def test_a_stream_that_goes_on_here_is_as_urgent_and_as_far_as_it_was(deco
 
 async def test_quiet_frames_in_front_go_but_their_codes_stay(decode: FakeDecode) -> None:
     codes = np.concatenate([np.zeros((6, GROUPS), np.int16), numbered(10, start=5000)])
-    silence = LeadingSilence(SAMPLE_RATE, keep_s=0.0)
+    with mock.patch("deployments.audio.silence._KEEP_S", 0.0):
+        silence = LeadingSilence(SAMPLE_RATE)
     chunks = await collect(run(decode, Source(codes, reason=FinishReason.STOP), silence=silence))
     assert np.array_equal(joined_codes(chunks), codes)
     assert np.array_equal(joined_pcm(chunks), codes[6:, 0].repeat(FRAME_SAMPLES))
@@ -286,10 +288,10 @@ async def test_a_missed_end_is_made_up_for_and_the_talker_left(decode: FakeDecod
     """5000: loud enough to be sound."""
     codes = np.concatenate([numbered(30, start=5000), np.zeros((300, GROUPS), np.int16)])
     source = Source(codes, asyncio.Event(), numbered(1), reason=FinishReason.STOP)
-    chunks = await collect(decoder_of(decode, guard=EndingGuard(FRAME_SAMPLES)).run(source.frames()))
+    chunks = await collect(decoder_of(decode, guard=EndingGuard(FRAME_SAMPLES, SAMPLE_RATE)).run(source.frames()))
     assert chunks[-1].finish_reason is FinishReason.SILENCE
     assert np.array_equal(joined_codes(chunks), codes[: len(joined_codes(chunks))])
-    assert 30 + 38 <= len(joined_codes(chunks)) <= 30 + 100
+    assert 30 + 30 <= len(joined_codes(chunks)) <= 30 + 80  # 3 to 8 s
     assert len(joined_pcm(chunks)) == len(joined_codes(chunks)) * FRAME_SAMPLES
     assert source.closed.is_set()
 
@@ -319,7 +321,13 @@ async def test_audio_equals_the_one_shot_audio_however_frames_arrive(
             yield FrameChunk(whole[:0], 5, FinishReason.STOP)
 
     start = DecodingStart(decoder.initial_state())
-    stream = StreamDecoder(decode, ChunkPlan(RAMP), start, frame_samples=decoder.frame_samples, sample_rate=SAMPLE_RATE)
+    stream = StreamDecoder(
+        decode,
+        ChunkPlan(RAMP, frame_s=FRAME_S),
+        start,
+        frame_samples=decoder.frame_samples,
+        sample_rate=SAMPLE_RATE,
+    )
     chunks = await collect(stream.run(ragged()))
     audio, _ = decoder.decode(codes[:1], [decoder.initial_state()])
     difference = joined_pcm(chunks).astype(int) - to_pcm16(audio[0]).astype(int)

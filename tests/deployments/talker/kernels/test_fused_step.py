@@ -46,7 +46,7 @@ def sequences(talker: Talker) -> list[Sequence]:
         prompt = Prompt(text, codec, draw.integers(0, 500, 2).astype(np.int32), num_text_tokens=3)
         asked = SynthesisRequest(str(number), "text", seed=(1 << 63) + number, ignore_eos=number == 1)
         limit = FrameLimit(99, FinishReason.LENGTH)
-        found.append(Sequence(number, GenerateRequest(asked), prompt, sampling, limit, row=2 - number))
+        found.append(Sequence(number, GenerateRequest(asked), prompt, sampling, limit, row=2 - number, frame_s=0.08))
     return found
 
 

@@ -5,7 +5,7 @@ import sys
 import threading
 from pathlib import Path
 
-from deployments.audio.starvation import any_runnable, is_runnable
+from deployments.serving.starvation import any_runnable, is_runnable
 
 
 def wait_for_state(process: int, state: str) -> None:

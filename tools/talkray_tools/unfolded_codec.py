@@ -1,8 +1,13 @@
-"""The decoder as the checkpoint has it: unfolded, in float32, a whole utterance at once.
+"""The codec decoder as the checkpoint has it: unfolded, in float32, a whole utterance at once.
 
-Nobody is served by it. It names the checkpoint's tensors, and it is what the decoder that serves is compared with.
+The decoder that serves is compared with it, and the embedded voice is trained with it. `largest_activation` takes every
+code of every codebook through it.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
 from typing import Self
 
@@ -10,19 +15,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from deployments.codec.backends.triton_slots import every_code
 from deployments.codec.config import CONTEXT, RESIDUAL_DILATIONS, DecoderConfig, SpeechTokenizerConfig
+from deployments.codec.layers import LayerScale, rotary_tables, rotate
 from deployments.weights.checkpoint import load_strict, without_values
-
-# Else cuDNN cuts float32 off in its convolutions, down to 34 dB on stressed weights: here is what everything else is
-# judged by, and what a stream goes on with that came to NaN or infinity.
-torch.backends.cudnn.allow_tf32 = False
 
 _MIN_USAGE = 1e-5  # keeps a codebook entry that training never used finite
 _KERNEL_SIZE = CONTEXT + 1
 _EXPANSION = 4
+_BATCH = 4  # streams at once: bounds memory
 
 
-class Codebook(nn.Module):
+class AveragedCodebook(nn.Module):
     """Entries as the exponential moving averages of training left them: a sum and a count."""
 
     def __init__(self, size: int, channels: int) -> None:
@@ -35,12 +39,12 @@ class Codebook(nn.Module):
         return self.embedding_sum / self.cluster_usage.clamp(min=_MIN_USAGE)[:, None]
 
 
-class VectorQuantization(nn.Module):
+class NamedCodebook(nn.Module):
     """One codebook under its checkpoint name."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self._codebook = Codebook(config.codebook_size, config.codebook_dim // 2)
+        self._codebook = AveragedCodebook(config.codebook_size, config.codebook_dim // 2)
 
     def table(self) -> Tensor:
         """Entries, [codebook_size, codebook_dim // 2]."""
@@ -52,10 +56,10 @@ class ResidualVectorQuantization(nn.Module):
 
     def __init__(self, config: DecoderConfig, num_quantizers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(VectorQuantization(config) for _ in range(num_quantizers))
+        self.layers = nn.ModuleList(NamedCodebook(config) for _ in range(num_quantizers))
 
 
-class ResidualVectorQuantizer(nn.Module):
+class CodebookGroup(nn.Module):
     """A group of codebooks between projections. The input projection serves training only."""
 
     def __init__(self, config: DecoderConfig, num_quantizers: int) -> None:
@@ -71,14 +75,14 @@ class ResidualVectorQuantizer(nn.Module):
         return [layer.table() @ projection for layer in self.vq.layers]  # type: ignore[operator]
 
 
-class SplitQuantizer(nn.Module):
+class CodebookGroups(nn.Module):
     """Semantic and acoustic codebooks. Projecting is linear, so entries are projected before they are added."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.codebook_size = config.codebook_size
-        self.rvq_first = ResidualVectorQuantizer(config, config.num_semantic_quantizers)
-        self.rvq_rest = ResidualVectorQuantizer(config, config.num_quantizers - config.num_semantic_quantizers)
+        self.rvq_first = CodebookGroup(config, config.num_semantic_quantizers)
+        self.rvq_rest = CodebookGroup(config, config.num_quantizers - config.num_semantic_quantizers)
 
     def forward(self, codes: Tensor) -> Tensor:
         """Sum of the entries, [B, frames, codebook_dim], of codes [B, frames, num_quantizers] in range."""
@@ -87,19 +91,7 @@ class SplitQuantizer(nn.Module):
         return F.embedding(codes + offsets, torch.cat(tables)).sum(dim=2)
 
 
-class LayerScale(nn.Module):
-    """A factor per channel."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., channels] -> [..., channels]."""
-        return self.scale * x
-
-
-class RMSNorm(nn.Module):
+class ExactRMSNorm(nn.Module):
     """Root mean square normalisation, computed in float32."""
 
     def __init__(self, channels: int, *, eps: float) -> None:
@@ -114,23 +106,8 @@ class RMSNorm(nn.Module):
         return self.weight * exact.to(x.dtype)
 
 
-def rotary_tables(positions: Tensor, *, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, each [B, 1, T, head_dim], of absolute positions [B, T]."""
-    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
-    angles = positions[:, None, :, None].float() / theta**exponents
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary position embedding of [B, heads, T, head_dim], the two halves of a head paired."""
-    cos, sin = tables
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-class Attention(nn.Module):
-    """Attention to each frame and to the `window - 1` frames before it."""
+class WindowedAttention(nn.Module):
+    """WindowedAttention to each frame and to the `window - 1` frames before it."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -155,7 +132,7 @@ class Attention(nn.Module):
         return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
-class FeedForward(nn.Module):
+class GatedFeedForward(nn.Module):
     """Gated SiLU perceptron."""
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -170,16 +147,16 @@ class FeedForward(nn.Module):
         return out
 
 
-class TransformerLayer(nn.Module):
-    """Attention and perceptron, each behind a norm and scaled per channel before it is added."""
+class WindowedLayer(nn.Module):
+    """WindowedAttention and perceptron, each behind a norm and scaled per channel before it is added."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = Attention(config)
+        self.input_layernorm = ExactRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.self_attn = WindowedAttention(config)
         self.self_attn_layer_scale = LayerScale(config.hidden_size)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = FeedForward(config)
+        self.post_attention_layernorm = ExactRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = GatedFeedForward(config)
         self.mlp_layer_scale = LayerScale(config.hidden_size)
 
     def forward(self, x: Tensor, *, mask: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
@@ -190,15 +167,15 @@ class TransformerLayer(nn.Module):
         return out
 
 
-class Transformer(nn.Module):
+class WindowedTransformer(nn.Module):
     """Layers between projections."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
         self.input_proj = nn.Linear(config.latent_dim, config.hidden_size)
-        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(WindowedLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = ExactRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.output_proj = nn.Linear(config.hidden_size, config.latent_dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -260,7 +237,7 @@ class CausalConvTranspose1d(nn.Module):
         return (y + bias[:, None, None]).flatten(2)
 
 
-class Snake(nn.Module):
+class UnfoldedSnake(nn.Module):
     """x + sin(x * exp(alpha))^2 / exp(beta)."""
 
     def __init__(self, channels: int) -> None:
@@ -298,9 +275,9 @@ class ResidualUnit(nn.Module):
 
     def __init__(self, channels: int, *, dilation: int) -> None:
         super().__init__()
-        self.act1 = Snake(channels)
+        self.act1 = UnfoldedSnake(channels)
         self.conv1 = CausalConv1d(channels, channels, kernel_size=_KERNEL_SIZE, dilation=dilation)
-        self.act2 = Snake(channels)
+        self.act2 = UnfoldedSnake(channels)
         self.conv2 = CausalConv1d(channels, channels, kernel_size=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -311,12 +288,12 @@ class ResidualUnit(nn.Module):
 
 
 class UpsamplingBlock(nn.Module):
-    """Snake, upsampling by `stride` and three residual units."""
+    """UnfoldedSnake, upsampling by `stride` and three residual units."""
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int) -> None:
         super().__init__()
         self.block = nn.Sequential(
-            Snake(in_channels),
+            UnfoldedSnake(in_channels),
             CausalConvTranspose1d(in_channels, out_channels, kernel_size=2 * stride, stride=stride),
             *(ResidualUnit(out_channels, dilation=dilation) for dilation in RESIDUAL_DILATIONS),
         )
@@ -333,9 +310,9 @@ class DecoderNetwork(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.quantizer = SplitQuantizer(config)
+        self.quantizer = CodebookGroups(config)
         self.pre_conv = CausalConv1d(config.codebook_dim, config.latent_dim, kernel_size=3)
-        self.pre_transformer = Transformer(config)
+        self.pre_transformer = WindowedTransformer(config)
         self.upsample = nn.ModuleList(_upsampling_stage(config, ratio) for ratio in config.upsampling_ratios)
         self.decoder = nn.Sequential(*_waveform_stages(config))
 
@@ -349,8 +326,12 @@ class DecoderNetwork(nn.Module):
         return network
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Samples [B, frames * frame_samples] within [-1, 1] of codes [B, frames, num_quantizers] int64."""
-        return self.synthesize(self.quantizer(codes)).clamp(-1, 1)
+        """Samples [B, frames * frame_samples] within [-1, 1] of codes [B, frames, num_quantizers] int64.
+
+        Without TF32: cuDNN would cut float32 off in its convolutions, down to 34 dB on stressed weights.
+        """
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            return self.synthesize(self.quantizer(codes)).clamp(-1, 1)
 
     def synthesize(self, x: Tensor) -> Tensor:
         """Unbounded samples [B, frames * frame_samples] of quantized latents [B, frames, codebook_dim]."""
@@ -375,4 +356,56 @@ def _waveform_stages(config: DecoderConfig) -> list[nn.Module]:
     for stride in config.upsample_rates:
         stages.append(UpsamplingBlock(channels, channels // 2, stride=stride))
         channels //= 2
-    return [*stages, Snake(channels), CausalConv1d(channels, 1, kernel_size=7)]
+    return [*stages, UnfoldedSnake(channels), CausalConv1d(channels, 1, kernel_size=7)]
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest number that a layer takes or gives."""
+
+    value: float
+    layer: str
+
+    def __str__(self) -> str:
+        if not isfinite(self.value):
+            return f"{self.layer} comes to NaN or infinity in float32: the weights are broken"
+        return f"the largest activation is {self.value:.4g}, at {self.layer} (float16 ends at 65,504)"
+
+
+@torch.inference_mode()
+def largest_activation(network: DecoderNetwork, progress: Callable[[int, int], None]) -> Largest:
+    """Of every code of every codebook. `progress` hears how many of how many streams are done."""
+    codes, largest = every_code(network.config), Largest(0.0, "none")
+    device = next(network.parameters()).device
+    with _observed(network) as found:
+        for start in range(0, len(codes), _BATCH):
+            network(codes[start : start + _BATCH].to(device))
+            progress(min(start + _BATCH, len(codes)), len(codes))
+    for layer, value in found.items():
+        if not value <= largest.value:  # NaN is not below anything
+            largest = Largest(value if isfinite(value) else inf, layer)
+        if not isfinite(largest.value):
+            break
+    return largest
+
+
+@contextmanager
+def _observed(network: nn.Module) -> Iterator[dict[str, float]]:
+    """The largest number that each layer takes or gives while this lasts, NaN where one is; by name, in their order."""
+    found: dict[str, float] = {}
+
+    def watch(name: str) -> Callable[..., None]:
+        def note(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            numbers = [tensor for tensor in (*inputs, output) if tensor.is_floating_point()]
+            most = torch.stack([torch.linalg.vector_norm(tensor, inf) for tensor in numbers]).max()
+            found[name] = max(float(most), found.get(name, 0.0), key=lambda value: (value != value, value))
+
+        return note
+
+    layers = ((name, module) for name, module in network.named_modules() if not list(module.children()))
+    handles = [module.register_forward_hook(watch(name)) for name, module in layers]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,211 @@
+"""Products of layers in torch, their weights packed once; on a CPU that multiplies bfloat16 those of cpu.py.
+
+And the memory that calls take: on a CPU each thread has some that it uses again and again.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import inf, prod
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from deployments.codec.backends import cpu
+from deployments.codec.backends.cpu import Convolution, ExactConvolution, New, convolve_to_one, fits
+from deployments.codec.fold import Conv, FoldedDecoder, Linear, Snake
+
+_TYPICAL_ROWS = 128
+MANY_CHANNELS = 512
+# From here on a convolution of many channels beats a matrix product. oneDNN takes a path that is hundreds of times
+# slower for some lengths: with torch 2.11 for 768 channels and 96 to 112 rows, with 2.13 for 100.
+_ENOUGH_ROWS = 128
+
+
+class TorchProduct:
+    """A convolution [B, context + time, in] -> [B, time, out] with its weight in the order of those who read it.
+
+    Few rows are multiplied as a matrix, after they were copied tap by tap. Many are a convolution, which needs no
+    copies, but takes milliseconds for a handful of rows, however few the channels are.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, dilation: int, dtype: torch.dtype, *, may_be_long: bool = False
+    ) -> None:
+        """`weight` is [taps, in, out]. A layer of many channels has few rows, unless it `may_be_long`."""
+        self._taps, channels, _ = weight.shape
+        self._dilation, self._context, self.dtype = dilation, (self._taps - 1) * dilation, dtype
+        self._bias = None if bias is None else bias.to(dtype)
+        self._packs = weight.is_cpu and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        weight, has_few_rows = weight.to(dtype), channels >= MANY_CHANNELS and not may_be_long
+        self._matrix = self._packed_matrix(weight)
+        self._enough = inf if has_few_rows else _ENOUGH_ROWS  # rows of results for a convolution
+        if not has_few_rows:
+            self._kernel = self._packed_kernel(weight)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """`rows` must be contiguous."""
+        rows = rows.to(self.dtype)
+        return self._multiply(rows) if rows.shape[1] - self._context < self._enough else self._convolve(rows)
+
+    def _packed_matrix(self, weight: Tensor) -> Tensor:
+        matrix = weight.permute(2, 0, 1).flatten(1).contiguous()
+        return torch.ops.mkldnn._reorder_linear_weight(matrix, _TYPICAL_ROWS) if self._packs else matrix
+
+    def _packed_kernel(self, weight: Tensor) -> Tensor:
+        kernel = weight.permute(2, 1, 0).unsqueeze(2).contiguous()
+        if not self._packs:
+            return kernel
+        size = [1, kernel.shape[1], 1, _TYPICAL_ROWS + self._context]
+        stride, padding = [1, 1], [0, 0]
+        packed: Tensor = torch._C._nn.mkldnn_reorder_conv2d_weight(  # type: ignore[call-arg]
+            kernel.to_mkldnn(), padding, stride, [1, self._dilation], 1, size
+        )
+        return packed
+
+    def _multiply(self, rows: Tensor) -> Tensor:
+        rows = self._unfolded(rows) if self._taps > 1 else rows
+        if not self._packs:
+            return F.linear(rows, self._matrix, self._bias)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._matrix, self._bias, "none", [], "")
+        return out
+
+    def _convolve(self, rows: Tensor) -> Tensor:
+        image = rows.transpose(1, 2).unsqueeze(2)
+        if not self._packs:
+            out = F.conv2d(image, self._kernel, self._bias, dilation=(1, self._dilation))
+        else:
+            out = torch.ops.mkldnn._convolution_pointwise(
+                image, self._kernel, self._bias, [0, 0], [1, 1], [1, self._dilation], 1, "none", [], ""
+            )
+        return out.squeeze(2).transpose(1, 2)
+
+    def _unfolded(self, rows: Tensor) -> Tensor:
+        """What each output row is a product of, [B, time, taps * in]."""
+        batch, length, channels = rows.shape
+        shape = (batch, length - self._context, self._taps, channels)
+        strides = (length * channels, channels, self._dilation * channels, 1)
+        return rows.as_strided(shape, strides).flatten(2)
+
+
+class ProductToOneChannel:
+    """A convolution [B, context + time, in] -> [B, time, 1]: every row times all taps, then sums along diagonals."""
+
+    dtype = torch.float32
+
+    def __init__(self, conv: Conv) -> None:
+        assert conv.dilation == conv.weight.shape[2] == 1, conv.weight.shape
+        self._rows = conv.weight[:, :, 0].contiguous()
+        self._taps = self._rows.T.contiguous()
+        self._bias = conv.bias
+
+    def __call__(self, rows: Tensor, *, new: New) -> Tensor:
+        samples = convolve_to_one(rows, self._rows, self._bias, new=new)
+        if samples is not None:
+            return samples
+        products = rows @ self._taps  # [B, context + time, taps]
+        batch, length, taps = products.shape
+        diagonals = products.as_strided((batch, length - taps + 1, taps), (length * taps, taps, taps + 1))
+        return diagonals.sum(dim=2, keepdim=True) + self._bias
+
+
+class _Scratch(threading.local):
+    """Memory that a thread uses again and again: new memory costs a page fault for every 4 KB. Not on a GPU, where
+    torch keeps what was freed, and gives it to others.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._taken: list[Tensor] | None = None
+
+    def take(self, name: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The buffer of that name, whose former content is lost."""
+        if device.type != "cpu":
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
+        size, key = prod(shape), (name, dtype)
+        buffer = self._buffers.get(key)
+        if buffer is None or len(buffer) < size:
+            self._buffers[key] = buffer = torch.empty(size, dtype=dtype)
+        if self._taken is not None:
+            self._taken.append(buffer)
+        return buffer[:size].view(shape)
+
+    @contextmanager
+    def kept(self) -> Iterator[list[Tensor]]:
+        """What is taken meanwhile; it stays where it is while that is held, also when larger buffers are needed."""
+        taken: list[Tensor] = []
+        self._taken = taken
+        try:
+            yield taken
+        finally:
+            self._taken = None
+
+
+scratch = _Scratch()
+
+
+def gather(
+    x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = (), nexts: Sequence[Tensor] = ()
+) -> None:
+    """Fill `out` [B, context + time, channels] with the streams' pasts, and x behind the snake, and then `nexts`."""
+    if cpu.gather(x, out, snake, pasts, nexts):
+        return
+    time = x.shape[1]
+    context = out.shape[1] - time
+    _apply(snake, x, out[:, context:])
+    for own, past, following in zip(out, pasts, nexts, strict=False):
+        own[:context] = past
+        following.copy_(own[time:])
+
+
+def _apply(snake: Snake | None, x: Tensor, out: Tensor) -> None:
+    """Fill `out` [B, time, channels] with x behind the snake."""
+    if snake is None:
+        out.copy_(x)
+        return
+    wave = scratch.take("wave", x.shape, x.device)
+    exact = x if x.dtype == torch.float32 else scratch.take("exact", x.shape, x.device).copy_(x)
+    torch.sin(exact if snake.frequency is None else torch.mul(exact, snake.frequency, out=wave), out=wave)
+    out.copy_(torch.addcmul(exact, wave.square_(), snake.amplitude, out=wave))
+
+
+AnyProduct = Convolution | ExactConvolution | TorchProduct | ProductToOneChannel
+
+
+def packed(folded: FoldedDecoder, dtype: torch.dtype) -> Iterator[tuple[Conv | Linear, AnyProduct]]:
+    is_own = dtype == torch.bfloat16
+
+    def exact(weight: Tensor, bias: Tensor | None, dilation: int = 1) -> AnyProduct:
+        # The whole signal goes through these: rounding is heard most there, and exactness costs least.
+        if is_own and fits(weight):
+            return ExactConvolution(weight, bias, dilation)
+        return TorchProduct(weight, bias, dilation, torch.float32)
+
+    def product(
+        weight: Tensor, bias: Tensor | None, dilation: int = 1, *, gated: bool = False, may_be_long: bool = False
+    ) -> AnyProduct:
+        if is_own and fits(weight):
+            return Convolution(weight, bias, dilation, gated=gated)
+        return TorchProduct(weight, bias, dilation, dtype, may_be_long=may_be_long)
+
+    for conv in (folded.pre_conv, *(upsample for upsample, _ in folded.stages)):
+        yield conv, exact(conv.weight, conv.bias, conv.dilation)
+    for linear in (folded.input_proj, folded.output_proj):
+        yield linear, exact(linear.weight[None], linear.bias)
+    for layer in folded.layers:
+        for linear in (layer.qkv, layer.output, layer.down):
+            yield linear, product(linear.weight[None], linear.bias)
+        gate_up = torch.cat((layer.gate.weight, layer.up.weight), dim=1)
+        yield layer.up, product(gate_up[None], None, gated=True)
+    for _, block in folded.stages:
+        for linear in (block.up, block.down):
+            yield linear, product(linear.weight[None], linear.bias)
+    *blocks, last = folded.blocks
+    for conv in (folded.first_conv, *(block.conv for block in blocks)):
+        yield conv, product(conv.weight, conv.bias, conv.dilation)
+    for unit in (unit for block in folded.blocks for unit in block.units):
+        dilated, pointwise = unit.dilated, unit.pointwise
+        yield dilated, product(dilated.weight, dilated.bias, dilated.dilation, may_be_long=True)
+        yield pointwise, product(pointwise.weight, pointwise.bias)
+    yield last.conv, ProductToOneChannel(last.conv)

@@ -1,0 +1,362 @@
+"""Slots over captured calls of Triton kernels, for a GPU."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deployments.codec.backends.torch import TorchBackend
+from deployments.codec.config import MAX_CALL_FRAMES, MAX_FRAMES, DecoderConfig, call_frames
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16
+from deployments.codec.fold import FoldedDecoder
+from deployments.codec.pool.plan import GPU_RAMP, call_sizes, parts
+from deployments.codec.slots import CODE_RING, Flight, Pcm, Prepare, SlotDecoder
+from deployments.codec.state import DecoderState
+from deployments.errors import EngineError
+from deployments.gpu.graphs import Graphs, Staging, buckets
+
+# Of streams in a call: the padding of a call stays small.
+BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, *range(96, 4096, 32))
+_STAGED_WRITES = 16  # each may hold all codes of a slot
+_SWEPT_FRAMES, _SWEPT_AT_ONCE = 64, 4  # of a stream that holds many codes; such streams: bounds memory
+# Recorded calls, for each frame of the largest one; and what convolutions remember and the allocator keeps. Both
+# measured, with 8, 128 and 256 streams.
+_CALL_FRAME_BYTES = 5_700_000
+_MORE_BYTES = 600 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How a GPU computes: the type of products and activations, and how Triton multiplies float32."""
+
+    name: str
+    dtype: torch.dtype
+    products: str = "tf32"
+
+
+# The fastest first. Bfloat16 has fewer digits than float16, but does not overflow. The last one is always exact enough.
+PRECISIONS = (
+    Precision("float16", torch.float16),
+    Precision("bfloat16", torch.bfloat16),
+    Precision("tf32", torch.float32),
+    Precision("float32", torch.float32, "tf32x3"),
+)
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """What was asked of a slot since its stream began."""
+
+    slot: int
+    called: int = 0  # frames
+    exact: DecoderState | None = None  # of a stream that came to NaN or infinity: it goes on in float32
+
+
+class TritonSlots(SlotDecoder):
+    """Slots over captured calls on a CUDA stream of their own.
+
+    The stream waits for what the current stream has been given when codes are written, so that a frame starts the
+    moment its codes exist.
+    """
+
+    def __init__(
+        self,
+        folded: FoldedDecoder,
+        *,
+        num_slots: int,
+        device: torch.device,
+        precision: Precision,
+        load_exact: Callable[[], CodecDecoder],
+        batches: Sequence[int] | None = None,
+    ) -> None:
+        """`batches` are the sizes that calls are captured for.
+
+        `load_exact` brings the float32 decoder that a stream goes on with once it came to NaN or infinity.
+        """
+        from deployments.codec.backends.triton import TritonBackend  # Triton is there only with a GPU
+
+        self.decoder = TritonBackend(
+            folded,
+            num_slots=num_slots,
+            code_ring=CODE_RING,
+            device=device,
+            dtype=precision.dtype,
+            products=precision.products,
+        )
+        self.num_slots, self.precision, self.reach = num_slots, precision.name, folded.config.reach
+        self._repaired = 0
+        self._call_frames = call_frames(torch.cuda.get_device_properties(device).total_memory)
+        self._load_exact = load_exact
+        self._streams = [_Stream(slot) for slot in range(num_slots)]
+        self.batches = sorted(batches) if batches is not None else buckets(num_slots, BATCHES)
+        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._graphs = Graphs(self.stream)
+        # Slots that a call reads; samples that it leaves, and which streams are broken.
+        self._tensors: dict[tuple[int, int], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
+        self._free: list[_GpuFlight] = []
+        self._columns = 2 + self.decoder.config.num_quantizers
+        width = max(num_slots, CODE_RING) * self._columns * 2  # of 64 bits
+        self._staging = Staging(width, device=device, rows=_STAGED_WRITES)
+
+    @classmethod
+    def load(
+        cls, directory: Path, *, num_slots: int, device: torch.device, prepare: Prepare, report: Callable[[str], None]
+    ) -> "TritonSlots":
+        """In the first of PRECISIONS that comes close enough to float32 on this checkpoint."""
+        folded = FoldedDecoder.load(directory, device=device)
+        load_exact = partial(CodecDecoder.load, directory, device=device)
+        slots = fitting_slots(
+            CodecDecoder(TorchBackend(folded)),
+            lambda kind: cls(folded, num_slots=num_slots, device=device, precision=kind, load_exact=load_exact),
+            prepare=prepare,
+            report=report,
+        )
+        slots.capture()
+        return slots
+
+    @staticmethod
+    def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, total: int) -> int:
+        """In float16."""
+        calls = min(call_frames(total), num_slots * MAX_FRAMES) * _CALL_FRAME_BYTES
+        slots = (num_slots + 1) * TritonSlots.state_bytes(config)
+        return num_weights * torch.float16.itemsize + slots + calls + _MORE_BYTES
+
+    @staticmethod
+    def state_bytes(config: DecoderConfig) -> int:
+        values = 2 * config.num_hidden_layers * config.num_key_value_heads * config.cached_frames * config.head_dim
+        return values * torch.float16.itemsize
+
+    @property
+    def repaired(self) -> int:
+        return self._repaired
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Record every call there is: batch buckets times GPU_RAMP."""
+        torch.cuda.synchronize()  # weights and slots were filled on another stream
+        with torch.cuda.stream(self.stream):
+            for batch, frames in self._calls():
+                slots = self._padding(batch)
+                made = self._graphs.capture((batch, frames), partial(self.decoder.decode, slots, frames))
+                self._tensors[batch, frames] = slots, made
+        self.stream.synchronize()
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Issue every call there is once, not captured."""
+        with torch.cuda.stream(self.stream):
+            for batch, frames in self._calls():
+                self.decoder.decode(self._padding(batch), frames)
+
+    def _padding(self, batch: int) -> Tensor:
+        return torch.full((batch,), self.decoder.scratch_slot, device=self.decoder.device, dtype=torch.int32)
+
+    def _calls(self) -> Iterator[tuple[int, int]]:
+        """Batch and frames of each call; the largest first, whose memory all share."""
+        for frames in reversed(GPU_RAMP):
+            for batch in reversed([size for size in self.batches if size <= self.largest_batch(frames)]):
+                yield batch, frames
+
+    @torch.inference_mode()
+    def snr_db(self, every: Tensor, audio: Tensor) -> float:
+        """Signal over error of codes [streams, frames, groups], not captured, where `audio` is what they should be:
+        int16 [streams, samples]; minus infinity where what they are is not finite.
+        """
+        frames = every.shape[1]
+        sizes = parts(frames, call_sizes(GPU_RAMP))
+        batch, heard = self.largest_batch(max(sizes)), []
+        for streams in torch.split(every.to(torch.int16), batch):
+            for slot, codes in enumerate(streams):
+                self.begin(slot)
+                self.write([slot] * frames, range(frames), codes)
+            with torch.cuda.stream(self.stream):
+                slots = self._padding(batch)
+                slots[: len(streams)] = torch.arange(len(streams))
+                pcm, broken = zip(*(self.decoder.decode(slots, size) for size in sizes), strict=True)
+                if bool(torch.stack(broken)[:, : len(streams)].any()):
+                    return -inf
+                heard.append(torch.cat(pcm, dim=1)[: len(streams)].cpu())
+        return snr_db(audio, torch.cat(heard))
+
+    def largest_batch(self, frames: int) -> int:
+        return max(size for size in self.batches if size * frames <= self._call_frames)
+
+    @torch.inference_mode()
+    def begin(self, slot: int, state: DecoderState | None = None) -> None:
+        self._streams[slot] = _Stream(slot, called=0 if state is None else state.position)
+        with torch.cuda.stream(self.stream):
+            if state is None:
+                self.decoder.reset(slot)
+            else:
+                self.decoder.resume(slot, state)
+
+    @torch.inference_mode()
+    def state(self, slot: int) -> DecoderState:
+        with torch.cuda.stream(self.stream):
+            return self.decoder.state(slot, self._streams[slot].called)
+
+    @torch.inference_mode()
+    def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
+        """`codes` may be what the current stream is about to compute."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        if codes.is_cuda:
+            codes.record_stream(self.stream)
+        with torch.cuda.stream(self.stream):
+            sent = self._sent(slots, [position % CODE_RING for position in positions], codes)
+            frames = codes if codes.is_cuda else sent[:, 2:]
+            self.decoder.codes[sent[:, 0], sent[:, 1]] = frames.to(torch.int16)
+
+    def _sent(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> Tensor:
+        """[rows, 2 + groups] int64 on the GPU: slot, position, and the codes where they come from the host."""
+        staged, shape = self._staging.take(), (len(slots), self._columns)
+        rows = staged.values.view(np.int64)[: len(slots) * self._columns].reshape(shape)
+        rows[:, 0], rows[:, 1] = slots, positions
+        if not codes.is_cuda:
+            rows[:, 2:] = codes.numpy()
+        return staged.tensor.view(torch.int64)[: rows.size].view(shape).to(self.decoder.device, non_blocking=True)
+
+    @torch.inference_mode()
+    def decode(self, slots: Sequence[int], frames: int) -> Flight:
+        """Returns at once."""
+        batch = next(size for size in self.batches if size >= len(slots))
+        flight = self._free.pop() if self._free else _GpuFlight(self)
+        padded = [*slots, *[self.decoder.scratch_slot] * (batch - len(slots))]
+        streams = [self._streams[slot] for slot in slots]
+        with torch.cuda.stream(self.stream):
+            flight.start((batch, frames), padded, streams)
+        for stream in streams:
+            stream.called += frames
+        return flight
+
+    def precede(self) -> None:
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def replay(self, call: tuple[int, int], slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Enqueue the recorded `call` (batch, frames) for `slots`, in pinned memory; on the GPU, as decode returns."""
+        read, made = self._tensors[call]
+        read.copy_(slots, non_blocking=True)
+        self._graphs.replay(call)
+        return made
+
+    @torch.inference_mode()
+    def decode_again(self, stream: _Stream, position: int, frames: int) -> Pcm | EngineError:
+        """Samples of `frames` at `position` in float32; the state before them comes from the stream's codes."""
+        with torch.cuda.stream(self.stream):
+            try:
+                if stream.exact is None:
+                    self._repaired += 1
+                    stream.exact = self._exact.recall(self._written(stream, position - self.reach, position))
+                codes = self._written(stream, position, position + frames)
+                audio, (stream.exact,) = self._exact.decode(codes[None], [stream.exact])
+            except torch.OutOfMemoryError:
+                return EngineError("the audio came to NaN or infinity, and the GPU has no memory to make it in float32")
+            except EngineError as error:
+                return error
+            return to_pcm16(audio[0])
+
+    @cached_property
+    def _exact(self) -> CodecDecoder:
+        return self._load_exact()
+
+    def _written(self, stream: _Stream, begin: int, end: int) -> Tensor:
+        """Codes [frames, groups] of a stream's frames from `begin`, or from its first one."""
+        numbers = torch.arange(max(0, begin), end, device=self.decoder.device)
+        return self.decoder.codes[stream.slot, numbers % CODE_RING].long()
+
+    def release(self, flight: "_GpuFlight") -> None:
+        """Take a landed flight's pinned memory back."""
+        self._free.append(flight)
+
+
+class _GpuFlight(Flight):
+    """Pinned memory of one call."""
+
+    def __init__(self, owner: TritonSlots) -> None:
+        self._owner = owner
+        samples = MAX_CALL_FRAMES * owner.decoder.frame_samples
+        self._pcm = torch.empty(samples, dtype=torch.int16, pin_memory=True)
+        self._slots, self._broken = torch.empty((2, owner.batches[-1]), dtype=torch.int32, pin_memory=True)
+        self._calls: list[tuple[_Stream, int]] = []  # each stream and the number of its first frame here
+        self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._samples = self._frames = 0  # of each stream
+
+    def start(self, call: tuple[int, int], slots: list[int], streams: list[_Stream]) -> None:
+        """Enqueue the call on the current stream; `streams` are those of the first slots, the others pad."""
+        host, count = self._slots[: len(slots)], len(streams)
+        host.copy_(torch.tensor(slots, dtype=torch.int32))
+        pcm, broken = self._owner.replay(call, host)
+        self._calls = [(stream, stream.called) for stream in streams]
+        _, self._frames = call
+        self._samples = pcm.shape[1]
+        self._view().copy_(pcm[:count], non_blocking=True)
+        self._broken[:count].copy_(broken[:count], non_blocking=True)
+        self._landed.record()
+
+    @property
+    def done(self) -> bool:
+        return bool(self._landed.query())  # type: ignore[no-untyped-call]
+
+    def land(self) -> list[Pcm | EngineError]:
+        self._landed.synchronize()
+        pcm: list[Pcm | EngineError] = list(self._view().numpy().copy())
+        calls, broken, frames = self._calls, self._broken.tolist(), self._frames
+        self._owner.release(self)
+        for row, (stream, position) in enumerate(calls):
+            if broken[row] or stream.exact is not None:
+                pcm[row] = self._owner.decode_again(stream, position, frames)
+        return pcm
+
+    def _view(self) -> Tensor:
+        count = len(self._calls)
+        return self._pcm[: count * self._samples].view(count, self._samples)
+
+
+def fitting_slots(
+    exact: CodecDecoder,
+    make: Callable[[Precision], TritonSlots],
+    *,
+    prepare: Prepare,
+    report: Callable[[str], None],
+) -> TritonSlots:
+    """What `make` makes of the first of PRECISIONS that is as good as `exact` on every code, else of the last: no start
+    fails here.
+    """
+    every = every_code(exact.config)
+    audio = torch.cat([_audio(exact, codes) for codes in torch.split(every, _SWEPT_AT_ONCE)])
+    torch.cuda.empty_cache()  # weights and slots within what this took would keep it from everyone else
+    noise_db, failed = 0.0, ""
+    for precision in PRECISIONS:
+        if precision.dtype is torch.bfloat16 and noise_db > -inf:
+            continue  # float16 has not overflowed, and has more digits
+        slots = make(precision)
+        prepare(slots.rehearse)
+        noise_db = slots.snr_db(every, audio)
+        if noise_db >= MIN_SNR_DB or precision is PRECISIONS[-1]:
+            break
+        failed += f", {precision.name} {noise_db:.1f} dB"
+    report(choice(slots.precision, noise_db, failed))
+    return slots
+
+
+def every_code(config: DecoderConfig) -> Tensor:
+    """[streams, frames, groups]: in all but the last stream each code stands once in each codebook; that is random."""
+    frames = min(_SWEPT_FRAMES, config.codebook_size)
+    groups = torch.arange(config.num_quantizers)
+    count = -(-config.codebook_size // frames) * frames
+    codes = (torch.arange(count)[:, None] + 131 * groups) % config.codebook_size  # others meet in each frame
+    generator = torch.Generator().manual_seed(0)
+    random = torch.randint(config.codebook_size, (frames, config.num_quantizers), generator=generator)
+    return torch.cat((codes, random)).view(-1, frames, config.num_quantizers)
+
+
+def _audio(exact: CodecDecoder, codes: Tensor) -> Tensor:
+    """int16 [streams, samples]; silence, which nothing is close to, where float32 comes to NaN or infinity."""
+    try:
+        return torch.from_numpy(to_pcm16(exact.decode(codes, [exact.initial_state()] * len(codes))[0]))
+    except EngineError:
+        return torch.zeros(len(codes), codes.shape[1] * exact.frame_samples, dtype=torch.int16)

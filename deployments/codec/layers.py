@@ -1,0 +1,31 @@
+"""Layers that the encoder and the decoder have in common."""
+
+import torch
+from torch import Tensor, nn
+
+
+class LayerScale(nn.Module):
+    """A factor per channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., channels] -> [..., channels]."""
+        return self.scale * x
+
+
+def rotary_tables(positions: Tensor, *, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, each [B, 1, T, head_dim], of absolute positions [B, T]."""
+    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+    angles = positions[:, None, :, None].float() / theta**exponents
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary position embedding of [B, heads, T, head_dim], the two halves of a head paired."""
+    cos, sin = tables
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
