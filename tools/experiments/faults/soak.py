@@ -27,7 +27,7 @@ import aiohttp
 import yaml
 
 from serve_app.api.keys import create_key, revoke_keys
-from tests.e2e.black_box import free_port
+from serve_app.cli.ray_settings import free_port
 from tests.faults.hostile import SPEECH
 from tools.experiments.faults.intruders import SHORT, intrude
 from tools.experiments.faults.kills import Progress

@@ -11,11 +11,6 @@ from deployments.limits import StreamLimit
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def capacity(limit: int | None) -> Capacity:
     """Capacity for so many streams, as if chunks had been late with more."""
     known = StreamLimit(least=1)
