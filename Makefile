@@ -22,7 +22,7 @@ lint: $(VENV)/.installed-dev ## Format, lint, types, the folder rule and the rul
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m tools.rules
+	$(BIN)/python -m tools.house
 
 unit: $(VENV)/.installed-dev ## Tests without Ray
 	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients"

@@ -30,6 +30,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 Out = Annotated[Path, typer.Option(file_okay=False, help="New folder for the results.")]
 MinRequests = Annotated[int, typer.Option(min=0, help="A low rate is measured until it had about so many.")]
+USUAL_LENGTHS = SpeechLengths(5.7, 0.35)  # of answers
 Rate = Annotated[float, typer.Option(callback=positive, help="Requests per second.")]
 
 
@@ -182,8 +183,12 @@ def simulate_command(
     warm: Annotated[int, typer.Option(min=0, help="Talker replicas at the start.")] = 1,
     shape: Annotated[Literal["steady", "day"], typer.Option(help="day: a fifth of --rate at night.")] = "steady",
     duration: Annotated[float | None, typer.Option(callback=positive, help="Seconds; else an hour or a day.")] = None,
-    speech_s: Annotated[float, typer.Option(callback=positive, help="Median length of the answers.")] = 5.7,
-    speech_sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the logarithm of it.")] = 0.35,
+    speech_s: Annotated[
+        float, typer.Option(callback=positive, help="Median length of the answers.")
+    ] = USUAL_LENGTHS.median_s,
+    speech_sigma: Annotated[
+        float, typer.Option(min=0, help="Standard deviation of the logarithm of it.")
+    ] = USUAL_LENGTHS.sigma,
     settings: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="YAML: policies, nodes, prices, losses.")
     ] = None,
@@ -217,6 +222,44 @@ def simulate_command(
         section = Section(f"{rate:g} requests/s, {shape}", facts, simulation_charts(done))
         page = write_page(out, "Simulated cluster", verdicts={}, notes=[], sections=[section])
         typer.echo(f"Results are in {out}; {page} shows them.")
+
+
+@app.command("simulate-codec")
+def simulate_codec_command(
+    rates: Annotated[str, typer.Option(help="Requests per second, such as 4,8,10.")] = "4,8,10",
+    replicas: Annotated[int, typer.Option(min=1, help="Of the pool.")] = 16,
+    workers: Annotated[int, typer.Option(min=1, help="Of each replica, a core each.")] = 1,
+    chunk_frames: Annotated[str | None, typer.Option(help="Such as 2,4,8; else what suits the workers.")] = None,
+    call_ms: Annotated[float, typer.Option(min=0, help="That a call takes.")] = 15.0,
+    frame_ms: Annotated[float, typer.Option(callback=positive, help="And for each of its frames.")] = 4.6,
+    crowded: Annotated[float, typer.Option(min=0, help="How much longer where all workers are busy.")] = 0.0,
+    hybrid: Annotated[bool, typer.Option("--hybrid", help="A GPU makes the audio of first frames.")] = False,
+    of_two: Annotated[bool, typer.Option("--of-two", help="Serve's own router: the better of two at random.")] = False,
+    patience_s: Annotated[float, typer.Option(min=0, help="That a stream waits to be let in.")] = 0.5,
+    duration: Annotated[float, typer.Option(callback=positive, help="Seconds of each rate.")] = 60.0,
+    seed: Annotated[int, typer.Option(min=0, help="Settles traffic, lengths and what calls take.")] = 1,
+) -> None:
+    """What would a pool of codec replicas do with so many cores? By its own gate, streams and chunks."""
+    from loadtest import codec_pool, scenario  # see simulate
+
+    pool = codec_pool.CodecPool(
+        replicas=replicas,
+        workers=workers,
+        chunk_frames=tuple(map(int, number_list(chunk_frames))) if chunk_frames else None,
+        call_s=call_ms / 1000,
+        frame_s=frame_ms / 1000,
+        crowded=crowded,
+        hybrid=hybrid,
+        of_two=of_two,
+        patience_s=patience_s,
+        seed=seed,
+    )
+    served = {}
+    for rate in number_list(rates):
+        with Console(stderr=True).status(f"simulating {rate:g} requests/s"):
+            traffic = scenario.draw_traffic("steady", rate, duration_s=duration, lengths=USUAL_LENGTHS, seed=seed)
+            served[rate] = codec_pool.serve(pool, traffic)
+    print_table(codec_pool.served_table(served), output_console())
 
 
 @app.command("check-simulation")

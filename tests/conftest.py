@@ -2,8 +2,30 @@
 
 Some simulate a cluster: only `talkray serve` as a process of its own keeps to loopback addresses."""
 
+from pathlib import Path
+
+import pytest
+
 from serve_app.cli import ray_settings
 
 ray_settings.apply_local(several_nodes=True)
 
 pytest_plugins = ["tests.e2e.black_box"]
+
+# Folders whose tests need more than a CPU and a moment: each has a mark of its name.
+MARKED = ("clients", "e2e", "faults", "fleet", "prometheus", "scale")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    folders = {item: item.path.relative_to(here).parts[0] for item in items if item.path.is_relative_to(here)}
+    for item, folder in folders.items():
+        if folder in MARKED:
+            item.add_marker(folder)
+    # One process has one Ray: tests with a cluster of their own come before those that share the service.
+    items.sort(key=lambda item: folders.get(item) == "faults" and "service" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"

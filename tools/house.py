@@ -1,126 +1,100 @@
-"""How large the house is and what one request crosses: `.venv/bin/python tools/house.py [CHECKOUT]`.
+"""How large the house is, and which of its rules are broken: `python -m tools.house`. Budgets stand in pyproject.toml.
 
-Lines are all lines of Python files. Serving is `serve_app` and `deployments`, without what no replica runs, which stood
-among them before it moved to `tools/`. The way of one request is HTTP on one GPU with `codec.placement: inline`: all
-files that the modules of its three processes import, in functions too, with the classes in them. Settings are the
-fields of `AppConfig` that hold no settings themselves. Generators are listed by name: no syntax tells which of them a
-request passes.
+The table counts all lines of Python files; "all" is serving, load test and tools, without the experiments. The way of
+one request is HTTP on one GPU with `codec.placement: inline`: all files that the modules of its three processes import,
+in functions too, with the classes in them. Settings are the fields of `AppConfig` that hold no settings themselves.
+The async generators are listed by name, because no syntax tells which of them a request passes.
+
+The rules, beside the one of folders (`lint-imports`):
+1. The name of a public class stands once in the tree.
+2. A file has 60 to 450 lines. A smaller one needs two importers.
+3. No keyword has a default that only tests set.
+4. A folder keeps its budget of lines.
 """
 
 import argparse
 import ast
 import dataclasses
 import sys
+import tomllib
 import typing
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from fnmatch import fnmatch
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 SERVING = ("serve_app", "deployments")
 PACKAGES = (*SERVING, "loadtest", "tools")
-# The HTTP surface, the talker's replica and its engine. The replica starts its engine by name.
-# The last is its name before it moved.
-PROCESSES = (
-    "serve_app.ingress",
-    "deployments.talker.deployment",
-    "deployments.talker.process",
-    "deployments.talker.engine_process",
+EXPERIMENTS = "tools/experiments"
+DOCUMENTS = ("docs/**/*.md", "README.md", "CONTRIBUTING.md", "cluster/README.md")
+# The HTTP surface, the talker's replica and its engine, which the replica starts by name.
+PROCESSES = ("serve_app.ingress", "deployments.talker.deployment", "deployments.talker.process")
+GENERATORS = (  # between the socket and the engine
+    ("serve_app/api/response.py", "audio_body"),
+    ("serve_app/speech/admission.py", "Admission.synthesize"),
+    ("deployments/serving/failover.py", "persist"),
+    ("deployments/serving/calls.py", "stream"),
+    ("deployments/serving/replica.py", "Replica.stream"),
+    ("deployments/talker/client.py", "EngineClient.generate"),
 )
-MOVED_TO_TOOLS = (
-    "deployments/demo_voice/*",
-    "deployments/byte_tokenizer.py",
-    "deployments/codec/bench.py",
-    "deployments/codec/random_init.py",
-    "deployments/talker/bench.py",
-    "deployments/talker/breakdown.py",
-    "deployments/talker/kernels/bench*.py",
-    "deployments/talker/kernels/sweep.py",
-    "deployments/official.py",
-    "deployments/random_checkpoint.py",
-    "deployments/released.py",
-    "deployments/verify.py",
-)
-# Between the socket and the engine, as file and function: today, and at bea4fcc.
-GENERATORS = (
-    (
-        ("serve_app/api/response.py", "audio_body"),
-        ("serve_app/speech/admission.py", "Admission.synthesize"),
-        ("deployments/serving/failover.py", "persist"),
-        ("deployments/serving/calls.py", "stream"),
-        ("deployments/serving/replica.py", "Replica.stream"),
-        ("deployments/talker/client.py", "EngineClient.generate"),
-    ),
-    (
-        ("serve_app/speech_stream.py", "audio_body"),
-        ("serve_app/long_text.py", "LongText.synthesize"),
-        ("serve_app/metering.py", "MeteredSynthesizer.synthesize"),
-        ("serve_app/admission.py", "Admission.synthesize"),
-        ("serve_app/ingress.py", "HandleSynthesizer.synthesize"),
-        ("deployments/forward.py", "forward"),
-        ("deployments/codec/frames.py", "all_frames"),
-        ("deployments/failover.py", "persist"),
-        ("deployments/handles.py", "stream"),
-        ("deployments/talker/deployment.py", "Talker.generate"),
-        ("deployments/handles.py", "with_beats"),
-        ("deployments/talker/engine_client.py", "EngineClient.generate"),
-    ),
-    (
-        ("serve_app/speech_response.py", "audio_body"),
-        ("serve_app/admission.py", "Admission.synthesize"),
-        ("deployments/failover.py", "persist"),
-        ("deployments/handles.py", "stream"),
-        ("deployments/replica.py", "Replica.stream"),
-        ("deployments/talker/engine_client.py", "EngineClient.generate"),
-    ),
-)
+SMALLEST, LARGEST = 60, 450
+# A folder's face, a command, what Serve is given, a dialect: small files that one other file names.
+EXEMPT_NAMES = ("__init__.py", "__main__.py", "deployment.py")
+EXEMPT_FOLDERS = ("serve_app/dialects",)
+
+Trees = Mapping[str, ast.Module]  # by path
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Way:
+@dataclass(frozen=True, slots=True)
+class Crossed:
     """The files of one request and the classes in them."""
 
     files: tuple[Path, ...]
     num_classes: int
 
 
-def python_files(root: Path, package: str) -> list[Path]:
-    """Sorted, without what `root` holds besides its sources."""
-    return sorted(file for file in (root / package).rglob("*.py") if "__pycache__" not in file.parts)
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter with a default, and where a call puts it."""
+
+    function: str
+    name: str
+    position: int | None  # behind `self`; None: by keyword only
+    place: str
 
 
-def num_lines(files: Iterable[Path]) -> int:
-    return sum(len(file.read_text().splitlines()) for file in files)
+def trees(root: Path, *folders: str) -> Trees:
+    files = sorted(file for folder in folders for file in (root / folder).rglob("*.py"))
+    return {file.relative_to(root).as_posix(): ast.parse(file.read_text(encoding="utf-8")) for file in files}
 
 
-def serving_files(root: Path) -> list[Path]:
-    """What replicas run, and the application around them."""
-    files = [file for package in SERVING for file in python_files(root, package)]
-    return [file for file in files if not any(fnmatch(str(file.relative_to(root)), moved) for moved in MOVED_TO_TOOLS)]
+def num_lines(file: Path) -> int:
+    return len(file.read_text(encoding="utf-8").splitlines())
 
 
-def way_of_a_request(root: Path) -> Way:
+def size(root: Path, folder: str, without: str | None = None) -> tuple[int, int]:
+    """Lines and files of Python below a folder, but those below another one."""
+    files = [file for file in (root / folder).rglob("*.py") if not (without and file.is_relative_to(root / without))]
+    return sum(map(num_lines, files)), len(files)
+
+
+def num_words(root: Path) -> int:
+    """Of the documents, counted as `wc -w` does."""
+    return sum(len(file.read_text(encoding="utf-8").split()) for each in DOCUMENTS for file in root.glob(each))
+
+
+def way_of_a_request(root: Path) -> Crossed:
     """The modules of the three processes and all they import of ours, without files that only say what a folder is."""
     found: dict[Path, ast.Module] = {}
     waiting = list(PROCESSES)
     while waiting:
         file = _file(root, waiting.pop())
         if file is not None and file not in found:
-            found[file] = ast.parse(file.read_text())
-            waiting += _imports(found[file])
+            found[file] = ast.parse(file.read_text(encoding="utf-8"))
+            waiting += imported(found[file])
     files = tuple(sorted(file for file, tree in found.items() if len(tree.body) > (file.name == "__init__.py")))
-    return Way(files, sum(isinstance(node, ast.ClassDef) for file in files for node in ast.walk(found[file])))
-
-
-def double_names(files: Iterable[Path]) -> list[str]:
-    """Classes of different files that have the same name."""
-    homes: defaultdict[str, set[Path]] = defaultdict(set)
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ClassDef):
-                homes[node.name].add(file)
-    return sorted(name for name, found in homes.items() if len(found) > 1)
+    return Crossed(files, sum(isinstance(node, ast.ClassDef) for file in files for node in ast.walk(found[file])))
 
 
 def _file(root: Path, module: str) -> Path | None:
@@ -131,7 +105,8 @@ def _file(root: Path, module: str) -> Path | None:
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()), None)
 
 
-def _imports(tree: ast.AST) -> Iterator[str]:
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Modules, and names that may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -141,35 +116,25 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 
 def generators(root: Path) -> list[str]:
-    """`file:line name` of the first list that this checkout has; raises LookupError where it has none of them."""
-    for names in GENERATORS:
-        lines = [_generator_line(root / file, name) for file, name in names]
-        if all(lines):
-            return [f"{file}:{line} {name}" for (file, name), line in zip(names, lines, strict=True)]
-    raise LookupError(f"{root} has another way than those in GENERATORS: bring tools/house.py up to date")
+    """`file:line name` of the async generators of GENERATORS. Raises LookupError for one that is not there."""
+    return [f"{file}:{_generator_line(root / file, name)} {name}" for file, name in GENERATORS]
 
 
-def _generator_line(file: Path, name: str) -> int | None:
-    """Where an async generator begins; None where there is none of that name."""
+def _generator_line(file: Path, name: str) -> int:
     *owner, function = name.split(".")
-    if not file.exists():
-        return None
-    nodes: list[ast.AST] = [ast.parse(file.read_text())]
+    nodes: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
     for part in owner:
         nodes = [n for node in nodes for n in ast.walk(node) if isinstance(n, ast.ClassDef) and n.name == part]
     inside = [inner for outer in nodes for inner in ast.walk(outer)]
     for node in (inner for inner in inside if isinstance(inner, ast.AsyncFunctionDef) and inner.name == function):
         if any(isinstance(inner, ast.Yield) for inner in ast.walk(node)):
             return node.lineno
-    return None
+    raise LookupError(f"{file} has no async generator {name}: bring GENERATORS of tools/house.py up to date")
 
 
-def settings(root: Path) -> list[str]:
-    """Dotted names of all settings of a checkout; its own modules are imported, so this process can do it once."""
-    sys.path.insert(0, str(root))
-    config = import_module("serve_app.config")
-    assert Path(config.__file__ or "").is_relative_to(root), config.__file__
-    return list(_leaves(config.AppConfig))
+def settings() -> list[str]:
+    """Dotted names of all settings."""
+    return list(_leaves(import_module("serve_app.config").AppConfig))
 
 
 def _leaves(model: type, prefix: str = "") -> Iterator[str]:
@@ -195,30 +160,155 @@ def _models(annotation: object) -> list[type]:
     return [model for inner in typing.get_args(annotation) for model in _models(inner)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="lines, files, classes, generators and settings of a checkout")
-    parser.add_argument("checkout", type=Path, nargs="?", default=Path(__file__).parents[1])
-    parser.add_argument("--names", action="store_true", help="list files, settings and double names as well")
-    arguments = parser.parse_args()
-    root = arguments.checkout.resolve()
-
-    by_package = {package: python_files(root, package) for package in PACKAGES}
-    for package, files in by_package.items():
-        print(f"{package:28}{num_lines(files):7} lines {len(files):4} files")
-    serving, way, known = serving_files(root), way_of_a_request(root), settings(root)
-    print(f"{'all':28}{sum(map(num_lines, by_package.values())):7} lines")
-    print(f"{'serving':28}{num_lines(serving):7} lines {len(serving):4} files")
-    print(
-        f"{'one inline request':28}{num_lines(way.files):7} lines {len(way.files):4} files {way.num_classes:4} classes"
-    )
-    double = double_names(file for files in by_package.values() for file in files)
-    print(f"{'class names used twice':28}{len(double):7}")
-    print(f"{'settings':28}{len(known):7}")
+def table(root: Path) -> Iterator[str]:
+    """The numbers, a line each."""
+    sizes_of = {package: size(root, package, without=EXPERIMENTS) for package in PACKAGES}
+    serving, everything = (sum(sizes_of[name][0] for name in names) for names in (SERVING, PACKAGES))
+    rows = [*sizes_of.items(), ("experiments", size(root, EXPERIMENTS)), ("tests", size(root, "tests"))]
+    for name, (lines, files) in rows:
+        yield f"{name:28}{lines:7} lines {files:4} files"
+    yield f"{'serving':28}{serving:7} lines"
+    yield f"{'all but experiments, tests':28}{everything:7} lines"
+    yield f"{'documents':28}{num_words(root):7} words"
+    way = way_of_a_request(root)
+    lines = sum(map(num_lines, way.files))
+    yield f"{'one inline request':28}{lines:7} lines {len(way.files):4} files {way.num_classes:4} classes"
+    yield f"{'settings':28}{len(settings()):7}"
     passed = generators(root)
-    print(f"{'async generators':28}{len(passed):7}")
-    print(*(f"  {line}" for line in passed), sep="\n")
+    yield f"{'async generators':28}{len(passed):7}"
+    yield from (f"  {line}" for line in passed)
+
+
+def classes_twice(code: Trees) -> list[str]:
+    """Public classes of one name in several files."""
+    homes: defaultdict[str, set[str]] = defaultdict(set)
+    for path, tree in code.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].add(path)
+    return [f"{name}: {', '.join(sorted(found))}" for name, found in sorted(homes.items()) if len(found) > 1]
+
+
+def sizes(root: Path, code: Trees) -> list[str]:
+    """Files that are too large, or small with one importer or none."""
+    importers: defaultdict[str, set[str]] = defaultdict(set)
+    for path, tree in code.items():
+        for module in imported(tree):
+            importers[module].add(path)
+    named = "".join(file.read_text(encoding="utf-8") for file in (root / "cluster").rglob("*.yaml"))
+    faults = []
+    for path in code:
+        lines = num_lines(root / path)
+        module = path.removesuffix(".py").replace("/", ".").replace("tools.talkray_tools", "talkray_tools")
+        if lines > LARGEST:
+            faults.append(f"{path}: {lines} lines, at most {LARGEST}")
+        exempt = path.rpartition("/")[2] in EXEMPT_NAMES or path.startswith(EXEMPT_FOLDERS) or module in named
+        if lines < SMALLEST and not exempt and len(importers[module]) < 2:
+            faults.append(f"{path}: {lines} lines and {len(importers[module])} importers")
+    return faults
+
+
+def set_by_tests_only(code: Trees, tests: Trees) -> list[str]:
+    """Parameters whose default is replaced in tests and nowhere else. A call counts for all functions of its name."""
+    ours, theirs = calls(code), calls(tests)
+    return [
+        f"{each.place}: {each.function}({each.name}=)"
+        for each in defaults(code)
+        if is_set(each, theirs) and not is_set(each, ours)
+    ]
+
+
+def defaults(code: Trees) -> Iterator[Parameter]:
+    """Every parameter that has a default; those of a constructor under the name of its class."""
+    for path, tree in code.items():
+        owners = {
+            id(child): node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for child in node.body
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if any(isinstance(each, ast.Call) and last_name(each.func) == "command" for each in node.decorator_list):
+                continue  # a person sets its options
+            owner, place = owners.get(id(node)), f"{path}:{node.lineno}"
+            name = owner if owner and node.name == "__init__" else node.name
+            bare = any(isinstance(each, ast.Name) and each.id == "staticmethod" for each in node.decorator_list)
+            arguments = [*node.args.posonlyargs, *node.args.args][1 if owner and not bare else 0 :]
+            first = len(arguments) - len(node.args.defaults)
+            for position, argument in enumerate(arguments):
+                if position >= first:
+                    yield Parameter(name, argument.arg, position, place)
+            for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+                if default is not None:
+                    yield Parameter(name, argument.arg, None, place)
+
+
+def calls(code: Trees) -> dict[str, list[ast.Call]]:
+    """Calls by the last part of what is called; `partial(f, x)` is one of f."""
+    found: defaultdict[str, list[ast.Call]] = defaultdict(list)
+    for tree in code.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                name = last_name(node.func)
+                if name == "partial" and node.args:
+                    name, node = last_name(node.args[0]), ast.Call(node.func, node.args[1:], node.keywords)
+                found[name].append(node)
+    return found
+
+
+def last_name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def is_set(parameter: Parameter, found: Mapping[str, list[ast.Call]]) -> bool:
+    """Whether a call says it: by name, by its place, or in `*` or `**`, which may hold it."""
+    for call in found.get(parameter.function, ()):
+        if any(keyword.arg in (parameter.name, None) for keyword in call.keywords):
+            return True
+        if any(isinstance(argument, ast.Starred) for argument in call.args):
+            return True
+        if parameter.position is not None and len(call.args) > parameter.position:
+            return True
+    return False
+
+
+def over_budget(root: Path, budgets: Mapping[str, int]) -> list[str]:
+    """Folders with more lines of Python than pyproject.toml gives them."""
+    found = {folder: size(root, folder)[0] for folder in budgets}
+    return [f"{name}: {found[name]} lines, budget {budget}" for name, budget in budgets.items() if found[name] > budget]
+
+
+def faults(root: Path) -> dict[str, list[str]]:
+    """What breaks each rule, by its name in `[tool.talkray.faults]`."""
+    code, tests = trees(root, *PACKAGES), trees(root, "tests")
+    return {
+        "classes": classes_twice(code),
+        "sizes": sizes(root, code),
+        "keywords": set_by_tests_only(code, tests),
+        "budgets": over_budget(root, _numbers(root)["budgets"]),
+    }
+
+
+def _numbers(root: Path) -> dict[str, dict[str, int]]:
+    text = (root / "pyproject.toml").read_text(encoding="utf-8")
+    numbers: dict[str, dict[str, int]] = tomllib.loads(text)["tool"]["talkray"]
+    return numbers
+
+
+def main() -> None:
+    """The table, then the breaches; the exit status is 1 where there are more than pyproject.toml still allows."""
+    parser = argparse.ArgumentParser(prog="python -m tools.house", description=__doc__.splitlines()[0])
+    parser.add_argument("--names", action="store_true", help="list the files of a request and the settings as well")
+    arguments = parser.parse_args()
+    root = Path(__file__).parents[1]
+    print(*table(root), sep="\n")
     if arguments.names:
-        print(*(file.relative_to(root) for file in way.files), *known, *double, sep="\n")
+        print(*(file.relative_to(root) for file in way_of_a_request(root).files), *settings(), sep="\n")
+    allowed = _numbers(root)["faults"]
+    too_many = False
+    for rule, found in faults(root).items():
+        print(f"{rule}: {len(found)}, allowed {allowed[rule]}", *found, sep="\n  ")
+        too_many |= len(found) > allowed[rule]
+    sys.exit(int(too_many))
 
 
 if __name__ == "__main__":

@@ -217,52 +217,30 @@ def env() -> None:
         print(f"export {name}={shlex.quote(value)}")
 
 
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-
-
-@cli.command("random-checkpoint", context_settings=_PASS_ON, help="Write a checkpoint with random weights.")
-def random_checkpoint(context: typer.Context) -> None:
-    """`python -m talkray_tools.random_checkpoint`."""
-    _run_module("talkray_tools.random_checkpoint", context)
-
-
-@cli.command(
-    context_settings=_PASS_ON,
-    help="Check a checkpoint: is it right on this machine, does its speech end, what does it take?",
-)
-def verify(context: typer.Context) -> None:
-    """`python -m talkray_tools.verify`."""
-    _run_module("talkray_tools.verify", context)
-
-
-@cli.command(context_settings=_PASS_ON, help="Measure a running server under load.")
-def loadtest(context: typer.Context) -> None:
-    """`python -m loadtest`."""
-    _run_module("loadtest", context)
-
-
 cli.add_typer(keys, name="key")
-
 bench = typer.Typer(help="Measure a part of Talkray by itself, without Ray and HTTP.", no_args_is_help=True)
 cli.add_typer(bench, name="bench")
 
+# Commands that are modules of their own, to which all arguments are passed on.
+_MODULES = {
+    "random-checkpoint": (cli, "talkray_tools.random_checkpoint", "Write a checkpoint with random weights."),
+    "verify": (cli, "talkray_tools.verify", "Is a checkpoint right here, does its speech end, what does it take?"),
+    "loadtest": (cli, "loadtest", "Measure a running server under load."),
+    "engine": (bench, "talkray_tools.bench_engine", "Step time by batch, prefill, memory and start-up."),
+    "codec": (bench, "talkray_tools.bench_codec", "Decoder calls by streams and frames, on a CPU or a GPU."),
+    "encoders": (bench, "talkray_tools.bench_encoders", "Cost of each audio format, and its first bytes."),
+}
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-@bench.command("engine", context_settings=_PASS_ON, help="Step time by batch, prefill, memory and start-up.")
-def bench_engine(context: typer.Context) -> None:
-    """`python -m talkray_tools.bench_engine`."""
-    _run_module("talkray_tools.bench_engine", context)
+
+def _run_module(context: typer.Context) -> None:
+    """Another process: the command line itself imports no torch."""
+    _, module, _ = _MODULES[str(context.info_name)]
+    sys.exit(subprocess.call([sys.executable, "-m", module, *context.args]))
 
 
-@bench.command("codec", context_settings=_PASS_ON, help="Decoder calls by streams and frames, on a CPU or a GPU.")
-def bench_codec(context: typer.Context) -> None:
-    """`python -m talkray_tools.bench_codec`."""
-    _run_module("talkray_tools.bench_codec", context)
-
-
-@bench.command("encoders", context_settings=_PASS_ON, help="Cost of each audio format, and its first bytes.")
-def bench_encoders(context: typer.Context) -> None:
-    """`python -m talkray_tools.bench_encoders`."""
-    _run_module("talkray_tools.bench_encoders", context)
+for _name, (_group, _, _help) in _MODULES.items():
+    _group.command(_name, context_settings=_PASS_ON, help=_help)(_run_module)
 
 
 def main() -> None:
@@ -337,8 +315,3 @@ def _curl(url: str, *, with_key: bool) -> str:
     key = ' -H "Authorization: Bearer $TALKRAY_API_KEY"' if with_key else ""
     body = '{"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}'
     return f"curl {url}/v1/audio/speech -H 'Content-Type: application/json'{key} -d '{body}' -o hello.mp3"
-
-
-def _run_module(module: str, context: typer.Context) -> None:
-    """Another process: the command line itself imports no torch."""
-    sys.exit(subprocess.call([sys.executable, "-m", module, *context.args]))

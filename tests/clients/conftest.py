@@ -2,26 +2,17 @@
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from serve_app.cli.ray_settings import free_port
-from serve_app.cli.serve.local_server import Address, running
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
+from tests.e2e.application import running
 
 if TYPE_CHECKING:
     from tools.listening.recogniser import Whisper
 
 PATIENT = AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.clients)
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +22,7 @@ def server() -> Iterator[str]:
         yield url
         return
     config = AppConfig(model="embedded", api=ApiSettings(admission=PATIENT))
-    with running(config, Address("127.0.0.1", free_port()), print) as url:
+    with running(config) as url:
         yield url
 
 

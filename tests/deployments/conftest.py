@@ -14,11 +14,6 @@ if INTERPRETED:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def device() -> torch.device:
     """Where Triton kernels run: on a GPU, or on CPU tensors in Triton's interpreter."""
     if not INTERPRETED and not torch.cuda.is_available():

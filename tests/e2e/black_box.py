@@ -7,10 +7,8 @@ import contextlib
 import http.client
 import json
 import os
-import random
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +19,7 @@ from typing import Self
 
 import pytest
 
+from serve_app.cli.ray_settings import free_port
 from tests.e2e import family
 
 COMMAND = shlex.split(os.environ.get("TALKRAY_COMMAND", f"{sys.executable} -m serve_app"))
@@ -341,15 +340,6 @@ def create_key(file: Path, name: str, *limits: str) -> str:
     """An API key, by the command that a person would use."""
     printed = talkray("key", "create", name, "--file", str(file), *limits)
     return next(word for word in printed.split() if word.startswith("talkray-"))
-
-
-def free_port() -> int:
-    """A port that nobody has now, and that nobody is given who asks for any, as Ray's processes do while they start."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def listens(port: int) -> bool:

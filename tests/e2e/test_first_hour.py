@@ -20,7 +20,7 @@ import av
 import httpx
 import pytest
 
-from tests.e2e.black_box import free_port
+from serve_app.cli.ray_settings import free_port
 
 ROOT = Path(__file__).parents[2]
 TALKRAY = Path(sys.executable).parent / "talkray"

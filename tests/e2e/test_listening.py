@@ -17,8 +17,8 @@ import pytest
 
 from deployments.weights.store import embedded_path
 from serve_app.speech.segments import split_text
+from tests.e2e.heard import Samples, begins_with_hiss, steps_where_joined
 from tests.e2e.speech import BOUND_S, body, fetch, within_one_lsb
-from tools.listening.checks import Samples, begins_with_hiss, steps_where_joined
 from tools.listening.recogniser import Moonshine, plain_words, word_errors
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.black_box import COMMAND, INGRESS, ServerCommand, free_port, refusal
+from serve_app.cli.ray_settings import free_port
+from tests.e2e.black_box import COMMAND, INGRESS, ServerCommand, refusal
 
 NEIGHBOUR = 54321  # no user of this machine has this number
 WELL_KNOWN = Path("/tmp/haproxy-serve")

@@ -24,9 +24,9 @@ from tests.e2e.test_command_line import BOUND_S, read_until
 SERVER = """
 import sys
 from serve_app.config import AppConfig, PoolConfig
-from serve_app.cli.serve.local_server import Address, running
+from tests.e2e.application import running
 ingress = PoolConfig(replicas=2, num_cpus=0.1, max_queued_requests=256)
-with running(AppConfig(model="embedded", ingress_pool=ingress), Address("127.0.0.1", int(sys.argv[1])), print):
+with running(AppConfig(model="embedded", ingress_pool=ingress), int(sys.argv[1])):
     print("serving", flush=True)
     sys.stdin.read()
 """

@@ -1,7 +1,6 @@
 """Two replicas of each pool on two cores, and what the streams are without faults."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,15 +10,6 @@ from tests.faults.speaking import Speaking, long_requests, requests
 
 AT_ONCE = 20
 STREAMS = requests(17, frames=50) + long_requests(3, frames=20)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    ours = [item for item in items if here in item.path.parents]
-    for item in ours:
-        item.add_marker(pytest.mark.faults)
-    # One process has one Ray: tests with a cluster of their own come before those that share the service.
-    items.sort(key=lambda item: item in ours and "service" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")

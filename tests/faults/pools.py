@@ -15,8 +15,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.config import CodecConfig, TalkerConfig
-from serve_app.cli.ray_settings import free_port
-from serve_app.cli.serve.local_server import APP_NAME, Address, Report, running
+from serve_app.cli.serve.local_server import APP_NAME, Report
 from serve_app.config import (
     AdmissionSettings,
     ApiSettings,
@@ -25,6 +24,7 @@ from serve_app.config import (
 )
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
+from tests.e2e.application import running
 from tests.e2e.processes import MARK, marked
 
 TALKER, CODEC = "Talker", "CodecDecoder"
@@ -115,7 +115,7 @@ def serving(app: AppConfig, report: Report = lambda line: None) -> Iterator[Serv
     mark = uuid.uuid4().hex
     os.environ[MARK] = mark
     try:
-        with running(app, Address("127.0.0.1", free_port()), report) as url:
+        with running(app, report=report) as url:
             yield Service(url, mark, app)
     finally:
         del os.environ[MARK]

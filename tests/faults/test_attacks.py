@@ -24,7 +24,8 @@ import torch
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.e2e.black_box import ServerCommand, create_key, serving
-from tools.experiments.faults.intruders import ATTACKS, PER_MINUTE, STREAMS, Attack, strike
+from tools.experiments.faults.intruder import PER_MINUTE, STREAMS
+from tools.experiments.faults.intruders import ATTACKS, Attack, strike
 from tools.experiments.faults.polite import PoliteClient, Stream, body
 from tools.experiments.faults.soak_report import as_text
 from tools.experiments.faults.supervised import held, kind_of

@@ -18,11 +18,6 @@ INGRESS = "Ingress"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def http(service: Service) -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(service.url, timeout=aiohttp.ClientTimeout(total=120)) as session:
         yield session

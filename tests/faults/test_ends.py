@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from serve_app.cli.ray_settings import free_port
 from tests.e2e.black_box import (
     COMMAND,
     ENGINE,
@@ -21,7 +22,6 @@ from tests.e2e.black_box import (
     Sampled,
     ServerCommand,
     ends_while_it_speaks,
-    free_port,
     listens,
     speaks_again,
 )

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import torch
 
+from serve_app.cli.ray_settings import free_port
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
-from tests.e2e.black_box import free_port, speaks_again
+from tests.e2e.black_box import speaks_again
 from tests.fake_hub import Hub, repository, serving
 
 NAME = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"

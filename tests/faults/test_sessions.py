@@ -228,11 +228,6 @@ async def ask(http: aiohttp.ClientSession, heard: Heard, over: asyncio.Event) ->
             await asyncio.sleep(0.5)
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
 def updated() -> Iterator[Service]:
     """Two replicas of each pool, which speak the embedded voice: its sentences have a length."""

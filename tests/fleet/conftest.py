@@ -1,17 +1,8 @@
 """Needs root and network namespaces."""
 
-from pathlib import Path
-
 import pytest
 
 from tools.experiments.fleet import namespaces
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.fleet)
 
 
 @pytest.fixture(scope="session")

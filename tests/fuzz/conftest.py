@@ -31,11 +31,6 @@ settings.register_profile(
 settings.load_profile("fuzz")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Base URL of a running server; `TALKRAY_FUZZ_URL` names one that several fuzzers share."""

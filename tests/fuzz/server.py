@@ -9,11 +9,10 @@ import torch
 from deployments.config import CodecConfig, TalkerConfig
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.config import ModelConfig
-from serve_app.cli.ray_settings import free_port
-from serve_app.cli.serve.local_server import Address, running
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
+from tests.e2e.application import running
 
 AT_ONCE = 8
 BOUND_S = 120
@@ -42,5 +41,5 @@ def tiny_server(directory: Path) -> Iterator[str]:
     app = AppConfig(
         model=str(model), talker=talker, codec=CodecConfig(max_late_s=1000), api=ApiSettings(admission=PATIENT)
     )
-    with running(app, Address("127.0.0.1", free_port()), print) as url:
+    with running(app) as url:
         yield url

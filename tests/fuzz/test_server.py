@@ -18,11 +18,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.fuzz]
 
 
 @pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="session")
 async def http(server: str) -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(total=BOUND_S)
     async with aiohttp.ClientSession(server, connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:

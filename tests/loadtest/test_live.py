@@ -22,11 +22,6 @@ WORDS = ["Good", " morning", " to", " you."]
 END = {"type": "SpeechMetadata"}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Server:
     """Reads a turn, and answers it as its test says."""
 

@@ -19,11 +19,6 @@ from tests.loadtest.test_metrics import SPOKEN, failed
 from tests.loadtest.test_runner import serving, speak_at_once
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def invoke(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["run", *arguments])
     return result.exit_code, " ".join(result.output.split())

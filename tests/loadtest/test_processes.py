@@ -14,11 +14,6 @@ from tests.loadtest.test_runner import schedule, serving, speak_at_once, written
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_processes_share_a_schedule_and_a_clock(tmp_path: Path) -> None:
     async with serving(speak_at_once) as target:
         url = target.url

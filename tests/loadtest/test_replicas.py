@@ -34,11 +34,6 @@ STATUS = {
 }
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def test_running_and_wanted_replicas_are_counted_over_all_applications() -> None:
     assert parse(json.dumps(STATUS)) == {"Talker": ReplicaCount(3, None), "Ingress": ReplicaCount(0, 1)}
 

@@ -25,11 +25,6 @@ LOUD = b"\x00\x40" * 2400  # 0.1 s at 24 kHz
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[Settings]:
     app = web.Application()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtest.server_timing import TO_CLIENT, TO_SERVER, parse, stages
+from loadtest.recording import TO_CLIENT, TO_SERVER, parse, stages
 
 HEADER = 'received;desc="100.25", request;dur=1.5, codes;dur=3, from-talker;dur=0.5'
 

@@ -17,11 +17,6 @@ from tests.loadtest.test_runner import serving, speak_at_once
 PLAN = Plan(first_rate=1.0, max_rate=8.0, factor=2.0, duration_s=10.0, settle_s=0.0)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def step(rate: float, good_share: float) -> Result:
     """A rate of whose ten requests so many were good."""
     good = round(good_share * 10)

@@ -18,11 +18,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 STARTED = {"type": "started", "request_id": "r1", "sample_rate": 24000, "channels": 1}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[Settings]:
     app = web.Application()

@@ -6,18 +6,6 @@ from pathlib import Path
 import pytest
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.prometheus)
-
-
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="session")
 def prometheus_bin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with `prometheus` and `promtool`, out of Debian's package; nothing is installed."""

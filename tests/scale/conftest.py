@@ -3,27 +3,13 @@
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import aiohttp
 import pytest
 
-from serve_app.cli.ray_settings import free_port
-from serve_app.cli.serve.local_server import Address, running
 from serve_app.config import AppConfig
+from tests.e2e.application import running
 from tests.e2e.processes import MARK, marked
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.scale)
-
-
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @contextlib.contextmanager
@@ -32,7 +18,7 @@ def server(config: AppConfig) -> Iterator[str]:
     run_id = uuid.uuid4().hex
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(MARK, run_id)
-        with running(config, Address("127.0.0.1", free_port()), print) as url:
+        with running(config) as url:
             yield url
     assert marked(run_id) == {}
 

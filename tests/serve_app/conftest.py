@@ -12,11 +12,6 @@ from tests.serve_app.fake import FakeSynthesizer, utterance
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def synthesizer() -> FakeSynthesizer:
     return FakeSynthesizer(script=utterance())
 

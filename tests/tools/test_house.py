@@ -1,10 +1,27 @@
-"""What is counted of the house."""
+"""What is counted of the house; its rules hold, but for breaches that pyproject.toml still counts."""
 
+import ast
+import tomllib
 from pathlib import Path
 
-from tools.house import double_names, generators, num_lines, settings, way_of_a_request
+import pytest
+
+from tools import house
+from tools.house import (
+    classes_twice,
+    faults,
+    generators,
+    num_words,
+    over_budget,
+    set_by_tests_only,
+    settings,
+    size,
+    sizes,
+    way_of_a_request,
+)
 
 ROOT = Path(__file__).parents[2]
+ALLOWED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["talkray"]["faults"]
 
 
 def test_a_request_crosses_the_modules_of_its_processes_and_what_they_import() -> None:
@@ -13,22 +30,120 @@ def test_a_request_crosses_the_modules_of_its_processes_and_what_they_import() -
     assert not {"serve_app/cli/main.py", "deployments/codec/deployment.py", "deployments/__init__.py"} & names
 
 
-def test_the_listed_generators_exist() -> None:
+def test_a_generator_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert generators(ROOT)
-
-
-def test_a_class_name_in_two_files_counts_once(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("class Twice: ...\nclass Once: ...\n")
-    (tmp_path / "b.py").write_text("class Twice: ...\n")
-    assert double_names(tmp_path.glob("*.py")) == ["Twice"]
+    monkeypatch.setattr(house, "GENERATORS", (("serve_app/api/response.py", "Gone.body"),))
+    with pytest.raises(LookupError, match=r"Gone\.body"):
+        generators(ROOT)
 
 
 def test_settings_are_the_leaves_of_the_configuration() -> None:
-    names = settings(ROOT)
-    assert {"model", "talker.max_num_seqs", "api.admission.max_streams"} <= set(names)
-    assert not {"talker", "api", "api.admission"} & set(names)
+    assert {"model", "talker.max_num_seqs", "api.admission.max_streams"} <= set(settings())
+    assert not {"talker", "api", "api.admission"} & set(settings())
 
 
-def test_all_lines_count(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text('"""Says."""\n\nx = 1\n')
-    assert num_lines([tmp_path / "a.py"]) == 3
+def test_all_lines_count_but_those_of_a_folder_that_counts_beside(tmp_path: Path) -> None:
+    (tmp_path / "tools/experiments").mkdir(parents=True)
+    for name in ("tools/a.py", "tools/experiments/b.py"):
+        (tmp_path / name).write_text('"""Says."""\n\nx = 1\n')
+    assert size(tmp_path, "tools") == (6, 2)
+    assert size(tmp_path, "tools", without="tools/experiments") == (3, 1)
+
+
+def test_words_of_documents_count(tmp_path: Path) -> None:
+    (tmp_path / "docs/decisions").mkdir(parents=True)
+    for name in ("README.md", "docs/decisions/a.md", "other.md"):
+        (tmp_path / name).write_text("# Two words\n")
+    assert num_words(tmp_path) == 6
+
+
+def parsed(**files: str) -> dict[str, ast.Module]:
+    return {f"{name}.py": ast.parse(text) for name, text in files.items()}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[str]]:
+    return faults(ROOT)
+
+
+@pytest.mark.parametrize("rule", ALLOWED)
+def test_breaches_only_become_fewer(rule: str, found: dict[str, list[str]]) -> None:
+    assert len(found[rule]) <= ALLOWED[rule], "\n".join(found[rule])
+
+
+def test_every_rule_is_counted(found: dict[str, list[str]]) -> None:
+    assert found.keys() == ALLOWED.keys()
+
+
+def test_a_public_name_of_two_classes_is_found() -> None:
+    code = parsed(a="class Twice: ...\nclass _Own: ...", b="class Twice: ...\nclass _Own: ...")
+    assert classes_twice(code) == ["Twice: a.py, b.py"]
+
+
+def test_a_large_file_and_a_small_one_with_one_importer_are_found(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "a.yaml").write_text("module: named.Nodes\n")
+    sources = {
+        "large": "x = 1\n" * 451,
+        "lonely": "x = 1\n",
+        "shared": "x = 1\n",
+        "named": "x = 1\n",
+        "one": "import shared, lonely\n" * 60,
+        "two": "from shared import x\n" * 60,
+    }
+    for name, text in sources.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    assert sizes(tmp_path, parsed(**sources)) == [
+        "large.py: 451 lines, at most 450",
+        "lonely.py: 1 lines and 1 importers",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("caller", "is_found"),
+    [
+        ("f(1)", True),
+        ("f(1, 2)", False),
+        ("f(1, seed=2)", False),
+        ("f(*both)", False),
+        ("f(**all)", False),
+        ("partial(f, 1, 2)", False),
+        ("thing.f(1, 2)", False),
+    ],
+)
+def test_a_default_that_only_tests_replace_is_found(caller: str, is_found: bool) -> None:
+    code = parsed(a="def f(x, seed=0): ...", b=caller)
+    assert set_by_tests_only(code, parsed(t="f(1, seed=3)")) == (["a.py:1: f(seed=)"] if is_found else [])
+
+
+def test_a_default_that_nobody_replaces_is_none_of_the_tests() -> None:
+    assert set_by_tests_only(parsed(a="def f(x, seed=0): ..."), parsed(t="f(1)")) == []
+
+
+def test_a_constructor_goes_by_the_name_of_its_class() -> None:
+    code = parsed(a="class Rate:\n    def __init__(self, *, window_s=60.0): ...")
+    assert set_by_tests_only(code, parsed(t="Rate(window_s=1.0)")) == ["a.py:2: Rate(window_s=)"]
+
+
+def test_options_of_a_command_are_set_by_people() -> None:
+    code = parsed(a="@cli.command()\ndef serve(port=8000): ...")
+    assert set_by_tests_only(code, parsed(t="serve(port=1)")) == []
+
+
+def test_a_folder_over_its_budget_is_found(tmp_path: Path) -> None:
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "a.py").write_text("x = 1\n" * 11)
+    assert over_budget(tmp_path, {"room": 10}) == ["room: 11 lines, budget 10"]
+    assert over_budget(tmp_path, {"room": 11}) == []
+
+
+def test_the_command_fails_where_there_are_more(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(house, "faults", lambda root: {"classes": ["Twice: a.py, b.py"] * 1000})
+    monkeypatch.setattr("sys.argv", ["house"])
+    with pytest.raises(SystemExit, match="1"):
+        house.main()
+    printed = capsys.readouterr().out
+    assert "Twice: a.py, b.py" in printed
+    assert "all but experiments, tests" in printed

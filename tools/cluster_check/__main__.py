@@ -1,33 +1,29 @@
-"""Print file and line of every fault in `cluster/`; end with status 1 if there is one."""
+"""Print every fault in `cluster/`; end with status 1 if there is one."""
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tools.cluster_check import flavours, hosts, kubernetes, machines, monitoring, serve, timeouts
-from tools.cluster_check.document import Fault, Unreadable
+from tools.cluster_check import fleet, hosts, kubernetes, machines, serve
+from tools.cluster_check.document import Unreadable
 
-Check = Callable[[Path], Iterator[Fault]]
+Check = Callable[[Path], Iterator[str]]
 CHECKS: dict[str, Check] = {
     "Serve's configuration": serve.check,
     "virtual machines": machines.check,
     "Kubernetes": kubernetes.check,
-    "one host": hosts.check,
-    "monitoring": monitoring.check,
-    "equal numbers": flavours.check,
-    "order of time-outs": timeouts.check,
+    "hosts and monitoring": hosts.check,
+    "equal numbers": fleet.check,
 }
-_OPTIONAL = ("promtool", "systemd-analyze")
 
 
-def faults(root: Path, check: Check) -> list[Fault]:
+def faults(root: Path, check: Check) -> list[str]:
     """Of one check, each once; a file that cannot be read ends it."""
-    found: set[Fault] = set()
+    found: set[str] = set()
     try:
         found.update(check(root))
     except Unreadable as error:
-        found.add(error.fault)
+        found.add(str(error))
     return sorted(found)
 
 
@@ -35,13 +31,10 @@ def main(root: Path) -> int:
     count = 0
     for name, check in CHECKS.items():
         found = faults(root, check)
-        print(f"{name}: {f'{len(found)} faults' if found else 'ok'}", flush=True)
-        for fault in found:
-            print(f"  {fault}")
+        print(f"{name}: {f'{len(found)} faults' if found else 'ok'}", *found, sep="\n  ", flush=True)
         count += len(found)
-    for tool in _OPTIONAL:
-        if shutil.which(tool) is None:
-            print(f"{tool} is not installed here: without its opinion")
+    for tool in sorted(hosts.missing()):
+        print(f"{tool} is not installed here: not asked")
     return int(count > 0)
 
 

@@ -1,134 +1,144 @@
-"""YAML files whose values know their lines, and the faults that are found at them."""
+"""YAML files, and the rules of `rules.yaml` that their values are held to."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import yaml
 
-Where = tuple[str | int, ...]  # keys and indices from the root of a document to a value
+from serve_app.api.sockets import IDLE_TIMEOUT_S
+from serve_app.app import LONGEST_STREAM_S
+from serve_app.cli.ray_settings import CLUSTER
 
-
-@dataclass(frozen=True, order=True, slots=True)
-class Fault:
-    """What is wrong, and where."""
-
-    file: Path
-    line: int
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.message}"
+DRAIN_S = float(CLUSTER["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+# What a rule may name instead of a value.
+_NAMED = {
+    "DRAIN": DRAIN_S,  # of a node
+    "IDLE": IDLE_TIMEOUT_S,  # a WebSocket may be silent for so long
+    "LONGEST_STREAM": LONGEST_STREAM_S,
+    "RAY": version("ray"),
+}
+_HERE = Path(__file__).parent
 
 
 class Unreadable(Exception):
-    """A file that is no YAML, with the fault."""
-
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(str(fault))
-        self.fault = fault
+    """A file that is no YAML, says a key twice, or cannot be rendered."""
 
 
-class Document:
-    """One document of a YAML file. `data` has merge keys and anchors resolved."""
-
-    def __init__(self, file: Path, root: yaml.Node) -> None:
-        self.file = file
-        _refuse_double_keys(file, root)
-        # Merging also brings the nodes of what is merged, with their own lines, into each mapping.
-        self.data: Any = yaml.SafeLoader("").construct_document(root)
-        self._root = root
-
-    def line(self, where: Where) -> int:
-        """Of the value there, or of the deepest one above it that exists."""
-        node, line = self._root, self._root.start_mark.line
-        for part in where:
-            if isinstance(node, yaml.MappingNode):
-                found = [(key, value) for key, value in node.value if key.value == str(part)]
-                if not found:
-                    break
-                key, node = found[-1]
-                line = key.start_mark.line
-            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-                node = node.value[part]
-                line = node.start_mark.line
-            else:
-                break
-        return int(line) + 1
-
-    def fault(self, where: Where, message: str) -> Fault:
-        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).removeprefix(".")
-        return Fault(self.file, self.line(where), f"{name}: {message}" if name else message)
-
-    def against(self, schema: Mapping[str, Any], where: Where = ()) -> Iterator[Fault]:
-        """Faults of the value there by a JSON schema."""
-        value = at(self.data, where)
-        for error in jsonschema.Draft202012Validator(schema).iter_errors(value):
-            for inner, message in explained(error):
-                yield self.fault((*where, *inner), message)
+@cache
+def documents(file: Path) -> list[Any]:
+    """Those of a file, merge keys and anchors resolved. Raises Unreadable."""
+    try:
+        nodes = list(yaml.compose_all(file.read_text(encoding="utf-8"), yaml.SafeLoader))
+        for node in nodes:
+            _refuse_double_keys(node)
+        return [yaml.SafeLoader("").construct_document(node) for node in nodes]
+    except (yaml.YAMLError, OSError) as error:
+        raise Unreadable(f"{file}: no YAML: {' '.join(str(error).split())}") from None
 
 
-def explained(error: jsonschema.ValidationError) -> Iterator[tuple[Where, str]]:
-    """Where a schema was broken, below the value that it was for, and how."""
-    where: Where = tuple(error.absolute_path)
-    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
-        properties = error.schema.get("properties", {}) if isinstance(error.schema, dict) else {}
-        for key in error.instance.keys() - properties.keys():
-            yield (*where, key), f"unknown key; known: {', '.join(sorted(properties))}"
-    else:
-        yield where, error.message
+def document(file: Path) -> Any:
+    """The first one of a file. Raises Unreadable."""
+    return documents(file)[0]
 
 
-def at(data: Any, where: Where, default: Any = None) -> Any:
-    """The value there; the default where nothing is."""
+def _refuse_double_keys(node: yaml.Node) -> None:
+    """YAML's parser takes the last of two equal keys in silence."""
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = {"<<"}
+        for key, value in node.value:
+            if key.value in seen and key.value != "<<":
+                raise yaml.MarkedYAMLError(problem=f"{key.value} stands there twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+            _refuse_double_keys(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _refuse_double_keys(value)
+
+
+def at(data: Any, *where: str | int) -> Any:
+    """The value there; None where nothing is."""
     for part in where:
         try:
             data = data[part]
         except (KeyError, IndexError, TypeError):
-            return default
+            return None
     return data
 
 
+def against(name: str, data: Any, schema: Mapping[str, Any]) -> Iterator[str]:
+    """Faults of a value by a JSON schema."""
+    for error in jsonschema.Draft202012Validator(schema).iter_errors(data):
+        yield f"{name}: {error.json_path.removeprefix('$.')}: {error.message}"
+
+
+def rules(subject: str, name: str, data: Any) -> Iterator[str]:
+    """What breaks the rules of a subject, said of `name`."""
+    for place, how, wanted, *reason in document(_HERE / "rules.yaml")[subject]:
+        named = _NAMED.get(wanted, wanted) if isinstance(wanted, str) else wanted
+        for where, value in _places(data, place.removesuffix("~").split(" ")):
+            if value is None and place.endswith("~"):
+                continue
+            if not _holds(value, how, named):
+                yield f"{name}: {where}: {value!r}, not {how} {named}{''.join(f': {each}' for each in reason)}"
+
+
+def _places(data: Any, parts: list[str], where: str = "") -> Iterator[tuple[str, Any]]:
+    """All that a path leads to, `*` being every item; None where there is nothing."""
+    if not parts:
+        yield where.removeprefix("."), data
+        return
+    first, *rest = parts
+    if first == "*":
+        pairs = data.items() if isinstance(data, dict) else enumerate(data or ())
+        for key, inner in pairs:
+            yield from _places(inner, rest, f"{where}.{key}")
+    else:
+        yield from _places(at(data, int(first) if first.isdigit() else first), rest, f"{where}.{first}")
+
+
+def _holds(value: Any, how: str, wanted: Any) -> bool:
+    text = " ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+    number = re.search(r"\d+(\.\d+)?", text.rpartition("--stop-timeout")[2])
+    match how:
+        case "is":
+            return bool(value == wanted and type(value) is type(wanted))
+        case "one of":
+            return bool(value in wanted)
+        case "only":
+            return set(value) <= set(wanted)
+        case "with":
+            return re.search(wanted, text) is not None
+        case "without":
+            return re.search(wanted, text) is None
+        case "over":
+            return number is not None and float(number[0]) > wanted
+        case "under":
+            return number is not None and float(number[0]) < wanted
+        case _:
+            raise ValueError(f"rules.yaml knows no {how}")
+
+
 @cache
-def documents(file: Path) -> Sequence[Document]:
-    """Those of a file. Raises Unreadable."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        return [Document(file, node) for node in yaml.compose_all(text, yaml.SafeLoader)]
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else 1
-        raise Unreadable(Fault(file, line, f"no YAML: {getattr(error, 'problem', error)}")) from None
-    except OSError as error:
-        raise Unreadable(Fault(file, 1, f"cannot be read: {error.strerror}")) from None
+def schema(kind: str) -> dict[str, Any] | None:
+    """The JSON schema of a manifest's `spec` by kinds.yaml; None for a kind that it does not have."""
+    kinds = document(_HERE / "kinds.yaml")
+    return _expanded(kinds[kind]) if kind in kinds else None
 
 
-def document(file: Path) -> Document:
-    """The only one of a file. Raises Unreadable."""
-    found = documents(file)
-    if len(found) != 1:
-        raise Unreadable(Fault(file, 1, f"has {len(found)} documents, not one"))
-    return found[0]
-
-
-def text_fault(file: Path, text: str, message: str) -> Fault:
-    """One at the first line that has `text`."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    return Fault(file, next((number for number, line in enumerate(lines, 1) if text in line), 1), message)
-
-
-def _refuse_double_keys(file: Path, node: yaml.Node) -> None:
-    """YAML's parser takes the last of two equal keys in silence."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if key.value in seen and key.value != "<<":
-                raise Unreadable(Fault(file, key.start_mark.line + 1, f"{key.value} stands here twice"))
-            seen.add(key.value)
-            _refuse_double_keys(file, value)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _refuse_double_keys(file, value)
+def _expanded(compact: Any) -> dict[str, Any]:
+    if isinstance(compact, str):
+        leaves: dict[str, dict[str, Any]] = document(_HERE / "kinds.yaml")["leaves"]
+        return leaves.get(compact) or ({} if compact == "any" else {"enum": compact.split("|")})
+    properties, required = {}, []
+    for key, inner in compact.items():
+        name = key.removesuffix("[]").removesuffix("!")
+        value = _expanded(inner)
+        properties[name] = {"type": "array", "items": value} if key.endswith("[]") else value
+        if key.removesuffix("[]").endswith("!"):
+            required.append(name)
+    return {"type": "object", "additionalProperties": False, "properties": properties, "required": required}

@@ -1,127 +1,94 @@
 """Ray Serve's configuration: its schema, the keys that it would ignore, our settings in it, and what is imported."""
 
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
+from pydantic import ValidationError
+from ray.serve.schema import ServeDeploySchema
 
 from deployments.errors import StartError
-from serve_app.cli import ray_settings
+from serve_app.app import LONGEST_STREAM_S
+from serve_app.cli.ray_settings import CLUSTER, LOCAL, TUNED
 from serve_app.config import AppConfig
-from tools.cluster_check.document import Document, Fault, Where, at, document, text_fault
+from tools.cluster_check.document import DRAIN_S, at, document, rules
 
-_DEPLOYMENTS = {"Ingress", "CodecDecoder", "Talker"}
-_IMPORTED = ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH")
 # The same file twice: each stands where its reader looks.
 _COPIES = {
     "cluster/serve/one-gpu.yaml": "serve_app/cli/one-gpu.yaml",
     "cluster/kuberay/overlays/large/serve.yaml": "cluster/serve/production.yaml",
 }
+_IMPORTED = (TUNED["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"], LOCAL["RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH"])
+_LEAST_HEAD_AWAY_S = 90
 
 
-def files(root: Path) -> list[Path]:
-    return sorted([*root.glob("cluster/serve/*.yaml"), *root.glob("cluster/kuberay/overlays/*/serve.yaml")])
+def app_config(file: Path) -> AppConfig:
+    """Our settings in one of them. Raises ValidationError."""
+    return AppConfig.model_validate(at(document(file), "applications", 0, "args"))
 
 
-def app_config(file: Path) -> AppConfig | None:
-    """Our settings in one of them, if they are valid."""
-    try:
-        return AppConfig.model_validate(at(document(file).data, ("applications", 0, "args"), {}))
-    except ValidationError:
-        return None
-
-
-def check(root: Path) -> Iterator[Fault]:
-    for file in files(root):
-        yield from _config(document(file))
+def check(root: Path) -> Iterator[str]:
+    for file in sorted([*root.glob("cluster/serve/*.yaml"), *root.glob("cluster/kuberay/overlays/*/serve.yaml")]):
+        try:
+            for fault in _config(file):
+                yield f"{file}: {fault}"
+        except (StartError, ValidationError) as error:
+            yield f"{file}: {' '.join(str(error).split())}"
+        yield from rules("serve", str(file), document(file))
     for copy, original in _COPIES.items():
-        ours, theirs = (root / name for name in (copy, original))
-        if not ours.is_file() or ours.read_bytes() != theirs.read_bytes():
-            pair = zip(*(file.read_text(encoding="utf-8").splitlines() for file in (ours, theirs)), strict=False)
-            line = next((number for number, (a, b) in enumerate(pair, 1) if a != b), 1)
-            yield Fault(ours, line, f"is to be a copy of {original}, and differs from it here")
-    for name in _IMPORTED:
-        path = (ray_settings.TUNED | ray_settings.LOCAL)[name]
-        if problem := cannot_import(path):
-            yield text_fault(root / "serve_app/cli/ray_settings.py", name, problem)
+        if (root / copy).read_bytes() != (root / original).read_bytes():
+            yield f"{root / copy}: is to be a copy of {original}"
+    yield from (fault for path in _IMPORTED for fault in cannot_import(path))
+    yield from _waits()
 
 
-def _config(config: Document) -> Iterator[Fault]:
-    yield from _model(config, ServeDeploySchema, ())
-    yield from _unknown(config, ServeDeploySchema, ())
-    yield from _unknown(config, HTTPOptionsSchema, ("http_options",))
-    applications = at(config.data, ("applications",), [])
-    for index, application in enumerate(applications if isinstance(applications, list) else []):
-        here: Where = ("applications", index)
-        yield from _unknown(config, ServeApplicationSchema, here)
-        for where, path in _import_paths(application, here):
-            if problem := cannot_import(path):
-                yield config.fault(where, problem)
-        for number, deployment in enumerate(at(application, ("deployments",), [])):
-            yield from _unknown(config, DeploymentSchema, (*here, "deployments", number))
-            if at(deployment, ("name",)) not in _DEPLOYMENTS:
-                yield config.fault(
-                    (*here, "deployments", number, "name"), f"there are only {', '.join(sorted(_DEPLOYMENTS))}"
-                )
-        yield from _args(config, here)
-
-
-def _args(config: Document, here: Where) -> Iterator[Fault]:
-    args: Where = (*here, "args")
-    yield from _model(config, AppConfig, args)
-    try:
-        settings = AppConfig.model_validate(at(config.data, args, {}))
-        settings.api.access.for_host(at(config.data, ("http_options", "host")))
-    except StartError as error:
-        yield config.fault(("http_options", "host"), str(error))
-    except ValidationError:  # said above
-        return
-    for name, pool, scaling in (
-        ("talker", settings.talker_pool, settings.talker_scaling),
-        ("codec", settings.codec_pool, settings.codec_scaling),
-    ):
+def _config(file: Path) -> Iterator[str]:
+    config = document(file)
+    for path in re.findall(r"(?:import_path|policy_function): (\S+)", file.read_text(encoding="utf-8")):
+        yield from cannot_import(path)
+    yield from _ignored(config, ServeDeploySchema.model_validate(config).model_dump(exclude_unset=True))
+    settings = app_config(file)
+    settings.api.access.for_host(at(config, "http_options", "host"))
+    pools = ((settings.talker_pool, settings.talker_scaling), (settings.codec_pool, settings.codec_scaling))
+    for pool, scaling in pools:
         if scaling and not scaling.min_replicas <= pool.replicas <= scaling.max_replicas:
-            yield config.fault(
-                (*args, f"{name}_pool", "replicas"),
-                f"{pool.replicas} at the start is not within {scaling.min_replicas} to {scaling.max_replicas}",
-            )
+            yield f"replicas: {pool.replicas} is not within {scaling.min_replicas} to {scaling.max_replicas}"
     if settings.codec.workers > max(1, settings.codec_pool.num_cpus):
-        yield config.fault((*args, "codec", "workers"), "more workers than codec_pool.num_cpus")
+        yield f"codec.workers: {settings.codec.workers} is more than codec_pool.num_cpus"
+    for deployment in at(config, "applications", 0, "deployments") or ():
+        drain_s = deployment.get("graceful_shutdown_timeout_s", LONGEST_STREAM_S)
+        if deployment.get("name") == "Ingress" and drain_s < LONGEST_STREAM_S:
+            yield f"graceful_shutdown_timeout_s: {drain_s} s is less than the longest stream"
 
 
-def _model(config: Document, model: type[BaseModel], where: Where) -> Iterator[Fault]:
-    try:
-        model.model_validate(at(config.data, where, {}))
-    except ValidationError as error:
-        for problem in error.errors(include_url=False):
-            yield config.fault((*where, *problem["loc"]), problem["msg"])
+def _ignored(given: Any, kept: Any, where: str = "") -> Iterator[str]:
+    """Keys that Serve drops in silence."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        yield from (f"{where}{key}: Serve knows no such key" for key in given.keys() - kept.keys())
+        for key in given.keys() & kept.keys():
+            yield from _ignored(given[key], kept[key], f"{where}{key}.")
+    elif isinstance(given, list):
+        for index, (one, other) in enumerate(zip(given, kept, strict=True)):
+            yield from _ignored(one, other, f"{where}{index}.")
 
 
-def _unknown(config: Document, model: type[BaseModel], where: Where) -> Iterator[Fault]:
-    """Serve ignores keys that it does not know."""
-    value = at(config.data, where, {})
-    for key in value.keys() - model.model_fields.keys() if isinstance(value, dict) else ():
-        yield config.fault((*where, key), f"Serve knows no such key; it has {', '.join(sorted(model.model_fields))}")
-
-
-def _import_paths(value: Any, where: Where) -> Iterator[tuple[Where, str]]:
-    """Whatever a key that is named so holds, at any depth."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in pairs:
-        if isinstance(inner, str) and str(key) in ("import_path", "policy_function", "exporter_import_path"):
-            yield (*where, key), inner
-        else:
-            yield from _import_paths(inner, (*where, key))
-
-
-def cannot_import(path: str) -> str | None:
+def cannot_import(path: str) -> Iterator[str]:
     """Why `module:name`, or `module.name`, cannot be imported."""
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     try:
         getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        return f"{path} cannot be imported: {error}"
-    return None
+        yield f"{path} cannot be imported: {error}"
+
+
+def _waits() -> Iterator[str]:
+    """Ray's own time-outs: each is longer than what it waits for."""
+    for name, value, least in (
+        ("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", DRAIN_S, LONGEST_STREAM_S),
+        (hard_stop := "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", float(TUNED[hard_stop]), LONGEST_STREAM_S),
+        (head_away := "RAY_gcs_rpc_server_reconnect_timeout_s", float(CLUSTER[head_away]), _LEAST_HEAD_AWAY_S),
+    ):
+        if value <= least:
+            yield f"serve_app/cli/ray_settings.py: {name}: {value:g} s is not more than {least:g} s"

@@ -7,24 +7,27 @@ cloning checkpoints need.
 """
 
 import argparse
+import gzip
 import logging
 import shutil
 import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
+from deployments.voice.unpack import FORMAT, ROW_SCALE
 from talkray_tools.released import AUDIO_PREPROCESSOR, PREPROCESSOR
 from tools.demo_voice.codec_model import load_trained, official_tensors
-from tools.demo_voice.pack import pack
 from tools.demo_voice.shape import SHAPE, codec_config
 from tools.demo_voice.train_talker import VOICE_GENERATION, write_json
 
 logger = logging.getLogger(__name__)
 
 _MAX_TOTAL, _MAX_FILE = 15e6, 14e6  # bytes, of the packed folder
+_LARGEST = 127
+_WORTH_PACKING = 4096  # values; smaller tensors are biases, norms and the like
 
 
 def export(run: Path, out: Path) -> None:
@@ -39,6 +42,31 @@ def export(run: Path, out: Path) -> None:
     sizes = [file.stat().st_size for file in compact.rglob("*") if file.is_file()]
     if sum(sizes) > _MAX_TOTAL or max(sizes) > _MAX_FILE:
         logger.warning("the packed folder is larger than it may be")
+
+
+def pack(checkpoint: Path, packed: Path, *, without: str = "") -> None:
+    """Write `checkpoint` to the new folder `packed`; tensors whose names begin with `without` are left out.
+
+    `deployments/voice/unpack.py` says what a packed folder is and reads it.
+    """
+    shutil.copytree(checkpoint, packed, ignore=shutil.ignore_patterns("*.safetensors"))
+    for file in sorted(checkpoint.rglob("*.safetensors")):
+        stored: dict[str, Tensor] = {}
+        for name, tensor in load_file(file).items():
+            if not (without and name.startswith(without)):
+                stored |= _packed(name, tensor)
+        target = packed / file.relative_to(checkpoint)
+        target.with_suffix(".safetensors.gz").write_bytes(gzip.compress(save(stored, FORMAT), mtime=0))
+
+
+def _packed(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A row's largest value becomes 127. Rows are output channels, or entries of a table."""
+    if tensor.dim() < 2 or tensor.numel() < _WORTH_PACKING:
+        return {name: tensor.half()}
+    rows = tensor.float().flatten(1)
+    scale = rows.abs().amax(1) / _LARGEST
+    steps = rows / torch.where(scale > 0, scale, 1.0)[:, None]
+    return {name: steps.round().to(torch.int8).view(tensor.shape), name + ROW_SCALE: scale}
 
 
 def _write_talker(run: Path, directory: Path) -> None:

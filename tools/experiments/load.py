@@ -14,8 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from deployments.config import TalkerConfig
-from serve_app.cli.ray_settings import free_port
-from serve_app.cli.serve.local_server import APP_NAME, Address, running
+from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.config import (
     AdmissionSettings,
     ApiSettings,
@@ -24,6 +23,7 @@ from serve_app.config import (
     PoolConfig,
     TalkerScalingConfig,
 )
+from tests.e2e.application import running
 
 POOL = PoolConfig(num_cpus=0.2)
 SCALING = {"max_replicas": 3, "scale_down_window_s": 15}
@@ -98,7 +98,7 @@ def capacity(sweep: Path) -> float:
 def step(out: Path, rate: float) -> int:
     """A rate that one replica of each pool holds, five times that, and the rate again."""
     phases = ("--before", "15", "--during", "50", "--after", "110")
-    with running(GROWING, Address("127.0.0.1", free_port()), print) as url, status_server() as status:
+    with running(GROWING) as url, status_server() as status:
         where = ("--url", url, "--serve-status-url", status, "--out", str(out))
         failed = loadtest("step", *where, "--rate", str(rate), *phases, "--warmup", "3", *REQUESTS)
     return failed or loadtest("report", str(out))
@@ -106,7 +106,7 @@ def step(out: Path, rate: float) -> int:
 
 def overload(out: Path, rate: float | None) -> int:
     """Twice the rate that the server holds, which a sweep finds where none is given."""
-    with running(FIXED, Address("127.0.0.1", free_port()), print) as url:
+    with running(FIXED) as url:
         where = ("--url", url, *REQUESTS)
         sweep = out / "sweep"
         if rate is None:

@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from serve_app.cli.ray_settings import free_port
-from serve_app.cli.serve.local_server import Address, running
 from serve_app.config import AppConfig
+from tests.e2e.application import running
 
 REQUESTS = ("--speech-s", "1", "--max-ttfb", "400")  # short answers: more of them fit into the time
 
@@ -24,7 +23,7 @@ def main() -> int:
     """The exit code of `loadtest check-simulation`."""
     out = Path(sys.argv[1])
     config = AppConfig(model="embedded")
-    with running(config, Address("127.0.0.1", free_port()), print) as url:
+    with running(config) as url:
         rising = ("--from", "1", "--factor", "1.5", "--duration", "15", "--settle", "3", "--warmup", "3")
         loadtest("sweep", "--url", url, "--out", str(out / "sweep"), *rising, *REQUESTS)
         capacity = json.loads((out / "sweep" / "sweep.json").read_text(encoding="utf-8"))["capacity_per_s"]

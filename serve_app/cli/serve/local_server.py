@@ -11,14 +11,13 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from deployments.errors import StartError
 from deployments.serving import progress
 from serve_app.cli import ray_settings
-from serve_app.cli.serve import run_folder
 from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import AppConfig
 
@@ -51,30 +50,6 @@ class Address:
         return f"[{self.host}]" if ":" in self.host else self.host
 
 
-@contextlib.contextmanager
-def running(config: AppConfig, address: Address, report: Report) -> Iterator[str]:
-    """The application for tests, which look behind it through this process's Ray; commands use `supervisor.running`.
-
-    Yields the base URL once it speaks. Raises StartError.
-    """
-    with run_folder.created(report) as folder:
-        try:
-            start(config, address, folder, report)
-            yield address.url
-        finally:
-            stop(report)
-            folder.end_processes()
-            folder.remove()
-            for name, value in _environment(folder).items():  # the next server of this process has another folder
-                if os.environ.get(name) == value:
-                    del os.environ[name]
-
-
-def _environment(folder: RunFolder) -> dict[str, str]:
-    """What Ray's processes inherit of a server's folder."""
-    return folder.environment | {progress.VARIABLE: str(folder.path / "progress")}
-
-
 def start(config: AppConfig, address: Address, folder: RunFolder, report: Report) -> None:
     """Start Ray and the application, return once it speaks.
 
@@ -82,7 +57,7 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
     """
     config = _for_host(config, address.host)
     check_port(address)
-    for name, value in _environment(folder).items():
+    for name, value in (folder.environment | {progress.VARIABLE: str(folder.path / "progress")}).items():
         os.environ.setdefault(name, value)
     ray_settings.apply_local()
     os.environ["TALKRAY_HOST"] = address.in_url  # HAProxy alone listens there

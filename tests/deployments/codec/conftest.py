@@ -64,11 +64,6 @@ CONFIG = {
 }
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="session")
 def config() -> SpeechTokenizerConfig:
     return SpeechTokenizerConfig.from_dict(CONFIG)

@@ -33,11 +33,6 @@ async def listen(client: EngineClient, request: GenerateRequest) -> list[FrameCh
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def model(tiny_checkpoint: Callable[[str], Path]) -> str:
     return str(tiny_checkpoint("CustomVoice"))
 

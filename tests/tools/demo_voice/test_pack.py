@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from deployments.voice.unpack import unpack
-from tools.demo_voice.pack import pack
+from tools.demo_voice.export import pack
 
 
 @pytest.fixture

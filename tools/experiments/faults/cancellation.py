@@ -16,9 +16,9 @@ import numpy as np
 import ray
 from ray import serve
 
-from serve_app.cli.ray_settings import free_port
-from serve_app.cli.serve.local_server import APP_NAME, Address, running
+from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.config import AppConfig, read_config
+from tests.e2e.application import running
 from tests.e2e.speech import BOUND_S, PATH, endless
 
 
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     config = (read_config(options.config) if options.config else AppConfig()).model_copy(
         update={"model": options.model}
     )
-    with running(config, Address("127.0.0.1", free_port()), print) as url:
+    with running(config) as url:
         longest_ms = max(
             asyncio.run(measure(url, times=options.times, streams=streams, voice=options.voice))
             for streams in options.streams

@@ -27,9 +27,10 @@ import aiohttp
 import yaml
 
 from serve_app.api.keys import create_key, revoke_keys
-from tests.e2e.black_box import free_port
+from serve_app.cli.ray_settings import free_port
 from tests.faults.hostile import SPEECH
-from tools.experiments.faults.intruders import SHORT, intrude
+from tools.experiments.faults.intruder import SHORT
+from tools.experiments.faults.intruders import intrude
 from tools.experiments.faults.kills import Progress
 from tools.experiments.faults.polite import PoliteClient, Stream, catalogue, pause_s
 from tools.experiments.faults.soak_report import (

@@ -10,11 +10,6 @@ from deployments.codec.pool.load import Capacity
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def capacity(limit: int | None) -> Capacity:
     """Capacity for so many streams, as if chunks had been late with more."""
     line = Capacity(max_late_s=0.25)

@@ -25,11 +25,6 @@ REQUEST = SynthesisRequest("id", "Hello.")
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(50.0)
     monkeypatch.setattr(module, "time", clock)

@@ -5,8 +5,9 @@ import pytest
 
 from deployments.errors import StartError
 from serve_app.cli.ray_settings import free_port
-from serve_app.cli.serve.local_server import Address, root_cause, running, why_unusable
+from serve_app.cli.serve.local_server import Address, root_cause, why_unusable
 from serve_app.config import AppConfig
+from tests.e2e.application import running
 
 QUOTED = """A replica failed to start with exception. Retrying 2 more time(s). Error:
 \x1b[36mray::ServeReplica:talkray:Talker.initialize_and_get_metadata()\x1b[39m (pid=1, ip=192.0.2.2)
@@ -50,7 +51,7 @@ def test_nothing_is_started_for_a_taken_port(listener: int) -> None:
     stages: list[str] = []
     with (
         pytest.raises(StartError, match=f"{listener} cannot be used"),
-        running(AppConfig(), Address("127.0.0.1", listener), stages.append),
+        running(AppConfig(), listener, report=stages.append),
     ):
         pass
     assert stages == []

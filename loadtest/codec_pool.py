@@ -1,21 +1,15 @@
-"""How would a pool of codec replicas do with so many cores? Its own gate and streams, in a time that nobody waits for.
+"""What would a pool of codec replicas do with so many cores? Its own gate and streams, in a time that nobody waits for.
 
-    python -m tools.codec_pool --replicas 16 --workers 1 --rates 4,8,10
-    python -m tools.codec_pool --replicas 4 --workers 3 --rates 4,8,10 --chunk-frames 2,2,2,4,4,8,12
-    python -m tools.codec_pool --replicas 3 --workers 5 --rates 4,8,10 --hybrid
-
-Only what a call takes is assumed: `--call-ms` and so many `--frame-ms` for each of its frames, as `talkray bench codec`
-says, 15 % more or less, and up to `1 + --crowded` times that, the more workers are busy. A stream that a replica does
-not let in within `--patience-s` is refused. With `--hybrid` a GPU makes the audio of first frames with their codes.
+Only what a call takes is assumed: so many seconds and so many more for each of its frames, as `talkray bench codec`
+says, 15 % more or less, and up to `1 + crowded` times that, the more workers are busy. A stream that a replica does
+not let in within `patience_s` is refused. With `hybrid` a GPU makes the audio of first frames with their codes.
 Left out is what crosses handles.
 """
 
-import argparse
 import asyncio
 import math
 import random
-import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -23,8 +17,7 @@ from unittest import mock
 
 import numpy as np
 
-from deployments.codec.pool import gate as batcher
-from deployments.codec.pool import stream
+from deployments.codec.pool import gate, stream
 from deployments.codec.pool.gate import Decoded, DecodeGate, DecodeJob
 from deployments.codec.pool.load import Capacity
 from deployments.codec.pool.plan import (
@@ -43,13 +36,14 @@ from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.playback import PlaybackClock
 from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk
+from loadtest.simulate import Traffic
+from loadtest.tables import MS, Table, percent
 
 _FRAME_SAMPLES, _SAMPLE_RATE = 24, 300  # what audio is made of does not matter
 _FRAME_S = _FRAME_SAMPLES / _SAMPLE_RATE
 _NOTHING = DecoderState(0, ())
 _FIRST_CODES_S, _NEXT_CODES_S = 0.012, 0.0035  # of a GPU's talker
 _DEVIATION = 0.15  # of the logarithm of what a call takes
-_SPEECH_S, _SPEECH_SIGMA = 5.7, 0.35  # median, and deviation of the logarithm
 _HEARD_S = 0.001  # a pause
 
 
@@ -72,8 +66,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """The replicas, and what is asked of them."""
+class CodecPool:
+    """The replicas, and how patient their listeners are."""
 
     replicas: int
     workers: int  # of each
@@ -84,8 +78,7 @@ class Pool:
     hybrid: bool = False  # a GPU decodes first frames, as many as `Placement` says
     of_two: bool = False  # a stream goes to the better of two at random, not of all
     patience_s: float = 0.5
-    duration_s: float = 60.0
-    seed: int = 1
+    seed: int = 1  # of what calls take, and of `of_two`
 
     @property
     def ramp(self) -> tuple[int, ...]:
@@ -106,8 +99,8 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What listeners heard at one rate."""
+class Served:
+    """What listeners heard of one traffic."""
 
     first_audio_s: list[float]
     stalled_s: list[float]  # of each stream that was let in
@@ -121,16 +114,25 @@ class Result:
         """The share of streams that paused."""
         return sum(stalled > _HEARD_S for stalled in self.stalled_s) / len(self.stalled_s)
 
-    def percentile_ms(self, share: float) -> float:
-        """Of the time to the first audio."""
-        return sorted(self.first_audio_s)[int(share * (len(self.first_audio_s) - 1))] * 1e3
+    def first_audio_ms(self, percent: float) -> float:
+        return float(np.percentile(self.first_audio_s, percent)) * MS
 
-    def row(self, rate: float) -> str:
-        return (
-            f"| {rate:g} | {self.percentile_ms(0.5):.0f} / {self.percentile_ms(0.95):.0f} "
-            f"| {100 * self.late:.1f} % | {self.refused} of {self.refused + len(self.stalled_s)} "
-            f"| {self.busy_cores:.1f} | {self.batch:.2f} | {100 * self.decoded:.0f} % |"
+
+def served_table(by_rate: Mapping[float, Served]) -> Table:
+    titles = "r/s", "first audio p50 / p95, ms", "paused", "refused", "busy cores", "streams a call", "made by the pool"
+    rows = [
+        (
+            f"{rate:g}",
+            f"{served.first_audio_ms(50):.0f} / {served.first_audio_ms(95):.0f}",
+            percent(served.late),
+            f"{served.refused} of {served.refused + len(served.stalled_s)}",
+            f"{served.busy_cores:.1f}",
+            f"{served.batch:.2f}",
+            percent(served.decoded, digits=0),
         )
+        for rate, served in by_rate.items()
+    ]
+    return Table(titles, rows)
 
 
 @dataclass(slots=True)
@@ -144,7 +146,7 @@ class _Cores:
 
 @dataclass(slots=True)
 class _Replica:
-    pool: Pool
+    pool: CodecPool
     cores: _Cores
     dice: random.Random
     streams: int = 0
@@ -238,79 +240,30 @@ def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def _load(pool: Pool, rate: float) -> Result:
-    dice = random.Random(pool.seed)  # of what is asked: the same for every pool
-    others = random.Random(pool.seed)
-    cores = _Cores()
-    replicas = [_Replica(pool, cores, others) for _ in range(pool.replicas)]
+async def _load(pool: CodecPool, traffic: Traffic) -> Served:
+    dice, cores = random.Random(pool.seed), _Cores()
+    replicas = [_Replica(pool, cores, dice) for _ in range(pool.replicas)]
     listeners: list[asyncio.Task[tuple[float, float] | None]] = []
     began_s = _now_s()
-    while (left_s := began_s + pool.duration_s - _now_s()) > 0:
-        seen = others.sample(replicas, min(2 if pool.of_two else pool.replicas, pool.replicas))
-        replica = min(seen, key=lambda each: each.streams)
-        frames = max(1, round(_SPEECH_S * dice.lognormvariate(0, _SPEECH_SIGMA) / _FRAME_S))
-        listeners.append(asyncio.create_task(replica.listen(frames)))
-        await asyncio.sleep(min(dice.expovariate(rate), left_s))
+    for arrival_s, frames in zip(traffic.arrival_s.tolist(), traffic.frames.tolist(), strict=True):
+        await asyncio.sleep(began_s + arrival_s - _now_s())
+        seen = dice.sample(replicas, min(2 if pool.of_two else pool.replicas, pool.replicas))
+        listeners.append(asyncio.create_task(min(seen, key=lambda each: each.streams).listen(frames)))
     outcomes = await asyncio.gather(*listeners)
     heard = [outcome for outcome in outcomes if outcome is not None]
     batches, jobs = (sum(getattr(replica.gate, count) for replica in replicas) for count in ("batches", "jobs"))
     busy_cores = sum(replica.busy_s for replica in replicas) / (_now_s() - began_s)
     firsts, stalls = [first for first, _ in heard], [stalled for _, stalled in heard]
     refused, decoded = len(outcomes) - len(heard), 1 - cores.frames_of_gpu / cores.frames
-    return Result(firsts, stalls, refused, busy_cores, jobs / batches, decoded)
+    return Served(firsts, stalls, refused, busy_cores, jobs / batches, decoded)
 
 
-def simulate(pool: Pool, rate: float) -> Result:
-    """Requests at random at `rate` a second for the pool's duration, each listened to until its end."""
+def serve(pool: CodecPool, traffic: Traffic) -> Served:
+    """Each request is listened to until its end."""
     loop = VirtualTimeLoop()
     clock = SimpleNamespace(monotonic=loop.time)
     try:
-        with mock.patch.object(batcher, "time", clock), mock.patch.object(stream, "time", clock):
-            return loop.run_until_complete(_load(pool, rate))
+        with mock.patch.object(gate, "time", clock), mock.patch.object(stream, "time", clock):
+            return loop.run_until_complete(_load(pool, traffic))
     finally:
         loop.close()
-
-
-def _numbers(kind: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]:
-    return lambda text: tuple(kind(part) for part in text.split(","))
-
-
-def main(arguments: list[str]) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tools.codec_pool", description=__doc__.splitlines()[0])
-    parser.add_argument("--replicas", type=int, default=16)
-    parser.add_argument("--workers", type=int, default=1, help="of each replica, a core each")
-    parser.add_argument("--rates", type=_numbers(float), default=(4.0, 8.0, 10.0), help="requests a second")
-    parser.add_argument("--chunk-frames", type=_numbers(int), help="what suits the workers")
-    parser.add_argument("--call-ms", type=float, default=15.0)
-    parser.add_argument("--frame-ms", type=float, default=4.6)
-    parser.add_argument(
-        "--crowded", type=float, default=0.0, help="how much longer calls take where all workers are busy"
-    )
-    parser.add_argument("--hybrid", action="store_true", help="a GPU makes the audio of first frames")
-    parser.add_argument("--of-two", action="store_true", help="Serve's own router: the better of two at random")
-    parser.add_argument("--patience-s", type=float, default=0.5, help="seconds that a stream waits to be let in")
-    parser.add_argument("--duration", type=float, default=60.0, help="seconds of each rate")
-    options = parser.parse_args(arguments)
-    pool = Pool(
-        replicas=options.replicas,
-        workers=options.workers,
-        chunk_frames=options.chunk_frames,
-        call_s=options.call_ms / 1e3,
-        frame_s=options.frame_ms / 1e3,
-        crowded=options.crowded,
-        hybrid=options.hybrid,
-        of_two=options.of_two,
-        patience_s=options.patience_s,
-        duration_s=options.duration,
-    )
-    titles = "r/s", "first audio p50 / p95, ms", "paused", "refused", "busy cores", "streams a call", "made by the pool"
-    print(f"| {' | '.join(titles)} |")
-    print(f"|{'---|' * len(titles)}")
-    for rate in options.rates:
-        print(simulate(pool, rate).row(rate), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,27 @@
+"""The application in this process, for tests that look behind it through this process's Ray."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve import run_folder
+from serve_app.cli.serve.local_server import Address, Report, start, stop
+from serve_app.config import AppConfig
+
+
+@contextlib.contextmanager
+def running(config: AppConfig, port: int | None = None, *, report: Report = print) -> Iterator[str]:
+    """Its base URL once it speaks, on a free port where none is given. Raises StartError."""
+    address = Address("127.0.0.1", port or free_port())
+    with run_folder.created(report) as folder:
+        try:
+            start(config, address, folder, report)
+            yield address.url
+        finally:
+            stop(report)
+            folder.end_processes()
+            folder.remove()
+            for name, value in list(os.environ.items()):  # the next server of this process has another folder
+                if str(folder.path) in value:
+                    del os.environ[name]

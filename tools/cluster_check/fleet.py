@@ -1,0 +1,183 @@
+"""The same fleet in several notations: what has to be equal, and whether the nodes can carry the replicas."""
+
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from serve_app.config import AppConfig, PoolConfig
+from tools.cluster_check import machines
+from tools.cluster_check.document import at, document
+from tools.cluster_check.kubernetes import OVERLAYS, folder, groups, rendered
+from tools.cluster_check.serve import app_config
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes of one kind."""
+
+    name: str
+    labels: Mapping[str, str]
+    low: int
+    high: int
+    idle_s: float
+    priority: int
+    cpus: int
+    gpus: int
+
+    @property
+    def is_spot(self) -> bool:
+        return self.labels.get("market") == "spot"
+
+    def fits(self, pool: PoolConfig) -> int:
+        """How many replicas of a pool a node carries."""
+        if any(self.labels.get(name) != value for name, value in pool.label_selector.items()):
+            return 0
+        each = [(self.cpus, pool.num_cpus), (self.gpus, pool.num_gpus)]
+        return min((math.floor(has / needs) for has, needs in each if needs), default=0)
+
+
+def check(root: Path) -> Iterator[str]:
+    production = root / "cluster/serve/production.yaml"
+    compared: dict[str, Group] = {}
+    for file in (root / name for name in machines.FILES.values()):
+        fleet = _of_machines(document(file))
+        compared = compared or fleet
+        faults = [*_carries(fleet, production), *_equal(fleet, compared), *_machines(document(file), production)]
+        yield from (f"{file}: {fault}" for fault in faults)
+    for overlay in OVERLAYS:
+        pods = groups(rendered(root, overlay))
+        fleet, serve = _of_pods(pods), folder(root, overlay) / "serve.yaml"
+        same = overlay != "small"  # which is another fleet
+        faults = [*_carries(fleet, serve), *(_equal(fleet, compared) if same else ())]
+        faults += _fetched(pods, serve) if same else ()
+        yield from (f"{folder(root, overlay)}: {fault}" for fault in faults)
+    yield from _versions(root)
+
+
+def _of_machines(cluster: Any) -> dict[str, Group]:
+    return {
+        name: Group(
+            name,
+            kind["labels"],
+            kind.get("min_workers", 0),
+            kind.get("max_workers", 0),  # Ray takes the whole cluster's
+            kind.get("idle_timeout_s", 0),
+            kind.get("priority", 0),
+            kind["resources"].get("CPU", 0),
+            kind["resources"].get("GPU", 0),
+        )
+        for name, kind in cluster["available_node_types"].items()
+        if name != cluster["head_node_type"]
+    }
+
+
+def _of_pods(specs: list[dict[str, Any]]) -> dict[str, Group]:
+    found = {}
+    for spec in specs:
+        limits = at(spec, "template", "spec", "containers", 0, "resources", "limits") or {}
+        found[spec["groupName"]] = Group(
+            spec["groupName"],
+            spec.get("labels", {}),
+            spec.get("minReplicas", 0),
+            spec.get("maxReplicas", 0),
+            spec.get("idleTimeoutSeconds", 0),
+            spec.get("priority", 0),
+            int(limits.get("cpu", 0)),
+            int(limits.get("nvidia.com/gpu", 0)),
+        )
+    return found
+
+
+def _equal(fleet: Mapping[str, Group], first: Mapping[str, Group]) -> Iterator[str]:
+    if fleet.keys() != first.keys():
+        yield f"has the nodes {', '.join(fleet)}, aws.yaml {', '.join(first)}"
+    for name in fleet.keys() & first.keys():
+        for field in {each.name for each in fields(Group)} - {"high", "cpus"}:
+            ours, theirs = getattr(fleet[name], field), getattr(first[name], field)
+            if ours != theirs:
+                yield f"{name}: {field}: {ours} here, and {theirs} in aws.yaml"
+
+
+def _carries(fleet: Mapping[str, Group], serve: Path) -> Iterator[str]:
+    """Bounds and idle times of groups; floors carry the smallest pools, and nodes on demand alone the largest."""
+    try:
+        config = app_config(serve)
+    except ValidationError:  # its own check says why
+        return
+    for group in fleet.values():
+        if group.low > group.high:
+            yield f"{group.name}: its floor, {group.low}, is more than its most, {group.high}"
+        if group.is_spot and group.low:
+            yield f"{group.name}: a floor on spot is none"
+        scaling = config.talker_scaling if group.gpus else config.codec_scaling
+        if scaling and group.idle_s < scaling.scale_down_window_s:
+            window = f"{scaling.scale_down_window_s:g} s in which its pool gives a replica back"
+            yield f"{group.name}: {group.idle_s:g} s idle is less than the {window}"
+    yield from _room([group for group in fleet.values() if not group.is_spot], config)
+
+
+def _room(demand: list[Group], config: AppConfig) -> Iterator[str]:
+    """Spot may be refused."""
+    pools = {
+        "ingress_pool": (config.ingress_pool, None),
+        "talker_pool": (config.talker_pool, config.talker_scaling),
+        "codec_pool": (config.codec_pool, config.codec_scaling),
+    }
+    for bound in ("low", "high"):
+        wanted = {
+            name: getattr(scaling, "min_replicas" if bound == "low" else "max_replicas", pool.replicas)
+            for name, (pool, scaling) in pools.items()
+        }
+        for name, (pool, _) in pools.items():
+            # What shares the nodes needs its part of them.
+            others = sum(
+                other.num_cpus * wanted[key]
+                for key, (other, _) in pools.items()
+                if key != name and any(group.fits(pool) and group.fits(other) for group in demand)
+            )
+            room = sum(getattr(group, bound) * group.fits(pool) for group in demand)
+            room -= math.ceil(others / pool.num_cpus) if name != "ingress_pool" else 0
+            if room < wanted[name]:
+                yield f"nodes on demand have room for {max(room, 0)} replicas of {name}, of {wanted[name]} ({bound})"
+
+
+def _machines(cluster: Any, serve: Path) -> Iterator[str]:
+    """What a cluster of machines says twice, and its weights, which a node has before it joins."""
+    if (command := _download(serve)) not in cluster["worker_setup_commands"]:
+        yield f"worker_setup_commands: is to have: {command}"
+    floors = sum(kind.get("min_workers", 0) for kind in cluster["available_node_types"].values())
+    if floors > cluster["max_workers"]:
+        yield f"max_workers: is less than all min_workers together, {floors}"
+    for name, kind in cluster["available_node_types"].items():
+        is_spot = re.search("(?i)'spot'", str(kind["node_config"])) is not None
+        if name != cluster["head_node_type"] and is_spot != (kind["labels"]["market"] == "spot"):
+            yield f"{name}: market is {kind['labels']['market']}, node_config says {'' if is_spot else 'not '}spot"
+
+
+def _fetched(pods: list[dict[str, Any]], serve: Path) -> Iterator[str]:
+    for spec in pods:
+        fetches = at(spec, "template", "spec", "initContainers") or ()
+        if (command := _download(serve)) not in {" ".join(each.get("command", ())) for each in fetches}:
+            yield f"{spec['groupName']}: initContainers: is to have: {command}"
+
+
+def _download(serve: Path) -> str:
+    return f"hf download {at(document(serve), 'applications', 0, 'args', 'model')}"
+
+
+def _versions(root: Path) -> Iterator[str]:
+    """Tags of our images are this version."""
+    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    names = ["aws.yaml", "gcp.yaml", "Dockerfile", "compose/compose.yaml", "compose/gpu.yaml"]
+    names += [f"kuberay/overlays/{overlay}/kustomization.yaml" for overlay in OVERLAYS]
+    for file in (root / "cluster" / name for name in names):
+        text = file.read_text(encoding="utf-8")
+        for tag in re.findall(r"talkray(?:-[cg]pu)?(?::|, .*newTag: )([\w.]+)-[cg]pu", text):
+            if tag != version:
+                yield f"{file}: the tag {tag} is not this version, {version}"
