@@ -110,7 +110,7 @@ def create_api(
     api.include_router(status_routes(admission, settings, is_ready), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
-    api.include_router(websocket_routes(speaker, {nari.PROTOCOL: nari.serve}))
+    api.include_router(websocket_routes(speaker, {nari.PROTOCOL: nari.NariSocket.run}))
     return api
 
 
