@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -13,11 +12,12 @@ from deployments.errors import InvalidRequest
 from serve_app.api import ignored
 from serve_app.api.request import number
 from serve_app.api.request_log import Usage
-from serve_app.api.response import AUDIO_HERE, EVENT_STREAM, Delivery, Kept, collected, object_with
+from serve_app.api.response import AUDIO_HERE, EVENT_STREAM, Delivery, Kept, in_parts, in_whole, object_with
 from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
 from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Mark, Session, Started
+from serve_app.speech.word_times import WordTimes
 
 Json = dict[str, object]
 
@@ -64,18 +64,17 @@ def routes(speaker: Speaker) -> APIRouter:
         usage: Usage = request.state.record.usage
         request_id: str = request.state.record.request_id
         kept, characters = Kept(request.state.caller.name), len(wish.body.input)
+
+        def output(audio: bytes, *, over: bool = True) -> Iterator[bytes]:
+            return _output(audio, usage, request_id, characters, over=over)
+
+        def events(audio: AsyncGenerator[bytes, None], _: WordTimes | None) -> AsyncGenerator[bytes, None]:
+            return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
+
         if streams:
-            return await speaker.respond(
-                request,
-                wish,
-                as_body=lambda audio, _: _events(audio, usage, request_id, characters),
-                content_type=EVENT_STREAM,
-            )
+            return await speaker.respond(request, wish, as_body=events, content_type=EVENT_STREAM)
         return await speaker.respond(
-            request,
-            wish,
-            as_body=lambda audio, _: _object(audio, usage, request_id, characters, kept),
-            content_type="application/json",
+            request, wish, as_body=lambda audio, _: in_whole(audio, kept, output), content_type="application/json"
         )
 
     return router
@@ -212,23 +211,5 @@ def _output(audio: bytes, usage: Usage, request_id: str, characters: int, *, ove
     return object_with(shown | {"usage": {"characters": characters, **usage.tokens}}, audio)
 
 
-async def _object(
-    audio: AsyncGenerator[bytes, None], usage: Usage, request_id: str, characters: int, kept: Kept
-) -> AsyncGenerator[bytes, None]:
-    with kept:
-        content = await collected(audio, kept)
-        for part in _output(content, usage, request_id, characters, over=True):
-            yield part
-
-
-async def _events(
-    audio: AsyncGenerator[bytes, None], usage: Usage, request_id: str, characters: int
-) -> AsyncGenerator[bytes, None]:
-    async with aclosing(audio):
-        async for part in audio:
-            yield _event(b"".join(_output(part, usage, request_id, characters, over=False)))
-    yield _event(b"".join(_output(b"", usage, request_id, characters, over=True)))
-
-
-def _event(data: bytes) -> bytes:
-    return b"event:result\n:HTTP_STATUS/200\ndata:" + data + b"\n\n"
+def _event(parts: Iterator[bytes]) -> bytes:
+    return b"".join((b"event:result\n:HTTP_STATUS/200\ndata:", *parts, b"\n\n"))
