@@ -5,11 +5,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Response
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import HTTPConnection
 
 from deployments.errors import NotReady, TalkrayError
 from serve_app.api import ignored
@@ -114,9 +115,9 @@ def create_api(
     return api
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
+async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
     reply = translate(error)
-    if request.method == "POST" or not isinstance(error, NotReady):  # to be told so is why `/ready` is asked
+    if request.scope.get("method", "POST") == "POST" or not isinstance(error, NotReady):  # why `/ready` is asked
         request.state.record.error = reply.code
     if reply.status == INTERNAL.status:
         logger.error("request %s failed", request.state.request_id, exc_info=error)

@@ -272,6 +272,9 @@ class Connection(ABC):
             connection: RequestRecord = self.socket.state.record
             replace(connection, error=error.code).publish()
             await self.refuse(error)
+        except TalkrayError as error:
+            await self.tell_error(self.failure(error, self.request_id))
+            await self.end_for(error)
 
 
 class WishedConnection(Connection):
@@ -319,8 +322,12 @@ class ContextConnection(Connection):
         session = self._contexts[name][0] if name in self._contexts else None
         return None if session is None or session.has_ended else session
 
-    def open(self, name: str, wish: Wish) -> Session:
+    async def open(self, name: str, wish: Wish) -> Session:
         """Lets one speak until its end. Raises InvalidRequest where there are too many."""
+        if name in self._contexts:  # one of this name has ended, and its end is being said
+            _, ending = self._contexts[name]
+            await asyncio.wait((ending,))
+            self._forget(name, ending)
         if len(self._contexts) >= MAX_CONTEXTS:
             message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
             raise InvalidRequest(message, "context_id", "too_many_contexts")

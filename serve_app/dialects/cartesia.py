@@ -208,7 +208,7 @@ class CartesiaSocket(ContextConnection):
 
     async def _open(self, name: str, fields: dict[str, object]) -> Session:
         wish = await _wished(self.speaker, fields, _SOCKET_NAMES, made={"input": ""})
-        session = self.open(name, wish)
+        session = await self.open(name, wish)
         self._flushes[name], self.untold[name] = set(), wish.ignored
         return session
 

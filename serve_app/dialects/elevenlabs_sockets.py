@@ -86,11 +86,11 @@ class _Contexts(ContextConnection, WishedConnection):
 
     async def _write(self, name: str, fields: Mapping[str, object]) -> None:
         text, session = self._text(fields), self.find(name)
-        if name in self._draining or (session is None and not text):
+        if not text if session is None else name in self._draining:
             if name in self.untold or len(self.untold) < MAX_CONTEXTS:
                 self._note(name, fields, {_SPEED: "it counts with the first text"})
             return  # a keepalive, or what comes too late
-        session = session or self._open(name, fields)
+        session = session or await self._open(name, fields)
         session.append(text)
         if fields.get("flush") and session.is_writing:
             session.flush()
@@ -99,9 +99,9 @@ class _Contexts(ContextConnection, WishedConnection):
         elif text:
             self._ending.discard(name)
 
-    def _open(self, name: str, fields: Mapping[str, object]) -> Session:
+    async def _open(self, name: str, fields: Mapping[str, object]) -> Session:
         wish = self._wish_for(name, fields)
-        session = self.open(name, wish)
+        session = await self.open(name, wish)
         settings, reasons = fields.get("voice_settings"), {} if wish is self.wish else wish.ignored
         speed = settings.get("speed") if isinstance(settings, Mapping) else None
         if isinstance(speed, int | float) and 0.25 <= speed <= 4:
@@ -187,10 +187,10 @@ class _OneText(_Contexts):
         text = self._text(fields)
         await self._write(_ONLY, {**fields, "text": text})
         if not text and not fields.get("flush"):
-            self._close_when_spoken()
+            await self._close_when_spoken()
 
-    def _close_when_spoken(self) -> None:
-        session = self.find(_ONLY) or self._open(_ONLY, {})
+    async def _close_when_spoken(self) -> None:
+        session = self.find(_ONLY) or await self._open(_ONLY, {})
         self._draining.add(_ONLY)
         session.close()
 
