@@ -8,7 +8,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -274,6 +274,26 @@ async def collected(parts: AsyncGenerator[bytes, None], kept: Kept) -> bytes:
             content += part
             kept.keep(len(content))
     return bytes(content)
+
+
+async def in_parts(
+    audio: AsyncGenerator[bytes, None], tell: Callable[[bytes], bytes], last: Callable[[], bytes] = bytes
+) -> AsyncGenerator[bytes, None]:
+    """A body that tells each part of the audio, and `last` of all what is behind it."""
+    async with aclosing(audio):
+        async for part in audio:
+            yield tell(part)
+    if end := last():
+        yield end
+
+
+async def in_whole(
+    audio: AsyncGenerator[bytes, None], kept: Kept, tell: Callable[[bytes], Iterable[bytes]]
+) -> AsyncGenerator[bytes, None]:
+    """A body that tells all of the audio at once."""
+    with kept:
+        for part in tell(await collected(audio, kept)):
+            yield part
 
 
 def object_with(fields: Mapping[str, object], audio: bytes) -> Iterator[bytes]:

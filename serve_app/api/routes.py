@@ -5,11 +5,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Response
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import HTTPConnection
 
 from deployments.errors import NotReady, TalkrayError
 from serve_app.api import ignored
@@ -110,13 +111,13 @@ def create_api(
     api.include_router(status_routes(admission, settings, is_ready), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
-    api.include_router(websocket_routes(speaker, {nari.PROTOCOL: nari.serve}))
+    api.include_router(websocket_routes(speaker, {nari.PROTOCOL: nari.NariSocket.run}))
     return api
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
+async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
     reply = translate(error)
-    if request.method == "POST" or not isinstance(error, NotReady):  # to be told so is why `/ready` is asked
+    if request.scope.get("method", "POST") == "POST" or not isinstance(error, NotReady):  # why `/ready` is asked
         request.state.record.error = reply.code
     if reply.status == INTERNAL.status:
         logger.error("request %s failed", request.state.request_id, exc_info=error)

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import ClassVar
 
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -26,7 +27,7 @@ from serve_app.api.errors import (
 from serve_app.api.request import MAX_BODY_BYTES, parse_object
 from serve_app.api.request_log import RequestRecord
 from serve_app.api.speaker import Speaker, Wish, refuse_handshake
-from serve_app.speech.session import Event, Failed, Session
+from serve_app.speech.session import Done, Event, Failed, Session
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +52,11 @@ _RECORDING = re.compile(r'"ref_audio"\s*+:\s*+("(?:[^"\\]|\\.)*+")')
 class Connection(ABC):
     """Reads messages and lets sessions speak until the client leaves, or `end` is called."""
 
-    subprotocol: str | None = None  # that the handshake names
-    takes_recordings = False  # whether a message may have a `ref_audio`
+    subprotocol: ClassVar[str | None] = None  # that the handshake names
+    takes_recordings: ClassVar[bool] = False  # whether a message may have a `ref_audio`
 
-    def __init__(self, socket: WebSocket) -> None:
-        self.socket = socket
+    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
+        self.socket, self.speaker = socket, speaker
         self.request_id: str = socket.state.request_id
         self._speaking: set[asyncio.Task[None]] = set()
         self._conversation: Session | None = None
@@ -64,13 +65,22 @@ class Connection(ABC):
         self._is_ending, self._ended = False, asyncio.Event()
         self._active_s = asyncio.get_running_loop().time()  # when something was said last, by either side
 
+    @classmethod
+    async def run(cls, socket: WebSocket, speaker: Speaker) -> None:
+        """Serves a client that asks to be accepted."""
+        await cls(socket, speaker).serve()
+
     @abstractmethod
     async def obey(self, fields: dict[str, object]) -> None:
         """One message of the client. Raises InvalidRequest, which `refuse` answers."""
 
     @abstractmethod
+    async def tell_error(self, reply: ErrorReply) -> None:
+        """Tell the client what was wrong with its message, or how its speech failed."""
+
     async def refuse(self, error: InvalidRequest) -> None:
-        """Tell the client what was wrong with its message; the socket stays open."""
+        """Answer a bad message; the socket stays open."""
+        await self.tell_error(translate(error))
 
     @property
     def is_busy(self) -> bool:
@@ -130,10 +140,29 @@ class Connection(ABC):
         task.add_done_callback(lambda done: self._stopped(done, speaking))
         return task
 
-    def converse(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> None:
+    def converse(self, session: Session) -> Session:
         """Says the session's events beside the reading: it is the only one of this socket, and lasts as long."""
         self._conversation = session
-        self.start(self.pass_on(session, say))
+        self.start(self.pass_on(session, self._say_or_end))
+        return session
+
+    async def say(self, event: Event) -> None:
+        """An event of the conversation, none of its end."""
+        raise NotImplementedError
+
+    async def finish(self) -> None:
+        """The conversation was closed, and everything has been said."""
+        await self.end()
+
+    async def _say_or_end(self, event: Event) -> None:
+        match event:
+            case Failed(error):
+                await self.tell_error(self.failure(error, self.request_id))
+                await self.end_for(error)
+            case Done():
+                await self.finish()
+            case _:
+                await self.say(event)
 
     async def pass_on(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> None:
         """Says the session's events; the session ends with them."""
@@ -243,78 +272,102 @@ class Connection(ABC):
             connection: RequestRecord = self.socket.state.record
             replace(connection, error=error.code).publish()
             await self.refuse(error)
+        except TalkrayError as error:
+            await self.tell_error(self.failure(error, self.request_id))
+            await self.end_for(error)
 
 
-async def serve_wish(
-    socket: WebSocket,
-    speaker: Speaker,
-    wishing: Awaitable[Wish],
-    make: Callable[[WebSocket, Speaker, Wish], Connection],
-    *,
-    reason_header: str | None = None,
-) -> None:
-    """A connection whose handshake says what is wished for; `reason_header` tells why it was refused."""
-    try:
-        wish = await wishing
-    except TalkrayError as error:
-        await refuse_handshake(socket, error, reason_header=reason_header)
-    else:
-        await make(socket, speaker, wish).serve(ignored.header(wish.ignored))
+class WishedConnection(Connection):
+    """Its handshake says what is wished for, or is refused."""
+
+    reason_header: ClassVar[str | None] = None  # of a refusal
+    wish: Wish  # is there when the client has been accepted
+
+    @classmethod
+    @abstractmethod
+    async def wished(cls, socket: WebSocket, speaker: Speaker) -> Wish:
+        """Raises InvalidRequest."""
+
+    @classmethod
+    async def run(cls, socket: WebSocket, speaker: Speaker) -> None:
+        try:
+            wish = await cls.wished(socket, speaker)
+        except TalkrayError as error:
+            await refuse_handshake(socket, error, reason_header=cls.reason_header)
+        else:
+            connection = cls(socket, speaker)
+            connection.wish = wish
+            await connection.serve(ignored.header(wish.ignored))
 
 
-class Contexts:
-    """Sessions of one socket, by the names that its client gave them. Beyond the first, each counts as a stream."""
+class ContextConnection(Connection):
+    """Sessions beside each other, by the names that the client gave them. Beyond the first, each counts as a stream."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._open: dict[str, tuple[Session, asyncio.Task[None]]] = {}
+    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
+        super().__init__(socket, speaker)
+        self._contexts: dict[str, tuple[Session, asyncio.Task[None]]] = {}
+        self.untold: dict[str, ignored.Ignored] = {}  # of a context's messages, until it is told
+
+    @abstractmethod
+    async def say_in(self, name: str, event: Event) -> None:
+        """An event of a context."""
 
     @property
-    def is_speaking(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether it is the server's turn in any of them."""
-        return any(session.is_speaking for session, _ in self._open.values())
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._open)
+        return any(session.is_speaking for session, _ in self._contexts.values())
 
     def find(self, name: str) -> Session | None:
         """An open one, that still speaks what is written."""
-        session = self._open[name][0] if name in self._open else None
+        session = self._contexts[name][0] if name in self._contexts else None
         return None if session is None or session.has_ended else session
 
-    def add(self, name: str, session: Session, say: Callable[[Event], Awaitable[None]]) -> Session:
-        """Lets it speak until its end. Raises InvalidRequest where there are too many."""
-        if len(self._open) >= MAX_CONTEXTS:
+    async def open(self, name: str, wish: Wish) -> Session:
+        """Lets one speak until its end. Raises InvalidRequest where there are too many."""
+        if name in self._contexts:  # one of this name has ended, and its end is being said
+            _, ending = self._contexts[name]
+            await asyncio.wait((ending,))
+            self._forget(name, ending)
+        if len(self._contexts) >= MAX_CONTEXTS:
             message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
             raise InvalidRequest(message, "context_id", "too_many_contexts")
-        is_first = not self._open
-        task = self._connection.start(self._speak(session, say, is_first=is_first))
-        self._open[name] = session, task
+        session = self.speaker.session(self.socket, wish, request_id=f"{self.request_id}-{name[:40]}")
+        task = self.start(self._speak(name, session, is_first=not self._contexts))
+        self._contexts[name] = session, task
         task.add_done_callback(lambda done: self._forget(name, done))
         return session
 
-    async def cancel(self, name: str) -> bool:
-        """Stops one at once; whether there was one."""
-        if name not in self._open:
-            return False
-        _, task = self._open[name]
-        task.cancel()
-        await asyncio.wait((task,))
-        self._forget(name, task)
-        return True
+    async def cancel(self, name: str) -> None:
+        """Stops one at once, if there is one."""
+        if name in self._contexts:
+            _, task = self._contexts[name]
+            task.cancel()
+            await asyncio.wait((task,))
+            self._forget(name, task)
 
-    async def _speak(self, session: Session, say: Callable[[Event], Awaitable[None]], *, is_first: bool) -> None:
+    def told(self, name: str) -> dict[str, object]:
+        """What of a context has no effect, once for each message that brought any."""
+        return ignored.told(self.untold.pop(name, {}))
+
+    async def _speak(self, name: str, session: Session, *, is_first: bool) -> None:
+        async def say(event: Event) -> None:
+            await self.say_in(name, event)
+
         try:
-            with nullcontext() if is_first else self._connection.socket.state.caller.stream():
-                await self._connection.pass_on(session, say)
+            with nullcontext() if is_first else self.socket.state.caller.stream():
+                await self.pass_on(session, say)
         except Overloaded as error:
             await session.aclose()
             await say(Failed(error))
 
     def _forget(self, name: str, task: asyncio.Task[None]) -> None:
-        if name in self._open and self._open[name][1] is task:
-            del self._open[name]
+        if name in self._contexts and self._contexts[name][1] is task:
+            del self._contexts[name]
+
+
+def unknown_type(*valid: str) -> InvalidRequest:
+    """Of a message whose type is none of these."""
+    return InvalidRequest(f"type must be {', '.join(valid[:-1])} or {valid[-1]}.", "type")
 
 
 def _parse(text: str | None, *, recordings: bool) -> dict[str, object]:

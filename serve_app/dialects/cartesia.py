@@ -15,7 +15,7 @@ from serve_app.api import catalogue, ignored
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request import number
 from serve_app.api.response import EVENT_STREAM, Delivery, named_event
-from serve_app.api.sockets import Connection, Contexts
+from serve_app.api.sockets import ContextConnection
 from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.speech.session import Audio, Done, Event, Failed, Mark, Session, Words
@@ -54,7 +54,7 @@ def routes(speaker: Speaker) -> APIRouter:
 
     @router.websocket("/tts/websocket")
     async def speak(socket: WebSocket) -> None:
-        await _Socket(socket, speaker).serve()
+        await CartesiaSocket.run(socket, speaker)
 
     @router.post("/tts/bytes", summary="Speak a text (Cartesia)", response_class=Response)
     async def speak_bytes(request: Request) -> Response:
@@ -174,37 +174,32 @@ async def _events(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -
     yield named_event(_done(context_id))
 
 
-class _Socket(Connection):
-    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket)
-        self._speaker = speaker
-        self._contexts = Contexts(self)
-        self._flushes: dict[str, set[int]] = {}  # turns whose end was asked for, by context
-        self._ignored: dict[str, ignored.Ignored] = {}  # of a context's first message, until it is told
+class CartesiaSocket(ContextConnection):
+    """`WS /tts/websocket`."""
 
-    @property
-    def is_busy(self) -> bool:
-        return self._contexts.is_speaking
+    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
+        super().__init__(socket, speaker)
+        self._flushes: dict[str, set[int]] = {}  # turns whose end was asked for, by context
 
     async def obey(self, fields: dict[str, object]) -> None:
         named = fields.get("context_id")
         name = named if isinstance(named, str) and named else secrets.token_hex(8)
         if fields.get("cancel"):
-            await self._contexts.cancel(name)
+            await self.cancel(name)
             self._flushes.pop(name, None)
-            self._ignored.pop(name, None)
+            self.untold.pop(name, None)
             return
         try:
             await self._write(name, fields)
         except InvalidRequest as error:
             await self.socket.send_json(_error(name, translate(error)))
 
-    async def refuse(self, error: InvalidRequest) -> None:
-        await self.socket.send_json(_error(None, translate(error)))
+    async def tell_error(self, reply: ErrorReply) -> None:
+        await self.socket.send_json(_error(None, reply))
 
     async def _write(self, name: str, fields: dict[str, object]) -> None:
         text = text_of(fields, "transcript")
-        session = self._contexts.find(name) or await self._open(name, fields)
+        session = self.find(name) or await self._open(name, fields)
         session.append(text)
         if fields.get("flush"):
             self._flushes.setdefault(name, set()).add(session.flush().number)
@@ -212,24 +207,15 @@ class _Socket(Connection):
             session.close()
 
     async def _open(self, name: str, fields: dict[str, object]) -> Session:
-        wish = await _wished(self._speaker, fields, _SOCKET_NAMES, made={"input": ""})
-        session = self._speaker.session(self.socket, wish, request_id=f"{self.request_id}-{name[:40]}")
+        wish = await _wished(self.speaker, fields, _SOCKET_NAMES, made={"input": ""})
+        session = await self.open(name, wish)
+        self._flushes[name], self.untold[name] = set(), wish.ignored
+        return session
 
-        async def say(event: Event) -> None:
-            await self._say(name, event)
-
-        added = self._contexts.add(name, session, say)
-        self._flushes[name], self._ignored[name] = set(), wish.ignored
-        return added
-
-    def _told(self, name: str) -> dict[str, object]:
-        """Once for each context."""
-        return ignored.told(self._ignored.pop(name, {}))
-
-    async def _say(self, name: str, event: Event) -> None:
+    async def say_in(self, name: str, event: Event) -> None:
         match event:
             case Audio(_, data):
-                await self.socket.send_json(_chunk(name, data) | self._told(name))
+                await self.socket.send_json(_chunk(name, data) | self.told(name))
             case Words():
                 await self.socket.send_json(_timestamps(name, event.in_session()))
             case Mark(turn) if turn.number in self._flushes.get(name, ()):
@@ -238,7 +224,7 @@ class _Socket(Connection):
                 await self.socket.send_json({**flushed, "context_id": name, "status_code": 206, "done": False})
             case Failed(error):
                 self._flushes.pop(name, None)
-                await self.socket.send_json(_error(name, self.failure(error, self.request_id)) | self._told(name))
+                await self.socket.send_json(_error(name, self.failure(error, self.request_id)) | self.told(name))
             case Done():
                 self._flushes.pop(name, None)
-                await self.socket.send_json(_done(name) | self._told(name))
+                await self.socket.send_json(_done(name) | self.told(name))

@@ -15,9 +15,10 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest, TalkrayError
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.api import ignored
+from serve_app.api.errors import ErrorReply
 from serve_app.api.request_log import RequestRecord, Usage
 from serve_app.api.response import Kept, SpeechResponse
-from serve_app.api.sockets import Connection
+from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speaker import Speaker, Wish, read_object
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
@@ -50,7 +51,7 @@ def routes(speaker: Speaker) -> APIRouter:
 
     @router.websocket("/v1/audio/frames/ws")
     async def speak_all(socket: WebSocket) -> None:
-        await _Socket(socket, speaker).serve()
+        await FramesSocket.run(socket, speaker)
 
     return router
 
@@ -106,39 +107,39 @@ async def _records(
                 yield data
 
 
-class _Socket(Connection):
+class FramesSocket(Connection):
     """`speak` and `cancel`, as on the native WebSocket; a stream of records for each utterance."""
 
     takes_recordings = True
 
     def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket)
-        self._speaker, self._num_utterances = speaker, 0
+        super().__init__(socket, speaker)
+        self._num_utterances = 0
 
     async def obey(self, fields: dict[str, object]) -> None:
         match fields.pop("type", None):
             case "speak" if self.is_busy:
                 raise InvalidRequest("An utterance is being spoken; cancel it or wait for its end.", "type", "busy")
             case "speak":
-                wish = await _wished(self._speaker, fields, reasons=ignored.always_streamed(fields))
+                wish = await _wished(self.speaker, fields, reasons=ignored.always_streamed(fields))
                 self._num_utterances += 1
                 self.start(self._speak(wish, f"{self.request_id}-{self._num_utterances}"))
             case "cancel":
                 await self.stop()
                 await self.send("cancelled")
             case _:
-                raise InvalidRequest("type must be 'speak' or 'cancel'.", "type")
+                raise unknown_type("'speak'", "'cancel'")
 
-    async def refuse(self, error: InvalidRequest) -> None:
-        await self.send("error", request_id=None, **self.failure(error, self.request_id).envelope())
+    async def tell_error(self, reply: ErrorReply) -> None:
+        await self.send("error", request_id=None, **reply.envelope())
 
     async def _speak(self, wish: Wish, request_id: str) -> None:
         state = self.socket.state
         record: RequestRecord = state.record.another(request_id)
         try:
             state.caller.request()
-            utterance = await self._speaker.utterance(self.socket, wish, record=record)
-            chunks = self._speaker.chunks(utterance, wish.info)
+            utterance = await self.speaker.utterance(self.socket, wish, record=record)
+            chunks = self.speaker.chunks(utterance, wish.info)
             async with aclosing(_records(chunks, wish.info, record.usage)) as records:
                 async for data in records:
                     await self.socket.send_bytes(data)

@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -11,14 +10,14 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
-from serve_app.api.errors import translate
 from serve_app.api.request import number
 from serve_app.api.request_log import Usage
-from serve_app.api.response import AUDIO_HERE, EVENT_STREAM, Delivery, Kept, collected, object_with
+from serve_app.api.response import AUDIO_HERE, EVENT_STREAM, Delivery, Kept, in_parts, in_whole, object_with
 from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
-from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Done, Event, Failed, Mark, Session, Started
+from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Mark, Session, Started
+from serve_app.speech.word_times import WordTimes
 
 Json = dict[str, object]
 
@@ -47,7 +46,7 @@ def routes(speaker: Speaker) -> APIRouter:
 
     @router.websocket("/api-ws/v1/realtime")
     async def speak(socket: WebSocket) -> None:
-        await _Socket(socket, speaker).serve()
+        await DashScopeSocket.run(socket, speaker)
 
     @router.post(
         "/api/v1/services/aigc/multimodal-generation/generation",
@@ -65,18 +64,17 @@ def routes(speaker: Speaker) -> APIRouter:
         usage: Usage = request.state.record.usage
         request_id: str = request.state.record.request_id
         kept, characters = Kept(request.state.caller.name), len(wish.body.input)
+
+        def output(audio: bytes, *, over: bool = True) -> Iterator[bytes]:
+            return _output(audio, usage, request_id, characters, over=over)
+
+        def events(audio: AsyncGenerator[bytes, None], _: WordTimes | None) -> AsyncGenerator[bytes, None]:
+            return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
+
         if streams:
-            return await speaker.respond(
-                request,
-                wish,
-                as_body=lambda audio, _: _events(audio, usage, request_id, characters),
-                content_type=EVENT_STREAM,
-            )
+            return await speaker.respond(request, wish, as_body=events, content_type=EVENT_STREAM)
         return await speaker.respond(
-            request,
-            wish,
-            as_body=lambda audio, _: _object(audio, usage, request_id, characters, kept),
-            content_type="application/json",
+            request, wish, as_body=lambda audio, _: in_whole(audio, kept, output), content_type="application/json"
         )
 
     return router
@@ -98,14 +96,14 @@ async def _wished(
     return await speaker.wish(sent, names, delivery=delivery, made=made)
 
 
-class _Socket(ResponseSocket):
+class DashScopeSocket(ResponseSocket):
     """`server_commit`: words are spoken as they come. `commit`: a response is what was appended before each commit."""
 
     audio_kind = "response.audio"
 
     def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket)
-        self._speaker, self._model = speaker, socket.query_params.get("model")
+        super().__init__(socket, speaker)
+        self._model = socket.query_params.get("model")
         self._settings: Json = {"mode": _MODES[0]}
         self._session: Session | None = None
         self._buffer = ""  # what waits for a commit
@@ -140,9 +138,6 @@ class _Socket(ResponseSocket):
             case _:
                 raise InvalidRequest(f"type: {str(fields.get('type'))[:40]!r} is no message of this protocol.", "type")
 
-    async def refuse(self, error: InvalidRequest) -> None:
-        await self.tell_error(translate(error))
-
     def _shown(self) -> Json:
         return {"object": "realtime.session", "id": f"sess_{self.request_id}", "model": self._model, **self._settings}
 
@@ -159,14 +154,14 @@ class _Socket(ResponseSocket):
         await self.tell("session.updated", session=self._shown(), **ignored.told(wish.ignored))
 
     async def _wished(self, settings: Json) -> Wish:
-        return await _wished(self._speaker, settings, _SESSION_NAMES, made={"model": self._model})
+        return await _wished(self.speaker, settings, _SESSION_NAMES, made={"model": self._model})
 
     async def _opened_session(self) -> Session:
         if self._session is None:
             wish = await self._wished(self._settings)
             self._untold = {} if self._has_told else wish.ignored
-            self._session = self._speaker.session(self.socket, wish, request_id=self.request_id, files=True)
-            self.converse(self._session, self._say)
+            session = self.speaker.session(self.socket, wish, request_id=self.request_id, files=True)
+            self._session = self.converse(session)
         return self._session
 
     async def _append(self, text: str) -> None:
@@ -186,7 +181,7 @@ class _Socket(ResponseSocket):
         if session.is_writing:
             session.flush()
 
-    async def _say(self, event: Event) -> None:
+    async def say(self, event: Event) -> None:
         match event:
             case Started(turn):
                 self._begun.add(turn.number)
@@ -203,12 +198,10 @@ class _Socket(ResponseSocket):
                     if turn.number in self._begun:
                         await self.tell("response.done", response=response(turn, "cancelled"))
                 self._begun.clear()
-            case Failed(error):
-                await self.tell_error(self.failure(error, self.request_id))
-                await self.end_for(error)
-            case Done():
-                await self.tell("session.finished")
-                await self.end()
+
+    async def finish(self) -> None:
+        await self.tell("session.finished")
+        await super().finish()
 
 
 def _output(audio: bytes, usage: Usage, request_id: str, characters: int, *, over: bool) -> Iterator[bytes]:
@@ -218,23 +211,5 @@ def _output(audio: bytes, usage: Usage, request_id: str, characters: int, *, ove
     return object_with(shown | {"usage": {"characters": characters, **usage.tokens}}, audio)
 
 
-async def _object(
-    audio: AsyncGenerator[bytes, None], usage: Usage, request_id: str, characters: int, kept: Kept
-) -> AsyncGenerator[bytes, None]:
-    with kept:
-        content = await collected(audio, kept)
-        for part in _output(content, usage, request_id, characters, over=True):
-            yield part
-
-
-async def _events(
-    audio: AsyncGenerator[bytes, None], usage: Usage, request_id: str, characters: int
-) -> AsyncGenerator[bytes, None]:
-    async with aclosing(audio):
-        async for part in audio:
-            yield _event(b"".join(_output(part, usage, request_id, characters, over=False)))
-    yield _event(b"".join(_output(b"", usage, request_id, characters, over=True)))
-
-
-def _event(data: bytes) -> bytes:
-    return b"event:result\n:HTTP_STATUS/200\ndata:" + data + b"\n\n"
+def _event(parts: Iterator[bytes]) -> bytes:
+    return b"".join((b"event:result\n:HTTP_STATUS/200\ndata:", *parts, b"\n\n"))

@@ -1,8 +1,8 @@
 """Deepgram's `/v1/speak`: words over a WebSocket, spoken as they come until `Clear`, or one text over HTTP."""
 
 import re
-from abc import abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -11,12 +11,13 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
+from serve_app.api.errors import ErrorReply
 from serve_app.api.request import number
 from serve_app.api.response import Delivery
-from serve_app.api.sockets import Connection, serve_wish
+from serve_app.api.sockets import WishedConnection, unknown_type
 from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
-from serve_app.speech.session import Audio, Cleared, Done, Event, Failed, Mark
+from serve_app.speech.session import Audio, Cleared, Event, Mark
 
 REASON_HEADER = "dg-error"
 RAW = {"linear16": AudioFormat.PCM, "mulaw": AudioFormat.MULAW, "alaw": AudioFormat.ALAW}
@@ -44,7 +45,7 @@ def routes(speaker: Speaker) -> APIRouter:
 
     @router.websocket("/v1/speak")
     async def speak(socket: WebSocket) -> None:
-        await serve_turns(socket, speaker, _Socket)
+        await AuraSocket.run(socket, speaker)
 
     @router.post("/v1/speak", summary="Speak a text (Deepgram Aura)", response_class=Response)
     async def speak_text(request: Request) -> Response:
@@ -108,37 +109,28 @@ def plain(text: str) -> str:
     return _PRONUNCIATION.sub(r"\1", text) if len(text) <= _MOST_CHARS else text
 
 
-class TurnSocket(Connection):
-    """One session, whose settings came with the handshake."""
+class TurnSocket(WishedConnection):
+    """One session, whose settings came with the handshake; with `words` it is known when each is heard."""
 
-    def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
-        super().__init__(socket)
-        self._wish = wish
-        self._session = speaker.session(socket, wish, request_id=self.request_id)
+    reason_header = REASON_HEADER
+    words: ClassVar[bool] = False
+
+    @classmethod
+    async def wished(cls, socket: WebSocket, speaker: Speaker) -> Wish:
+        return await wished(speaker, socket.query_params, words=cls.words)
 
     async def opened(self) -> None:
-        """Says the session's events from now on."""
-        self.converse(self._session, self._say)
-
-    @abstractmethod
-    async def _say(self, event: Event) -> None: ...
+        self._session = self.converse(self.speaker.session(self.socket, self.wish, request_id=self.request_id))
 
 
-async def serve_turns(socket: WebSocket, speaker: Speaker, kind: type[TurnSocket], *, words: bool = False) -> None:
-    """Serves a handshake whose query says what is wished for, or refuses it."""
-    wishing = wished(speaker, socket.query_params, words=words)
-    await serve_wish(socket, speaker, wishing, kind, reason_header=REASON_HEADER)
-
-
-class _Socket(TurnSocket):
-    def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
-        super().__init__(socket, speaker, wish)
-        self._num_flushed = self._num_cleared = 0
+class AuraSocket(TurnSocket):
+    """`WS /v1/speak`."""
 
     async def opened(self) -> None:
         await super().opened()
-        name = self._wish.info.name
-        told = {"model_version": "1", "model_uuid": self.request_id, **ignored.told(self._wish.ignored)}
+        self._num_flushed = self._num_cleared = 0
+        name = self.wish.info.name
+        told = {"model_version": "1", "model_uuid": self.request_id, **ignored.told(self.wish.ignored)}
         await self.send("Metadata", request_id=self.request_id, model_name=name, **told)
 
     async def obey(self, fields: dict[str, object]) -> None:
@@ -152,14 +144,17 @@ class _Socket(TurnSocket):
             case "Close":
                 self._session.close()
             case _:
-                raise InvalidRequest("type must be Speak, Flush, Clear or Close.", "type")
+                raise unknown_type("Speak", "Flush", "Clear", "Close")
 
     async def refuse(self, error: InvalidRequest) -> None:
         # LiveKit shows warn_msg, others the description.
         code, said = error.code, error.message
         await self.send("Warning", code=code, description=said, warn_code=code, warn_msg=said)
 
-    async def _say(self, event: Event) -> None:
+    async def tell_error(self, reply: ErrorReply) -> None:
+        await self.send("Error", code=reply.code, description=reply.message, message=reply.message)
+
+    async def say(self, event: Event) -> None:
         match event:
             case Audio(_, data):
                 await self.socket.send_bytes(data)
@@ -169,9 +164,3 @@ class _Socket(TurnSocket):
             case Cleared():
                 await self.send("Cleared", sequence_id=self._num_cleared)
                 self._num_cleared += 1
-            case Failed(error):
-                reply = self.failure(error, self.request_id)
-                await self.send("Error", code=reply.code, description=reply.message, message=reply.message)
-                await self.end_for(error)
-            case Done():
-                await self.end()

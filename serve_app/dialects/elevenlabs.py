@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from deployments.errors import InvalidRequest
 from serve_app.api import catalogue, ignored
 from serve_app.api.request import number
-from serve_app.api.response import AUDIO_HERE, Delivery, Kept, collected, object_with
+from serve_app.api.response import AUDIO_HERE, Delivery, Kept, in_parts, in_whole, object_with
 from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.speech.session import is_ideograph
@@ -56,7 +56,10 @@ def routes(speaker: Speaker) -> APIRouter:
                 return await speaker.respond(request, wish, as_body=_lines, content_type=_LINES)
             kept = Kept(request.state.caller.name)
             return await speaker.respond(
-                request, wish, as_body=lambda audio, times: _whole(audio, times, kept), content_type=_JSON
+                request,
+                wish,
+                as_body=lambda audio, times: in_whole(audio, kept, partial(_timed, times=times)),
+                content_type=_JSON,
             )
 
         how = (", streamed" if stream else "") + (", with times" if timestamps else "")
@@ -207,19 +210,10 @@ def _timed(audio: bytes, times: WordTimes | None) -> Iterator[bytes]:
     return object_with(fields, audio)
 
 
-async def _whole(
-    audio: AsyncGenerator[bytes, None], times: WordTimes | None, kept: Kept
-) -> AsyncGenerator[bytes, None]:
-    with kept:
-        content = await collected(audio, kept)
-        for part in _timed(content, times):
-            yield part
-
-
-async def _lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
+def _lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
     """A line for each part: they have a second of audio or less, so that clients with short lines can read them."""
-    async with aclosing(audio):
-        async for part in audio:
-            yield b"".join(_timed(part, times)) + b"\n"
-    if times is not None and times.has_told:
-        yield b"".join(_timed(b"", times)) + b"\n"
+
+    def line(part: bytes) -> bytes:
+        return b"".join((*_timed(part, times), b"\n"))
+
+    return in_parts(audio, line, lambda: line(b"") if times is not None and times.has_told else b"")

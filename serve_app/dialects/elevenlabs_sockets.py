@@ -1,14 +1,15 @@
 """ElevenLabs over WebSockets: contexts (multi-stream-input), one text (stream-input), contexts of a dialogue."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
-from serve_app.api.errors import translate
-from serve_app.api.sockets import MAX_CONTEXTS, Connection, Contexts, serve_wish
+from serve_app.api.errors import ErrorReply
+from serve_app.api.sockets import MAX_CONTEXTS, ContextConnection, WishedConnection
 from serve_app.api.speaker import Speaker, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.elevenlabs import NAMES, characters, dialogue, encoded, unheard, wished
@@ -26,44 +27,38 @@ def routes(speaker: Speaker) -> APIRouter:
     """`WS /v1/text-to-speech/{voice}/multi-stream-input` and `stream-input`, and the one for dialogues."""
     router = APIRouter()
 
-    async def serve(socket: WebSocket, kind: type[_Contexts]) -> None:
-        voice = socket.path_params.get("voice_id")
-        names = NAMES if kind is _Dialogues else {**NAMES, "sync_alignment": None}
-        wishing = wished(speaker, {"text": ""}, socket.query_params, voice=voice, words=True, names=names)
-        await serve_wish(socket, speaker, wishing, kind)
-
     @router.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
     async def speak_contexts(socket: WebSocket) -> None:
-        await serve(socket, _Contexts)
+        await _Contexts.run(socket, speaker)
 
     @router.websocket("/v1/text-to-speech/{voice_id}/stream-input")
     async def speak_text(socket: WebSocket) -> None:
-        await serve(socket, _OneText)
+        await _OneText.run(socket, speaker)
 
     @router.websocket("/v1/text-to-dialogue/multi-stream-input")
     async def speak_dialogues(socket: WebSocket) -> None:
-        await serve(socket, _Dialogues)
+        await _Dialogues.run(socket, speaker)
 
     return router
 
 
-class _Contexts(Connection):
+class _Contexts(ContextConnection, WishedConnection):
     """The end of a context is `close_context` right behind an empty flush; without one it is an interruption."""
 
-    def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
-        super().__init__(socket)
-        self._speaker, self._wish = speaker, wish
-        self._contexts = Contexts(self)
+    names: ClassVar[ignored.Names] = {**NAMES, "sync_alignment": None}
+
+    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
+        super().__init__(socket, speaker)
         self._ending: set[str] = set()  # contexts whose last message was an empty flush
         self._draining: set[str] = set()
-        self._ignored: dict[str, ignored.Ignored] = {}  # of a context's first messages, until it is told
         self._words: dict[str, list[Word]] = {}  # that go out with the next audio, by context
         self._clocks_ms: dict[str, float] = {}  # from which each context's times count
         self._is_cumulative = socket.query_params.get("sync_alignment") == "true"
 
-    @property
-    def is_busy(self) -> bool:
-        return self._contexts.is_speaking
+    @classmethod
+    async def wished(cls, socket: WebSocket, speaker: Speaker) -> Wish:
+        voice = socket.path_params.get("voice_id")
+        return await wished(speaker, {"text": ""}, socket.query_params, voice=voice, words=True, names=cls.names)
 
     async def obey(self, fields: dict[str, object]) -> None:
         name = self._name(fields)
@@ -74,8 +69,8 @@ class _Contexts(Connection):
         else:
             await self._write(name, fields)
 
-    async def refuse(self, error: InvalidRequest) -> None:
-        await self._tell("", error)
+    async def tell_error(self, reply: ErrorReply) -> None:
+        await self._tell("", reply)
 
     def _name(self, fields: Mapping[str, object]) -> str:
         name = fields.get("context_id", _ONLY)
@@ -90,12 +85,12 @@ class _Contexts(Connection):
         return text
 
     async def _write(self, name: str, fields: Mapping[str, object]) -> None:
-        text, session = self._text(fields), self._contexts.find(name)
-        if name in self._draining or (session is None and not text):
-            if name in self._ignored or len(self._ignored) < MAX_CONTEXTS:
+        text, session = self._text(fields), self.find(name)
+        if not text if session is None else name in self._draining:
+            if name in self.untold or len(self.untold) < MAX_CONTEXTS:
                 self._note(name, fields, {_SPEED: "it counts with the first text"})
             return  # a keepalive, or what comes too late
-        session = session or self._open(name, fields)
+        session = session or await self._open(name, fields)
         session.append(text)
         if fields.get("flush") and session.is_writing:
             session.flush()
@@ -104,20 +99,15 @@ class _Contexts(Connection):
         elif text:
             self._ending.discard(name)
 
-    def _open(self, name: str, fields: Mapping[str, object]) -> Session:
+    async def _open(self, name: str, fields: Mapping[str, object]) -> Session:
         wish = self._wish_for(name, fields)
-        session = self._speaker.session(self.socket, wish, request_id=f"{self.request_id}-{name[:40]}")
-
-        async def say(event: Event) -> None:
-            await self._say(name, event)
-
-        settings, reasons = fields.get("voice_settings"), {} if wish is self._wish else wish.ignored
+        session = await self.open(name, wish)
+        settings, reasons = fields.get("voice_settings"), {} if wish is self.wish else wish.ignored
         speed = settings.get("speed") if isinstance(settings, Mapping) else None
         if isinstance(speed, int | float) and 0.25 <= speed <= 4:
             session.configure(speed=float(speed))
         elif speed is not None:
             reasons = {**reasons, _SPEED: "no number from 0.25 to 4"}
-        self._contexts.add(name, session, say)
         self._note(name, fields, reasons)
         return session
 
@@ -127,26 +117,23 @@ class _Contexts(Connection):
         found = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
         told = ignored.named(sent, _FIELDS, {**found, **unheard(fields.get("inputs"))})
         if told:
-            self._ignored[name] = {**self._ignored.get(name, {}), **told}
-
-    def _told(self, name: str) -> dict[str, object]:
-        return ignored.told(self._ignored.pop(name, {}))
+            self.untold[name] = {**self.untold.get(name, {}), **told}
 
     def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
-        return self._wish
+        return self.wish
 
     async def _close(self, name: str) -> None:
-        session = self._contexts.find(name)
+        session = self.find(name)
         if session is None:
             return
         if name in self._ending and name not in self._draining:
             self._draining.add(name)
             session.close()
             return
-        await self._contexts.cancel(name)
+        await self.cancel(name)
         await self._finish(name)
 
-    async def _say(self, name: str, event: Event) -> None:
+    async def say_in(self, name: str, event: Event) -> None:
         match event:
             case Words():
                 self._words.setdefault(name, []).extend(event.in_session())
@@ -155,8 +142,7 @@ class _Contexts(Connection):
             case Mark() if name in self._words:
                 await self._send_audio(name, b"")
             case Failed(error):
-                self.failure(error, self.request_id)
-                await self._tell(name, error)
+                await self._tell(name, self.failure(error, self.request_id))
                 await self._finish(name)
             case Done():
                 await self._finish(name)
@@ -170,7 +156,7 @@ class _Contexts(Connection):
 
     async def _send_audio(self, name: str, audio: bytes) -> None:
         timed = {**self._timed(name, audio), "contextId": name, "isFinal": None}
-        await self.socket.send_json({**timed, **self._told(name)})
+        await self.socket.send_json({**timed, **self.told(name)})
 
     def _timed(self, name: str, audio: bytes) -> dict[str, object]:
         """Audio and the words that have become known; clients that want no common clock add up what messages span."""
@@ -188,10 +174,9 @@ class _Contexts(Connection):
         return chars, starts_ms, [end - start for start, end in zip(starts_ms, ends_ms, strict=True)]
 
     async def _send_final(self, name: str) -> None:
-        await self.socket.send_json({"contextId": name, "isFinal": True, **self._told(name)})
+        await self.socket.send_json({"contextId": name, "isFinal": True, **self.told(name)})
 
-    async def _tell(self, name: str, error: Exception) -> None:
-        reply = translate(error)
+    async def _tell(self, name: str, reply: ErrorReply) -> None:
         await self.socket.send_json({"contextId": name or None, "error": reply.message, "code": reply.code})
 
 
@@ -202,32 +187,34 @@ class _OneText(_Contexts):
         text = self._text(fields)
         await self._write(_ONLY, {**fields, "text": text})
         if not text and not fields.get("flush"):
-            self._close_when_spoken()
+            await self._close_when_spoken()
 
-    def _close_when_spoken(self) -> None:
-        session = self._contexts.find(_ONLY) or self._open(_ONLY, {})
+    async def _close_when_spoken(self) -> None:
+        session = self.find(_ONLY) or await self._open(_ONLY, {})
         self._draining.add(_ONLY)
         session.close()
 
     async def _send_audio(self, name: str, audio: bytes) -> None:
-        await self.socket.send_json({**self._timed(name, audio), "isFinal": None, **self._told(name)})
+        await self.socket.send_json({**self._timed(name, audio), "isFinal": None, **self.told(name)})
 
     async def _send_final(self, name: str) -> None:
-        await self.socket.send_json({"isFinal": True, **self._told(_ONLY)})
+        await self.socket.send_json({"isFinal": True, **self.told(_ONLY)})
         await self.end()
 
 
 class _Dialogues(_Contexts):
     """Texts come as inputs with a voice; the first one speaks the whole context. Names are in snake case."""
 
-    def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
-        super().__init__(socket, speaker, wish)
-        sample_bits = 8 if wish.delivery.audio_format in (AudioFormat.MULAW, AudioFormat.ALAW) else 16
-        self._bit_rate = wish.delivery.bit_rate or sample_bits * wish.delivery.rate(wish.info)
+    names = NAMES
+
+    async def opened(self) -> None:
+        delivery = self.wish.delivery
+        sample_bits = 8 if delivery.audio_format in (AudioFormat.MULAW, AudioFormat.ALAW) else 16
+        self._bit_rate = delivery.bit_rate or sample_bits * delivery.rate(self.wish.info)
 
     def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
         _, voice = dialogue(fields.get("inputs"))
-        return self._speaker.voiced(self._wish, voice) if voice else self._wish
+        return self.speaker.voiced(self.wish, voice) if voice else self.wish
 
     def _text(self, fields: Mapping[str, object]) -> str:
         inputs = fields.get("inputs")
@@ -239,12 +226,11 @@ class _Dialogues(_Contexts):
         timed = {"chars": chars, "char_start_times_ms": starts_ms, "char_durations_ms": durations_ms}
         self._clocks_ms[name] = self._clocks_ms.get(name, 0) + 8000 * len(audio) / self._bit_rate
         alignment = {"alignment": timed} if chars else {}
-        await self.socket.send_json({"context_id": name, "audio": encoded(audio), **alignment, **self._told(name)})
+        await self.socket.send_json({"context_id": name, "audio": encoded(audio), **alignment, **self.told(name)})
 
     async def _send_final(self, name: str) -> None:
-        await self.socket.send_json({"context_id": name, "is_final": True, **self._told(name)})
+        await self.socket.send_json({"context_id": name, "is_final": True, **self.told(name)})
 
-    async def _tell(self, name: str, error: Exception) -> None:
-        reply = translate(error)
+    async def _tell(self, name: str, reply: ErrorReply) -> None:
         said = {"error": reply.code, "message": reply.message, "code": reply.code}
         await self.socket.send_json({"context_id": name or None, **said})

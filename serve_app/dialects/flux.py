@@ -12,10 +12,12 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
+from serve_app.api.errors import ErrorReply
 from serve_app.api.request import number
-from serve_app.api.speaker import Speaker, Wish, text_of
-from serve_app.dialects.deepgram import RAW, TurnSocket, plain, serve_turns, speak_over_http
-from serve_app.speech.session import Audio, Cleared, Done, Event, Failed, Mark, Started, Turn
+from serve_app.api.sockets import unknown_type
+from serve_app.api.speaker import Speaker, text_of
+from serve_app.dialects.deepgram import RAW, TurnSocket, plain, speak_over_http
+from serve_app.speech.session import Audio, Cleared, Event, Mark, Started, Turn
 
 _MOST_MS = 10**9
 _SLOWEST, _FASTEST, _STEP = 0.5, 1.5, 0.05
@@ -27,7 +29,7 @@ def routes(speaker: Speaker) -> APIRouter:
 
     @router.websocket("/v2/speak")
     async def speak(socket: WebSocket) -> None:
-        await serve_turns(socket, speaker, _Socket, words=True)
+        await FluxSocket.run(socket, speaker)
 
     @router.post("/v2/speak", summary="Speak a text (Deepgram Flux)", response_class=Response)
     async def speak_text(request: Request) -> Response:
@@ -37,21 +39,22 @@ def routes(speaker: Speaker) -> APIRouter:
     return router
 
 
-class _Socket(TurnSocket):
-    def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
-        super().__init__(socket, speaker, wish)
-        self._rate = wish.delivery.rate(wish.info)
+class FluxSocket(TurnSocket):
+    """`WS /v2/speak`."""
+
+    words = True
+
+    async def opened(self) -> None:
+        await super().opened()
+        self._rate = self.wish.delivery.rate(self.wish.info)
         self._told_ms = self._interrupted_ms = 0  # of the session: audio of turns that are over, and the last offset
         self._turn_samples = self._session_samples = 0
         self._characters = 0
         self._num_ended = 0  # the last turn whose end was told
         self._offset_ms: int | None = None
         self._is_interrupting = False
-
-    async def opened(self) -> None:
-        await super().opened()
-        named = {"model_name": self._wish.info.name, "model_version": "1", "model_uuids": []}
-        await self.send("Connected", request_id=self.request_id, **named, **ignored.told(self._wish.ignored))
+        named = {"model_name": self.wish.info.name, "model_version": "1", "model_uuids": []}
+        await self.send("Connected", request_id=self.request_id, **named, **ignored.told(self.wish.ignored))
 
     async def obey(self, fields: dict[str, object]) -> None:
         match fields.get("type"):
@@ -66,10 +69,13 @@ class _Socket(TurnSocket):
             case "Close":
                 self._session.close()
             case _:
-                raise InvalidRequest("type must be Speak, Flush, Interrupt, Configure or Close.", "type")
+                raise unknown_type("Speak", "Flush", "Interrupt", "Configure", "Close")
 
     async def refuse(self, error: InvalidRequest) -> None:
         await self._warn("MESSAGE-0000", error.message)
+
+    async def tell_error(self, reply: ErrorReply) -> None:
+        await self.send("Error", code=reply.code, description=reply.message)
 
     async def _warn(self, code: str, description: str) -> None:
         await self.send("Warning", code=code, description=description)
@@ -113,7 +119,7 @@ class _Socket(TurnSocket):
             return
         await self.send("ConfigureFailure", code=code, field="speed", value=speed, description=why)
 
-    async def _say(self, event: Event) -> None:
+    async def say(self, event: Event) -> None:
         match event:
             case Started(turn):
                 self._turn_samples = 0
@@ -125,22 +131,15 @@ class _Socket(TurnSocket):
                 await self._end_turn(turn)
             case Cleared():
                 await self._tell_interrupted(event)
-            case Failed(error):
-                reply = self.failure(error, self.request_id)
-                await self.send("Error", code=reply.code, description=reply.message)
-                await self.end_for(error)
-            case Done():
-                await self.send(
-                    "SessionMetadata",
-                    total_audio_duration_ms=self._told_ms,
-                    total_input_character_count=self._characters,
-                    total_billable_character_count=self._characters,
-                )
-                await self.end()
+
+    async def finish(self) -> None:
+        written = dict.fromkeys(("total_input_character_count", "total_billable_character_count"), self._characters)
+        await self.send("SessionMetadata", total_audio_duration_ms=self._told_ms, **written)
+        await super().finish()
 
     @property
     def _sample_bytes(self) -> int:
-        return 2 if self._wish.delivery.audio_format == RAW["linear16"] else 1
+        return 2 if self.wish.delivery.audio_format == RAW["linear16"] else 1
 
     async def _end_turn(self, turn: Turn) -> None:
         if turn.request is None:

@@ -3,12 +3,12 @@
 import base64
 import json
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serve_app.api.response import in_parts
 from serve_app.api.speaker import Speaker, read_object
 from serve_app.dialects.openai_speech import wished
 from serve_app.speech.word_times import WordTimes
@@ -32,22 +32,15 @@ def routes(speaker: Speaker) -> APIRouter:
         audio_format = wish.delivery.audio_format
 
         def as_lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
-            return _lines(audio, times, audio_format)
+            def line(part: bytes) -> bytes:
+                return _line(part, times, audio_format)
+
+            return in_parts(audio, line, lambda: line(b"") if times is not None and times.has_told else b"")
 
         kind = "application/json" if wish.delivery.whole else "application/x-ndjson"
         return await speaker.respond(request, wish, as_body=as_lines, content_type=kind)
 
     return router
-
-
-async def _lines(
-    audio: AsyncGenerator[bytes, None], times: WordTimes | None, audio_format: str
-) -> AsyncGenerator[bytes, None]:
-    async with aclosing(audio):
-        async for part in audio:
-            yield _line(part, times, audio_format)
-    if times is not None and times.has_told:
-        yield _line(b"", times, audio_format)
 
 
 def _line(audio: bytes, times: WordTimes | None, audio_format: str) -> bytes:

@@ -4,35 +4,33 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
-from serve_app.api.errors import translate
+from serve_app.api.errors import ErrorReply
 from serve_app.api.response import Delivery
-from serve_app.api.sockets import Connection, serve_wish
+from serve_app.api.sockets import WishedConnection, unknown_type
 from serve_app.api.speaker import Speaker, Wish, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
-from serve_app.speech.session import Audio, Done, Event, Failed, Mark, Session, Started
+from serve_app.speech.session import Audio, Event, Mark, Session, Started
 
 PROTOCOL = "nari.speech.v1"
 
 
-async def serve(socket: WebSocket, speaker: Speaker) -> None:
+class NariSocket(WishedConnection):
     """A socket of the native path whose client offers `PROTOCOL`."""
-    await serve_wish(socket, speaker, speaker.wish({}, {}, delivery=Delivery(AudioFormat.PCM)), _Socket)
 
-
-class _Socket(Connection):
     subprotocol = PROTOCOL
     takes_recordings = True
 
-    def __init__(self, socket: WebSocket, speaker: Speaker, wish: Wish) -> None:
-        super().__init__(socket)
-        self._speaker = speaker
-        self._audio: dict[str, object] = {"encoding": "pcm_s16le", "sample_rate": wish.info.sample_rate, "channels": 1}
+    @classmethod
+    async def wished(cls, socket: WebSocket, speaker: Speaker) -> Wish:
+        return await speaker.wish({}, {}, delivery=Delivery(AudioFormat.PCM))
+
+    async def opened(self) -> None:
+        rate = self.wish.info.sample_rate
+        self._audio: dict[str, object] = {"encoding": "pcm_s16le", "sample_rate": rate, "channels": 1}
         self._session: Session | None = None
         self._sequence = -1  # of the last message that brought text
         self._num_chunks, self._stop_reason = 0, "stop"
-
-    async def opened(self) -> None:
         await self.send("session.created", protocol=PROTOCOL, audio=self._audio)
 
     async def obey(self, fields: dict[str, object]) -> None:
@@ -47,13 +45,13 @@ class _Socket(Connection):
                 await self._acknowledge(fields)
             case "response.cancel":
                 await self.stop()
-                await self._finish("cancelled")
+                self._stop_reason = "cancelled"
+                await self.finish()
             case _:
-                valid = "request.start, input_text.append, input_text.end or response.cancel"
-                raise InvalidRequest(f"type must be {valid}.", "type")
+                raise unknown_type("request.start", "input_text.append", "input_text.end", "response.cancel")
 
-    async def refuse(self, error: InvalidRequest) -> None:
-        await self.send("error", request_id=self.request_id, **translate(error).envelope())
+    async def tell_error(self, reply: ErrorReply) -> None:
+        await self.send("error", request_id=self.request_id, **reply.envelope())
 
     async def _start(self, fields: dict[str, object]) -> None:
         if self._session is not None:
@@ -65,10 +63,9 @@ class _Socket(Connection):
         if asked.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"
         made = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
-        wish = await wished(self._speaker, asked, made=made, reasons=reasons)
+        wish = await wished(self.speaker, asked, made=made, reasons=reasons)
         self._audio["sample_rate"] = wish.delivery.rate(wish.info)
-        self._session = self._speaker.session(self.socket, wish, request_id=self.request_id)
-        self.converse(self._session, self._say)
+        self._session = self.converse(self.speaker.session(self.socket, wish, request_id=self.request_id))
         await self.send("request.configured", request_id=self.request_id, **ignored.told(wish.ignored))
 
     def _begun(self) -> Session:
@@ -87,7 +84,7 @@ class _Socket(Connection):
         told = {"event": fields["type"], "sequence": fields.get("sequence", self._sequence)}
         await self.send("input_text.ack", request_id=self.request_id, **told)
 
-    async def _say(self, event: Event) -> None:
+    async def say(self, event: Event) -> None:
         match event:
             case Started():
                 await self.send("response.started", request_id=self.request_id, audio=self._audio)
@@ -96,14 +93,8 @@ class _Socket(Connection):
                 await self.socket.send_bytes(data)
             case Mark(turn):
                 self._stop_reason = turn.usage.finish_reason or "stop"
-            case Failed(error):
-                reply = self.failure(error, self.request_id)
-                await self.send("error", request_id=self.request_id, **reply.envelope())
-                await self.end_for(error)
-            case Done():
-                await self._finish(self._stop_reason)
 
-    async def _finish(self, reason: str) -> None:
-        done = {"stop_reason": reason, "audio_chunks": self._num_chunks}
+    async def finish(self) -> None:
+        done = {"stop_reason": self._stop_reason, "audio_chunks": self._num_chunks}
         await self.send("response.done", request_id=self.request_id, **done)
-        await self.end()
+        await super().finish()

@@ -12,11 +12,11 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
 from serve_app.api import ignored
-from serve_app.api.errors import Unauthorized, translate
+from serve_app.api.errors import ErrorReply, Unauthorized, translate
 from serve_app.api.request import SpeechBody, check_length, parse_speech, validated
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
 from serve_app.api.response import Delivery, word_entries
-from serve_app.api.sockets import Connection
+from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speaker import Speaker, Wish, refuse_handshake
 from serve_app.audio.formats import AudioFormat
 from serve_app.speech.session import Audio, Event, Failed, Mark, Session, Started, Turn, Words
@@ -37,7 +37,7 @@ def websocket_routes(speaker: Speaker, protocols: Mapping[str, Serve]) -> APIRou
         if other is not None:
             await other(socket, speaker)
         else:
-            await SpeechSocket(socket, speaker).serve()
+            await SpeechSocket.run(socket, speaker)
 
     @router.websocket("/{path:path}")
     async def unknown(socket: WebSocket) -> None:
@@ -162,8 +162,7 @@ class SpeechSocket(Connection):
     takes_recordings = True
 
     def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket)
-        self._speaker = speaker
+        super().__init__(socket, speaker)
         self._num_utterances = 0
         self._utterance: Utterance | None = None
         self._task: asyncio.Task[None] | None = None
@@ -176,11 +175,11 @@ class SpeechSocket(Connection):
             case "cancel":
                 await self._cancel(validated(Cancellation, fields).played_ms)
             case _:
-                raise InvalidRequest("type must be 'speak' or 'cancel'.", "type")
+                raise unknown_type("'speak'", "'cancel'")
 
-    async def refuse(self, error: InvalidRequest) -> None:
+    async def tell_error(self, reply: ErrorReply) -> None:
         """An `error` of no request."""
-        await self.send("error", request_id=None, **translate(error).envelope())
+        await self.send("error", request_id=None, **reply.envelope())
 
     def _start(self, fields: dict[str, object]) -> None:
         if self.is_busy:
@@ -188,7 +187,7 @@ class SpeechSocket(Connection):
         self._num_utterances += 1
         own_id = f"{self.request_id}-{self._num_utterances}"
         self._utterance = Utterance(parse_resumption(fields).request_id or own_id, self)
-        self._task = self.start(self._utterance.run(fields, self._speaker))
+        self._task = self.start(self._utterance.run(fields, self.speaker))
 
     async def _cancel(self, played_ms: float | None) -> None:
         """Always answered: with null for the request if nothing was being spoken, or its end was already on its way.

@@ -2,8 +2,7 @@
 
 import base64
 import re
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from fastapi import APIRouter
@@ -20,7 +19,8 @@ from serve_app.api.response import (
     EVENT_STREAM,
     Delivery,
     Kept,
-    collected,
+    in_parts,
+    in_whole,
     named_event,
     negotiate,
     object_with,
@@ -155,25 +155,25 @@ async def _speak_as_mistral(request: Request, speaker: Speaker, fields: Mapping[
     usage: Usage = request.state.record.usage
     if fields.get("stream"):
         return await speaker.respond(
-            request, wish, as_body=lambda audio, _: _mistral_events(audio, usage), content_type=EVENT_STREAM
+            request,
+            wish,
+            as_body=lambda audio, _: in_parts(audio, _mistral_delta, lambda: _mistral_done(usage)),
+            content_type=EVENT_STREAM,
         )
     kept = Kept(request.state.caller.name)
     return await speaker.respond(
-        request, wish, as_body=lambda audio, _: _mistral_object(audio, kept), content_type="application/json"
+        request, wish, as_body=lambda audio, _: in_whole(audio, kept, _mistral_object), content_type="application/json"
     )
 
 
-async def _mistral_object(audio: AsyncGenerator[bytes, None], kept: Kept) -> AsyncGenerator[bytes, None]:
-    with kept:
-        content = await collected(audio, kept)
-        for part in object_with({"audio_data": AUDIO_HERE}, content):
-            yield part
+def _mistral_object(audio: bytes) -> Iterator[bytes]:
+    return object_with({"audio_data": AUDIO_HERE}, audio)
 
 
-async def _mistral_events(audio: AsyncGenerator[bytes, None], usage: Usage) -> AsyncGenerator[bytes, None]:
-    async with aclosing(audio):
-        async for part in audio:
-            yield named_event({"type": "speech.audio.delta", "audio_data": base64.b64encode(part).decode()})
-    inputs, outputs, total = usage.tokens.values()
-    tokens = {"prompt_tokens": inputs, "completion_tokens": outputs, "total_tokens": total}
-    yield named_event({"type": "speech.audio.done", "usage": tokens})
+def _mistral_delta(audio: bytes) -> bytes:
+    return named_event({"type": "speech.audio.delta", "audio_data": base64.b64encode(audio).decode()})
+
+
+def _mistral_done(usage: Usage) -> bytes:
+    tokens = dict(zip(("prompt_tokens", "completion_tokens", "total_tokens"), usage.tokens.values(), strict=True))
+    return named_event({"type": "speech.audio.done", "usage": tokens})

@@ -41,7 +41,7 @@ def routes(speaker: Speaker) -> APIRouter:
     @router.websocket("/openai/v1/realtime")
     @router.websocket("/openai/realtime")
     async def speak(socket: WebSocket) -> None:
-        await _Socket(socket, speaker).serve()
+        await RealtimeSocket.run(socket, speaker)
 
     return router
 
@@ -98,12 +98,11 @@ def _place(turn: Turn) -> Json:
     return {"response_id": f"resp_{own_id}", "item_id": f"item_{own_id}", "output_index": 0, "content_index": 0}
 
 
-class _Socket(ResponseSocket):
+class RealtimeSocket(ResponseSocket):
     """One response at a time. Instructions are for a model that thinks: they are no style of speaking."""
 
     def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket)
-        self._speaker = speaker
+        super().__init__(socket, speaker)
         self._model = socket.query_params.get("model") or socket.query_params.get("deployment")
         self._settings: Json = {}  # voice, format, speed
         self._waiting: list[str] = []  # texts of items that nobody has asked a response to
@@ -161,7 +160,7 @@ class _Socket(ResponseSocket):
         made = {"voice": settings.get("voice"), "speed": settings.get("speed"), "sample_rate": rate}
         delivery = Delivery(_FORMATS[str(settings.get("format", "audio/pcm"))])
         made["model"] = self._model
-        return await self._speaker.wish(sent, names, delivery=delivery, made=made, reasons=reasons)
+        return await self.speaker.wish(sent, names, delivery=delivery, made=made, reasons=reasons)
 
     async def _keep(self, item: Mapping[str, object], message: Mapping[str, object]) -> None:
         self._waiting += _texts([item])
@@ -184,7 +183,7 @@ class _Socket(ResponseSocket):
         wish = await self._wished(asked, _RESPONSE_NAMES, {**self._settings, **_settings(asked)})
         self._num_turns += 1
         own_id = f"{self.request_id}-{self._num_turns}"
-        session = self._speaker.session(self.socket, wish, request_id=own_id, live=False)
+        session = self.speaker.session(self.socket, wish, request_id=own_id, live=False)
         session.append(text)
         self._turn = session.flush()
         session.close()

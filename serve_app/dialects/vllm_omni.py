@@ -11,7 +11,7 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayError
 from serve_app.api import ignored
-from serve_app.api.errors import translate
+from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request_log import Usage
 from serve_app.api.response import (
     AUDIO_HERE,
@@ -22,11 +22,11 @@ from serve_app.api.response import (
     collected,
     object_with,
 )
-from serve_app.api.sockets import Connection
+from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speaker import Speaker, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
-from serve_app.speech.session import Audio, Done, Event, Failed, Mark, Session, Started
+from serve_app.speech.session import Audio, Event, Mark, Session, Started
 
 Json = dict[str, object]
 
@@ -39,7 +39,7 @@ def routes(speaker: Speaker) -> APIRouter:
 
     @router.websocket("/v1/audio/speech/stream")
     async def speak(socket: WebSocket) -> None:
-        await _Socket(socket, speaker).serve()
+        await OmniSocket.run(socket, speaker)
 
     @router.post("/v1/audio/speech/batch", summary="Speak several texts", response_class=Response)
     async def speak_all(request: Request) -> Response:
@@ -117,14 +117,13 @@ async def _speak_item(
     return {**told, "usage": usage.tokens, **ignored.told(wish.ignored)}, content
 
 
-class _Socket(Connection):
+class OmniSocket(Connection):
     """An utterance is what was written between two `input.done`; it is one sentence to the client."""
 
     takes_recordings = True
 
     def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket)
-        self._speaker = speaker
+        super().__init__(socket, speaker)
         self._session: Session | None = None
         self._format: Json = {}
         self._num_bytes = self._num_done = 0
@@ -144,14 +143,9 @@ class _Socket(Connection):
                 else:
                     self._session.close()
             case _:
-                valid = "session.config, input.text, input.done or session.close"
-                raise InvalidRequest(f"type must be {valid}.", "type")
+                raise unknown_type("session.config", "input.text", "input.done", "session.close")
 
-    async def refuse(self, error: InvalidRequest) -> None:
-        await self._tell_error(error)
-
-    async def _tell_error(self, error: Exception) -> None:
-        reply = self.failure(error, self.request_id)
+    async def tell_error(self, reply: ErrorReply) -> None:
         told = {"message": reply.message, "code": reply.code, "partial_audio": self._num_bytes > 0}
         await self.send("error", **told, action="discard")
 
@@ -165,18 +159,18 @@ class _Socket(Connection):
         if asked.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"
         made = {"input": "", "word_timestamps": False}
-        wish = await wished(self._speaker, asked, default=AudioFormat.WAV, made=made, reasons=reasons)
+        wish = await wished(self.speaker, asked, default=AudioFormat.WAV, made=made, reasons=reasons)
         self._format = {"format": wish.delivery.audio_format, "sample_rate": wish.delivery.rate(wish.info)}
         self._format |= ignored.told(wish.ignored)
-        self._session = self._speaker.session(self.socket, wish, request_id=self.request_id, files=True)
-        self.converse(self._session, self._say)
+        session = self.speaker.session(self.socket, wish, request_id=self.request_id, files=True)
+        self._session = self.converse(session)
 
     def _configured(self) -> Session:
         if self._session is None:
             raise InvalidRequest("session.config comes first.", "type")
         return self._session
 
-    async def _say(self, event: Event) -> None:
+    async def say(self, event: Event) -> None:
         number = {"utterance_index": self._num_done}
         match event:
             case Started(turn):
@@ -191,8 +185,3 @@ class _Socket(Connection):
                 await self.send("audio.done", **number, sentence_index=0, total_bytes=num_bytes, error=False)
                 tokens = {"input_tokens": turn.usage.input_tokens, "output_tokens": turn.usage.frames}
                 await self.send("session.done", **number, total_sentences=1, usage=tokens)
-            case Failed(error):
-                await self._tell_error(error)
-                await self.end_for(error)
-            case Done():
-                await self.end()

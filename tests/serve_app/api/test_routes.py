@@ -11,13 +11,15 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.requests import HTTPConnection
 
-from deployments.errors import EngineError, Overloaded
+from deployments.errors import EngineError, NotReady, Overloaded
 from deployments.protocol import ModelInfo, Sampling
 from serve_app.api import door, speaker
 from serve_app.api.catalogue import ALIASES
 from serve_app.api.keys import create_key
-from serve_app.api.routes import Node, create_api
+from serve_app.api.request_log import RequestRecord
+from serve_app.api.routes import Node, _answer_error, create_api
 from serve_app.audio import recordings
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import AccessSettings, ApiSettings
@@ -51,6 +53,12 @@ PCM = BODY | {"response_format": "pcm"}
 def client_for(synthesizer: FakeSynthesizer, settings: ApiSettings | None = None) -> httpx.AsyncClient:
     api = create_api(synthesizer, settings or ApiSettings())
     return httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray")
+
+
+async def test_an_error_of_a_websocket_is_recorded_too() -> None:
+    record = RequestRecord("r", 0, method="WS", path="/")
+    await _answer_error(HTTPConnection({"type": "websocket", "state": {"record": record}}), NotReady())
+    assert record.error == "not_ready"
 
 
 async def post(synthesizer: FakeSynthesizer, body: object, **headers: str) -> httpx.Response:

@@ -158,8 +158,8 @@ async def test_contexts_are_few() -> None:
 
 
 async def test_nothing_is_kept_of_a_context_that_is_refused_or_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    sockets: list[cartesia._Socket] = []
-    monkeypatch.setattr(cartesia._Socket, "opened", opened_in(sockets))
+    sockets: list[cartesia.CartesiaSocket] = []
+    monkeypatch.setattr(cartesia.CartesiaSocket, "opened", opened_in(sockets))
     async with connect(FakeSynthesizer(script=[asyncio.Event()]), PATH) as connection:
         client = await Client(connection).accepted()
         client.send(*(write("Hello.", context=f"{number}") for number in range(MAX_CONTEXTS + 5)))
@@ -174,8 +174,8 @@ async def test_nothing_is_kept_of_a_context_that_is_refused_or_over(monkeypatch:
         assert sockets[1]._flushes == {}
 
 
-def opened_in(sockets: list[cartesia._Socket]) -> Callable[[cartesia._Socket], Awaitable[None]]:
-    async def opened(socket: cartesia._Socket) -> None:
+def opened_in(sockets: list[cartesia.CartesiaSocket]) -> Callable[[cartesia.CartesiaSocket], Awaitable[None]]:
+    async def opened(socket: cartesia.CartesiaSocket) -> None:
         sockets.append(socket)
 
     return opened

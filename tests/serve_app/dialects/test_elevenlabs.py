@@ -297,3 +297,25 @@ async def test_contexts_that_never_speak_keep_little() -> None:
         client.send({**begin(), "voice_settings": {"style": 1}}, sentence("Hello. "), *end())
         messages, _ = await client.until(isFinal=True)
     assert [entry["field"] for entry in messages[0]["ignored"]] == ["voice_settings.style"]
+
+
+@pytest.mark.parametrize("last", [[], end()])
+async def test_a_name_can_be_used_again_while_the_end_of_the_one_before_waits_to_be_sent(last: list[Json]) -> None:
+    synthesizer = FakeSynthesizer(
+        script=[*utterance(1)[:1], *([] if last else [Overloaded("full", 2.0)]), *utterance(0)]
+    )
+    async with connect(synthesizer, CONTEXTS) as connection:
+        client = await Client(connection).accepted()
+        connection.stall()
+        client.send(begin(), sentence("Hello. "), *last)
+        await connection.sending.wait()
+        for _ in range(50):  # all of the first is spoken, none of it is sent
+            await asyncio.sleep(0)
+        synthesizer.script = utterance(2)
+        client.send(begin(), sentence("Again. "), *end())
+        for _ in range(50):
+            await asyncio.sleep(0)
+        connection.flow()
+        first, _ = await client.until(isFinal=True)
+        second, _ = await client.until(isFinal=True)
+    assert (audio_of(first), audio_of(second)) == (pcm_of(utterance(1)), pcm_of(utterance(2)))

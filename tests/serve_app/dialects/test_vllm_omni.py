@@ -75,6 +75,15 @@ async def test_a_failure_is_told() -> None:
         assert messages[-2]["code"] == "rate_limit_exceeded"
 
 
+async def test_a_message_that_meets_no_model_closes_the_socket() -> None:
+    async with connect(FakeSynthesizer(None), PATH) as connection:
+        client = await Client(connection).accepted()
+        client.send(CONFIG)
+        (error, _), _ = await client.until(closed=1011)
+        assert error["code"] == "not_ready"
+        await connection.task
+
+
 async def test_a_batch(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
     items: list[object] = [
         {"input": "One."},
