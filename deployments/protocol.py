@@ -5,9 +5,9 @@ Everything here is a frozen value of small plain objects, cheap to pickle. Codes
 
 import hashlib
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,20 +47,42 @@ class Mark:
 Marks = tuple[Mark, ...]
 
 
+INT32_MAX = 2**31 - 1
+# Dividing or multiplying logits by more would leave the range of float32.
+_SCALE = {"gt": 0, "ge": 1e-6, "le": 1e6}
+_PROBABILITY = {"gt": 0, "le": 1}
+_COUNT = {"ge": 0, "le": INT32_MAX}
+
+
+def _option(official: float, **bounds: float) -> Any:
+    """`official`: the official package's default, for checkpoints that name none. `bounds`: of a request's value."""
+    return field(default=None, metadata={"official": official, "bounds": bounds})
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling options under the official package's names. None takes the checkpoint's `generation_config.json`."""
+    """Sampling options under the official package's names. None takes the checkpoint's `generation_config.json`.
 
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    repetition_penalty: float | None = None
-    subtalker_dosample: bool | None = None
-    subtalker_temperature: float | None = None
-    subtalker_top_k: int | None = None
-    subtalker_top_p: float | None = None
-    max_new_tokens: int | None = None
+    The one list of options: fields of request bodies, columns of the batch state and `FilterOptions` follow from it.
+    An option that the talker and the code predictor have each stands twice, here with `SUBTALKER` in front.
+    """
+
+    do_sample: bool | None = _option(True)
+    temperature: float | None = _option(0.9, **_SCALE)
+    top_k: int | None = _option(50, **_COUNT)
+    top_p: float | None = _option(1.0, **_PROBABILITY)
+    repetition_penalty: float | None = _option(1.05, **_SCALE)
+    subtalker_dosample: bool | None = _option(True)
+    subtalker_temperature: float | None = _option(0.9, **_SCALE)
+    subtalker_top_k: int | None = _option(50, **_COUNT)
+    subtalker_top_p: float | None = _option(1.0, **_PROBABILITY)
+    max_new_tokens: int | None = _option(2048, ge=1, le=INT32_MAX)
+
+
+SUBTALKER = "subtalker_"
+SAMPLING_DEFAULTS = {option.name: option.metadata["official"] for option in fields(Sampling)}
+# Options by which a code is drawn, for the talker and the code predictor alike: without effect where none is drawn.
+FILTERS = tuple(name for name in SAMPLING_DEFAULTS if SUBTALKER + name in SAMPLING_DEFAULTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from typing import Any
 
 from safetensors.torch import load, save
 
+NAME = "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
+WEIGHTS = "model-00001-of-00002.safetensors"
 COMMIT = "a" * 40
 BOUND_S = 60
 _LARGE = 100_000  # git LFS keeps such files, and all safetensors
@@ -59,6 +61,7 @@ class Hub:
     )  # next answers end after so many bytes; True: by a reset
     corrupt: set[str] = field(default_factory=set)  # paths that arrive with a wrong byte
     sizes: dict[str, int] = field(default_factory=dict)  # what is said of a path
+    refuses: int = 0  # the status of every answer
     gate: threading.Event | None = None  # large files stop half-way until it is set
     at_gate: threading.Event = field(default_factory=threading.Event)
 
@@ -74,6 +77,25 @@ class Hub:
         """From which byte on the large file was asked for, each time."""
         found = (re.fullmatch(rf"GET /files/.*/{re.escape(path)} from (\d+)", line) for line in self.asked)
         return [int(match[1]) for match in found if match]
+
+
+def files(**changes: bytes) -> dict[str, HubFile]:
+    """A repository of the official layout, whose weights nobody loads."""
+    weights = bytes(range(256)) * 2000
+    content = {
+        "config.json": b'{"model_type": "qwen3_tts"}',
+        "generation_config.json": b"{}",
+        "vocab.json": b"{}",
+        "merges.txt": b"#",
+        "speech_tokenizer/config.json": b'{"model_type": "qwen3_tts_tokenizer_12hz"}',
+        "speech_tokenizer/model.safetensors": weights[:200_000],
+        WEIGHTS: weights,
+        "model-00002-of-00002.safetensors": weights[7:],
+        "model.safetensors.index.json": json.dumps(
+            {"weight_map": {"a": WEIGHTS, "b": "model-00002-of-00002.safetensors"}}
+        ).encode(),
+    } | changes
+    return {path: HubFile(path, data) for path, data in content.items()}
 
 
 def repository(directory: Path, *, shards: int = 1) -> dict[str, HubFile]:
@@ -134,7 +156,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         first = int(match[1]) if (match := re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))) else 0
         self.hub.asked.append(f"{self.command} {path}" + (f" from {first}" if path.startswith("/files/") else ""))
-        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/.*)?", path):
+        if self.hub.refuses:
+            self._send(self.hub.refuses, b"")
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/.*)?", path):
             self._describe(match[1], match[2] or "")
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
             self._resolve(match[1], match[2])

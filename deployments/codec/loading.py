@@ -78,7 +78,7 @@ def _state_bytes(state: DecoderState) -> int:
 def load_codec(model: str, config: CodecConfig) -> Codec:
     """Find and load the speech tokenizer of `model`; raises CheckpointError."""
     torch.set_num_threads(_INLINE_THREADS if config.placement == "inline" else 1)
-    checkpoint = locate(model, report=lambda transfer: report_stage(f"codec: {transfer}"))
+    checkpoint = locate(model, report=lambda line: report_stage(f"codec: {line}"))
     directory = checkpoint / "speech_tokenizer"
     device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device.replace("auto", "cpu")
     decoder = _load_decoder(directory, config, device)

@@ -164,7 +164,7 @@ class EngineProcess:
 
     def _load(self, start: Start) -> tuple[Engine, ModelInfo]:
         self._send(Loading(f"looking for {start.model}"))
-        directory = locate(start.model, report=lambda transfer: self._send(Loading(str(transfer))))
+        directory = locate(start.model, report=lambda line: self._send(Loading(line)))
         clock = StartClock(lambda stage: self._send(Loading(stage)))
         engine = load_engine(directory, start.config, clock)
         frame_s = engine.info.frame_samples / engine.info.sample_rate

@@ -6,14 +6,15 @@ on where it was resumed. The order of the filters is Hugging Face's: temperature
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.protocol import Sampling
+from deployments.protocol import FILTERS, SUBTALKER, Sampling
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -25,27 +26,39 @@ _TIES = 14
 
 @dataclass(frozen=True, slots=True)
 class FilterOptions:
-    """How one codebook of one sequence is sampled. `top_k` 0 keeps all."""
+    """How one codebook of one sequence is sampled: `do_sample` and the `FILTERS`, whose defaults filter nothing."""
 
-    do_sample: bool
-    temperature: float
-    top_k: int
-    top_p: float
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
 
     @classmethod
     def for_talker(cls, sampling: Sampling) -> "FilterOptions":
         """Options of codebook 0 from a complete `Sampling`."""
-        return cls(bool(sampling.do_sample), sampling.temperature or 1.0, sampling.top_k or 0, sampling.top_p or 1.0)
+        return cls._of(sampling, bool(sampling.do_sample), "")
 
     @classmethod
     def for_predictor(cls, sampling: Sampling) -> "FilterOptions":
         """Options of codebooks 1 and up from a complete `Sampling`."""
-        return cls(
-            bool(sampling.subtalker_dosample),
-            sampling.subtalker_temperature or 1.0,
-            sampling.subtalker_top_k or 0,
-            sampling.subtalker_top_p or 1.0,
-        )
+        return cls._of(sampling, bool(sampling.subtalker_dosample), SUBTALKER)
+
+    @classmethod
+    def _of(cls, sampling: Sampling, do_sample: bool, prefix: str) -> "FilterOptions":
+        filters = {name: getattr(sampling, prefix + name) for name in FILTERS}
+        return cls(do_sample, **{name: value for name, value in filters.items() if value})
+
+    def pack(self) -> NDArray[np.int32]:
+        """[options]: a column each, a float as its bits."""
+        packed = np.zeros(len(OPTION_COLUMNS), dtype=np.int32)
+        for option in fields(self):
+            column = packed[OPTION_COLUMNS[option.name], None]
+            (column.view(np.float32) if option.type is float else column)[:] = getattr(self, option.name)
+        return packed
+
+
+# By name, the column of an option in a packed `FilterOptions`.
+OPTION_COLUMNS = {option.name: column for column, option in enumerate(fields(FilterOptions))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,54 +157,52 @@ NARROW = Breadth(50 + _TIES, top_p=False)
 WIDE = Breadth(None, top_p=True)
 
 
-@dataclass(frozen=True, slots=True)
 class BatchFilter:
-    """The filter options of a batch of rows as tensors [rows, 1]."""
+    """Samples a batch of rows, each by its own options."""
 
-    greedy: Tensor  # bool
-    temperature: Tensor  # float32
-    top_k: Tensor  # int64
-    top_p: Tensor  # float32
-    breadth: Breadth
+    def __init__(self, packed: Tensor, breadth: Breadth) -> None:
+        """`packed` [rows, options] int32: each row as `FilterOptions.pack` has it."""
+        self.packed, self.breadth = packed, breadth
 
     @classmethod
     def of(cls, options: Sequence[FilterOptions], *, device: torch.device) -> "BatchFilter":
         """A row for each of `options`."""
-
-        def column(values: list[float] | list[int] | list[bool], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)[:, None]
-
-        return cls(
-            column([not option.do_sample for option in options], torch.bool),
-            column([option.temperature for option in options], torch.float32),
-            column([option.top_k for option in options], torch.long),
-            column([option.top_p for option in options], torch.float32),
-            Breadth.of(options),
-        )
+        packed = np.stack([option.pack() for option in options])
+        return cls(torch.from_numpy(packed).to(device), Breadth.of(options))
 
     def sample(self, logits: Tensor, draw: Draw, noise: NoiseSource = philox_noise) -> Tensor:
         """Logits [rows, vocab] float32 -> codes [rows] int64."""
         vocab = logits.shape[-1]
         wanted = self.breadth.num_candidates
         count = vocab if wanted is None else min(wanted, vocab)
-        values, codes = (logits / self.temperature).topk(count)
+        values, codes = (logits / self._floats("temperature")).topk(count)
         values = self._keep_top_k(values)
         if self.breadth.top_p:
             values = self._keep_top_p(values)
         weights = (values - values[:, :1]).exp()  # not normalised: a sum would depend on the number of candidates
         best = (weights / noise(draw, codes)).argmax(-1, keepdim=True)
         sampled = codes.gather(-1, best)
-        return torch.where(self.greedy, logits.argmax(-1, keepdim=True), sampled)[:, 0]
+        return torch.where(self._ints("do_sample") != 0, sampled, logits.argmax(-1, keepdim=True))[:, 0]
+
+    def _ints(self, name: str) -> Tensor:
+        """[rows, 1] int32: each row's option `name`."""
+        return self.packed[:, OPTION_COLUMNS[name], None]
+
+    def _floats(self, name: str) -> Tensor:
+        """[rows, 1] float32."""
+        return self._ints(name).view(torch.float32)
 
     def _keep_top_k(self, values: Tensor) -> Tensor:
         """Values in descending order: those below each row's k-th go."""
-        last = torch.where(self.top_k > 0, self.top_k, values.shape[-1]).clamp(max=values.shape[-1]) - 1
+        top_k = self._ints("top_k").long()
+        last = torch.where(top_k > 0, top_k, values.shape[-1]).clamp(max=values.shape[-1]) - 1
         return values.masked_fill(values < values.gather(-1, last), -torch.inf)
 
     def _keep_top_p(self, values: Tensor) -> Tensor:
         """Values in descending order: the tail that sums to a probability of at most 1 - top_p goes, the best never."""
         tail = values.softmax(-1).flip(-1).cumsum(-1).flip(-1)
-        drop = (tail <= 1 - self.top_p) & (self.top_p < 1)
+        top_p = self._floats("top_p")
+        drop = (tail <= 1 - top_p) & (top_p < 1)
         drop[:, 0] = False
         return values.masked_fill(drop, -torch.inf)
 

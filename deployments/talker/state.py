@@ -13,26 +13,21 @@ from torch import Tensor
 
 from deployments.gpu.graphs import Staging
 from deployments.talker.model.config import ModelConfig
-from deployments.talker.sampling import BatchFilter, Breadth, FilterOptions
+from deployments.talker.sampling import OPTION_COLUMNS, BatchFilter, Breadth, FilterOptions
 from deployments.talker.sequence import Sequence
 
 
 class Columns:
-    """Where a packed row of 32-bit columns holds what. Behind the header stand trailing text ids, then the blocks."""
+    """Where a packed row of 32-bit columns holds what. Behind the header stand trailing text ids, then the blocks.
 
-    SEED = 0  # two columns, the lower half first
-    POSITION = 2
-    FRAME = 3
-    NUM_TRAILING = 4
-    IGNORE_EOS = 5
-    PENALTY = 6
-    TALKER = 8  # a filter: four columns
-    PREDICTOR = 12
-    HEADER = 16
+    The talker's `FilterOptions` and the predictor's are packed side by side. The header is a multiple of 16 columns
+    wide, because Triton loads aligned block tables as vectors.
+    """
 
-
-# Columns of a filter.
-_GREEDY, _TEMPERATURE, _TOP_K, _TOP_P = range(4)
+    SEED, _SEED_HIGH, POSITION, FRAME, NUM_TRAILING, IGNORE_EOS, PENALTY, FILTERS = range(8)
+    TALKER = slice(FILTERS, FILTERS + len(OPTION_COLUMNS))
+    PREDICTOR = slice(TALKER.stop, TALKER.stop + len(OPTION_COLUMNS))
+    HEADER = -(-PREDICTOR.stop // 16) * 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +68,8 @@ class BatchState:
         self.block_tables = self.packed[:, self.first_block : self.first_block + size.blocks]
         self._staging = Staging(size.width, device=device)
         self.packed[:, Columns.PENALTY] = int(np.float32(1.0).view(np.int32))
-        for column in (Columns.TALKER, Columns.PREDICTOR):
-            floats[:, column + _TEMPERATURE] = 1.0
-            floats[:, column + _TOP_P] = 1.0
-            self.packed[:, column + _GREEDY] = 1
+        for columns in (Columns.TALKER, Columns.PREDICTOR):
+            self.packed[:, columns] = torch.from_numpy(FilterOptions().pack()).to(device)
 
     def admit(self, sequence: Sequence, blocks: list[int], *, num_frames: int) -> None:
         """Write the row of a sequence that is about to be prefilled together with `num_frames` of its frames."""
@@ -123,11 +116,11 @@ class BatchState:
 
     def talker_filter(self, rows: Tensor, breadth: Breadth) -> BatchFilter:
         """How codebook 0 is sampled."""
-        return self._filter(rows, Columns.TALKER, breadth)
+        return BatchFilter(self.packed[rows, Columns.TALKER], breadth)
 
     def predictor_filter(self, rows: Tensor, breadth: Breadth) -> BatchFilter:
         """How the other codebooks are sampled."""
-        return self._filter(rows, Columns.PREDICTOR, breadth)
+        return BatchFilter(self.packed[rows, Columns.PREDICTOR], breadth)
 
     def penalty(self, rows: Tensor) -> Tensor:
         """[rows, 1]: repetition penalties."""
@@ -143,17 +136,6 @@ class BatchState:
         self.positions[rows] = self.positions[rows] + one
         self.frames[rows] = self.frames[rows] + one
 
-    def _filter(self, rows: Tensor, start: int, breadth: Breadth) -> BatchFilter:
-        ints = self.packed[rows, start : start + 4]
-        floats = ints.view(torch.float32)
-        return BatchFilter(
-            ints[:, _GREEDY, None] != 0,
-            floats[:, _TEMPERATURE, None],
-            ints[:, _TOP_K, None].long(),
-            floats[:, _TOP_P, None],
-            breadth,
-        )
-
     def _pack(self, out: NDArray[np.int32], sequence: Sequence, blocks: list[int]) -> None:
         floats = out.view(np.float32)
         out[Columns.SEED : Columns.SEED + 2] = np.array([sequence.signed_seed], dtype=np.int64).view(np.int32)
@@ -161,14 +143,8 @@ class BatchState:
         out[Columns.NUM_TRAILING] = len(trailing)
         out[Columns.IGNORE_EOS] = sequence.request.synthesis.ignore_eos
         floats[Columns.PENALTY] = sequence.sampling.repetition_penalty or 1.0
-        _pack_options(out[Columns.TALKER : Columns.TALKER + 4], FilterOptions.for_talker(sequence.sampling))
-        _pack_options(out[Columns.PREDICTOR : Columns.PREDICTOR + 4], FilterOptions.for_predictor(sequence.sampling))
+        out[Columns.TALKER] = FilterOptions.for_talker(sequence.sampling).pack()
+        out[Columns.PREDICTOR] = FilterOptions.for_predictor(sequence.sampling).pack()
         out[Columns.HEADER : Columns.HEADER + len(trailing)] = trailing
         out[self.first_block :] = 0
         out[self.first_block : self.first_block + len(blocks)] = blocks
-
-
-def _pack_options(out: NDArray[np.int32], options: FilterOptions) -> None:
-    floats = out.view(np.float32)
-    out[_GREEDY], out[_TOP_K] = not options.do_sample, options.top_k
-    floats[_TEMPERATURE], floats[_TOP_P] = options.temperature, options.top_p

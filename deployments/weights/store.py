@@ -5,23 +5,23 @@ import, so it is imported where it is needed.
 """
 
 import difflib
+import errno
 import hashlib
+import io
 import json
 import os
 import queue
 import shutil
 import tempfile
 import threading
+import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from deployments.errors import CheckpointError, StartError
-
-if TYPE_CHECKING:
-    from deployments.weights.download import Report
 
 EMBEDDED = "embedded"
 EMBEDDED_BYTES = 36_000_000  # on disk, and a little to spare
@@ -42,6 +42,17 @@ _ADAPTER = "adapter_config.json"
 _PACKED = Path(__file__).parents[1] / "voice" / "packed"
 _DIGITS = 12  # of the digest that names a folder
 _HUB_S = 2.0
+_ATTEMPTS = 5
+# How far a download is, as tqdm writes it, and how often.
+_LINE = "{n_fmt}B of {total_fmt}B, {rate_fmt}, {remaining} left"
+_LINE_S = 2.0
+_REFUSALS = {
+    401: "it wants to know who asks: set HF_TOKEN to a token that may read it",
+    403: "this account may not read it: accept its terms on the hub, or set HF_TOKEN to a token that may",
+    404: "there is no such repository or revision",
+}
+
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +82,8 @@ def choose(model: str, *, models_dir: Path | None, gpu: bool) -> ModelChoice:
     )
 
 
-def locate(model: str, *, revision: str | None = None, report: "Report | None" = None) -> Path:
-    """The directory of a complete checkpoint; `report` hears how far a download is.
+def locate(model: str, *, revision: str | None = None, report: Report | None = None) -> Path:
+    """The directory of a complete checkpoint; `report` is told how far a download is, a line every two seconds at most.
 
     `model` is a directory, "embedded", or a Hugging Face name such as "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", of which
     "1.7B-CustomVoice" is enough. What is not in the Hugging Face cache is downloaded. `revision` is a branch, tag or
@@ -80,7 +91,9 @@ def locate(model: str, *, revision: str | None = None, report: "Report | None" =
     """
     if model == EMBEDDED:
         return embedded_path()
-    return find(model, revision=revision) or check_complete(_download(repository(model), revision, report))
+    return find(model, revision=revision) or check_complete(
+        _download(repository(model), revision, report or (lambda line: None))
+    )
 
 
 def find(model: str, *, revision: str | None = None) -> Path | None:
@@ -229,24 +242,65 @@ def _hint(short: str) -> str:
     )
 
 
-def _download(name: str, revision: str | None, report: "Report | None") -> Path:
+def _download(name: str, revision: str | None, report: Report) -> Path:
+    """The directory of repository `name` in the cache, once the hub's client has all of it and the hashes are right."""
     import httpx2
 
-    from deployments.weights.download import download  # imports the hub's library
-
-    def check(names: set[str], fetch: Callable[[str], Path]) -> None:
-        if _ADAPTER in names and "config.json" not in names:
-            raise CheckpointError(_unmerged(name))
-        for file in _FAMILY:
-            if file in names:
-                _check_family(name, file, fetch(file))
-        if missing := _missing(names.__contains__):
-            raise CheckpointError(_incomplete(name, missing))
-
     try:
-        return download(name, revision, check, report or (lambda transfer: None))
+        return _fetch(name, revision, report)
     except (OSError, httpx2.HTTPError) as error:  # the hub's errors are OSErrors
         raise CheckpointError(_download_failed(name, revision, error)) from error
+
+
+def _fetch(name: str, revision: str | None, report: Report) -> Path:
+    import httpx2
+    from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+
+    report(f"asking {constants.ENDPOINT} for {name}")
+    info = HfApi().model_info(name, revision=revision)
+    names = {file.rfilename for file in info.siblings or ()}
+    if _ADAPTER in names and "config.json" not in names:
+        raise CheckpointError(_unmerged(name))
+    for file in _FAMILY:
+        if file in names:
+            _check_family(name, file, Path(hf_hub_download(name, file, revision=info.sha)))
+    if missing := _missing(names.__contains__):
+        raise CheckpointError(_incomplete(name, missing))
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            directory = Path(snapshot_download(name, revision=revision, tqdm_class=_progress_lines(name, report)))
+            break
+        except httpx2.TransportError as error:  # a reset, say, after which the client does not go on by itself
+            if attempt == _ATTEMPTS:
+                raise
+            report(f"downloading {name}: the connection broke ({_reason(error)}), trying again")
+            time.sleep(attempt)
+    report(f"checking {name}")
+    for wrong in HfApi().verify_repo_checksums(name, revision=info.sha).mismatches:
+        (directory / wrong["path"]).resolve().unlink()
+        raise CheckpointError(
+            f"{wrong['path']} of {name} did not arrive as the hub has it: its {wrong['algorithm']} is"
+            f" {wrong['actual']}, the hub says {wrong['expected']}. It was deleted: start again, and if it comes like"
+            f" this once more ask who runs the proxy or mirror behind {constants.ENDPOINT}"
+        )
+    return directory
+
+
+def _progress_lines(name: str, report: Report) -> type:
+    """A class of progress bars for the hub's client: the one that counts bytes from the network becomes lines."""
+    from tqdm import tqdm
+
+    class Lines(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
+        def __init__(self, **options: Any) -> None:
+            is_silent = options["desc"] != "Downloading bytes"
+            line = {"bar_format": f"downloading {name}: {_LINE}", "mininterval": _LINE_S, "file": io.StringIO()}
+            super().__init__(**options | line | {"leave": False, "disable": is_silent})
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> None:
+            if msg is None and self.total:
+                report(str(self))
+
+    return Lines
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
@@ -265,13 +319,24 @@ def _download_failed(name: str, revision: str | None, error: Exception) -> str:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     at = f" at revision {revision}" if revision else ""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"the disk is full: {name}{at} does not fit in {HF_HUB_CACHE}: make room, or set HF_HOME to a folder on"
+            " another disk. Files that have arrived are kept"
+        )
     close = difflib.get_close_matches(name, REPOSITORIES.values(), n=1, cutoff=0.8)
     meant = f"Did you mean {close[0]}? " if close and close[0] != name else ""
-    reason = str(error).strip().splitlines() or [type(error).__name__]
     return (
-        f"{name}{at} is not in the cache {HF_HUB_CACHE} and could not be downloaded: {reason[0]}. {meant}"
+        f"{name}{at} is not in the cache {HF_HUB_CACHE} and could not be downloaded: {_reason(error)}. {meant}"
         f"Check the network and HF_HOME, or fetch it elsewhere with `hf download {name}` and name its directory here."
     )
+
+
+def _reason(error: Exception) -> str:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in _REFUSALS:
+        return f"the hub answers {status}, {_REFUSALS[status]}"
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def cache_directory() -> Path:

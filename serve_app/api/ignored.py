@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from pydantic import AliasChoices
 
-from deployments.protocol import ModelInfo, ModelKind
+from deployments.protocol import FILTERS, SUBTALKER, ModelInfo, ModelKind
 from serve_app.api.request import SpeechBody
 from serve_app.speech.languages import foreign_letters, has_region, language_name, looks_foreign
 
@@ -127,9 +127,9 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
         yield "ref_text", "x_vector_only_mode is true"
     if body.word_timestamps and not info.word_times:
         yield "word_timestamps", NO_WORD_TIMES
-    for switch, prefix in (("do_sample", ""), ("subtalker_dosample", "subtalker_")):
+    for switch, prefix in (("do_sample", ""), ("subtalker_dosample", SUBTALKER)):
         if getattr(body, switch) is False:
-            options = (f"{prefix}{option}" for option in ("temperature", "top_k", "top_p"))
+            options = (prefix + option for option in FILTERS)
             yield from ((name, f"{switch} is false") for name in options if name in sent)
     if (language := language_name(body.language)) not in ("auto", *info.languages):
         yield "language", f"not of the loaded voice, which speaks {', '.join(info.languages)}: tried as auto"

@@ -6,9 +6,18 @@ import secrets
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+)
 from pydantic_core import from_json
 
 from deployments.errors import InvalidRequest
@@ -25,11 +34,6 @@ _MOST_GROWTH = 2
 # A client may send the seed back: as many bits as every reader of JSON keeps.
 _SEED_BITS = 53
 
-
-# Dividing or multiplying logits by more would leave the range of float32.
-Scale = Annotated[float, Field(gt=0, ge=1e-6, le=1e6)]
-Probability = Annotated[float, Field(gt=0, le=1)]
-INT32_MAX = 2**31 - 1
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_BODY_BYTES = 16 << 20  # of an HTTP request, and of a WebSocket message with reference audio
@@ -51,6 +55,16 @@ def _whole_text(value: object) -> object:
     return without_halves(value) if isinstance(value, str) else value
 
 
+def _with_sampling(body: type[Model]) -> type[Model]:
+    """`body` with a field for each option of `Sampling`, in its bounds."""
+    options: dict[str, Any] = {
+        option.name: (Annotated[get_args(option.type)[0], Field(**option.metadata["bounds"])] | None, None)
+        for option in fields(Sampling)
+    }
+    return create_model(body.__name__, __base__=body, __module__=__name__, __doc__=body.__doc__, **options)
+
+
+@_with_sampling
 class SpeechBody(BaseModel):
     """Body of `POST /v1/audio/speech`. Unknown keys are ignored, and the answer says so; a null is an absent field."""
 
@@ -86,16 +100,9 @@ class SpeechBody(BaseModel):
     leading_silence: bool = False
     word_timestamps: bool = False  # events say when which word is heard
 
-    do_sample: bool | None = None
-    temperature: Scale | None = None
-    top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
-    top_p: Probability | None = None
-    repetition_penalty: Scale | None = None
-    subtalker_dosample: bool | None = None
-    subtalker_temperature: Scale | None = None
-    subtalker_top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
-    subtalker_top_p: Probability | None = None
-    max_new_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(**{option.name: getattr(self, option.name) for option in fields(Sampling)})
 
 
 def parse_object(raw: bytes | str) -> dict[str, object]:
@@ -248,7 +255,7 @@ async def build_request(
         language=_language(body, info),
         instructions=_instructions(body, info, settings),
         reference=await _reference(body, info, settings),
-        sampling=Sampling(**{option.name: getattr(body, option.name) for option in fields(Sampling)}),
+        sampling=body.sampling,
         seed=draw_seed() if body.seed is None else body.seed,
         redraws=body.seed is None,
         non_streaming_mode=body.non_streaming_mode,

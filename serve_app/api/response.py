@@ -168,8 +168,8 @@ class Kept:
 
     def expect(self, body: SpeechBody, delivery: Delivery, info: ModelInfo) -> None:
         """Raises as `keep`, before anything is spoken, where there is no room or the audio is known to be too large."""
-        if body.ignore_eos and body.max_new_tokens is not None:
-            samples = (body.max_new_tokens - 1) * info.frame_samples * delivery.rate(info) / info.sample_rate
+        if body.ignore_eos and body.sampling.max_new_tokens is not None:
+            samples = (body.sampling.max_new_tokens - 1) * info.frame_samples * delivery.rate(info) / info.sample_rate
             sample_bytes = 4 if delivery.audio_format is AudioFormat.FLOAT else 2
             if (num_bytes := int(samples / delivery.speed * sample_bytes)) > MAX_WHOLE_BYTES:
                 message = f"max_new_tokens: with ignore_eos the audio has {num_bytes} bytes, a whole answer at most"

@@ -4,18 +4,11 @@ import contextlib
 import json
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import Self, TextIO
 
 from rich.console import Console
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 
 from serve_app.api import request_log
-
-if TYPE_CHECKING:  # it imports the hub's library
-    from deployments.weights.download import Transfer
-
-_BAR_WIDTH = 24
 
 
 def print_json(entry: request_log.Entry) -> None:
@@ -52,16 +45,6 @@ class Progress:
         else:
             with contextlib.suppress(OSError):  # a full disk under its output does not end a server
                 self._console.print(f"[{self._elapsed()}] {stage}", markup=False, soft_wrap=True)
-
-    def transfer(self, transfer: "Transfer") -> None:
-        """Show how far a download is."""
-        if self._console.is_terminal and transfer.total:
-            row = Table.grid(padding=(0, 1))
-            row.add_row(ProgressBar(total=transfer.total, completed=transfer.done, width=_BAR_WIDTH), str(transfer))
-            self._status.update(row)
-            self._status.start()
-        else:
-            self.report(str(transfer))
 
     def done(self, message: str) -> None:
         self._status.stop()

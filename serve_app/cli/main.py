@@ -5,6 +5,7 @@ import errno
 import importlib.metadata
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -272,7 +273,10 @@ def _settings(config: Path | None, model: str | None, file: TextIO | None = None
 def _fetch(model: str, progress: Progress) -> None:
     """Download what is not here yet, where a person sees how far it is; the replicas then find it."""
     if model != EMBEDDED and find(model) is None:
-        progress.done(f"weights: {locate(model, report=progress.transfer)}")
+        # The hub's client answers a Ctrl-C only when the files it is at are complete: this ends the process at once.
+        handler = signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
+        progress.done(f"weights: {locate(model, report=progress.report)}")
+        signal.signal(signal.SIGINT, handler)
 
 
 def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]) -> AppConfig:

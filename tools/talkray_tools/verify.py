@@ -407,7 +407,7 @@ def verify(
 
 
 def _checks(options: argparse.Namespace) -> Iterator[Check]:
-    directory = locate(options.model, report=lambda transfer: logger.info("%s", transfer))
+    directory = locate(options.model, report=logger.info)
     rate = SpeechTokenizerConfig.load(directory / "speech_tokenizer").input_sample_rate
     given = options.reference
     reference = read_reference(given, options.reference_text, sample_rate=rate) if given else None

@@ -15,7 +15,10 @@ from triton.language.random import philox_impl
 
 from deployments.gpu.launch import wait_for_predecessor
 from deployments.talker.kernels.matmul import Rows
-from deployments.talker.sampling import BatchFilter, Draw
+from deployments.talker.sampling import OPTION_COLUMNS, BatchFilter, Draw
+
+_DO_SAMPLE, _TEMPERATURE = tl.constexpr(OPTION_COLUMNS["do_sample"]), tl.constexpr(OPTION_COLUMNS["temperature"])
+_TOP_K, _TOP_P = tl.constexpr(OPTION_COLUMNS["top_k"]), tl.constexpr(OPTION_COLUMNS["top_p"])
 
 
 @triton.jit
@@ -57,8 +60,14 @@ def _last_of(keys, wanted, bits: tl.constexpr):
 
 
 @triton.jit
-def _choose(values, inside, noise, greedy, temperature, top_k, top_p, vocab: tl.constexpr, bits: tl.constexpr):
-    """The code of one row from float32 logits, whose order shows in the first `bits` bits of `_ordered`."""
+def _choose(values, inside, noise, options, vocab: tl.constexpr, bits: tl.constexpr):
+    """The code of one row from float32 logits, whose order shows in the first `bits` bits of `_ordered`.
+
+    `options` points to the row's packed `FilterOptions`.
+    """
+    do_sample, top_k = tl.load(options + _DO_SAMPLE) != 0, tl.load(options + _TOP_K)
+    temperature = tl.load(options + _TEMPERATURE).to(tl.float32, bitcast=True)
+    top_p = tl.load(options + _TOP_P).to(tl.float32, bitcast=True)
     scaled = values / temperature
     keys = tl.where(inside, _ordered(values), tl.zeros_like(values).to(tl.uint32))
     wanted = tl.where(top_k > 0, tl.minimum(top_k, vocab), vocab).to(tl.int64)
@@ -76,7 +85,7 @@ def _choose(values, inside, noise, greedy, temperature, top_k, top_p, vocab: tl.
         best = tl.max(tl.where(inside, scaled, float("-inf")), axis=0)
         keep = keep & ((keys >= border) | (scaled == best))
     sampled = tl.argmax(tl.where(keep, weights / noise, -1.0), axis=0, tie_break_left=True)
-    return tl.where(greedy, tl.argmax(values, axis=0, tie_break_left=True), sampled)
+    return tl.where(do_sample, sampled, tl.argmax(values, axis=0, tie_break_left=True))
 
 
 @triton.jit
@@ -91,7 +100,7 @@ def _embed(row, code, table, inputs, squares, width: tl.constexpr, block: tl.con
 
 @triton.jit(do_not_specialize=["codebook"])
 def _sample_code(
-    logits, greedy, temperature, top_k, top_p, seeds, frames, codes, codebook,
+    logits, options, option_stride, seeds, frames, codes, codebook,
     table, inputs, squares, embeddings, sums, total,
     groups: tl.constexpr, vocab: tl.constexpr, block: tl.constexpr, bits: tl.constexpr,
     width: tl.constexpr, wide: tl.constexpr, input_block: tl.constexpr, sum_block: tl.constexpr, pdl: tl.constexpr,
@@ -104,10 +113,7 @@ def _sample_code(
     )
     wait_for_predecessor(pdl)
     values = tl.load(logits + row * vocab + code_ids, mask=inside, other=float("-inf")).to(tl.float32)
-    code = _choose(
-        values, inside, noise, tl.load(greedy + row) != 0, tl.load(temperature + row), tl.load(top_k + row),
-        tl.load(top_p + row), vocab, bits,
-    )  # fmt: skip
+    code = _choose(values, inside, noise, options + row * option_stride, vocab, bits)
     tl.store(codes + row * groups + codebook, code.to(tl.int64))
     if table is not None:
         _embed(row, code, table, inputs, squares, width, input_block)
@@ -142,8 +148,8 @@ def _begin_frame(
 
 @triton.jit
 def _sample_first_code(
-    logits, greedy, temperature, top_k, top_p, seeds, frames, state_rows, seen, penalty, suppressed, ignore_eos,
-    code0, eos, min_new_tokens, vocab: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
+    logits, options, option_stride, seeds, frames, state_rows, seen, penalty, suppressed, ignore_eos, code0, eos,
+    min_new_tokens, vocab: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     code_ids = tl.arange(0, block)
@@ -159,10 +165,7 @@ def _sample_first_code(
     too_early = (frame < min_new_tokens) | (tl.load(ignore_eos + row) != 0)
     barred = (tl.load(suppressed + code_ids, mask=inside, other=1) != 0) | (too_early & (code_ids == eos))
     values = tl.where(barred, float("-inf"), values)
-    code = _choose(
-        values, inside, noise, tl.load(greedy + row) != 0, tl.load(temperature + row), tl.load(top_k + row),
-        tl.load(top_p + row), vocab, 32,
-    )  # fmt: skip
+    code = _choose(values, inside, noise, options + row * option_stride, vocab, 32)
     tl.store(code0 + row, code.to(tl.int64))
     tl.store(seen + state_row * vocab + code, tl.full([], 1, tl.int8))
 
@@ -182,10 +185,6 @@ class FrameOutputs:
     codes: Tensor  # [rows, groups] int64
     sums: Tensor  # [rows, talker hidden] float32, the terms so far
     total: Tensor  # [rows, talker hidden]: the finished sum
-
-
-def _filter_tensors(options: BatchFilter) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return options.greedy.view(torch.int8), options.temperature, options.top_k, options.top_p
 
 
 def order_bits(dtype: torch.dtype) -> int:
@@ -216,7 +215,7 @@ def sample_code(logits: Tensor, options: BatchFilter, draw: Draw, embeddings: Em
     last = draw.codebook == outputs.codes.shape[1] - 1
     width, wide = embeddings.projected.shape[1], embeddings.summed.shape[1]
     _sample_code[(rows,)](
-        logits, *_filter_tensors(options), draw.seeds, draw.frames, outputs.codes, draw.codebook,
+        logits, options.packed, options.packed.stride(0), draw.seeds, draw.frames, outputs.codes, draw.codebook,
         None if last else embeddings.projected, inputs.values, inputs.squares, embeddings.summed, outputs.sums,
         outputs.total if last else None,
         groups=outputs.codes.shape[1], vocab=vocab, block=triton.next_power_of_2(vocab), bits=order_bits(logits.dtype),
@@ -244,8 +243,8 @@ def sample_first_code(logits: Tensor, options: BatchFilter, draw: Draw, rules: F
     """Sample codebook 0 from logits [rows, vocab] into `code0` [rows] int64 and mark it as seen."""
     rows, vocab = logits.shape
     _sample_first_code[(rows,)](
-        logits, *_filter_tensors(options), draw.seeds, draw.frames, rules.state_rows, rules.seen.view(torch.int8),
-        rules.penalty, rules.suppressed.view(torch.int8), rules.ignore_eos.view(torch.int8), code0,
-        rules.eos, rules.min_new_tokens, vocab=vocab, block=triton.next_power_of_2(vocab),
-        pdl=pdl, num_warps=warps, launch_pdl=pdl,
+        logits, options.packed, options.packed.stride(0), draw.seeds, draw.frames, rules.state_rows,
+        rules.seen.view(torch.int8), rules.penalty, rules.suppressed.view(torch.int8),
+        rules.ignore_eos.view(torch.int8), code0, rules.eos, rules.min_new_tokens,
+        vocab=vocab, block=triton.next_power_of_2(vocab), pdl=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip

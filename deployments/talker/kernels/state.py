@@ -8,26 +8,19 @@ import triton.language as tl
 from torch import Tensor
 
 from deployments.talker.attention import Context
-from deployments.talker.sampling import WIDE, BatchFilter
+from deployments.talker.sampling import OPTION_COLUMNS, WIDE, BatchFilter
 from deployments.talker.state import BatchState, Columns
 
 _IGNORE_EOS, _PENALTY = tl.constexpr(Columns.IGNORE_EOS), tl.constexpr(Columns.PENALTY)
 _POSITION, _FRAME = tl.constexpr(Columns.POSITION), tl.constexpr(Columns.FRAME)
 _NUM_TRAILING, _HEADER = tl.constexpr(Columns.NUM_TRAILING), tl.constexpr(Columns.HEADER)
-
-
-@triton.jit
-def _gather_filter(source, greedy, rest, index, size):
-    """A row's greedy flag, and its temperature, top-k and top-p to three arrays of `size` entries behind each other."""
-    tl.store(greedy + index, tl.load(source).to(tl.int8))
-    for column in tl.static_range(3):
-        tl.store(rest + column * size + index, tl.load(source + 1 + column))
+_FILTERS, _NUM_OPTIONS = tl.constexpr(Columns.FILTERS), tl.constexpr(2 * len(OPTION_COLUMNS))
 
 
 @triton.jit
 def _gather(
-    rows, packed, hidden, seeds, frames, penalty, ignore_eos, greedy, talker, predictor, out, sound, packed_width, size,
-    talker_column: tl.constexpr, predictor_column: tl.constexpr, width: tl.constexpr, block: tl.constexpr,
+    rows, packed, hidden, seeds, frames, penalty, ignore_eos, options, out, sound, packed_width,
+    width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0)
     row = tl.load(rows + index)
@@ -37,8 +30,8 @@ def _gather(
     tl.store(frames + index, tl.load(source + _FRAME).to(tl.int64))
     tl.store(penalty + index, tl.load(source + _PENALTY).to(tl.float32, bitcast=True))
     tl.store(ignore_eos + index, tl.load(source + _IGNORE_EOS).to(tl.int8))
-    _gather_filter(source + talker_column, greedy, talker, index, size)
-    _gather_filter(source + predictor_column, greedy + size, predictor, index, size)
+    for column in tl.static_range(_NUM_OPTIONS):
+        tl.store(options + index * _NUM_OPTIONS + column, tl.load(source + _FILTERS + column))
     column = tl.arange(0, block)
     real = column < width
     values = tl.load(hidden + row * width + column, mask=real, other=0.0)
@@ -120,8 +113,7 @@ class StateKernels:
         self._seeds, self._frames, self._slots = torch.zeros((3, capacity), dtype=torch.long, device=device)
         self._penalty = torch.ones((capacity, 1), dtype=torch.float32, device=device)
         self._ignore_eos, self._sound = torch.zeros((2, capacity), dtype=torch.bool, device=device)
-        self._greedy = torch.zeros((2, capacity), dtype=torch.bool, device=device)
-        self._talker, self._predictor = torch.zeros((2, 3, capacity), dtype=torch.int32, device=device)
+        self._options = torch.zeros((capacity, 2, len(OPTION_COLUMNS)), dtype=torch.int32, device=device)
         self._positions, self._lengths = torch.zeros((2, capacity), dtype=torch.int32, device=device)
         self._tables = torch.zeros((capacity, state.size.blocks), dtype=torch.int32, device=device)
 
@@ -131,10 +123,8 @@ class StateKernels:
         width = state.hidden.shape[1]
         _gather[(count,)](
             rows, state.packed, state.hidden, self._seeds, self._frames, self._penalty,
-            self._ignore_eos.view(torch.int8), self._greedy.view(torch.int8), self._talker, self._predictor,
-            self._hidden, self._sound.view(torch.int8), state.packed.stride(0), self._talker.shape[1],
-            talker_column=Columns.TALKER, predictor_column=Columns.PREDICTOR, width=width,
-            block=triton.next_power_of_2(width),
+            self._ignore_eos.view(torch.int8), self._options, self._hidden, self._sound.view(torch.int8),
+            state.packed.stride(0), width=width, block=triton.next_power_of_2(width),
         )  # fmt: skip
         return Gathered(
             self._hidden[:count],
@@ -143,8 +133,8 @@ class StateKernels:
             self._penalty[:count],
             self._ignore_eos[:count],
             self._sound[:count, None],
-            _filter(self._greedy[0, :count], self._talker[:, :count]),
-            _filter(self._greedy[1, :count], self._predictor[:, :count]),
+            BatchFilter(self._options[:count, 0], WIDE),
+            BatchFilter(self._options[:count, 1], WIDE),
         )
 
     def deliver(self, codes: Tensor, sound: Tensor, out: Tensor, *, not_finite: int) -> None:
@@ -174,9 +164,3 @@ class StateKernels:
             rows, state.packed, state.hidden, hidden, state.packed.stride(0), state.scratch_row, width=width,
             block=triton.next_power_of_2(width),
         )  # fmt: skip
-
-
-def _filter(greedy: Tensor, rest: Tensor) -> BatchFilter:
-    """[batch] bool, and [3, batch] of 32 bits: temperature, top-k and top-p."""
-    floats = rest.view(torch.float32)
-    return BatchFilter(greedy[:, None], floats[0][:, None], rest[1][:, None], floats[2][:, None], WIDE)

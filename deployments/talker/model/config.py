@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasPath, BeforeValidator, Field
 
-from deployments.protocol import ModelKind, Sampling
+from deployments.protocol import SAMPLING_DEFAULTS, ModelKind, Sampling
 from deployments.talker.model.speaker_encoder import SpeakerEncoderConfig
 from deployments.weights.checkpoint import as_config, read_json
 
@@ -113,23 +113,8 @@ class ModelConfig:
         """Read a checkpoint directory; raises CheckpointError with the file and each key that is wrong."""
         file, options = directory / "config.json", directory / "generation_config.json"
         top = read_json(file)
-        generation = _WRAPPER_DEFAULTS | (read_json(options) if options.exists() else {})
+        generation = SAMPLING_DEFAULTS | (read_json(options) if options.exists() else {})
         config = as_config(cls, {**top, "tokens": top, "generation": generation}, file)
         if config.kind is ModelKind.BASE:
             return config
         return replace(config, speaker_encoder=None)  # a fine-tuned voice keeps the section, not the tensors
-
-
-# What the official wrapper falls back to where generation_config.json lacks a key.
-_WRAPPER_DEFAULTS = {
-    "do_sample": True,
-    "temperature": 0.9,
-    "top_k": 50,
-    "top_p": 1.0,
-    "repetition_penalty": 1.05,
-    "subtalker_dosample": True,
-    "subtalker_temperature": 0.9,
-    "subtalker_top_k": 50,
-    "subtalker_top_p": 1.0,
-    "max_new_tokens": 2048,
-}

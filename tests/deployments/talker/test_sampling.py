@@ -11,8 +11,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from deployments.protocol import Sampling
+from deployments.protocol import FILTERS, Sampling
 from deployments.talker.sampling import (
+    OPTION_COLUMNS,
     BatchFilter,
     Draw,
     FilterOptions,
@@ -223,3 +224,9 @@ def test_options_come_from_their_own_half_of_the_request() -> None:
     assert FilterOptions.for_talker(sampling) == FilterOptions(do_sample=True, temperature=0.5, top_k=3, top_p=0.7)
     predictor = FilterOptions(do_sample=False, temperature=0.6, top_k=4, top_p=0.8)
     assert FilterOptions.for_predictor(sampling) == predictor
+
+
+def test_every_filter_has_a_column() -> None:
+    assert tuple(OPTION_COLUMNS) == ("do_sample", *FILTERS)
+    packed = FilterOptions(do_sample=True, temperature=2, top_k=3, top_p=0.5).pack()
+    assert packed.tolist() == [1, 0x40000000, 3, 0x3F000000]  # floats as their bits, also of a whole number

@@ -34,7 +34,7 @@ def make_checkpoint(directory: Path, files: tuple[str, ...] = FILES) -> Path:
 
 
 class FakeHub:
-    """A cache and a network, either of which may hold the checkpoint. test_download.py has the real client."""
+    """A cache and a network, either of which may hold the checkpoint. test_hub.py has the real client."""
 
     def __init__(self, *, cached: Path | None = None, remote: Path | None = None) -> None:
         self.cached, self.remote = cached, remote
@@ -44,7 +44,7 @@ class FakeHub:
         self.calls.append((name, revision, local_files_only))
         return str(self._found(self.cached))
 
-    def download(self, name: str, revision: str | None, check: object, report: object) -> Path:
+    def fetch(self, name: str, revision: str | None, report: object) -> Path:
         self.calls.append((name, revision, False))
         return self._found(self.remote)
 
@@ -58,7 +58,7 @@ class FakeHub:
 def use_hub(monkeypatch: pytest.MonkeyPatch) -> Any:
     def use(hub: FakeHub) -> FakeHub:
         monkeypatch.setattr("huggingface_hub.snapshot_download", hub.look)
-        monkeypatch.setattr("deployments.weights.download.download", hub.download)
+        monkeypatch.setattr(store, "_fetch", hub.fetch)
         return hub
 
     return use

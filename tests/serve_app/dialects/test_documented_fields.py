@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
-from deployments.protocol import ModelInfo
+from deployments.protocol import SAMPLING_DEFAULTS, ModelInfo
 from serve_app.api import request as speech_request
 from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
@@ -52,16 +52,7 @@ class Dialect:
 
 
 SAMPLING: Json = {
-    "do_sample": False,
-    "temperature": 0.5,
-    "top_k": 3,
-    "top_p": 0.5,
-    "repetition_penalty": 1.5,
-    "subtalker_dosample": False,
-    "subtalker_temperature": 0.5,
-    "subtalker_top_k": 3,
-    "subtalker_top_p": 0.5,
-    "max_new_tokens": 5,
+    name: not value if value is True else type(value)(value / 2) for name, value in SAMPLING_DEFAULTS.items()
 }
 QWEN: Json = {
     "instructions": "Softly.",
