@@ -140,7 +140,7 @@ MISTAKES = [
     Mistake(flavours.check, GCP, "priority: 10", "priority: 11", "11 here, and 10"),
     Mistake(flavours.check, AWS, "max_workers: 33", "max_workers: 10", "of codec_pool", "codec:\n    resources"),
     Mistake(flavours.check, AWS, "{CPU: 16}", "{CPU: 1}", "0 replicas of codec_pool", "codec-spot:"),
-    Mistake(flavours.check, AWS, "talkray:0.1.0-gpu", "talkray:0.0.9-gpu", "not this version"),
+    Mistake(flavours.check, AWS, "talkray:0.2.0-gpu", "talkray:0.0.9-gpu", "not this version"),
     Mistake(
         flavours.check,
         GCP,
