@@ -25,15 +25,27 @@ except store.CheckpointError as error:
 """
 
 
+RESET_TWICE = """
+import huggingface_hub
+from httpx2 import ReadError
+download, resets = huggingface_hub.snapshot_download, [ReadError("reset by peer"), ReadError("reset by peer")]
+def reset(name, **options):
+    if resets and "tqdm_class" in options:
+        raise resets.pop()
+    return download(name, **options)
+huggingface_hub.snapshot_download = reset
+"""
+
+
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     with serving(Hub({NAME: files()})) as hub:
         yield hub
 
 
-def start(hub: Hub, folder: Path, **variables: str) -> "subprocess.Popen[str]":
+def start(hub: Hub, folder: Path, before: str = "", **variables: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", LOCATE],
+        [sys.executable, "-c", before + LOCATE],
         env=os.environ | hub.variables(folder) | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -41,9 +53,9 @@ def start(hub: Hub, folder: Path, **variables: str) -> "subprocess.Popen[str]":
     )
 
 
-def run(hub: Hub, folder: Path, **variables: str) -> tuple[list[str], str]:
+def run(hub: Hub, folder: Path, before: str = "", **variables: str) -> tuple[list[str], str]:
     """What was said on the way, the directory last, and the error."""
-    with start(hub, folder, **variables) as process:
+    with start(hub, folder, before, **variables) as process:
         said, error = process.communicate(timeout=BOUND_S)
     if not process.returncode:  # the client warns of broken connections
         return said.splitlines(), ""
@@ -66,6 +78,12 @@ def test_all_files_arrive_and_the_way_is_told(hub: Hub, tmp_path: Path) -> None:
 def test_a_broken_connection_is_tried_again(hub: Hub, tmp_path: Path, by_reset: bool) -> None:
     hub.breaks = [(100_000, by_reset), (50_000, by_reset)]
     said, _ = run(hub, tmp_path)
+    assert arrived(said[-1], hub)
+
+
+def test_a_reset_that_the_client_does_not_retry_is_tried_again(hub: Hub, tmp_path: Path) -> None:
+    said, _ = run(hub, tmp_path, RESET_TWICE)
+    assert said.count(f"downloading {NAME}: the connection broke (reset by peer), trying again") == 2
     assert arrived(said[-1], hub)
 
 
