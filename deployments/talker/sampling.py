@@ -175,33 +175,33 @@ class BatchFilter:
         vocab = logits.shape[-1]
         wanted = self.breadth.num_candidates
         count = vocab if wanted is None else min(wanted, vocab)
-        values, codes = (logits / self._floats("temperature")).topk(count)
+        values, codes = (logits / self.floats("temperature")).topk(count)
         values = self._keep_top_k(values)
         if self.breadth.top_p:
             values = self._keep_top_p(values)
         weights = (values - values[:, :1]).exp()  # not normalised: a sum would depend on the number of candidates
         best = (weights / noise(draw, codes)).argmax(-1, keepdim=True)
         sampled = codes.gather(-1, best)
-        return torch.where(self._ints("do_sample") != 0, sampled, logits.argmax(-1, keepdim=True))[:, 0]
+        return torch.where(self.ints("do_sample") != 0, sampled, logits.argmax(-1, keepdim=True))[:, 0]
 
-    def _ints(self, name: str) -> Tensor:
+    def ints(self, name: str) -> Tensor:
         """[rows, 1] int32: each row's option `name`."""
         return self.packed[:, OPTION_COLUMNS[name], None]
 
-    def _floats(self, name: str) -> Tensor:
+    def floats(self, name: str) -> Tensor:
         """[rows, 1] float32."""
-        return self._ints(name).view(torch.float32)
+        return self.ints(name).view(torch.float32)
 
     def _keep_top_k(self, values: Tensor) -> Tensor:
         """Values in descending order: those below each row's k-th go."""
-        top_k = self._ints("top_k").long()
+        top_k = self.ints("top_k").long()
         last = torch.where(top_k > 0, top_k, values.shape[-1]).clamp(max=values.shape[-1]) - 1
         return values.masked_fill(values < values.gather(-1, last), -torch.inf)
 
     def _keep_top_p(self, values: Tensor) -> Tensor:
         """Values in descending order: the tail that sums to a probability of at most 1 - top_p goes, the best never."""
         tail = values.softmax(-1).flip(-1).cumsum(-1).flip(-1)
-        top_p = self._floats("top_p")
+        top_p = self.floats("top_p")
         drop = (tail <= 1 - top_p) & (top_p < 1)
         drop[:, 0] = False
         return values.masked_fill(drop, -torch.inf)

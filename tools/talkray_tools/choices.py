@@ -87,8 +87,8 @@ def kept() -> Iterator[list[Choice]]:
             return values
 
         chosen = original(options, logits, draw, keep)
-        scaled, kept = logits[0] / options.temperature[0], int(options.top_k[0]) or logits.shape[-1]
-        if options.greedy[0]:
+        scaled, kept = logits[0] / options.floats("temperature")[0], int(options.ints("top_k")[0]) or logits.shape[-1]
+        if not options.ints("do_sample")[0]:
             made.append(Choice(logits[0], torch.ones_like(logits[0]), -torch.inf))
         else:
             made.append(Choice(scaled, everywhere[0], float(scaled.topk(min(kept, len(scaled))).values[-1])))
