@@ -59,7 +59,7 @@ def _option(official: float, **bounds: float) -> Any:
     return field(default=None, metadata={"official": official, "bounds": bounds})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Sampling options under the official package's names. None takes the checkpoint's `generation_config.json`.
 

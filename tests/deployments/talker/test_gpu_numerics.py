@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
-from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
+from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, GenerateRequest, Sampling, SynthesisRequest
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.input_tables import InputTables
 from deployments.talker.kv_cache import KVCache
@@ -24,7 +24,7 @@ from tools.kernels.bench import random_talker
 pytestmark = pytest.mark.gpu
 logger = logging.getLogger(__name__)
 
-SAMPLED = Sampling(True, 0.9, 50, 1.0, 1.05, True, 0.9, 50, 1.0)
+SAMPLED = Sampling(**SAMPLING_DEFAULTS)
 STREAMS, FRAMES, BLOCK_SIZE = 8, 12, 64
 # A rounding to bfloat16 is wrong by 2^-9 at most, by 0.1 % on average; 28 layers of about five each add up, as a random
 # walk, to 2 %. Attention over keys and values that are wrong by as much doubles it at worst.

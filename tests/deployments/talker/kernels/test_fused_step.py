@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
-from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
+from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, GenerateRequest, Sampling, SynthesisRequest
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.input_tables import InputTables
 from deployments.talker.kv_cache import KVCache
@@ -20,7 +20,7 @@ from deployments.talker.sequence import FrameLimit, Sequence
 from tests.deployments.talker.driving import GREEDY
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-SAMPLED = Sampling(True, 0.9, 50, 1.0, 1.05, True, 0.9, 50, 1.0)
+SAMPLED = Sampling(**SAMPLING_DEFAULTS)
 SAMPLINGS = [SAMPLED, replace(SAMPLED, top_p=0.7, subtalker_top_k=0, repetition_penalty=2.0), replace(SAMPLED, **{
     name: getattr(GREEDY, name) for name in ("do_sample", "subtalker_dosample", "repetition_penalty")
 })]  # fmt: skip
