@@ -1,5 +1,7 @@
 """What is recorded reaches Ray. Gauges are set again, because Ray's agent drops one that has not changed."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -34,9 +36,18 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recorded]]:
         instrument.record = was
 
 
+UNINSTALLED = """
+import sys
+from deployments.serving import metrics
+for instrument in metrics.INSTRUMENTS:
+    instrument.record(1.0, {"no such": "tag"})
+assert metrics.INSTRUMENTS and "ray" not in sys.modules
+"""
+
+
 def test_nothing_is_recorded_before_it_is_installed() -> None:
-    for instrument in metrics.INSTRUMENTS:
-        instrument.record(1.0, {"no such": "tag"})
+    """In a process of its own: a replica that another test made has installed it in this one."""
+    subprocess.run([sys.executable, "-c", UNINSTALLED], check=True)
 
 
 def test_every_instrument_takes_what_is_recorded(recorded: list[Recorded]) -> None:

@@ -1,6 +1,7 @@
 """A fleet on this machine until Ctrl-C: `python -m tools.experiments.fleet`, as root. Nodes speak at the doors that it
 prints."""
 
+import argparse
 import signal
 import sys
 
@@ -12,6 +13,7 @@ _BODY = '{"model": "qwen3-tts", "input": "Hello from a fleet.", "voice": "alloy"
 
 def main() -> None:
     """A head, a node for talkers and one for codec decoders. Exits with 1 where there are no namespaces."""
+    argparse.ArgumentParser(prog="python -m tools.experiments.fleet", description=__doc__).parse_args()
     obstacle = why_impossible()
     if obstacle is not None:
         sys.exit(f"no namespaces on this machine: {obstacle}")
