@@ -86,7 +86,8 @@ class _Contexts(ContextConnection, WishedConnection):
 
     async def _write(self, name: str, fields: Mapping[str, object]) -> None:
         text, session = self._text(fields), self.find(name)
-        if not text if session is None else name in self._draining:
+        has_no_effect = name in self._draining if session else not text
+        if has_no_effect:
             if name in self.untold or len(self.untold) < MAX_CONTEXTS:
                 self._note(name, fields, {_SPEED: "it counts with the first text"})
             return  # a keepalive, or what comes too late

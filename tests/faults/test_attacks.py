@@ -318,11 +318,12 @@ async def run(server: ServerCommand, polite: Sequence[str], keys: tuple[str, str
 def its_own_cores() -> Iterator[None]:
     """Pin what starts inside to the first two cores and what starts later to the others, where there are two more."""
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) >= 2 * NUM_CORES:
-        os.sched_setaffinity(0, cores[:NUM_CORES])
+    own, others = cores[:NUM_CORES], cores[NUM_CORES:]
+    if len(others) < NUM_CORES:
+        own = others = cores
+    os.sched_setaffinity(0, own)
     yield
-    if len(cores) >= 2 * NUM_CORES:
-        os.sched_setaffinity(0, cores[NUM_CORES:])
+    os.sched_setaffinity(0, others)
 
 
 def test_nobody_who_listens_notices_an_attack(tmp_path: Path) -> None:
