@@ -35,7 +35,6 @@ pytestmark = pytest.mark.anyio
 
 SPEECH = "/v1/audio/speech"
 BODY = {"model": "tts-1", "input": "Hello", "voice": "alloy", "response_format": "pcm"}
-DENIAL = {"websocket.http.response": {}}
 
 
 @pytest.fixture
@@ -113,9 +112,7 @@ async def test_who_would_change_something_needs_one_there_too(file: Path, key: s
 
 @pytest.mark.parametrize("path", sorted(EXEMPT))
 async def test_a_websocket_to_what_may_be_read_needs_a_key(file: Path, key: str, path: str) -> None:
-    connection = asgi.websocket(surface(keys_file=file), path)
-    connection._scope["extensions"] = DENIAL
-    async with connection:
+    async with asgi.websocket(surface(keys_file=file), path) as connection:
         assert (await connection.next())["status"] == 401
 
 
@@ -192,11 +189,7 @@ def socket(
     api: FastAPI, *, query: str = "", protocols: tuple[str, ...] = (), denial: bool = True, **headers: str
 ) -> asgi.Connection:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection = asgi.websocket(api, f"{SPEECH}/ws", headers=named)
-    connection._scope["query_string"] = query.encode()
-    connection._scope["subprotocols"] = list(protocols)
-    connection._scope["extensions"] = DENIAL if denial else {}
-    return connection
+    return asgi.websocket(api, f"{SPEECH}/ws?{query}", headers=named, subprotocols=protocols, denial=denial)
 
 
 def _ways(key: str) -> Iterator[tuple[dict[str, object], str | None]]:
