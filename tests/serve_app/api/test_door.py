@@ -27,6 +27,7 @@ from serve_app.api.errors import close_reason
 from serve_app.api.keys import create_key, revoke_keys
 from serve_app.api.routes import create_api
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
+from tests.clock import Clock
 from tests.serve_app import asgi
 from tests.serve_app.dialects.test_native import SPEAK, accepted, code_of
 from tests.serve_app.fake import FakeSynthesizer, utterance
@@ -494,14 +495,6 @@ async def test_asking_for_anything_but_speech_costs_nothing() -> None:
     for _ in range(3):
         async with asgi.http(server.api, "GET", "/health") as connection:
             assert (await connection.next())["status"] == 200
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def test_requests_come_back_steadily_and_not_beyond_a_minute() -> None:
