@@ -1,7 +1,7 @@
-"""One line for each request, for whoever started the server: who asked, what came of it, never the text.
+"""One line for each request, for the person who started the server: the client and the outcome, never the text.
 
 A command that starts the application names a pipe in TALKRAY_REQUESTS, which ingress replicas inherit. They never wait
-for its reader: a line that finds no room, or nobody, is lost.
+for its reader: a line is lost where the pipe is full or has no reader.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class Usage:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What becomes of one request. One that neither spoke nor failed is not worth a line."""
+    """The outcome of one request. A request that neither spoke nor failed gets no line."""
 
     request_id: str
     received_ns: int  # of time.time_ns()
@@ -89,7 +89,7 @@ class RequestRecord:
         }
 
     def another(self, request_id: str) -> "RequestRecord":
-        """What the same client asks for now, on the same connection."""
+        """The record of the same client's next request on the same connection."""
         return RequestRecord(
             request_id, time.time_ns(), client=self.client, method=self.method, path=self.path, key=self.key
         )

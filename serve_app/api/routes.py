@@ -1,4 +1,4 @@
-"""The HTTP surface, complete but for what speaks: that is injected."""
+"""The HTTP surface; the synthesizer behind it is injected."""
 
 import logging
 import re

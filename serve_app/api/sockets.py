@@ -35,7 +35,7 @@ MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
 IDLE_TIMEOUT_S = 600.0  # of a socket on which nothing is said, either way
 MAX_CONTEXTS = 16  # of one socket
 _ENGINE_FAILED = 1011
-# In the scope: takes what is to be called when this server is to end, in whatever thread.
+# In the scope: takes a function that is called, from any thread, when this server is to end.
 LEAVING = "talkray.leaving"
 _SERVICE_RESTART = 1012
 _REPLACED = "this server is being replaced: connect again"
@@ -346,7 +346,7 @@ class ContextConnection(Connection):
             self._forget(name, task)
 
     def told(self, name: str) -> dict[str, object]:
-        """What of a context has no effect, once for each message that brought any."""
+        """Fields of a context without effect, once for each message that had some."""
         return ignored.told(self.untold.pop(name, {}))
 
     async def _speak(self, name: str, session: Session, *, is_first: bool) -> None:
@@ -371,9 +371,10 @@ def unknown_type(*valid: str) -> InvalidRequest:
 
 
 def _parse(text: str | None, *, recordings: bool) -> dict[str, object]:
-    """The object that a message is; with `recordings` it may be as large as one, if its own `ref_audio` makes it so.
+    """The JSON object of a message. With `recordings` it may be as large as a recording, if its own `ref_audio` makes
+    it so.
 
-    What is larger than a message without one is not parsed: its objects might take thirty times its bytes.
+    A larger message without a recording is not parsed: its objects might take thirty times its bytes.
     """
     if text is None:
         raise InvalidRequest("Messages are JSON text, not binary.", None, "invalid_json")

@@ -1,4 +1,4 @@
-"""What every dialect asks: the loaded model, its voices, speech as an HTTP response or as a session."""
+"""What every dialect needs: the loaded model, its voices, speech as an HTTP response or as a session."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a client asked for, in our own terms; the text is `body.input`, or comes later."""
+    """A client's request in our own fields; the text is `body.input`, or comes later."""
 
     info: ModelInfo
     body: SpeechBody
@@ -165,7 +165,7 @@ class Speaker:
         return marked(asked, record.received_ns) if self.settings.server_timing else asked
 
     def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """Its audio; a moment of silence where nothing of it can be spoken."""
+        """The utterance's audio; a moment of silence where its text has nothing to speak."""
         return self._synthesizer.synthesize(utterance) if is_speakable(utterance.text) else _silent(info)
 
 

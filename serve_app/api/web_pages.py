@@ -1,4 +1,4 @@
-"""What a browser gets: a page that speaks, and the documentation. Neither loads anything from elsewhere."""
+"""Pages for browsers: one that speaks, and the documentation. Neither loads anything from elsewhere."""
 
 import re
 from base64 import b64encode
@@ -33,7 +33,7 @@ def page_routes(title: str) -> APIRouter:
 
     @router.get("/")
     async def playground(request: Request) -> Response:
-        """For whoever asks for HTML, as browsers do; nothing is here for others."""
+        """For clients that ask for HTML, as browsers do; others get a 404."""
         if "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404)
         return _page(_read("playground.html").decode(), {"img-src": "data:"})
