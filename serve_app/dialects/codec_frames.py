@@ -1,6 +1,6 @@
 """Codec frames instead of audio, for clients that decode them: docs/codec-frames.md has every bit.
 
-The server decodes as well: what it drops of the audio, and where it ends a runaway, it must have heard.
+The server decodes as well, because it has to hear the quiet start that it drops and the runaways that it ends.
 """
 
 import struct
@@ -75,7 +75,7 @@ class Records:
         self._segment = self._position = 0
 
     def add(self, chunk: PcmChunk) -> bytes:
-        """What a chunk brings: its frames, what of their audio is dropped, and what is heard."""
+        """The records of a chunk: its frames, the samples of them that are dropped, and the samples that are heard."""
         records = bytearray()
         if chunk.segment != self._segment:
             self._segment, self._position = chunk.segment, 0

@@ -88,7 +88,7 @@ async def _wished(
     made: Mapping[str, object] | None = None,
     default: str = "pcm",
 ) -> Wish:
-    """What a session, or the input of a request, asks for. Raises InvalidRequest."""
+    """The wish of a session, or of a request's input. Raises InvalidRequest."""
     given = {name.rpartition(".")[2]: sent[name] for name in reversed(list(names)) if name in sent}
     bit_rate = number("bit_rate", given.get("bit_rate"))  # kbit/s
     audio_format = choice("response_format", str(given.get("response_format", default)), _FORMATS)
@@ -97,7 +97,9 @@ async def _wished(
 
 
 class DashScopeSocket(ResponseSocket):
-    """`server_commit`: words are spoken as they come. `commit`: a response is what was appended before each commit."""
+    """`server_commit`: words are spoken as they come. `commit`: a response speaks the text that was appended before the
+    commit.
+    """
 
     audio_kind = "response.audio"
 

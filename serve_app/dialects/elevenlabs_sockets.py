@@ -90,7 +90,7 @@ class _Contexts(ContextConnection, WishedConnection):
         if has_no_effect:
             if name in self.untold or len(self.untold) < MAX_CONTEXTS:
                 self._note(name, fields, {_SPEED: "it counts with the first text"})
-            return  # a keepalive, or what comes too late
+            return  # a keepalive, or a message that comes too late
         session = session or await self._open(name, fields)
         session.append(text)
         if fields.get("flush") and session.is_writing:
@@ -113,7 +113,7 @@ class _Contexts(ContextConnection, WishedConnection):
         return session
 
     def _note(self, name: str, fields: Mapping[str, object], reasons: Mapping[str, str]) -> None:
-        """What has no effect is told with the next message of its context."""
+        """Fields without effect are told with the next message of their context."""
         sent = ignored.flat(fields, _FIELDS)
         found = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
         told = ignored.named(sent, _FIELDS, {**found, **unheard(fields.get("inputs"))})
@@ -182,7 +182,7 @@ class _Contexts(ContextConnection, WishedConnection):
 
 
 class _OneText(_Contexts):
-    """Ends with an empty text; the server closes, which is what clients wait for."""
+    """Ends with an empty text; clients then wait for the server to close."""
 
     async def obey(self, fields: dict[str, object]) -> None:
         text = self._text(fields)
