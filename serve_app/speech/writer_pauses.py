@@ -1,4 +1,4 @@
-"""Pauses of whoever writes the text that is spoken: silence, into which the sound fades, and out of which it comes."""
+"""Pauses of the writer of a live text: silence, into which the sound fades and out of which it comes."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ async def without_clicks(
 ) -> AsyncGenerator[PcmChunk, None]:
     """`chunks`, whose last 10 ms are held back as long as they `may_pause`: if so, they end the sound softly.
 
-    What is not interrupted comes as it is, sample by sample.
+    Speech that is not interrupted comes as it is, sample by sample.
     """
     size = int(_FADE_S * sample_rate) * _SAMPLE_BYTES
     clock, held, last, is_silent = PlaybackClock(), b"", None, False
@@ -53,7 +53,7 @@ async def without_clicks(
             if coming is not None and not coming.done():
                 coming.cancel()
                 await asyncio.wait((coming,))
-        finally:  # also where whoever waits is cancelled; what still runs has been cancelled itself
+        finally:  # also where the waiting task is cancelled; a task that still runs has been cancelled itself
             if coming is None or coming.done():
                 await chunks.aclose()
 
