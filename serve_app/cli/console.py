@@ -1,4 +1,4 @@
-"""What a person sees of a command that takes time, and of the requests that a server answers."""
+"""Lines for a person: of a command that takes time, and of the requests that a server answers."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ class Progress:
         self._status.stop()
 
     def report(self, stage: str) -> None:
-        """Show what is going on now."""
+        """Show the current stage."""
         if self._console.is_terminal:
             self._status.update(stage)
             self._status.start()

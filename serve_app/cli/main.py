@@ -245,7 +245,7 @@ for _name, (_group, _, _help) in _MODULES.items():
 
 
 def main() -> None:
-    """Run the command line; what goes wrong on purpose is a message, not a traceback."""
+    """Run the command line; errors of our own are a message, not a traceback."""
     try:
         cli()
     except TalkrayError as error:
@@ -271,7 +271,7 @@ def _settings(config: Path | None, model: str | None, file: TextIO | None = None
 
 
 def _fetch(model: str, progress: Progress) -> None:
-    """Download what is not here yet, where a person sees how far it is; the replicas then find it."""
+    """Download a missing checkpoint here, where a person sees the progress; the replicas then find it."""
     if model != EMBEDDED and find(model) is None:
         # The hub's client answers a Ctrl-C only when the files it is at are complete: this ends the process at once.
         handler = signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
@@ -308,7 +308,7 @@ def _found_by_say(url: str, *, keyed: bool) -> Iterator[None]:
 
 
 def _check(settings: AppConfig, address: Address) -> None:
-    """Raises StartError with what `talkray doctor` finds wrong: a start would take long to find out."""
+    """Raises StartError with the failures that `talkray doctor` finds, because a start would find them much later."""
     failed = [f"{finding.topic}: {finding.text}" for finding in examine(settings, address) if not finding.ok]
     if failed:
         raise StartError("\n".join(failed))

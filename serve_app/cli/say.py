@@ -38,7 +38,7 @@ _KEYED = " asks for a key"  # behind a URL
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """What to say, in whose voice and how; no voice takes the first the server lists."""
+    """A text, the voice and the form of its speech. Without a voice it is the first one that the server lists."""
 
     text: str
     voice: str | None = None
@@ -48,7 +48,7 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What came, and what is to be said of it."""
+    """The audio that came, and its line for the terminal."""
 
     num_bytes: int
     remark: str

@@ -39,7 +39,7 @@ async def serve(url: str, *, host: str, port: int, key: str | None) -> None:
 
 
 async def describe(http: aiohttp.ClientSession) -> Info:
-    """What Home Assistant shows: the server's voices, all installed. Raises TalkrayError."""
+    """The description that Home Assistant shows: the server's voices, all installed. Raises TalkrayError."""
     try:
         async with http.get("/v1/audio/voices") as answer:
             listed = await answer.json()
@@ -76,7 +76,7 @@ class _Handler(AsyncEventHandler):
         self._speaking: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Answers events until the client leaves, or sends what is none."""
+        """Answers events until the client leaves, or sends something else."""
         try:
             while (event := await _next_event(self.reader)) is not None and await self.handle_event(event):
                 pass
@@ -116,7 +116,7 @@ class _Handler(AsyncEventHandler):
             await self._finish()
 
     async def disconnect(self) -> None:
-        """The client has left: nobody hears what is spoken."""
+        """Cancel the speech, because the client has left or begins anew."""
         speaking, self._speaking, self._text = self._speaking, None, None
         if speaking is not None:
             speaking.cancel()
