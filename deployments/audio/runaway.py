@@ -1,7 +1,7 @@
-"""Speech that does not end, or ends before it was spoken: what is heard once a talker has missed the end of its text.
+"""Speech that does not end, or ends before its text was spoken: a talker has missed the end of speech.
 
-A talker knows its codes only, and is stopped far behind any text's length. What it says beyond the end is mostly
-silence or a loop, which is heard here much earlier. Gibberish is not: it sounds like speech.
+A talker knows its codes only, and its own limit is far beyond the length of any text. After the end it mostly makes
+silence or a loop, which is found here much earlier. Gibberish is not found: it sounds like speech.
 """
 
 from collections import deque
@@ -18,14 +18,14 @@ _LEAST_S = 6.0
 # By half of that a text is spoken, unless slowly: voices take a quarter to half a second for a token of a released
 # checkpoint.
 _EXPECTED = 0.5
-# A text whose speech is shorter for a token was not spoken.
+# Speech that is shorter for a token has left text out.
 _SHORTEST_TOKEN_S = 0.04
 # How long speech may be silent or repeat itself before it counts as over, and behind the expected end.
 _PATIENCE_S, LATE_PATIENCE_S = 8.0, 3.0
 _FULL_SCALE_DB = 20 * log10(32768)
 _PAUSE_DB = 30.0  # below the loudest frame so far
 _MURMUR_DB, _STEADY_DB = 12.0, 4.0  # noise is that much quieter than the loudest frame, and varies no more than that
-# A loop may be so long, and is one once it was heard twice more. An odd frame costs what some equal ones earn.
+# The longest period of a loop. A loop counts after two repeats. An odd frame costs as much as some equal frames earn.
 _LONGEST_LOOP_S = 3.2
 _REPEATS = 2
 _ODD_FRAME = 4
