@@ -1,7 +1,7 @@
-"""What a start is busy with, for whoever waits for it.
+"""Stages of a start, for the command that waits for it.
 
-A command that starts the application names a file in TALKRAY_PROGRESS, which replicas inherit; what they report
-is appended there, a line each.
+A command that starts the application names a file in TALKRAY_PROGRESS, which replicas inherit; their reports are
+appended there, a line each.
 """
 
 import contextlib
@@ -16,17 +16,17 @@ logger = logging.getLogger(__name__)
 
 
 def report_stage(stage: str) -> None:
-    """Log what begins now, and show it to the command that waits."""
+    """Log a stage that begins now, and show it to the waiting command."""
     logger.info("%s", stage)
     named = os.environ.get(VARIABLE)
     if named:
-        # Whoever waited may be gone, and its file with it. Lines this short are written whole.
+        # The waiting command may be gone, and its file with it. Lines this short are written whole.
         with contextlib.suppress(OSError), Path(named).open("a", encoding="utf-8") as file:
             file.write(f"{stage}\n")
 
 
 class StageLog:
-    """What replicas report to this process, line by line as it comes."""
+    """Reports of replicas to this process, line by line as they come."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._read = file, 0

@@ -4,7 +4,8 @@ import random
 
 from ray.serve.request_router import FIFOMixin, LocalityMixin, PendingRequest, RequestRouter, RunningReplica
 
-# Of a larger pool so many are looked at, those of the own node first: a look costs a call once it is ten seconds old.
+# Of a larger pool so many are asked, replicas of the own node first: an answer that is ten seconds old costs a new
+# call.
 _MOST = 16
 _MOST_OWN = 12
 
