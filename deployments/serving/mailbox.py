@@ -140,7 +140,7 @@ async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
         if delay_s is None:
             raise TalkerLost(
                 f"the text of this stream cannot be read from {mailbox.host}:{mailbox.port} ({reason}); hosts of the "
-                "cluster have to reach each other on every port (cluster/network-policy.yaml)"
+                "cluster have to reach each other on every port (cluster/kuberay/base/network-policy.yaml)"
             )
         logger.warning("text from %s:%d: %s", mailbox.host, mailbox.port, reason)
         await asyncio.sleep(delay_s)
