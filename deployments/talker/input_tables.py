@@ -1,8 +1,8 @@
 """Rows of the talker's input that never change: the text vocabulary behind its projection, and the codec embeddings.
 
-A row of the talker's input is the sum of a text row and a codec row, each an index into its table. What is no table
-entry (a speaker vector, the frames of a reference or of a resumed stream) is a *dense* row: it stands behind the codec
-table for the duration of one pass.
+A row of the talker's input is the sum of a text row and a codec row, each an index into its table. A row that is no
+table entry (a speaker vector, the frames of a reference or of a resumed stream) is a *dense* row: it stands behind the
+codec table for the duration of one pass.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ Ids = NDArray[np.int32]
 
 # Dense rows behind the codec table, and so the rows of the largest prefill pass.
 MAX_DENSE_ROWS = 512
-# Rows of one projection on a CPU: always as many, so that a row comes out the same whoever stands beside it.
+# Rows of one projection on a CPU: always as many, so that a row's result does not depend on the rows beside it.
 _CPU_ROWS = 16
 _GPU_ROWS = 8192
 

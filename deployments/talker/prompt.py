@@ -55,7 +55,7 @@ class _Track:
 @dataclass(frozen=True, slots=True)
 class _Speaker:
     vector: Tensor  # [hidden], on the encoder's device
-    on_host: Tensor  # the same, there before anything that is computed from it: nobody waits for the copy
+    on_host: Tensor  # the same; the copy is queued before any work that reads it, so that no wait is needed
 
 
 class PromptBuilder:
@@ -99,7 +99,7 @@ class PromptBuilder:
         return replace(request, reference_codes=codes)
 
     def clone_prompt(self, request: GenerateRequest) -> ClonePrompt | None:
-        """What was made of the samples that `request` brought to its prompt, once that is prefilled."""
+        """The clone prompt made of the samples of `request`, once the prompt is prefilled."""
         reference = request.synthesis.reference
         if reference is None or reference.prompt is not None:
             return None
