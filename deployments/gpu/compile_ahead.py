@@ -149,9 +149,9 @@ def _ask(process: "subprocess.Popen[bytes]", kernel: Kernel) -> str | None:
 
 
 def serve_standard_streams() -> None:
-    """What a worker does: pickled kernels in, for each one None out, or what went wrong. It ends when its input does.
+    """The loop of a worker: pickled kernels in; None or an error out for each. It ends when its input does.
 
-    What anybody prints goes to standard error.
+    Printed text goes to standard error.
     """
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
