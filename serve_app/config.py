@@ -131,7 +131,7 @@ class PoolConfig(Strict):
 class ScalingConfig(Strict):
     """How a pool follows its load; the rest of its policy is constant (serve_app/scaling/policies.py)."""
 
-    min_replicas: Annotated[int, Field(ge=0)] = 1  # 0: none when nobody speaks, and the next request waits for a start
+    min_replicas: Annotated[int, Field(ge=0)] = 1  # 0: none without requests, and the next request waits for a start
     max_replicas: Positive = 4
     target_use: Annotated[float, Field(gt=0)] = 0.75  # of what all replicas can take
     # A replica goes when the whole window did not need it; a tenth of the window lies between two removals.

@@ -98,9 +98,7 @@ def _learn(request: SynthesisRequest, chunk: PcmChunk) -> None:
 
 
 class Ingress:
-    """One replica of the HTTP surface. Imports no torch. Raises StartError where other hosts could use it without a
-    key.
-    """
+    """One replica of the HTTP surface. Imports no torch. Raises StartError where other hosts need no key."""
 
     def __init__(self, settings: ApiSettings, codec: DeploymentHandle, talker: DeploymentHandle | None = None) -> None:
         """`talker` as in HandleSynthesizer."""

@@ -85,9 +85,7 @@ class SlotDecoder(ABC):
 
     @abstractmethod
     def decode(self, slots: Sequence[int], frames: int) -> Flight:
-        """The next `frames`, one of GPU_RAMP, of each slot, whose codes are written. The caller cuts off samples behind
-        the last frame of a stream.
-        """
+        """The next `frames` (of GPU_RAMP) of each slot. The caller cuts off samples behind a stream's last frame."""
 
     @abstractmethod
     def precede(self) -> None:

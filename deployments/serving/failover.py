@@ -49,9 +49,7 @@ class Received:
         self.samples = 0 if begun is None else begun.samples
 
     def add(self, codes: Codes, samples: int, *, heard_s: float = 0.0) -> None:
-        """New frames, the samples that have been delivered with them in all, and the seconds that the listener gets
-        now.
-        """
+        """New frames, the samples delivered with them in all, and the seconds that the listener gets now."""
         if len(codes):
             self._codes.append(codes)
         self.samples = samples

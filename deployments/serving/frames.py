@@ -99,17 +99,14 @@ class Frames:
         return self.take(len(pcm) // self._frame_bytes), np.frombuffer(pcm, np.int16)
 
     def take_marks(self) -> Marks:
-        """Those that have arrived since the last time."""
         marks, self._marks = self._marks, ()
         return marks
 
     def take_readings(self) -> tuple[Reading, ...]:
-        """Those that have arrived since the last time."""
         readings, self._readings = self._readings, ()
         return readings
 
     def take_clone_prompt(self) -> ClonePrompt | None:
-        """The one that has arrived since the last time."""
         prompt, self._clone_prompt = self._clone_prompt, None
         return prompt
 

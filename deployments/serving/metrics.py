@@ -119,7 +119,6 @@ TALKER, CODEC = {"pool": "talker"}, {"pool": "codec"}
 
 
 def refused(reason: str) -> None:
-    """Count a request that was refused."""
     REFUSALS.inc(1, {"reason": reason})
 
 
@@ -134,7 +133,6 @@ def first_byte(elapsed_s: float) -> None:
 
 
 def first_audio(elapsed_s: float) -> None:
-    """Record when a stream's first audio came."""
     TTFP.observe(elapsed_s)
 
 
@@ -172,7 +170,6 @@ def redrawn(reason: FinishReason | None) -> None:
 
 
 def ingress_load(streams: int, *, most: int) -> None:
-    """Record how full an ingress replica is."""
     STREAMS.set(streams)
     ROOM.set(streams / most)
 
@@ -208,7 +205,6 @@ def codec_repaired(pool: str, count: int) -> None:
 
 
 def codec_lag(lag_s: float) -> None:
-    """Record how much audio waits to be decoded."""
     CODEC_LAG.set(lag_s)
 
 

@@ -21,7 +21,7 @@ class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc] 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """One list: Serve asks the first of it among those whose queues are shortest."""
+        """One list: Serve asks the first replica of the ones with the shortest queues."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # while all are full, Serve asks again and again
         if _is_made_again(pending_request):

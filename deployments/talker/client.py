@@ -203,9 +203,7 @@ class EngineClient:
 
 
 async def _next_chunk(queue: "asyncio.Queue[Item]") -> FrameChunk:
-    """The next chunk, joined with later chunks that have arrived. An error waits until the frames before it are
-    read.
-    """
+    """The next chunk, joined with all that have arrived. An error waits until the frames before it are read."""
     item = await queue.get()
     if isinstance(item, Exception):
         raise item

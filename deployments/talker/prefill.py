@@ -58,7 +58,6 @@ class PrefillInputs:
         self.rows = PrefillRows(*(self._memory[bounds] for bounds in self._fields()))
 
     def fits(self, part: Pass) -> bool:
-        """Whether a pass can be filled in."""
         rows = sum(each.stop - each.start for each in part)
         return rows <= self.num_rows and len(part) <= self.num_sequences
 

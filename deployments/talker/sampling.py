@@ -208,8 +208,6 @@ class BatchFilter:
 
 
 def penalise_repetition(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    """Logits [rows, vocab], with the logits of codes already `seen` [rows, vocab] pushed down by `penalty` [rows,
-    1].
-    """
+    """Logits [rows, vocab]; logits of codes already `seen` [rows, vocab] are pushed down by `penalty` [rows, 1]."""
     pushed = torch.where(logits < 0, logits * penalty, logits / penalty)
     return torch.where(seen, pushed, logits)

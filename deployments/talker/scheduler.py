@@ -96,9 +96,7 @@ class Scheduler:
         return Batch(prefill=admitted, decode=due) if due or admitted else None
 
     def retire(self, sequences: list[Sequence]) -> None:
-        """Give back rows and blocks of a batch's finished sequences; sequences that were aborted meanwhile hold
-        none.
-        """
+        """Give back rows and blocks of a batch's finished sequences. Aborted sequences hold none."""
         now_s = self._now_s()
         for sequence in sequences:
             sequence.play(now_s)

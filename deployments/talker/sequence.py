@@ -74,7 +74,6 @@ class Sequence:
 
     @property
     def num_text_tokens(self) -> int:
-        """Text tokens of the request's own text."""
         return self.prompt.num_text_tokens
 
     @property

@@ -44,9 +44,7 @@ class LiveEnglish:
         self._is_marked = False  # whether that line ends like a sentence
 
     def feed(self, text: str, *, is_last: bool) -> list[Part]:
-        """The spoken text that is certain once `text` has come; with the last part all of the rest, and the sentence
-        ends.
-        """
+        """The spoken text that is certain with `text`; with the last part the rest, and the sentence ends."""
         parts = []
         for start in range(0, len(text), LONGEST_UNCUT):
             self._rest += text[start : start + LONGEST_UNCUT]
@@ -102,9 +100,7 @@ class LiveEnglish:
 
 
 def _spoken_before_a_word(text: str) -> str:
-    """In the middle of a sentence, with the space behind it, because the tokens of a word are known with the next
-    character.
-    """
+    """In the middle of a sentence, with the space behind it: a word's tokens are known with the next character."""
     return spoken_english(f"{text} so").removesuffix("so.")
 
 

@@ -167,7 +167,6 @@ def check_complete(directory: Path) -> Path:
 
 
 def missing_files(directory: Path) -> list[str]:
-    """Files of a checkpoint that `directory` lacks."""
     missing = _missing(lambda name: (directory / name).is_file())
     return missing + [str(file.relative_to(directory)) for file in _shards(directory) if not file.is_file()]
 

@@ -386,9 +386,7 @@ class Tempo:
 
 
 def factors(speed: float) -> list[float]:
-    """`speed` as atempo steps: a step skips samples above 2 and does not go below 0.5, so two steps share a speed
-    beyond these.
-    """
+    """`speed` as atempo steps of 0.5 to 2: a step skips samples above 2 and does not go below 0.5."""
     return [speed] if 0.5 <= speed <= 2 else [speed**0.5] * 2
 
 

@@ -37,7 +37,6 @@ class Finding:
     text: str
 
     def line(self) -> str:
-        """The finding on one line of the terminal."""
         return f"{'ok  ' if self.ok else 'FAIL'}  {self.topic:<13}{self.text}"
 
 

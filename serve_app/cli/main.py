@@ -79,7 +79,7 @@ def serve(
         bool, typer.Option("--json", help="Print requests as JSON, a line each, and all else to standard error.")
     ] = False,
 ) -> None:
-    """Serve speech on this machine until Ctrl-C. Prints a line for each request: who, and what came of it."""
+    """Serve speech on this machine until Ctrl-C. Prints a line for each request: client and outcome."""
     report = sys.stderr if as_json else sys.stdout
     settings = _with_access(_settings(config, model, file=report), keys_file, allow_origin or [])
     address = Address(host.strip("[]"), port)
@@ -172,7 +172,8 @@ def wyoming(
 ) -> None:
     """Speak Home Assistant's Wyoming protocol in front of a running server, until Ctrl-C.
 
-    TALKRAY_API_KEY is sent to the server where it is set. Wyoming knows no keys: whoever reaches the port may speak.
+    TALKRAY_API_KEY is sent to the server where it is set. Wyoming has no keys: every host that reaches the port may
+    speak.
     """
     try:
         from serve_app.cli.wyoming import serve as serve_wyoming

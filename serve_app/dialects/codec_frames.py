@@ -39,7 +39,7 @@ def routes(speaker: Speaker) -> APIRouter:
 
     @router.post("/v1/audio/frames", summary="Speak a text as codec frames", response_class=Response)
     async def speak(request: Request) -> Response:
-        """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
+        """Speaks `input` as a stream of records; the other fields are as in `/v1/audio/speech`."""
         wish = await _wished(speaker, await read_object(request, speaker))
         utterance = await speaker.utterance(request, wish)
         usage: Usage = request.state.record.usage

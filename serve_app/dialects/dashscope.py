@@ -97,9 +97,7 @@ async def _wished(
 
 
 class DashScopeSocket(ResponseSocket):
-    """`server_commit`: words are spoken as they come. `commit`: a response speaks the text that was appended before the
-    commit.
-    """
+    """`server_commit`: words are spoken as they come. `commit`: a response speaks the text before each commit."""
 
     audio_kind = "response.audio"
 

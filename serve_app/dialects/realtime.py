@@ -146,7 +146,7 @@ class RealtimeSocket(ResponseSocket):
         await self.tell("session.updated", session=self._session(), **ignored.told(wish.ignored))
 
     async def _wished(self, given: Mapping[str, object], names: ignored.Names, settings: Json) -> Wish:
-        """What `given` asks for; `settings` are those before it and its own. Raises InvalidRequest."""
+        """The wish of `given`; `settings` are all so far, its own included. Raises InvalidRequest."""
         sent, rate = ignored.flat(given, names), _rate(settings)
         reasons = _unspoken("input", sent.get("input"))
         if "instructions" in sent:

@@ -215,9 +215,7 @@ def _roundly(need: float, settings: Bounds) -> int:
 
 
 def _smoothed(mean: Sample | None, new: Sample, *, over_s: float) -> Sample:
-    """The moving mean at the time of the new sample; the first sample is the mean, and after a long time without
-    streams it is zero.
-    """
+    """The moving mean at the time of the new sample; zero after a long time without streams."""
     if mean is None or not over_s:
         return new
     weight = -math.expm1(-max(0.0, new.at_s - mean.at_s) / over_s)

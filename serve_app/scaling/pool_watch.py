@@ -1,6 +1,4 @@
-"""The sizes of the pools, as Serve's controller knows them: for metrics, and for requests that wait for a first
-replica.
-"""
+"""The sizes of the pools, as Serve's controller knows them, for metrics and for requests to a pool at zero."""
 
 import itertools
 import json

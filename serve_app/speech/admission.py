@@ -115,9 +115,7 @@ class Admission:
             self._count(-1)
 
     def check_room(self, client: str) -> None:
-        """Raises Overloaded where a request of this client would be refused now; no other fact of the request
-        counts.
-        """
+        """Raises Overloaded where a request of this client would be refused now."""
         if self._num_streams >= self._settings.max_streams:
             raise self._refusal("streams")
         if not self._is_running():

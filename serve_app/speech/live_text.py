@@ -68,7 +68,6 @@ class LiveTexts:
         self.server.remove(mailbox.token)
 
     async def aclose(self) -> None:
-        """Stop listening, and cut readers off."""
         await self.server.aclose()
 
 

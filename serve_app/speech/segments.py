@@ -256,9 +256,7 @@ def heed(task: "asyncio.Future[PcmChunk | None]") -> None:
 
 
 def segment_start(text: str, before: list[str]) -> int:
-    """Where in `text` a segment begins; the segments `before` it follow each other in `text`, with whitespace
-    between.
-    """
+    """Where in `text` a segment begins. The segments `before` it follow each other, with whitespace between."""
     start = 0
     for segment in (*before, ""):
         space = _SPACES.match(text, start)

@@ -1,6 +1,4 @@
-"""Speech of a conversation: text goes in as it is written, events come out as it is spoken. Dialects are made of
-sessions.
-"""
+"""Speech of a conversation, for dialects: text goes in as it is written, events come out as it is spoken."""
 
 import asyncio
 import re
@@ -53,7 +51,6 @@ class Turn:
 
     @property
     def usage(self) -> Usage:
-        """Its tokens and samples so far."""
         return self.record.usage
 
     @property
@@ -62,9 +59,7 @@ class Turn:
         return not self.is_complete and not (self.live is not None and self.live.is_written)
 
     def take(self) -> str:
-        """The text that has not been taken yet. Spaces between ideographs go, because clients cut text there and add
-        them.
-        """
+        """The text not taken yet, without spaces between ideographs: clients cut text there and add spaces."""
         end = len(self.text) if self.is_complete else _end_of_certain(self.text)
         before = self.text[max(0, self.taken - 1) : self.taken]
         text, self.taken = self.text[self.taken : end], max(end, self.taken)

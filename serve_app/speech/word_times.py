@@ -61,7 +61,7 @@ class WordTimes:
         self._heard: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
         self._starts_s: list[float] = []  # of the words that have begun
         self._num_told = 0
-        self._told: list[Word] = []  # that nobody has taken
+        self._told: list[Word] = []  # not taken yet
         self._speed = speed
         self._sample_rate, self._num_samples, self._is_over = info.sample_rate, 0, False
 
@@ -97,9 +97,7 @@ class WordTimes:
         return told
 
     def spoken(self, played_s: float) -> Spoken:
-        """The text that had been heard once `played_s` of the audio had been played: words that were said for the most
-        part.
-        """
+        """The text heard once `played_s` of the audio had been played, with words that were said for the most part."""
         number = bisect_right(self._starts_s, played_s * self._speed)
         known = [self._word(index) for index in range(max(0, number - 2), number)]
         if known and (known[-1].start_s + known[-1].end_s) / 2 > played_s:

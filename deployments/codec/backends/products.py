@@ -133,9 +133,7 @@ class _Scratch(threading.local):
 
     @contextmanager
     def kept(self) -> Iterator[list[Tensor]]:
-        """The buffers that are taken inside the block; they stay in place while the list is held, also when larger ones
-        are needed.
-        """
+        """Buffers taken inside the block. They stay in place while the list is held."""
         taken: list[Tensor] = []
         self._taken = taken
         try:

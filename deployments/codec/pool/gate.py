@@ -24,8 +24,8 @@ _SMOOTHING = 0.1  # weight of the newest batch
 _HICCUP = 4.0  # a call that takes more times as long as others says nothing of later calls: the machine stood still
 _USABLE = 0.9  # of the workers' time: busier ones fall behind with the next burst
 _LONG = 1.2  # times the mean of calls; a stream expects this time where others share its call
-# Before the first call workers carry half of what those of the start say, which had cores and memory to themselves,
-# and no less than so many streams: one that is decoded tells more than a start on a busy machine.
+# Before the first call workers carry half as many streams as the calls of the start say, which had cores and memory to
+# themselves, and no less than so many streams: one that is decoded tells more than a start on a busy machine.
 _UNTRIED = 0.5
 _LEAST_UNTRIED = 2.0
 _USUAL_FRAMES = 8  # of a call: short ones at a stream's beginning, wide ones behind it

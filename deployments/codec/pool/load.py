@@ -63,9 +63,7 @@ class Capacity:
             self._leave(place)
 
     def decoded(self, stall_s: float, *, now_s: float) -> None:
-        """Learn from a call that was late for a listener with `stall_s` of silence in all; 0.0: it was late for
-        none.
-        """
+        """Learn from a call. `stall_s`: silence in all of a listener for whom it was late; 0.0 for none."""
         self.limit.delivered(late=stall_s > self._max_late_s, streams=len(self._places), now_s=now_s)
         self._admit()
 

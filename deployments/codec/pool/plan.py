@@ -11,7 +11,7 @@ RAMP = (1, 1, 2, 4, 8, 12)  # of a CPU, whose last chunks are the widest where f
 # Where streams share calls. If the replica dies while a first chunk plays, another one takes over in time: to hear of
 # it, to have a talker read the prompt again and to decode takes 0.18 s on a busy host.
 SHARED_RAMP = (3, 3, 4, 8)
-GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are those that one call of a GPU decodes of each stream
+GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are all that one call of a GPU decodes of each stream
 # Of one call of a worker. More frames cost no less each, and busy cores, which share their memory, take far longer.
 MAX_BATCH_SIZE = 16
 MAX_BATCH_FRAMES = 16

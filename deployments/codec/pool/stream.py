@@ -53,9 +53,7 @@ class FrameBuffer(Frames):
 
     @property
     def ended(self) -> bool:
-        """Whether no frame will come behind the available ones; once these are taken, raises the error that ended the
-        stream.
-        """
+        """Whether no further frame will come. Once all are taken, raises the error that ended the stream."""
         if self._error is not None and not self._frames:
             raise self._error
         return self.finish_reason is not None or self._error is not None

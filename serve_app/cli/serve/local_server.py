@@ -115,9 +115,7 @@ def check_port(address: Address) -> None:
 
 
 def _for_host(config: AppConfig, host: str) -> AppConfig:
-    """The settings for a server at `host`, which the ingress does not know: it sees only where Serve listens. Raises
-    StartError.
-    """
+    """The settings for a server at `host`. The ingress sees only where Serve listens. Raises StartError."""
     access = config.api.access.for_host(host)
     return config.model_copy(update={"api": config.api.model_copy(update={"access": access})})
 
@@ -128,9 +126,7 @@ def _http_options(address: Address) -> dict[str, Any]:
 
 
 def _logical_cpus(config: AppConfig) -> int:
-    """CPUs for Ray to count with: the CPUs of this process, or as many as all replicas ask for, so that a small machine
-    runs them too.
-    """
+    """CPUs that Ray counts: this process's, or as many as all replicas ask for, so that a small machine runs them."""
     scaled = ((config.codec_pool, config.codec_scaling), (config.talker_pool, config.talker_scaling))
     most = [(pool, scaling.max_replicas if scaling else pool.replicas) for pool, scaling in scaled]
     pools = [(config.ingress_pool, config.ingress_pool.replicas), *most]
