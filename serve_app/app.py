@@ -16,8 +16,8 @@ from serve_app.config import AppConfig, PoolConfig
 from serve_app.ingress import Ingress
 from serve_app.scaling.policies import Bounds, CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 
-# Above the longest utterance: a talker or a codec replica that is taken away finishes what it speaks, if no other one
-# goes on with it.
+# Above the longest utterance: a talker or a codec replica that is taken away finishes its streams if no other one goes
+# on with them.
 _DRAIN_S = 120.0
 # Of a whole response: 8,192 characters, the most that one request is spoken in, are about as long. An ingress replica
 # that is taken away finishes its streams, because no other one can go on with them. Time-outs of a cluster are longer.

@@ -133,7 +133,7 @@ class ScalingConfig(Strict):
 
     min_replicas: Annotated[int, Field(ge=0)] = 1  # 0: none without requests, and the next request waits for a start
     max_replicas: Positive = 4
-    target_use: Annotated[float, Field(gt=0)] = 0.75  # of what all replicas can take
+    target_use: Annotated[float, Field(gt=0)] = 0.75  # of the load that all replicas can take
     # A replica goes when the whole window did not need it; a tenth of the window lies between two removals.
     scale_down_window_s: Annotated[float, Field(ge=0)] = 120.0
     scale_to_zero_after_s: Annotated[float, Field(ge=0)] = 600.0  # without a single request
@@ -148,7 +148,7 @@ class ScalingConfig(Strict):
 class TalkerScalingConfig(ScalingConfig):
     """Of the talker pool. A replica can take `talker.max_num_seqs` sequences."""
 
-    # The growth of the queue over this time is expected: about what a replica takes to start.
+    # The growth of the queue over this time is expected. It is about the time that a replica takes to start.
     trend_horizon_s: Annotated[float, Field(ge=0)] = 5.0
 
 
@@ -159,7 +159,7 @@ class CodecScalingConfig(ScalingConfig):
 
 
 class AppConfig(Strict):
-    """The application: what `build_app` composes. The defaults fit two cores without a GPU."""
+    """The application that `build_app` composes. The defaults fit two cores without a GPU."""
 
     model: str = "auto"
     models_dir: Path | None = None  # a folder of checkpoint directories that `auto` looks into first

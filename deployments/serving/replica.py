@@ -44,9 +44,7 @@ class Replica:
     """The shell around a pool's work. Outside Serve it is never stopped, and no process ends."""
 
     def __init__(self, lost: type[ReplicaLost], failure: Callable[[], str | None]) -> None:
-        """`failure` names a part that is broken beyond repair, else None. Streams of a broken replica end with
-        `lost`.
-        """
+        """`failure` names a part that is broken beyond repair, else None. Streams then end with `lost`."""
         self._lost, self._failure = lost, failure
         self._ending: asyncio.Task[None] | None = None
         self._noticing: asyncio.Task[None] | None = None

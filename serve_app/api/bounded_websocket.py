@@ -19,7 +19,7 @@ _LAST_WORDS_S = 2.0
 MAX_UNREAD_S = 600.0
 _PONG = b"\x8a"  # how a frame with an answer to a ping begins
 # Messages are read piece by piece. A connection whose pieces took longer than this leaves the event loop to others for
-# some times as long: thousands of pings fit into what one turn brings.
+# some times as long: one turn may bring thousands of pings.
 _PIECE_BYTES = 16 << 10
 _MOST_READING_S, _REST = 0.005, 4
 
@@ -64,7 +64,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._has_failed = False
         self._is_leaving = False
         self._leave: Callable[[], object] | None = None
-        self._unread = bytearray()  # what has come while it rests
+        self._unread = bytearray()  # bytes that came while it rests
         self._is_resting = False
         self._pong = b""  # that the client does not take yet
         self._reader = ReaderClock(cast("Transport", transport), self.loop)
@@ -136,7 +136,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._refuse("too many large messages, retry after 1 s")
 
     def handle_ping(self) -> None:
-        """Answers, or where the client does not take what it is sent, keeps one answer: to the last ping, for then."""
+        """Answers a ping. Where the client reads nothing, keeps the answer to the last ping for later."""
         answers = self.conn.data_to_send()
         if not self.writable.is_set():
             pongs = [answer for answer in answers if answer[:1] == _PONG]

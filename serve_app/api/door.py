@@ -67,7 +67,7 @@ class Meter:
     """The use of one key or one address. `reason` names its refusals in metrics, `holder` names it in messages."""
 
     def __init__(self, reason: str, holder: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limits = Limits()  # may change; what has been counted stays
+        self.limits = Limits()  # may change; the counts stay
         self.num_streams = 0
         self._reason, self._holder = reason, holder
         self._clock = clock
@@ -209,7 +209,7 @@ class Uploads:
 
 
 class Upload:
-    """The body of one request, which counts among those that are taken in at once when it is a large one."""
+    """The body of one request. A large one takes one of the places for bodies."""
 
     def __init__(self, uploads: Uploads, caller: str) -> None:
         """`caller` is the name of its sender."""
@@ -251,7 +251,7 @@ class Upload:
 class Caller:
     """The address behind a request, and the key where keys are asked for. A request counts for both.
 
-    `name` tells callers apart: by their key, those without one by their address.
+    `name` tells callers apart: by the key, without one by the address.
     """
 
     def __init__(self, name: str, *meters: Meter, check: Callable[[], None] = lambda: None) -> None:

@@ -112,7 +112,7 @@ def translate(error: BaseException) -> ErrorReply:
 
 
 def close_reason(error: Overloaded) -> str:
-    """What a WebSocket that is closed with 1013 says: at most 123 bytes."""
+    """The reason of a WebSocket that is closed with 1013: at most 123 bytes."""
     return f"overloaded, retry after {max(1, math.ceil(error.retry_after_s))} s"
 
 

@@ -66,8 +66,8 @@ def ignored(
     *,
     reasons: Mapping[str, str] | None = None,
 ) -> Ignored:
-    """What of `sent`, that `body` was made of, has no effect on this model or is none of `names`. `reasons` are what
-    else has none, by the dialect's name or ours: the answer has the dialect's.
+    """Fields of `sent`, of which `body` was made, without effect on this model or unknown to `names`. `reasons`:
+    further fields without effect, by the dialect's name or ours; the answer has the dialect's name.
     """
     theirs = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
     found = {**dict(_without_effect(body, info)), **(reasons or {})}

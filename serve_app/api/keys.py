@@ -43,7 +43,7 @@ class KeyFileError(TalkrayError):
 
 
 class KeyRecord(Strict):
-    """What is kept of one key. The limits hold for each ingress replica on its own."""
+    """The record of one key. Its limits hold for each ingress replica on its own."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
     name: str

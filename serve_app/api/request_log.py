@@ -29,7 +29,7 @@ _CUT_OFF, LEFT = "server stopped", "client left"
 
 @dataclass(slots=True)
 class Usage:
-    """What a stream has consumed and produced so far."""
+    """Tokens and samples of a stream so far."""
 
     input_tokens: int = 0
     frames: int = 0
@@ -70,7 +70,7 @@ class RequestRecord:
     voice: str | None = None
     samples_per_s: float = 1.0  # of the audio as it is heard
     usage: Usage = field(default_factory=Usage)
-    error: str | None = None  # its code, or what the client did
+    error: str | None = None  # its code, or LEFT
     begun: bool = False
 
     def entry(self) -> Entry:
@@ -156,7 +156,7 @@ def shown(show: Callable[[Entry], None], folder: Path) -> Iterator[None]:
 
 
 def _read(end: int, show: Callable[[Entry], None]) -> None:
-    """Until an empty line; then what has begun and has not ended."""
+    """Entries until an empty line; then the requests that have begun and not ended."""
     spoken: dict[str, Entry] = {}
     with open(end, encoding="utf-8") as lines:
         for each in itertools.takewhile(lambda each: each != "\n", lines):

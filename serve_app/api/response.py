@@ -29,9 +29,9 @@ from serve_app.speech.word_times import Word, WordTimes
 
 # Bytes of audio of one answer that is sent whole: 23 minutes at 24 kHz, 16 bits.
 MAX_WHOLE_BYTES = 64 << 20
-# Of all such answers of this process together, half of it for one client: beside the rest of an ingress replica, a GB.
+# Of all such answers of this process, half of it for one client. With the rest of an ingress replica this makes a GB.
 MAX_ALL_WHOLE_BYTES = 256 << 20
-_PART_BYTES = 96 << 10  # of what is sent at once; a multiple of 3, so that parts in base64 follow each other
+_PART_BYTES = 96 << 10  # of one message; a multiple of 3, so that parts in base64 follow each other
 AUDIO_HERE = "audio-in-base64"  # a placeholder: see `object_with`
 EVENT_STREAM = "text/event-stream"
 L16 = "audio/l16"
@@ -71,7 +71,7 @@ class Delivery:
         return self.audio_format in CODECS and CODECS[self.audio_format].bit_rate is not None
 
     def rate(self, info: ModelInfo) -> int:
-        """Samples a second of what is sent."""
+        """Samples a second of the answer."""
         return self.sample_rate or info.sample_rate
 
     def rendering(self, info: ModelInfo) -> Rendering:
@@ -130,7 +130,7 @@ def _media_range(part: str) -> tuple[str, float]:
 
 
 def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
-    """Headers that keep proxies from buffering and tell clients what raw PCM is."""
+    """Headers that keep proxies from buffering and describe raw PCM."""
     return {
         "content-type": delivery.content_type(delivery.rate(info)),
         "cache-control": "no-cache",
@@ -302,7 +302,7 @@ def object_with(fields: Mapping[str, object], audio: bytes) -> Iterator[bytes]:
 
 
 def _parts(content: bytes) -> Iterator[bytes]:
-    """What is sent at once: the connection to a client that reads slowly holds no more of it."""
+    """Parts that are sent one by one: the connection to a slow reader holds no more than one."""
     return (content[start : start + _PART_BYTES] for start in range(0, len(content), _PART_BYTES))
 
 

@@ -105,7 +105,7 @@ class Connection(ABC):
             await asyncio.wait(speaking)
 
     async def serve(self, headers: Mapping[str, str] | None = None) -> None:
-        """Answers messages until the client leaves, says nothing for too long, or the server cancels the handler.
+        """Answers messages until the client leaves or is silent for too long, or the server cancels the handler.
 
         Stops what is spoken then. `headers` go into the handshake.
         """
@@ -217,7 +217,7 @@ class Connection(ABC):
         return min(self._active_s + quiet_s, max(self._active_s, began_s + _PATIENCE_S))
 
     def failure(self, error: Exception, request_id: str) -> ErrorReply:
-        """What to tell the client of an error that ended its speech."""
+        """The reply to the client for an error that ended its speech."""
         reply = translate(error)
         if reply.status == INTERNAL.status:
             logger.error("request %s failed", request_id, exc_info=error)
@@ -278,7 +278,7 @@ class Connection(ABC):
 
 
 class WishedConnection(Connection):
-    """Its handshake says what is wished for, or is refused."""
+    """Its handshake has the wish, or is refused."""
 
     reason_header: ClassVar[str | None] = None  # of a refusal
     wish: Wish  # is there when the client has been accepted
@@ -318,7 +318,7 @@ class ContextConnection(Connection):
         return any(session.is_speaking for session, _ in self._contexts.values())
 
     def find(self, name: str) -> Session | None:
-        """An open one, that still speaks what is written."""
+        """An open context, which takes text."""
         session = self._contexts[name][0] if name in self._contexts else None
         return None if session is None or session.has_ended else session
 

@@ -63,7 +63,7 @@ class Speaker:
         self._synthesizer = synthesizer
 
     async def describe(self) -> ModelInfo:
-        """What is loaded. Raises NotReady."""
+        """The loaded checkpoint. Raises NotReady."""
         return await self._synthesizer.describe()
 
     async def wish(
@@ -75,9 +75,9 @@ class Speaker:
         made: Mapping[str, object] | None = None,
         reasons: Mapping[str, str] | None = None,
     ) -> Wish:
-        """What `sent` asks for, flat as `ignored.flat` makes it, by the `names` of its dialect. A voice that is not
-        here becomes the default one. `made`: fields of a SpeechBody that the dialect made. `reasons`: why fields have
-        no effect, as in `ignored.ignored`.
+        """The wish of `sent`, flat as `ignored.flat` makes it, by the `names` of its dialect. A voice that is not here
+        becomes the default one. `made`: fields of a SpeechBody that the dialect made. `reasons`: why fields have no
+        effect, as in `ignored.ignored`.
 
         Raises InvalidRequest that names the field.
         """
@@ -148,9 +148,7 @@ class Speaker:
     async def utterance(
         self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None
     ) -> SynthesisRequest:
-        """What a request asks for, or a message on a socket, which has a `record` of its own. Raises
-        InvalidRequest.
-        """
+        """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest."""
         record = record or request.state.record
         assert record is not None
         asked = await build_request(

@@ -19,7 +19,7 @@ _ASSETS = {"swagger-ui-bundle.js": "text/javascript; charset=utf-8", "swagger-ui
 _SWAGGER = {"style-src": "'self' 'unsafe-inline'", "img-src": "'self' data:", "font-src": "data:", "media-src": "blob:"}
 _NO_ICON = "data:,"
 _SETTINGS = "SwaggerUIBundle({"
-# Its own player asks for the address once more, with a GET; what has come is there already.
+# Its own player would ask for the address once more, with a GET; the answer is there already.
 _PLAYS_THE_ANSWER = """plugins: [() => ({ wrapComponents: { responseBody: (Body, { React }) => (props) => {
   const { content, url } = props;
   const own = React.useMemo(() => content instanceof Blob ? URL.createObjectURL(content) : url, [content, url]);
@@ -28,7 +28,7 @@ _PLAYS_THE_ANSWER = """plugins: [() => ({ wrapComponents: { responseBody: (Body,
 
 
 def page_routes(title: str) -> APIRouter:
-    """`GET /` for browsers, `/docs` and what it loads."""
+    """`GET /` for browsers, `/docs` and its files."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")

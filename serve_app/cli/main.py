@@ -146,7 +146,7 @@ def say(
 def check_client(
     url: Annotated[str | None, typer.Argument(help="A server. Without: the one that runs here.")] = None,
 ) -> None:
-    """Ask a running server as clients of other services do, and print what points them to it.
+    """Ask a running server as clients of other services do, and print their configuration.
 
     TALKRAY_API_KEY is sent where it is set.
     """
@@ -212,8 +212,8 @@ def doctor(
 def env() -> None:
     """Print the tuned Ray settings as `export` lines, for nodes that are started by hand.
 
-    Run it on each node: the proxy takes as many connections as the limit of open files there allows, and HAProxy is
-    started by the script that closes what it would open.
+    Run it on each node: the proxy takes as many connections as the limit of open files there allows, and a script
+    starts HAProxy without its open ports.
     """
     for name, value in ray_settings.for_a_node().items():
         print(f"export {name}={shlex.quote(value)}")

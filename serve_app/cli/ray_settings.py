@@ -86,7 +86,7 @@ def for_a_node() -> dict[str, str]:
 
 
 def apply_local(*, several_nodes: bool = False) -> None:
-    """Put the settings for one machine into this process's environment; what the user has set already stays.
+    """Put the settings for one machine into this process's environment; variables that the user has set stay.
 
     `several_nodes` is for simulated clusters, whose nodes cannot meet on a loopback address.
     """

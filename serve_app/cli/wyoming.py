@@ -146,7 +146,7 @@ class _Handler(AsyncEventHandler):
             await self.write_event(AudioStop().event())
 
     async def _converse(self, text: "asyncio.Queue[str | None]", voice: str | None) -> None:
-        """Raises TalkrayError with what the server says is wrong."""
+        """Raises TalkrayError with the server's message."""
         query = {"encoding": "linear16", "sample_rate": str(_RATE), **({"model": voice} if voice else {})}
         async with self._http.ws_connect(f"/v1/speak?{urlencode(query)}") as socket:
             writing = asyncio.create_task(_write(socket, text))
@@ -172,7 +172,7 @@ class _Handler(AsyncEventHandler):
 
 
 async def _next_event(reader: asyncio.StreamReader) -> Event | None:
-    """None where the client has left, or sends what is no event; the package raises whatever comes of that."""
+    """None where the client has left, or sends no event, on which the package raises various errors."""
     try:
         event = await async_read_event(reader)
     except (EOFError, ConnectionError):

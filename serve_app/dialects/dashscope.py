@@ -106,9 +106,9 @@ class DashScopeSocket(ResponseSocket):
         self._model = socket.query_params.get("model")
         self._settings: Json = {"mode": _MODES[0]}
         self._session: Session | None = None
-        self._buffer = ""  # what waits for a commit
+        self._buffer = ""  # text that waits for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
-        self._has_told, self._untold = False, ignored.Ignored()  # what has no effect
+        self._has_told, self._untold = False, ignored.Ignored()  # fields without effect
 
     @property
     def owes_speech(self) -> bool:

@@ -160,7 +160,7 @@ class _Contexts(ContextConnection, WishedConnection):
         await self.socket.send_json({**timed, **self.told(name)})
 
     def _timed(self, name: str, audio: bytes) -> dict[str, object]:
-        """Audio and the words that have become known; clients that want no common clock add up what messages span."""
+        """Audio and the words that have become known. Clients without a common clock add up the times of messages."""
         chars, starts_ms, durations_ms = self._taken(name)
         timed = {"chars": chars, "charStartTimesMs": starts_ms, "charDurationsMs": durations_ms} if chars else None
         if chars and not self._is_cumulative:

@@ -76,7 +76,7 @@ class TalkerScaling(Bounds):
     """Parameters of the talker pool's policy."""
 
     sequences_per_replica: float = 8.0  # that a replica batches: talker.max_num_seqs
-    trend_horizon_s: float = 5.0  # its growth over this time is expected: about what a replica takes to start
+    trend_horizon_s: float = 5.0  # its growth over this time is expected; about the time of a replica's start
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,9 @@ class PoolWatch:
     """Knows the pools, on a thread of its own: one replica asks the controller for all, every two seconds.
 
     That is the ingress of rank 0, which leaves what it has seen in the cluster's control store for the others. Once it
-    has been silent for three looks they ask for themselves, until somebody of rank 0 speaks. With more than 400
-    replicas looks are less frequent, and while one of the pools is dead they are more so. Whether the few replicas of a
-    small pool live each ingress asks the control store five times a second.
+    has been silent for three looks the others ask for themselves, until a replica of rank 0 leaves an answer. With more
+    than 400 replicas looks are less frequent, and while one of the pools is dead they are more frequent. Each ingress
+    asks the control store five times a second whether the few replicas of a small pool live.
     """
 
     def __init__(self, app_name: str) -> None:

@@ -1,7 +1,7 @@
 """Text with the markup that language models write, as it is to be spoken: no tag, no mark of Markdown is ever read out.
 
-What is left is prose and pauses. SSML's breaks are pauses of the stated length, its substitutes and spelled words are
-mapped; no loaded model reads phonetic letters, so a `<phoneme>` is spoken as the word that it stands around.
+Prose and pauses are left. SSML's breaks are pauses of the stated length, its substitutes and spelled words are mapped;
+no loaded model reads phonetic letters, so a `<phoneme>` is spoken as the word that it stands around.
 """
 
 import html
@@ -92,7 +92,7 @@ class LiveSpeakable:
         self._replaced = self._spelled = ""  # the tag whose content is not heard, or letter by letter
 
     def feed(self, text: str, *, is_last: bool) -> list[Said]:
-        """What is certain with `text`; with the last part all that is left."""
+        """The tokens that are certain with `text`; with the last part the rest."""
         self._rest += text
         said = []
         while self._rest:

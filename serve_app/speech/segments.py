@@ -380,7 +380,7 @@ class LiveSplit:
 
 
 def _positions(text: str, before: int = 0) -> list[int]:
-    """What stands before each place in `text`, and before its end, in narrow characters, `before` of them before it."""
+    """The length before each place in `text` and before its end, in narrow characters, after `before` of them."""
     if text.isascii():
         return list(range(before, before + len(text) + 1))
     widths = (_WIDE_WEIGHT if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)

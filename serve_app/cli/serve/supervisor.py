@@ -135,7 +135,7 @@ def _ended_by_signals() -> Iterator[None]:
     def stop(number: int, _: FrameType | None) -> None:
         for each in _SIGNALS:
             signal.signal(each, signal.SIG_IGN)
-        if number == signal.SIGHUP:  # the terminal is gone: what is printed from here on would be an error
+        if number == signal.SIGHUP:  # the terminal is gone: a print would be an error from here on
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             os.dup2(nowhere, sys.stderr.fileno())
