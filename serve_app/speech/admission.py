@@ -23,10 +23,9 @@ from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.api.request import draw_seed
 from serve_app.config import AdmissionSettings
-from serve_app.speech.live_text import LiveText, LiveTexts
+from serve_app.speech.live_text import LiveText, LiveTexts, without_clicks
 from serve_app.speech.segments import LongText
 from serve_app.speech.synthesizer import Synthesizer
-from serve_app.speech.writer_pauses import without_clicks
 
 logger = logging.getLogger(__name__)
 
