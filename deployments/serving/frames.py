@@ -7,8 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.audio.runaway import EndingGuard
-from deployments.audio.silence import LeadingSilence
+from deployments.audio.listening import EndingGuard, LeadingSilence
 from deployments.errors import EngineError, TalkerLost
 from deployments.protocol import (
     ALL_FRAMES,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.audio.silence import first_sound
+from deployments.audio.listening import first_sound
 from deployments.codec.pool.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
 from deployments.codec.slots import CODE_RING, Flight, SlotDecoder
 from deployments.codec.state import DecoderState

@@ -22,15 +22,14 @@ from deployments.protocol import GenerateRequest, ModelInfo, Reference, Sampling
 from deployments.talker.audio import AudioStreams
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.engine import Engine
-from deployments.talker.input_tables import InputTables
 from deployments.talker.kv_cache import GIB, GpuMemory, KVCache, Wanted
-from deployments.talker.length_limits import LengthLimits
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
-from deployments.talker.prompt import PromptBuilder
+from deployments.talker.prompt import InputTables, PromptBuilder
 from deployments.talker.runner import ModelRunner, NetworkKind, RunnerShape
 from deployments.talker.scheduler import Scheduler
+from deployments.talker.sequence import LengthLimits
 from deployments.talker.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from deployments.audio.silence import FirstSound
+from deployments.audio.listening import FirstSound
 from deployments.errors import NotReady, Overloaded
 from deployments.limits import Rate, StreamLimit
 from deployments.playback import PlaybackClock, Unread

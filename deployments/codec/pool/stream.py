@@ -11,8 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from deployments.audio.runaway import EndingGuard
-from deployments.audio.silence import LeadingSilence
+from deployments.audio.listening import EndingGuard, LeadingSilence
 from deployments.codec.pool.gate import Decoded, DecodeJob
 from deployments.codec.pool.plan import ChunkPlan
 from deployments.codec.state import DecoderState
