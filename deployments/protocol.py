@@ -249,7 +249,6 @@ class ModelInfo:
 
     @property
     def frame_s(self) -> float:
-        """Seconds of audio of a frame."""
         return self.frame_samples / self.sample_rate
 
 

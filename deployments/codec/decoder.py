@@ -92,7 +92,6 @@ class CodecDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
         return self.backend.device
 
     @property

@@ -46,7 +46,6 @@ class Codec:
 
     @property
     def frame_s(self) -> float:
-        """Seconds of audio of a frame."""
         return self.decoder.frame_samples / self.sample_rate
 
     def read(self, reference: Reference) -> tuple[Codes, DecoderState]:

@@ -79,7 +79,6 @@ class Frames:
 
     @property
     def available(self) -> int:
-        """Frames that can be taken now."""
         return len(self._frames)
 
     @property

@@ -119,7 +119,6 @@ class AudioStreams:
 
     @property
     def has_audio(self) -> bool:
-        """Whether `take` would bring something."""
         return bool(self._pcm or self._failed) or bool(self._calls and self._calls[0].flight.done)
 
     @property

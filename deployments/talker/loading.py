@@ -288,7 +288,6 @@ def _device(config: TalkerConfig) -> torch.device:
 
 
 def dtype_of(config: TalkerConfig, device: torch.device) -> torch.dtype:
-    """The type of the talker's weights."""
     if config.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -331,7 +330,6 @@ def _digest(facts: str) -> str:
 
 
 def _facts(directory: Path, config: TalkerConfig) -> str:
-    """What decides which kernels there are."""
     files = [directory / "config.json", directory / "speech_tokenizer" / "config.json"]
     versions = [torch.__version__, torch.cuda.get_device_name(), config.model_dump_json()]
     return "\n".join([*versions, *(file.read_text(encoding="utf-8") for file in files)])

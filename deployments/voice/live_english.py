@@ -79,7 +79,6 @@ class LiveEnglish:
         return next(filter(None, ends), LONGEST_UNCUT)
 
     def _begin_line(self, end: int) -> None:
-        """The line in which `end` is."""
         for line_end in _LINE_END.finditer(self._rest, self._line, end):
             self._line, self._is_marked = line_end.end(), False
 

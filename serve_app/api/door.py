@@ -152,7 +152,6 @@ class Pace:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether hardly anything has come lately."""
         return self._clock() - self._since_s > _STALL_S
 
 
@@ -187,7 +186,6 @@ class Uploads:
             self._changed.set()
 
     def give_back(self, upload: "Upload") -> None:
-        """The place that it has taken."""
         self._taken.remove(upload)
         self._room.give_back(upload.caller, 1)
         self._changed.set()
@@ -225,7 +223,6 @@ class Upload:
         self._is_large, self._pace = True, Pace(self._uploads.clock)
 
     def end_if_stalled(self) -> None:
-        """Called where others wait for its place."""
         if self._limit is not None and not self.is_stalled and self._pace.is_stalled:
             self.is_stalled = True
             self._limit.reschedule(asyncio.get_running_loop().time())

@@ -232,12 +232,10 @@ async def event_body(
 
 
 def _delta(audio: bytes) -> bytes:
-    """The next bytes of the audio."""
     return b'data: {"type":"speech.audio.delta","audio":"' + base64.b64encode(audio) + b'"}\n\n'
 
 
 def _words(words: list[Word]) -> bytes:
-    """When the next words are heard."""
     return _event({"type": "speech.audio.words", "words": word_entries(words)})
 
 
@@ -247,7 +245,6 @@ def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:
 
 
 def _done(usage: Usage) -> bytes:
-    """The end of a complete stream."""
     ignored = {"ignored": usage.ignored} if usage.ignored else {}
     return _event({"type": "speech.audio.done", "usage": usage.tokens, **ignored})
 

@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Self, TextIO
 
 import typer
@@ -60,13 +59,10 @@ class Progress:
             self._status.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._status.stop()
 
     def report(self, stage: str) -> None:
-        """Show what is going on now."""
         if self._console.is_terminal:
             self._status.update(stage)
             self._status.start()

@@ -12,7 +12,6 @@ import time
 import unicodedata
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -78,7 +77,6 @@ class LiveTexts:
         self.server.remove(mailbox.token)
 
     async def aclose(self) -> None:
-        """Stop listening, and cut readers off."""
         await self.server.aclose()
 
 
@@ -188,9 +186,7 @@ class LiveText(Segments):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _take_in(self) -> None:

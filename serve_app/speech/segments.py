@@ -314,7 +314,6 @@ class LiveSplit:
         return texts
 
     def finish(self) -> list[str]:
-        """What is left of the segment."""
         return [self._take(len(self._text))]
 
     def restart(self) -> None:

@@ -77,7 +77,6 @@ class CodecService:
 
     @property
     def frame_s(self) -> float:
-        """Seconds of audio of a frame."""
         return self._codec.frame_s
 
     @property

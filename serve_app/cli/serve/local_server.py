@@ -161,7 +161,6 @@ class _Beside(threading.Thread):
             self._error = error
 
     def check(self) -> None:
-        """Raise what the work has raised."""
         if self._error is not None:
             raise self._error
 
