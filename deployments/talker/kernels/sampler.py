@@ -60,14 +60,14 @@ def _last_of(keys, wanted, bits: tl.constexpr):
 
 
 @triton.jit
-def _choose(values, inside, noise, options, vocab: tl.constexpr, bits: tl.constexpr):
+def _choose(values, inside, noise, filters, vocab: tl.constexpr, bits: tl.constexpr):
     """The code of one row from float32 logits, whose order shows in the first `bits` bits of `_ordered`.
 
-    `options` points to the row's packed `FilterOptions`.
+    `filters` points to the row's packed `FilterOptions`.
     """
-    do_sample, top_k = tl.load(options + _DO_SAMPLE) != 0, tl.load(options + _TOP_K)
-    temperature = tl.load(options + _TEMPERATURE).to(tl.float32, bitcast=True)
-    top_p = tl.load(options + _TOP_P).to(tl.float32, bitcast=True)
+    do_sample, top_k = tl.load(filters + _DO_SAMPLE) != 0, tl.load(filters + _TOP_K)
+    temperature = tl.load(filters + _TEMPERATURE).to(tl.float32, bitcast=True)
+    top_p = tl.load(filters + _TOP_P).to(tl.float32, bitcast=True)
     scaled = values / temperature
     keys = tl.where(inside, _ordered(values), tl.zeros_like(values).to(tl.uint32))
     wanted = tl.where(top_k > 0, tl.minimum(top_k, vocab), vocab).to(tl.int64)
@@ -100,7 +100,7 @@ def _embed(row, code, table, inputs, squares, width: tl.constexpr, block: tl.con
 
 @triton.jit(do_not_specialize=["codebook"])
 def _sample_code(
-    logits, options, option_stride, seeds, frames, codes, codebook,
+    logits, filters, filter_stride, seeds, frames, codes, codebook,
     table, inputs, squares, embeddings, sums, total,
     groups: tl.constexpr, vocab: tl.constexpr, block: tl.constexpr, bits: tl.constexpr,
     width: tl.constexpr, wide: tl.constexpr, input_block: tl.constexpr, sum_block: tl.constexpr, pdl: tl.constexpr,
@@ -113,7 +113,7 @@ def _sample_code(
     )
     wait_for_predecessor(pdl)
     values = tl.load(logits + row * vocab + code_ids, mask=inside, other=float("-inf")).to(tl.float32)
-    code = _choose(values, inside, noise, options + row * option_stride, vocab, bits)
+    code = _choose(values, inside, noise, filters + row * filter_stride, vocab, bits)
     tl.store(codes + row * groups + codebook, code.to(tl.int64))
     if table is not None:
         _embed(row, code, table, inputs, squares, width, input_block)
@@ -148,7 +148,7 @@ def _begin_frame(
 
 @triton.jit
 def _sample_first_code(
-    logits, options, option_stride, seeds, frames, state_rows, seen, penalty, suppressed, ignore_eos, code0, eos,
+    logits, filters, filter_stride, seeds, frames, state_rows, seen, penalty, suppressed, ignore_eos, code0, eos,
     min_new_tokens, vocab: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -165,7 +165,7 @@ def _sample_first_code(
     too_early = (frame < min_new_tokens) | (tl.load(ignore_eos + row) != 0)
     barred = (tl.load(suppressed + code_ids, mask=inside, other=1) != 0) | (too_early & (code_ids == eos))
     values = tl.where(barred, float("-inf"), values)
-    code = _choose(values, inside, noise, options + row * option_stride, vocab, 32)
+    code = _choose(values, inside, noise, filters + row * filter_stride, vocab, 32)
     tl.store(code0 + row, code.to(tl.int64))
     tl.store(seen + state_row * vocab + code, tl.full([], 1, tl.int8))
 

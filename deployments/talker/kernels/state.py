@@ -19,7 +19,7 @@ _FILTERS, _NUM_OPTIONS = tl.constexpr(Columns.FILTERS), tl.constexpr(2 * len(OPT
 
 @triton.jit
 def _gather(
-    rows, packed, hidden, seeds, frames, penalty, ignore_eos, options, out, sound, packed_width,
+    rows, packed, hidden, seeds, frames, penalty, ignore_eos, filters, out, sound, packed_width,
     width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0)
@@ -31,7 +31,7 @@ def _gather(
     tl.store(penalty + index, tl.load(source + _PENALTY).to(tl.float32, bitcast=True))
     tl.store(ignore_eos + index, tl.load(source + _IGNORE_EOS).to(tl.int8))
     for column in tl.static_range(_NUM_OPTIONS):
-        tl.store(options + index * _NUM_OPTIONS + column, tl.load(source + _FILTERS + column))
+        tl.store(filters + index * _NUM_OPTIONS + column, tl.load(source + _FILTERS + column))
     column = tl.arange(0, block)
     real = column < width
     values = tl.load(hidden + row * width + column, mask=real, other=0.0)
