@@ -55,7 +55,6 @@ class Graphs:
         return result
 
     def replay(self, key: Hashable) -> None:
-        """Replay the work that was recorded under `key`."""
         self._graphs[key].replay()
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
@@ -193,7 +192,6 @@ def upload(names: Mapping[Path, Iterable[str]], device: torch.device) -> dict[st
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:
-    """The tensors of a file by name."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")

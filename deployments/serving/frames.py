@@ -7,8 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.audio.runaway import EndingGuard
-from deployments.audio.silence import LeadingSilence
+from deployments.audio.listening import EndingGuard, LeadingSilence
 from deployments.errors import EngineError, TalkerLost
 from deployments.protocol import (
     ALL_FRAMES,
@@ -80,7 +79,6 @@ class Frames:
 
     @property
     def available(self) -> int:
-        """Frames that can be taken now."""
         return len(self._frames)
 
     @property
@@ -98,17 +96,11 @@ class Frames:
         pcm, self._pcm = bytes(self._pcm), bytearray()
         return self.take(len(pcm) // self._frame_bytes), np.frombuffer(pcm, np.int16)
 
-    def take_marks(self) -> Marks:
-        marks, self._marks = self._marks, ()
-        return marks
-
-    def take_readings(self) -> tuple[Reading, ...]:
-        readings, self._readings = self._readings, ()
-        return readings
-
-    def take_clone_prompt(self) -> ClonePrompt | None:
-        prompt, self._clone_prompt = self._clone_prompt, None
-        return prompt
+    def take_news(self) -> tuple[Marks, tuple[Reading, ...], ClonePrompt | None]:
+        """What has come beside codes and audio since the last time."""
+        news = self._marks, self._readings, self._clone_prompt
+        self._marks, self._readings, self._clone_prompt = (), (), None
+        return news
 
     def peek(self, count: int) -> list[Codes]:
         """The next `count` frames at most, each [num_code_groups]; they stay."""
@@ -138,8 +130,7 @@ class Audio:
         pcm = pcm if self._silence is None else self._silence.trim(pcm)
         if len(pcm):
             self._delivered = self._position
-        tokens, marks = self._frames.num_text_tokens, self._frames.take_marks()
-        readings, prompt = self._frames.take_readings(), self._frames.take_clone_prompt()
+        tokens, (marks, readings, prompt) = self._frames.num_text_tokens, self._frames.take_news()
         return PcmChunk(
             pcm.tobytes(), codes, tokens, finish_reason, self._delivered, marks, readings, clone_prompt=prompt
         )

@@ -84,7 +84,6 @@ class MailboxServer:
             text.finish()
 
     async def aclose(self) -> None:
-        """Stop listening, and cut readers off."""
         if self._starting is not None:
             (await self._starting).close()
         for reader in list(self._readers):

@@ -26,14 +26,12 @@ class LastingGauge(ray.Gauge):  # type: ignore[misc]  # Ray has no types here
         self._lock = threading.Lock()  # an old value must not follow a new one
 
     def set(self, value: float | None, tags: dict[str, str] | None = None) -> None:
-        """Set the value of these tags."""
         assert value is not None
         with self._lock:
             self._last[tuple((tags or {}).items())] = value
             super().set(value, tags)
 
     def repeat(self) -> None:
-        """Set the last value once more."""
         with self._lock:
             for tags, value in self._last.items():
                 super().set(value, dict(tags))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.audio.silence import first_sound
+from deployments.audio.listening import first_sound
 from deployments.codec.pool.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
 from deployments.codec.slots import CODE_RING, Flight, SlotDecoder
 from deployments.codec.state import DecoderState
@@ -119,7 +119,6 @@ class AudioStreams:
 
     @property
     def has_audio(self) -> bool:
-        """Whether `take` would bring something."""
         return bool(self._pcm or self._failed) or bool(self._calls and self._calls[0].flight.done)
 
     @property

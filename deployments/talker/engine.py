@@ -22,11 +22,10 @@ from deployments.protocol import (
     Sampling,
 )
 from deployments.talker.audio import AudioStreams
-from deployments.talker.length_limits import LengthLimits
 from deployments.talker.prompt import Prompt, PromptBuilder
 from deployments.talker.runner import LaunchedStep, ModelRunner
 from deployments.talker.scheduler import Scheduler
-from deployments.talker.sequence import Sequence
+from deployments.talker.sequence import LengthLimits, Sequence
 from deployments.talker.step import MIN_NEW_TOKENS, NOT_FINITE
 from deployments.talker.tokenizer import LiveTokens
 

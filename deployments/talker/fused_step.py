@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from deployments.talker.input_tables import MAX_DENSE_ROWS, InputTables
 from deployments.talker.kernels.backends import choose_backend
 from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul
 from deployments.talker.kernels.predictor import FusedPredictor
@@ -13,6 +12,7 @@ from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kernels.state import Gathered, StateKernels
 from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.kv_cache import KVCache
+from deployments.talker.prompt import MAX_DENSE_ROWS, InputTables
 from deployments.talker.sampling import WIDE, Breadth, Draw
 from deployments.talker.state import BatchState
 from deployments.talker.step import MIN_NEW_TOKENS, NOT_FINITE, FrameStep, PrefillRows

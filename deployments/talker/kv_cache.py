@@ -42,7 +42,6 @@ class KVCache:
 
     @staticmethod
     def bytes_per_position(config: TransformerConfig, dtype: torch.dtype) -> int:
-        """Memory of one position of one sequence."""
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 

@@ -22,15 +22,14 @@ from deployments.protocol import GenerateRequest, ModelInfo, Reference, Sampling
 from deployments.talker.audio import AudioStreams
 from deployments.talker.block_manager import BlockManager
 from deployments.talker.engine import Engine
-from deployments.talker.input_tables import InputTables
 from deployments.talker.kv_cache import GIB, GpuMemory, KVCache, Wanted
-from deployments.talker.length_limits import LengthLimits
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
-from deployments.talker.prompt import PromptBuilder
+from deployments.talker.prompt import InputTables, PromptBuilder
 from deployments.talker.runner import ModelRunner, NetworkKind, RunnerShape
 from deployments.talker.scheduler import Scheduler
+from deployments.talker.sequence import LengthLimits
 from deployments.talker.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
 
@@ -289,7 +288,6 @@ def _device(config: TalkerConfig) -> torch.device:
 
 
 def dtype_of(config: TalkerConfig, device: torch.device) -> torch.dtype:
-    """The type of the talker's weights."""
     if config.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -333,7 +331,6 @@ def _digest(facts: str) -> str:
 
 
 def _facts(directory: Path, config: TalkerConfig) -> str:
-    """The facts that decide which kernels there are."""
     files = [directory / "config.json", directory / "speech_tokenizer" / "config.json"]
     versions = [torch.__version__, torch.cuda.get_device_name(), config.model_dump_json()]
     return "\n".join([*versions, *(file.read_text(encoding="utf-8") for file in files)])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deployments.gpu.graphs import Staging
-from deployments.talker.input_tables import Ids, InputTables
+from deployments.talker.prompt import Ids, InputTables
 from deployments.talker.sequence import Sequence
 from deployments.talker.step import PrefillRows
 

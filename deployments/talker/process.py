@@ -72,7 +72,6 @@ class FirstAudio:
         return [(number, self._follow(number, chunk)) for number, chunk in chunks] if self._requests else chunks
 
     def end(self, number: int) -> None:
-        """The request has ended or was aborted."""
         self._requests.pop(number, None)
 
     def _follow(self, number: int, chunk: FrameChunk) -> FrameChunk:
@@ -217,7 +216,6 @@ class EngineProcess:
 
 
 def main(descriptor: int) -> None:
-    """Serve on an inherited socket."""
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))  # compiled kernels outlive the process
     with socket.socket(fileno=descriptor) as connection:
         try:

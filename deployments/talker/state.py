@@ -40,7 +40,6 @@ class StateSize:
 
     @property
     def blocks(self) -> int:
-        """Blocks of the longest sequence."""
         return -(-self.max_model_len // self.block_size)
 
     @property

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from deployments.talker.attention import Context, GatheredAttention, SharedAttention
-from deployments.talker.input_tables import InputTables
 from deployments.talker.kv_cache import KVCache
+from deployments.talker.prompt import InputTables
 from deployments.talker.sampling import NARROW, WIDE, Breadth, Draw, NoiseSource, penalise_repetition, philox_noise
 from deployments.talker.state import BatchState
 

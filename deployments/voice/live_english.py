@@ -3,8 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from deployments.voice.english import spoken_english
-from deployments.voice.plain_text import is_marked
+from deployments.voice.english import is_marked, spoken_english
 
 # What stands in two halves of a text must mean nothing together: the text is cut behind a plain word, once another one
 # has begun. Other words may be a part of a number, an abbreviation, an address. What begins with several letters, a
@@ -80,7 +79,6 @@ class LiveEnglish:
         return next(filter(None, ends), LONGEST_UNCUT)
 
     def _begin_line(self, end: int) -> None:
-        """The line in which `end` is."""
         for line_end in _LINE_END.finditer(self._rest, self._line, end):
             self._line, self._is_marked = line_end.end(), False
 

@@ -377,7 +377,7 @@ def _embedded_directory() -> Path:
 
 def write_embedded(directory: Path) -> None:
     """Write the embedded checkpoint to a new directory; the same bytes every time."""
-    from deployments.voice.unpack import unpack  # imports torch
+    from deployments.weights.checkpoint import unpack  # imports torch
 
     unpack(_PACKED, directory)
 

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers
@@ -55,19 +54,12 @@ _STREAM_S = 1.0
 _MOST_METERS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of one key or one address. None: no limit."""
-
-    requests_per_minute: float | None = None  # in bursts of as many
-    max_streams: int | None = None
-
-
 class Meter:
     """The use of one key or one address. `reason` names its refusals in metrics, `holder` names it in messages."""
 
     def __init__(self, reason: str, holder: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limits = Limits()  # may change; the counts stay
+        self.requests_per_minute: float | None = None  # in bursts of as many; None: as many as the server can do
+        self.max_streams: int | None = None
         self.num_streams = 0
         self._reason, self._holder = reason, holder
         self._clock = clock
@@ -76,7 +68,7 @@ class Meter:
 
     def request(self) -> None:
         """Count a request. Raises Overloaded where it is one too many in this minute."""
-        per_minute = self.limits.requests_per_minute
+        per_minute = self.requests_per_minute
         if per_minute is None:
             return
         now_s, per_s = self._clock(), per_minute / _MINUTE_S
@@ -89,7 +81,7 @@ class Meter:
     @contextmanager
     def stream(self) -> Iterator[None]:
         """Count a stream for as long as this holds. Raises Overloaded where it is one too many at once."""
-        most = self.limits.max_streams
+        most = self.max_streams
         if most is not None and self.num_streams >= most:
             raise self._refusal(f"may have {most} streams open at once", _STREAM_S)
         self.num_streams += 1
@@ -110,20 +102,16 @@ class Meters:
         self._reason, self._holder = reason, holder
         self._meters: dict[str, Meter] = {}
 
-    def of(self, name: str, limits: Limits) -> Meter:
-        """The meter of one of them, with its present limits."""
+    def of(self, name: str, requests_per_minute: float | None, *, max_streams: int | None) -> Meter:
+        """The meter of one of them, with its present limits; what has been counted stays."""
         meter = self._meters.get(name)
         if meter is None:
             if len(self._meters) >= _MOST_METERS:
-                self._forget_one()
+                idle = next((known for known, each in self._meters.items() if not each.num_streams), "")
+                self._meters.pop(idle, None)
             meter = self._meters[name] = Meter(self._reason, self._holder)
-        meter.limits = limits
+        meter.requests_per_minute, meter.max_streams = requests_per_minute, max_streams
         return meter
-
-    def _forget_one(self) -> None:
-        idle = next((name for name, meter in self._meters.items() if not meter.num_streams), None)
-        if idle is not None:
-            del self._meters[idle]
 
 
 class Room:
@@ -164,7 +152,6 @@ class Pace:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether hardly anything has come lately."""
         return self._clock() - self._since_s > _STALL_S
 
 
@@ -199,7 +186,6 @@ class Uploads:
             self._changed.set()
 
     def give_back(self, upload: "Upload") -> None:
-        """The place that it has taken."""
         self._taken.remove(upload)
         self._room.give_back(upload.caller, 1)
         self._changed.set()
@@ -237,7 +223,6 @@ class Upload:
         self._is_large, self._pace = True, Pace(self._uploads.clock)
 
     def end_if_stalled(self) -> None:
-        """Called where others wait for its place."""
         if self._limit is not None and not self.is_stalled and self._pace.is_stalled:
             self.is_stalled = True
             self._limit.reschedule(asyncio.get_running_loop().time())
@@ -319,9 +304,9 @@ class Door:
         _check_size(scope)
         self._check_host(headers.get("host"))
         self._check_origin(headers.get("origin"), headers.get("host"))
-        limits = Limits(self._admission.client_requests_per_minute, self._admission.client_streams)
-        client = one_client(address)
-        meter = self._of_addresses.of(client, limits)
+        client, admission = one_client(address), self._admission
+        per_minute, most = admission.client_requests_per_minute, admission.client_streams
+        meter = self._of_addresses.of(client, per_minute, max_streams=most)
         if self._keys is None or (scope["path"] in EXEMPT and scope.get("method") in _READING):
             return Caller(f"address {client}", meter)
         keys = self._keys
@@ -334,7 +319,7 @@ class Door:
         return Caller(f"key {record.id}", meter, self._meter_of(record), check=check)
 
     def _meter_of(self, record: KeyRecord) -> Meter:
-        return self._of_keys.of(record.id, Limits(record.requests_per_minute, record.max_streams))
+        return self._of_keys.of(record.id, record.requests_per_minute, max_streams=record.max_streams)
 
     def _check_host(self, host: str | None) -> None:
         allowed = self._access.allowed_hosts

@@ -125,7 +125,6 @@ async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
 
 
 def status_routes(synthesizer: Synthesizer, settings: ApiSettings, is_ready: Callable[[], bool]) -> APIRouter:
-    """Cheap answers about the server itself."""
     router = APIRouter()
 
     @router.get("/v1", include_in_schema=False)

@@ -1,29 +1,33 @@
 """The `talkray` command."""
 
 import asyncio
+import contextlib
 import errno
 import importlib.metadata
+import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Self, TextIO
 
 import typer
 from pydantic import ValidationError
+from rich.console import Console
 
 from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.weights.store import EMBEDDED, choose, find, locate
+from serve_app.api import request_log
 from serve_app.api.keys import read_keys
 from serve_app.cli import ray_settings
 from serve_app.cli.check_client import check
-from serve_app.cli.console import Progress, print_json, print_line
 from serve_app.cli.doctor import count_gpus, examine, predict_memory
 from serve_app.cli.key_commands import keys
 from serve_app.cli.ray_settings import free_port
@@ -32,6 +36,47 @@ from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
 from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
+
+
+def print_json(entry: request_log.Entry) -> None:
+    print(json.dumps(entry), flush=True)
+
+
+def print_line(entry: request_log.Entry) -> None:
+    print(request_log.line(entry), flush=True)
+
+
+class Progress:
+    """One changing line with a spinner on a terminal, one line per stage elsewhere."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._console = Console(file=file, highlight=False)
+        self._status = self._console.status("starting")
+        self._started_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._status.stop()
+
+    def report(self, stage: str) -> None:
+        if self._console.is_terminal:
+            self._status.update(stage)
+            self._status.start()
+        else:
+            with contextlib.suppress(OSError):  # a full disk under its output does not end a server
+                self._console.print(f"[{self._elapsed()}] {stage}", markup=False, soft_wrap=True)
+
+    def done(self, message: str) -> None:
+        self._status.stop()
+        self._console.print(f"{message} (after {self._elapsed()})", markup=False, soft_wrap=True)
+
+    def _elapsed(self) -> str:
+        return f"{time.monotonic() - self._started_s:.1f} s"
+
 
 cli = typer.Typer(
     help="Qwen3-TTS on Ray Serve.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False

@@ -15,7 +15,7 @@ streams.
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
@@ -268,49 +268,35 @@ class Context(Protocol):
 
 
 class _Policy:
-    """Holds the state between two decisions, and logs decisions that change the number."""
+    """An autoscaling policy of Serve: holds the state between decisions, and logs those that change something."""
 
-    def __init__(self) -> None:
-        self._state = State()
+    def __init__(self, kind: type[Any], decide: Callable[..., Decision], settings: Bounds) -> None:
+        """`decide` takes records of this `kind`."""
+        self._kind, self._decide, self._settings, self._state = kind, decide, settings, State()
 
-    def _take(self, decision: Decision, context: Context) -> tuple[int, dict[str, Any]]:
+    def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
+        """Replicas wanted."""
+        records, now_s = recorded(context.raw_metrics, self._kind), context.current_time or 0.0
+        decision = self._decide(records, _counts(context), settings=self._settings, state=self._state, now_s=now_s)
         self._state = decision.state
         if decision.replicas != context.target_num_replicas:
-            _logger.info(
-                "%s: %d -> %d replicas (%s)",
-                *(type(self).__name__, context.target_num_replicas, decision.replicas, decision.reason),
-            )
+            name, before = type(self).__name__, context.target_num_replicas
+            _logger.info("%s: %d -> %d replicas (%s)", name, before, decision.replicas, decision.reason)
         return decision.replicas, {}
 
 
 class TalkerPolicy(_Policy):
-    """`decide_talker` as a deployment's autoscaling policy, with the arguments of TalkerScaling."""
+    """`decide_talker`; the arguments are those of TalkerScaling."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        self._settings = TalkerScaling(**settings)
-
-    def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
-        """Replicas wanted. The state is kept here."""
-        records = recorded(context.raw_metrics, TalkerRecord)
-        now_s = context.current_time or 0.0
-        decision = decide_talker(records, _counts(context), settings=self._settings, state=self._state, now_s=now_s)
-        return self._take(decision, context)
+        super().__init__(TalkerRecord, decide_talker, TalkerScaling(**settings))
 
 
 class CodecPolicy(_Policy):
-    """`decide_codec` as a deployment's autoscaling policy, with the arguments of CodecScaling."""
+    """`decide_codec`; the arguments are those of CodecScaling."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        self._settings = CodecScaling(**settings)
-
-    def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
-        """Replicas wanted. The state is kept here."""
-        records = recorded(context.raw_metrics, CodecRecord)
-        now_s = context.current_time or 0.0
-        decision = decide_codec(records, _counts(context), settings=self._settings, state=self._state, now_s=now_s)
-        return self._take(decision, context)
+        super().__init__(CodecRecord, decide_codec, CodecScaling(**settings))
 
 
 def recorded(metrics: Mapping[str, Mapping[Any, Sequence[Any]]] | None, kind: type[_Record]) -> list[_Record]:

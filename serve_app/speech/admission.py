@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from deployments.audio.silence import FirstSound
+from deployments.audio.listening import FirstSound
 from deployments.errors import NotReady, Overloaded
 from deployments.limits import Rate, StreamLimit
 from deployments.playback import PlaybackClock, Unread
@@ -24,10 +24,9 @@ from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.api.request import draw_seed
 from serve_app.config import AdmissionSettings
-from serve_app.speech.live_text import LiveText, LiveTexts
+from serve_app.speech.live_text import LiveText, LiveTexts, without_clicks
 from serve_app.speech.segments import LongText
 from serve_app.speech.synthesizer import Synthesizer
-from serve_app.speech.writer_pauses import without_clicks
 
 logger = logging.getLogger(__name__)
 

@@ -373,14 +373,8 @@ class Session:
 
     async def _request(self, turn: Turn, body: SpeechBody, *, live: bool = False) -> SynthesisRequest:
         self._caller.request()
-        request = await build_request(
-            body,
-            self._info,
-            self._settings,
-            request_id=turn.record.request_id,
-            client=self._caller.name,
-            live=live,
-        )
+        turn_id, client = turn.record.request_id, self._caller.name
+        request = await build_request(body, self._info, self._settings, request_id=turn_id, client=client, live=live)
         turn.record.begin(request.voice, self._info.sample_rate * body.speed)
         return request
 

@@ -88,7 +88,6 @@ class WordTimes:
 
     @property
     def has_told(self) -> bool:
-        """Whether there are words to take."""
         return bool(self._told)
 
     def take(self) -> list[Word]:

@@ -68,7 +68,6 @@ class TritonBackend:
 
     @torch.inference_mode()
     def reset(self, slot: int) -> None:
-        """Begin a new stream in a slot."""
         self._flat[slot].zero_()
         self.positions[slot].zero_()
 

@@ -269,7 +269,6 @@ class TritonSlots(SlotDecoder):
         return self.decoder.codes[stream.slot, numbers % CODE_RING].long()
 
     def release(self, flight: "_GpuFlight") -> None:
-        """Take a landed flight's pinned memory back."""
         self._free.append(flight)
 
 

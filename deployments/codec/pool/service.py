@@ -5,8 +5,7 @@ from contextlib import aclosing, contextmanager
 
 import numpy as np
 
-from deployments.audio.runaway import EndingGuard
-from deployments.audio.silence import LeadingSilence
+from deployments.audio.listening import EndingGuard, LeadingSilence
 from deployments.codec.loading import decodes_in_processes, load_codec
 from deployments.codec.pool.channel import DecoderChoice
 from deployments.codec.pool.gate import Decoded, DecodeGate, DecodeJob, decode_batch

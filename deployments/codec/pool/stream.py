@@ -6,13 +6,11 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import numpy as np
 
-from deployments.audio.runaway import EndingGuard
-from deployments.audio.silence import LeadingSilence
+from deployments.audio.listening import EndingGuard, LeadingSilence
 from deployments.codec.pool.gate import Decoded, DecodeJob
 from deployments.codec.pool.plan import ChunkPlan
 from deployments.codec.state import DecoderState
@@ -42,9 +40,7 @@ class FrameBuffer(Frames):
         self._reading = asyncio.create_task(self._read())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         assert self._reading is not None
         self._reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):

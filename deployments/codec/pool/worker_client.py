@@ -144,7 +144,6 @@ class _WorkerProcess:
         return outcomes
 
     def close(self) -> None:
-        """It ends by itself then."""
         self._connection.close()
 
 

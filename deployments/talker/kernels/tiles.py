@@ -15,7 +15,6 @@ def tile_for(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:
 
 
 def default_tile(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:
-    """A tile that divides the shape."""
     if rows <= MAX_VECTOR_ROWS:
         return Tile(Form.VECTOR, _divisor(columns, 16 if depth <= 1024 and not gated else 4), _divisor(depth, 256), 4)
     if rows <= 32:

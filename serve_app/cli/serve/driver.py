@@ -43,7 +43,6 @@ class Supervisor:
             pass  # the thread that waits for the supervisor's end clears up
 
     def stage(self, text: str) -> None:
-        """The start has come this far."""
         self.say("stage", text)
 
     def clear_up_after(self, folder: RunFolder) -> None:

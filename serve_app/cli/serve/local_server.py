@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.errors import StartError
-from deployments.serving import progress
 from serve_app.cli import ray_settings
 from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import AppConfig
@@ -57,7 +56,7 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
     """
     config = _for_host(config, address.host)
     check_port(address)
-    for name, value in (folder.environment | {progress.VARIABLE: str(folder.path / "progress")}).items():
+    for name, value in folder.environment.items():
         os.environ.setdefault(name, value)
     ray_settings.apply_local()
     os.environ["TALKRAY_HOST"] = address.in_url  # HAProxy alone listens there
@@ -161,7 +160,6 @@ class _Beside(threading.Thread):
             self._error = error
 
     def check(self) -> None:
-        """Raise the work's error, if it has one."""
         if self._error is not None:
             raise self._error
 
@@ -192,7 +190,7 @@ def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = l
 
     target = serve.RunTarget(build_app(config), name=APP_NAME, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)
-    started_s, last, stages = time.monotonic(), "", progress.StageLog.here()
+    started_s, last = time.monotonic(), ""
     while (application := serve.status().applications[APP_NAME]).status != "RUNNING":
         if failures := _failures(application):
             raise StartError("\n".join(failures))
@@ -202,8 +200,6 @@ def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = l
         if line != last:
             report(f"{line} ({time.monotonic() - started_s:.0f} s)")
             last = line
-        for stage in stages.new_lines():
-            report(stage)
         time.sleep(_POLL_S)
 
 

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -110,14 +111,22 @@ def running(
 
     `show` gets an entry for each request.
     """
+    is_ready = threading.Event()
+
+    def report_start(stage: str) -> None:
+        if not is_ready.is_set():  # replicas that start later are no news
+            with contextlib.suppress(OSError):
+                report(stage)
+
     with (
         _ended_by_signals(),
         run_folder.created(report) as folder,
-        request_log.shown(show, folder.path) if show else contextlib.nullcontext(),
+        request_log.shown(show or (lambda entry: None), folder.path, report=report_start),
     ):
         driver = Driver(config, address, folder, report)
         try:
             driver.await_ready()
+            is_ready.set()
             yield driver
         except (StartError, ServerLost) as error:
             driver.end()
