@@ -9,9 +9,9 @@ from contextlib import aclosing
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from deployments.errors import InvalidRequest, TalkrayError
+from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.api import ignored
 from serve_app.api.errors import ErrorReply
@@ -135,7 +135,9 @@ class FramesSocket(Connection):
             frames, reason = record.usage.frames, record.usage.finish_reason
             told = ignored.told(wish.ignored)
             await self.send("done", request_id=request_id, finish_reason=reason, frames=frames, **told)
-        except TalkrayError as error:
+        except (WebSocketDisconnect, RuntimeError):  # the client left
+            raise
+        except Exception as error:
             reply = self.failure(error, request_id)
             record.error = reply.code
             await self.send("error", request_id=request_id, **reply.envelope())
