@@ -6,8 +6,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from deployments.audio.runaway import EndingGuard, runaway_frames
-from deployments.audio.silence import Pcm
+from deployments.audio.listening import EndingGuard, Pcm, runaway_frames
 from deployments.protocol import (
     Codes,
     FinishReason,

@@ -15,7 +15,6 @@ from serve_app.api import door
 from serve_app.api.door import (
     EXEMPT,
     MAX_UPLOADS,
-    Limits,
     Meter,
     Meters,
     Upload,
@@ -500,7 +499,7 @@ async def test_asking_for_anything_but_speech_costs_nothing() -> None:
 def test_requests_come_back_steadily_and_not_beyond_a_minute() -> None:
     clock = Clock()
     meter = Meter("key", "This API key", clock=clock)
-    meter.limits = Limits(requests_per_minute=3)
+    meter.requests_per_minute = 3
     for _ in range(3):
         meter.request()
     with pytest.raises(Overloaded, match="This API key may make 3 requests per minute") as refused:
@@ -519,7 +518,7 @@ def test_requests_come_back_steadily_and_not_beyond_a_minute() -> None:
 
 def test_less_than_one_request_a_minute() -> None:
     meter = Meter("client", "This client", clock=Clock())
-    meter.limits = Limits(requests_per_minute=0.5)
+    meter.requests_per_minute = 0.5
     meter.request()
     with pytest.raises(Overloaded, match=r"0\.5 requests") as refused:
         meter.request()
@@ -528,7 +527,7 @@ def test_less_than_one_request_a_minute() -> None:
 
 def test_streams_at_once_of_a_meter() -> None:
     meter = Meter("key", "This API key")
-    meter.limits = Limits(max_streams=2)
+    meter.max_streams = 2
     with meter.stream(), meter.stream(), pytest.raises(Overloaded, match="2 streams open at once"), meter.stream():
         pass
     with pytest.raises(ValueError), meter.stream():  # noqa: PT011
@@ -545,24 +544,24 @@ def test_without_limits_everything_goes() -> None:
 
 def test_limits_change_and_what_was_counted_stays() -> None:
     meters = Meters("key", "This API key")
-    with meters.of("ada", Limits(max_streams=1)).stream():
-        with pytest.raises(Overloaded), meters.of("ada", Limits(max_streams=1)).stream():
+    with meters.of("ada", None, max_streams=1).stream():
+        with pytest.raises(Overloaded), meters.of("ada", None, max_streams=1).stream():
             pass
-        with meters.of("bob", Limits(max_streams=1)).stream():
+        with meters.of("bob", None, max_streams=1).stream():
             pass
-        with meters.of("ada", Limits(max_streams=2)).stream():
+        with meters.of("ada", None, max_streams=2).stream():
             pass
 
 
 def test_no_number_of_addresses_takes_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "_MOST_METERS", 2)
-    meters, limits = Meters("client", "This client"), Limits(max_streams=1)
-    first = meters.of("first", limits)
+    meters = Meters("client", "This client")
+    first = meters.of("first", None, max_streams=1)
     with first.stream():
-        second = meters.of("second", limits)
-        meters.of("third", limits)
-        assert meters.of("first", limits) is first  # who has a stream stays
-        assert meters.of("second", limits) is not second
+        second = meters.of("second", None, max_streams=1)
+        meters.of("third", None, max_streams=1)
+        assert meters.of("first", None, max_streams=1) is first  # who has a stream stays
+        assert meters.of("second", None, max_streams=1) is not second
 
 
 def scope(*forwarded: str) -> Scope:
