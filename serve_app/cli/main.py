@@ -27,7 +27,6 @@ from deployments.weights.store import EMBEDDED, choose, find, locate
 from serve_app.api import request_log
 from serve_app.api.keys import read_keys
 from serve_app.cli import ray_settings
-from serve_app.cli.console import Progress, print_json, print_line
 from serve_app.cli.doctor import count_gpus, examine, predict_memory
 from serve_app.cli.key_commands import keys
 from serve_app.cli.ray_settings import free_port
