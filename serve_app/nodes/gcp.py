@@ -1,4 +1,4 @@
-"""Ray's provider of Google Cloud nodes, which starts a standard instance where spot is refused (see aws_nodes.py).
+"""Ray's provider of Google Cloud nodes, which starts a standard instance where spot is refused (see aws.py).
 
 A cluster's file says `provider: {type: external, module: serve_app.nodes.gcp.Nodes}`.
 """
