@@ -17,7 +17,7 @@ run: install ## Serve speech on http://127.0.0.1:8000 until Ctrl-C (options: mak
 
 test: lint unit e2e ## Lint, types, unit tests and end-to-end tests with real Ray Serve
 
-lint: $(VENV)/.installed-dev ## Format, lint, types, the folder rule and the rules of size
+lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -25,8 +25,8 @@ class TalkerConfig(Strict):
     max_model_len: Annotated[int, Field(ge=64)] = 4096  # rows of one sequence: prompt and frames
     # Positions of a KV block. Unset: 16 on a CPU; on a GPU 64, with flash-attn 256, as it takes no less.
     kv_block_size: Annotated[int | None, Field(ge=1)] = None
-    # The share of the GPU's memory that the engine may use, 0.85 where nothing is said: keys and values get what
-    # weights, codec and recorded work leave, and never more than they can use. Or their size itself.
+    # The share of the GPU's memory that the engine may use, 0.85 by default: keys and values get the rest behind
+    # weights, codec and recorded work, and never more than they can use. Or their size itself.
     gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
     kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None
     # Of the fused kernels. auto: our own, which docs/performance.md has as the faster ones; the start says which.

@@ -54,9 +54,7 @@ class PlaybackClock:
 
 
 class Unread:
-    """Around a `yield`: a reader that takes nothing for UNREAD_S gives back what `leave` frees, and has it again, by
-    `take_again`, when it reads on or ends.
-    """
+    """Around a `yield`: calls `leave` once the reader takes nothing for UNREAD_S, and `take_again` when it reads on."""
 
     def __init__(self, leave: Callable[[], Awaitable[None]], take_again: Callable[[], None] = lambda: None) -> None:
         self._leave, self._take_again = leave, take_again

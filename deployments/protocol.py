@@ -187,7 +187,7 @@ class Reading:
     """How far in their text consecutive frames are, as the talker's attention says."""
 
     first: int  # number of the first of these frames
-    chars: tuple[float, ...]  # of the text, before what each frame begins with
+    chars: tuple[float, ...]  # of the text, before the text of each frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class PcmChunk:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the ingress must know of the loaded checkpoint to check a request."""
+    """The facts of the loaded checkpoint that the ingress needs to check a request."""
 
     name: str
     kind: ModelKind

@@ -181,7 +181,7 @@ class Tried:
 
 
 def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: float) -> Tried:
-    """Make every call once that there will be: the first of a shape takes longer, on a GPU as on a CPU.
+    """Make every later call once, because the first call of a shape takes longer, on a GPU as on a CPU.
 
     The largest batches are those whose calls take no longer than `max_call_s`. The cost of a frame is the least of the
     calls for one stream, because other processes start on the machine as well.

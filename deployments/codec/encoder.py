@@ -189,7 +189,7 @@ class VectorQuantization(nn.Module):
 
 
 class ResidualVectorQuantizer(nn.Module):
-    """Codebooks that each quantize what the ones before left over. The output projection serves training only."""
+    """Codebooks that each quantize the rest of the ones before. The output projection serves training only."""
 
     def __init__(self, config: EncoderConfig, num_quantizers: int) -> None:
         super().__init__()

@@ -152,7 +152,7 @@ async def persist(
     lost: type[ReplicaLost],
     limits: RetryLimits = RetryLimits(),
 ) -> AsyncGenerator[D, None]:
-    """What `pass_on` makes of the chunks of a stream up to its last one, from as many replicas as it takes.
+    """Results of `pass_on` for the chunks of a stream up to its last one, from as many replicas as it takes.
 
     `ask` is called for each attempt and must go on behind the chunks that have been taken; it raises `lost` or Moved
     where that needs another replica. Raises all other errors of `ask`, and `lost` once `limits` are reached: a stream

@@ -143,10 +143,10 @@ def forward(
     *,
     learn: Callable[[PcmChunk], None] = lambda chunk: None,
 ) -> AsyncGenerator[PcmChunk, None]:
-    """Audio of one utterance as a talker's GPU makes it, on one talker after the other where it has to be.
+    """Audio of one utterance from a talker's GPU; a lost talker is followed by another one.
 
-    `generate` asks a talker; `learn` sees each chunk first. Raises what `generate` raises, and EngineError where audio
-    is missing at the end.
+    `generate` asks a talker; `learn` sees each chunk first. Raises the errors of `generate`, and EngineError where
+    audio is missing at the end.
     """
     frames = Frames(info.frame_samples)
     silence = None if request.leading_silence else LeadingSilence(info.sample_rate)

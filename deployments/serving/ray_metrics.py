@@ -1,4 +1,4 @@
-"""Ray's instruments behind those of `metrics.py`.
+"""Ray's instruments behind the instruments of `metrics.py`.
 
 Ray's metrics agent on every node exports them for all processes there, with `ray_` before each name; `WorkerId`, which
 the agent adds, tells replicas apart. One call costs one to three microseconds.

@@ -64,8 +64,8 @@ def _talker_bytes(directory: Path, model: ModelConfig, dtype: torch.dtype) -> in
 
 
 def _codec_bytes(directory: Path, num_slots: int, total: int, *, clones: bool) -> int:
-    """Of the codec decoder with so many streams, on a GPU of `total`; and of a model that `clones`, of the encoder that
-    reads recordings, and of what the decoder remembers of them.
+    """Bytes of the codec decoder with so many streams, on a GPU of `total` bytes; for a model that `clones` with the
+    encoder of recordings and the decoder's states behind them.
     """
     folder, shapes = directory / "speech_tokenizer", read_shapes(directory / "speech_tokenizer")
     slots, config = slots_on(torch.device("cuda"), folder), SpeechTokenizerConfig.load(folder).decoder

@@ -62,7 +62,7 @@ class TextTokenizer:
 class LiveTokens:
     """Token ids of a text that comes in parts, cut anywhere: together they equal the token ids of the whole text.
 
-    Byte pairs are merged within a word. So a word's tokens are known once what follows it is not part of it.
+    Byte pairs are merged within a word. So a word's tokens are known once the next character is not part of it.
     """
 
     def __init__(self, tokenizer: TextTokenizer) -> None:

@@ -15,7 +15,7 @@ _BEGUN = re.compile(rf"\s*+{_NEXT}")
 _LINE_END = re.compile(r"[\n\r]|```\w*")  # as `plain_line` has it
 _FENCE_CHARS = 2  # of one that may have begun
 _OPENED = re.compile(r"\[[^\[\]]*$|\]\([^()]*$|<[^<>]*$")
-_LONGEST_OPENED = 300  # what is never closed opens nothing; a line is marked by then
+_LONGEST_OPENED = 300  # markup that is never closed opens nothing; a line is marked by then
 _LINE = re.compile(r"\n(?=[ \t]*+\S)")  # the next one begins with more than an empty line would end
 _SPACE = re.compile(r"\s(?=\S)")
 LONGEST_UNCUT = 1000  # characters that wait for a place to be cut at: speaking so many takes milliseconds
@@ -33,7 +33,7 @@ class LiveEnglish:
     """`spoken_english` of a text that comes in parts: wherever it is cut, the same comes out.
 
     A line that can nowhere be cut, as one of a list, is cut after `LONGEST_UNCUT` characters all the same: the work of
-    one call is bounded by what it is fed.
+    one call is bounded by its text.
     """
 
     def __init__(self) -> None:

@@ -83,7 +83,8 @@ def choose(model: str, *, models_dir: Path | None, gpu: bool) -> ModelChoice:
 
 
 def locate(model: str, *, revision: str | None = None, report: Report | None = None) -> Path:
-    """The directory of a complete checkpoint; `report` is told how far a download is, a line every two seconds at most.
+    """The directory of a complete checkpoint; `report` gets the progress of a download, a line every two seconds at
+    most.
 
     `model` is a directory, "embedded", or a Hugging Face name such as "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", of which
     "1.7B-CustomVoice" is enough. A checkpoint that is not in the Hugging Face cache is downloaded. `revision` is a
@@ -151,9 +152,9 @@ def _asked(name: str) -> OSError | None:
 
 
 def check_complete(directory: Path) -> Path:
-    """`directory`, once it is sure that it is a checkpoint of this family and that no file of it is missing.
+    """`directory`, after a check that it is a complete checkpoint of this family.
 
-    CheckpointError says which family it is of, or names the missing files.
+    CheckpointError names its family or the missing files.
     """
     if (directory / _ADAPTER).is_file() and not (directory / "config.json").is_file():
         raise CheckpointError(_unmerged(str(directory)))

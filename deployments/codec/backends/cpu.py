@@ -67,7 +67,8 @@ def _built() -> dict[str, _Function]:
 
 _functions = _built()
 BUILT = bool(_functions)
-# What multiplies bfloat16 here: 0 nothing, 1 AVX-512's dot products, 2 AMX. Asked once: AMX wants the kernel's leave.
+# The unit that multiplies bfloat16 here: 0 none, 1 AVX-512's dot products, 2 AMX. Asked once, because AMX needs the
+# kernel's permission.
 MATRIX_UNITS = _functions["matrix_units"]() if BUILT else 0
 
 
@@ -125,9 +126,10 @@ def fits(weight: Tensor) -> bool:
 
 
 class _HugePages:
-    """Memory for weights in pages of 2 MB, where the kernel has them to give.
+    """Memory for weights in pages of 2 MB, where the kernel has them.
 
-    A core reads weights a quarter faster from those: prefetching ends at pages, and their addresses have to be found.
+    A core reads weights a quarter faster from large pages, because prefetching ends at pages, and their addresses have
+    to be found.
     """
 
     _CHUNK, _PAGE = 32 << 20, 2 << 20

@@ -1,4 +1,4 @@
-"""Products of layers in torch, their weights packed once; on a CPU that multiplies bfloat16 those of cpu.py.
+"""Products of layers in torch, their weights packed once; on a CPU that multiplies bfloat16 the products of cpu.py.
 
 And the memory that calls take: on a CPU each thread has some that it uses again and again.
 """

@@ -1,7 +1,7 @@
 """The forward pass in torch, on any device. On a CPU every layer is one convolution, its weights packed once.
 
-In bfloat16 on a CPU that multiplies it, kernels of our own (cpu_kernels.py) make what they fit. Where they make all,
-as of the released shape, the calls of a batch are recorded and replayed.
+In bfloat16 on a CPU that multiplies it, kernels of our own (cpu.py) compute the layers that they fit. Where they
+compute all layers, as of the released shape, the calls of a batch are recorded and replayed.
 
 In a lower precision only the products are: what is added up, the snakes, the last convolution and attention stay in
 float32. On a CPU, layers of many channels are bound by their weights and take all streams together. The others are
@@ -44,8 +44,8 @@ class TorchBackend(Backend):
     def __init__(self, folded: FoldedDecoder, precision: str = "float32") -> None:
         """`precision` is the precision of the products.
 
-        From here on cuDNN does not cut off float32 to TF32 in this process. On stressed weights that is no better than
-        34 dB, and float32 is what other types are judged by, and what streams are repaired in.
+        From here on cuDNN does not cut off float32 to TF32 in this process. On stressed weights TF32 is no better than
+        34 dB, and float32 has to judge other types and to repair streams.
         """
         torch.backends.cudnn.allow_tf32 = False
         self.config, self.device, self.precision = folded.config, folded.tables.device, precision

@@ -24,8 +24,8 @@ from deployments.gpu.graphs import Graphs, Staging, buckets
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, *range(96, 4096, 32))
 _STAGED_WRITES = 16  # each may hold all codes of a slot
 _SWEPT_FRAMES, _SWEPT_AT_ONCE = 64, 4  # of a stream that holds many codes; such streams: bounds memory
-# Recorded calls, for each frame of the largest one; and what convolutions remember and the allocator keeps. Both
-# measured, with 8, 128 and 256 streams.
+# Recorded calls, for each frame of the largest one; and the memory of convolutions and of the allocator. Both measured,
+# with 8, 128 and 256 streams.
 _CALL_FRAME_BYTES = 5_700_000
 _MORE_BYTES = 600 << 20
 
@@ -60,8 +60,8 @@ class _Stream:
 class TritonSlots(SlotDecoder):
     """Slots over captured calls on a CUDA stream of their own.
 
-    The stream waits for what the current stream has been given when codes are written, so that a frame starts the
-    moment its codes exist.
+    When codes are written the stream waits for the work queued on the current stream, so that a frame starts the moment
+    its codes exist.
     """
 
     def __init__(
@@ -164,8 +164,8 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def snr_db(self, every: Tensor, audio: Tensor) -> float:
-        """Signal over error of codes [streams, frames, groups], not captured, where `audio` is what they should be:
-        int16 [streams, samples]; minus infinity where what they are is not finite.
+        """Signal over error of codes [streams, frames, groups], not captured, against `audio`: int16 [streams,
+        samples]; minus infinity where the samples are not finite.
         """
         frames = every.shape[1]
         sizes = parts(frames, call_sizes(GPU_RAMP))
@@ -322,8 +322,8 @@ def fitting_slots(
     prepare: Prepare,
     report: Callable[[str], None],
 ) -> TritonSlots:
-    """What `make` makes of the first of PRECISIONS that is as good as `exact` on every code, else of the last: no start
-    fails here.
+    """The result of `make` for the first of PRECISIONS that is as good as `exact` on every code, else for the last: no
+    start fails here.
     """
     every = every_code(exact.config)
     audio = torch.cat([_audio(exact, codes) for codes in torch.split(every, _SWEPT_AT_ONCE)])

@@ -141,11 +141,11 @@ class DecodeGate:
         largest: Mapping[int, int] | None = None,
         tried_s: float = 0.0,
     ) -> None:
-        """`frame_s` is how long a frame plays.
+        """`frame_s`: seconds that a frame plays.
 
-        Jobs share a batch only as long as the call is expected to end within what suits so many workers. `largest` is
-        by frames how many jobs have been decoded together: more would be a new shape. `tried_s` is `seconds_per_frame`
-        as the start measured it, 0 where that is not known.
+        Jobs share a batch only while the call is expected to end within the time that suits so many workers. `largest`
+        is by frames how many jobs have been decoded together: more would be a new shape. `tried_s` is
+        `seconds_per_frame` as the start measured it, 0 where that is not known.
         """
         self._decode, self._frame_s = decode, frame_s
         self._max_batch_size, self._max_batch_frames = MAX_BATCH_SIZE, MAX_BATCH_FRAMES  # jobs; frames of all of them
@@ -176,7 +176,7 @@ class DecodeGate:
 
     @property
     def capacity(self) -> float:
-        """Streams that the workers decode in real time by what calls have taken; infinite while that is not known.
+        """Streams that the workers decode in real time by the time of calls so far; infinite while that is not known.
 
         A replica that has just started has the fewest streams, so the next streams all come to it at once.
         """
@@ -247,7 +247,7 @@ class DecodeGate:
         return batch
 
     def _size(self, waiting: int, shape: tuple[int, bool], left_s: float = inf) -> int:
-        """Jobs of one call: few sizes, all of which were called before (see planner.py); silent jobs go alone."""
+        """Jobs of one call: few sizes, all of which were called before (see plan.py); silent jobs go alone."""
         frames, silent = shape
         known = self._largest.get(frames, self._max_batch_size)
         most_frames, in_time = self._frames_within(self._max_call_s), self._frames_within(left_s / _LONG)
@@ -257,7 +257,7 @@ class DecodeGate:
         return 1 if silent else 1 << max(0, most.bit_length() - 1)
 
     def _frames_within(self, call_s: float) -> int:
-        """Of one call that takes no longer, by what frames have cost so far."""
+        """Frames of one call that takes no longer, by the cost of frames so far."""
         most = call_s / self.seconds_per_frame - CALL_FRAMES if self.seconds_per_frame else inf
         return max(0, int(min(self._max_batch_frames, most)))
 
@@ -281,7 +281,7 @@ class DecodeGate:
         self, running: asyncio.Future[list[Decoded | BaseException]], batch: list[_Waiter], seconds: float
     ) -> None:
         self._running.discard(running)
-        if self._gathered is batch:  # all of it was cancelled, or failed, before
+        if self._gathered is batch:  # the whole batch was cancelled, or failed, before
             self._gathered = None
         if not batch[0].job.silent:  # which costs far less a frame
             frames = sum(len(waiter.job.codes) for waiter in batch) + CALL_FRAMES

@@ -31,8 +31,8 @@ Synthesize = Callable[[SynthesisRequest, Generate], AsyncGenerator[PcmChunk, Non
 
 
 class Capacity:
-    """How many streams a replica decodes at once: no more than its workers can make in real time by what their calls
-    have taken, and no more than it has seen come in time. They enter in order.
+    """How many streams a replica decodes at once: no more than its workers can make in real time by the time of their
+    calls, and no more than have come in time. They enter in order.
 
     On a machine that is too slow for one stream there would be one place, and a client that speaks without a pause
     would hold it for good. So a client that has none of the places competes with other clients, not with how many

@@ -1,4 +1,4 @@
-"""The replica's side of its decoder processes: starts them, has them decode, replaces those that end.
+"""The replica's side of its decoder processes: starts them, has them decode, replaces ended ones.
 
 Decoding is hundreds of short steps of Python, so that threads of one process wait for each other and for the event loop
 in which everything else of the replica runs: on sixteen cores two replicas of seven threads made 27 seconds of audio a

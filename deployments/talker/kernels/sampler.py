@@ -1,4 +1,4 @@
-"""From logits to a code to what the code becomes next, one program per row.
+"""From logits to a code and its embedding, one program per row.
 
 The code equals the one of `deployments.talker.sampling`: the same filters in the same order, the same noise bits. Top-k
 and top-p are thresholds found by bisecting the logits' bits, so nothing is sorted. Where several candidates equal the
