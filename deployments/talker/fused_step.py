@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from deployments.talker.kernels.backends import choose_backend
 from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul
+from deployments.talker.kernels.paged_attention import choose_backend
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.prompt import PromptAttention
 from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code

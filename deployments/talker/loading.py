@@ -20,9 +20,8 @@ from deployments.errors import EngineError
 from deployments.gpu.graphs import use_cpus_near
 from deployments.protocol import GenerateRequest, ModelInfo, Reference, Sampling, SynthesisRequest
 from deployments.talker.audio import AudioStreams
-from deployments.talker.block_manager import BlockManager
 from deployments.talker.engine import Engine
-from deployments.talker.kv_cache import GIB, GpuMemory, KVCache, Wanted
+from deployments.talker.kv_cache import GIB, BlockManager, GpuMemory, KVCache, Wanted
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Codes
-from deployments.talker.block_manager import BlockManager
-from deployments.talker.kv_cache import KVCache, padded_length
+from deployments.talker.kv_cache import BlockManager, KVCache, padded_length
 from deployments.talker.prefill import Pass, PrefillInputs, pack
 from deployments.talker.prompt import MAX_DENSE_ROWS, InputTables
 from deployments.talker.sampling import Breadth, FilterOptions
