@@ -46,7 +46,7 @@ class FirstSound:
         self._is_found = False
 
     def feed(self, pcm: Pcm) -> float | None:
-        """With the chunk that brings the first sound: seconds of the stream in front of it. With all others None."""
+        """Seconds of the stream in front of the first sound, with the chunk that has it; None with all others."""
         if self._is_found:
             return None
         pcm = np.concatenate((self._rest, pcm))
@@ -72,7 +72,7 @@ class LeadingSilence:
         self._num_dropped = 0
 
     def trim(self, pcm: Pcm) -> Pcm:
-        """What remains of the next samples: nothing until a window is louder than QUIET_DB, then everything."""
+        """The samples to send of the next ones: none until a window is louder than QUIET_DB, then all."""
         if self._held is None:
             return pcm
         pcm = np.concatenate((self._held, pcm))
@@ -98,14 +98,14 @@ _LEAST_S = 6.0
 # By half of that a text is spoken, unless slowly: voices take a quarter to half a second for a token of a released
 # checkpoint.
 _EXPECTED = 0.5
-# A text whose speech is shorter for a token was not spoken.
+# Speech that is shorter for a token has left text out.
 _SHORTEST_TOKEN_S = 0.04
 # How long speech may be silent or repeat itself before it counts as over, and behind the expected end.
 _PATIENCE_S, LATE_PATIENCE_S = 8.0, 3.0
 _FULL_SCALE_DB = 20 * log10(32768)
 _PAUSE_DB = 30.0  # below the loudest frame so far
 _MURMUR_DB, _STEADY_DB = 12.0, 4.0  # noise is that much quieter than the loudest frame, and varies no more than that
-# A loop may be so long, and is one once it was heard twice more. An odd frame costs what some equal ones earn.
+# The longest period of a loop. A loop counts after two repeats. An odd frame costs as much as some equal frames earn.
 _LONGEST_LOOP_S = 3.2
 _REPEATS = 2
 _ODD_FRAME = 4

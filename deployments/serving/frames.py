@@ -1,4 +1,4 @@
-"""Frames of one utterance from its first to its last, whatever becomes of the talkers that make them."""
+"""Frames of one utterance from its first to its last, also where its talkers die."""
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
@@ -33,7 +33,7 @@ D = TypeVar("D", FrameChunk, PcmChunk)
 def all_frames(
     generate: Generate, request: GenerateRequest, pass_on: Callable[[FrameChunk], D | None], *, frame_samples: int
 ) -> AsyncGenerator[D, None]:
-    """What `pass_on` makes of the frames behind the prefix, to the end: a lost talker is followed by another."""
+    """Results of `pass_on` for all frames behind the prefix; a lost talker is followed by another one."""
     received = Received(request.synthesis.resume)
     begun = received.samples
 
@@ -54,7 +54,7 @@ class Frames:
     """Frames of one stream that have come, and the audio that a talker has made of the first of them."""
 
     def __init__(self, frame_samples: int, first: Codes | None = None) -> None:
-        """`first` are frames that exist already, before those that chunks bring."""
+        """`first` are frames that exist already, before the frames of chunks."""
         self._frame_bytes = 2 * frame_samples
         self._frames: list[Codes] = [] if first is None else list(first)  # each [num_code_groups]
         self._num_code_groups = 0
@@ -66,7 +66,7 @@ class Frames:
         self.finish_reason: FinishReason | None = None
 
     def add(self, chunk: FrameChunk) -> None:
-        """What a talker brings next: its audio may come later than its codes."""
+        """The next chunk of a talker; its audio may come later than its codes."""
         self._frames.extend(chunk.codes)
         self._pcm += chunk.pcm
         if chunk.marks:
@@ -120,7 +120,7 @@ class Audio:
         self._position = self._delivered = position
 
     def chunk(self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None) -> PcmChunk:
-        """The next frames of the stream and their audio. What is held back as quiet counts once there is sound.
+        """The next frames of the stream and their audio. Quiet samples that are held back count once there is sound.
 
         Where it has a finish reason though `finish_reason` is None, the stream ends there: the rest is no speech.
         """

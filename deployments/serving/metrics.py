@@ -1,4 +1,4 @@
-"""What Talkray measures of itself: instruments under Prometheus names, and the small calls that feed them.
+"""Talkray's metrics: instruments under Prometheus names, and the small calls that feed them.
 
 The shell of a replica gives each instrument Ray's (`ray_metrics.py`). Until then, and outside Ray, the calls do
 nothing. Instruments exist once in a process.
@@ -27,7 +27,7 @@ class Instrument:
 
 
 class Counter(Instrument):
-    """What only grows."""
+    """A number that only grows."""
 
 
 class Gauge(Instrument):
@@ -173,7 +173,7 @@ def died(pool: str, count: int) -> None:
 
 
 def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting: int) -> None:
-    """Record one step of a talker engine that made `batch_size` frames; an idle one only says what waits."""
+    """Record one step of a talker engine that made `batch_size` frames; an idle engine only reports its queue."""
     if batch_size:
         STEP.record(step_s, TALKER)
         BATCH.record(batch_size, TALKER)
@@ -186,7 +186,7 @@ def codec_precision(pool: str, precision: str) -> None:
 
 
 def codec_repaired(pool: str, count: int) -> None:
-    """Count what was decoded again in float32."""
+    """Count streams that were decoded again in float32."""
     if count:
         REPAIRS.record(count, {"pool": pool})
 
@@ -204,13 +204,13 @@ def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) ->
 
 
 def decoded(pool: str, audio_s: float) -> None:
-    """Count audio that a codec replica sends, by who decoded it."""
+    """Count audio that a codec replica sends, by the pool that decoded it."""
     if audio_s:
         DECODED.record(audio_s, {"pool": pool})
 
 
 def references(wanted: str, lookups: Lookups) -> None:
-    """Count lookups of what is kept of reference recordings."""
+    """Count lookups of kept results of reference recordings."""
     for known, count in (("yes", lookups.hits), ("no", lookups.misses)):
         if count:
             RECORDINGS.record(count, {"wanted": wanted, "known": known})

@@ -39,7 +39,7 @@ class LastingGauge(ray.Gauge):  # type: ignore[misc]  # Ray has no types here
 
 @functools.cache
 def install() -> None:
-    """From now on Ray exports what this process records. A replica's constructor calls it before all else."""
+    """From now on Ray exports the metrics of this process. A replica's constructor calls it first."""
     gauges = []
     for instrument in metrics.INSTRUMENTS:
         name, description, tag_keys = instrument.name, instrument.description, instrument.tag_keys

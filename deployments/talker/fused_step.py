@@ -19,14 +19,14 @@ from deployments.talker.step import MIN_NEW_TOKENS, NOT_FINITE, FrameStep, Prefi
 
 
 class FusedStep(FrameStep):
-    """Everything of a step that decodes, and prompts. What follows the first rows of a long one takes plain PyTorch."""
+    """All of a decoding step, and prompts. Plain PyTorch runs the later rows of a long prompt."""
 
     breadths = (WIDE,)
 
     def __init__(
         self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str = "auto", pdl: bool = True
     ) -> None:
-        """`attention` is what `choose_backend` is asked for."""
+        """`attention` is passed to `choose_backend`."""
         super().__init__(tables, state, cache)
         config, max_num_seqs = self.config, state.size.max_num_seqs
         self.pdl = pdl

@@ -88,7 +88,7 @@ class FirstAudio:
 
 
 class PipeClosedError(Exception):
-    """The replica has gone; nobody is left to work for."""
+    """The replica has gone, so the engine process ends."""
 
 
 class EngineProcess:
@@ -171,7 +171,7 @@ class EngineProcess:
         self._send(Loading(f"{engine.runner.step.name} on {engine.runner.device}, {room}"))
         self._send(Loading(clock.summary()))
         gc.collect()
-        gc.freeze()  # what is there now stays: looking at it again would take longer than a step
+        gc.freeze()  # objects that exist now stay: collecting them would take longer than a step
         return engine, replace(engine.info, name=start.model)
 
     def _await_start(self) -> Start:

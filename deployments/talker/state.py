@@ -18,7 +18,7 @@ from deployments.talker.sequence import Sequence
 
 
 class Columns:
-    """Where a packed row of 32-bit columns holds what. Behind the header stand trailing text ids, then the blocks.
+    """The columns of a packed row of 32-bit values. Behind the header stand trailing text ids, then the blocks.
 
     The talker's `FilterOptions` and the predictor's are packed side by side. The header is a multiple of 16 columns
     wide, because Triton loads aligned block tables as vectors.

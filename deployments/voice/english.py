@@ -177,7 +177,7 @@ _SYMBOL = re.compile(_any_of(_SYMBOLS))
 _CAPITALS_IN_WORD = re.compile(r"(?<=[a-z])(?=[A-Z]{2})|(?<=[A-Z]{2})(?=[A-Z](?:[a-rt-z]|s[a-z]))")
 _CAPITALS = re.compile(r"(?<![A-Za-z])([A-Z]{2,})(s?)(?![A-Za-z])")
 _CONSONANTS = re.compile(rf"(?<![A-Za-z'])[bcdfghjklmnpqrstvwxz]{{2,{_SPELLED_LETTERS}}}(?![A-Za-z'])")
-_MINUS = r"[$£€¥₹]?\.?\d"  # what a minus sign may stand before
+_MINUS = r"[$£€¥₹]?\.?\d"  # characters that may follow a minus sign
 _TIDY = (
     (re.compile(r"(?<![A-Za-z])'|'(?![A-Za-z])"), " "),
     (re.compile(rf"(?<=\d) - (?={_MINUS})"), " to "),
@@ -190,7 +190,8 @@ _TIDY = (
 
 
 def spoken_english(text: str) -> str:
-    """What a reader says: letters, inner apostrophes and hyphens, `. , ? ! ; :` and single spaces, and nothing else.
+    """The text as a reader says it: letters, inner apostrophes and hyphens, `. , ? ! ; :` and single spaces, and
+    nothing else.
 
     Numbers, dates, money, units, abbreviations, acronyms and addresses become words; markdown, emoji and other scripts
     go. The result ends like a sentence, or is empty where there is nothing to say. Spoken text stays as it is.

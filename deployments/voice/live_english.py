@@ -43,7 +43,7 @@ class LiveEnglish:
         self._is_marked = False  # whether that line ends like a sentence
 
     def feed(self, text: str, *, is_last: bool) -> list[Part]:
-        """What is certain with `text`; with the last part all that is left, and the sentence ends."""
+        """The spoken text that is certain with `text`; with the last part the rest, and the sentence ends."""
         parts = []
         for start in range(0, len(text), LONGEST_UNCUT):
             self._rest += text[start : start + LONGEST_UNCUT]
@@ -56,7 +56,7 @@ class LiveEnglish:
 
     @property
     def will_speak(self) -> bool:
-        """Whether a word will come of what waits, whatever follows."""
+        """Whether the waiting text becomes a word with any later text."""
         return _BEGUN.match(self._rest) is not None
 
     def _cut(self, end: int) -> Part:
@@ -66,7 +66,7 @@ class LiveEnglish:
         return Part(written, _spoken_before_a_word(written))
 
     def _first_cut(self) -> int:
-        """Where the text can first be cut, 0 where nobody knows yet."""
+        """Where the text can first be cut, 0 where that is not known yet."""
         while match := _CUT.search(self._rest, self._seen):
             self._begin_line(match.end())
             self._is_marked = self._is_marked or self._marks(match.end())
@@ -98,7 +98,7 @@ class LiveEnglish:
 
 
 def _spoken_before_a_word(text: str) -> str:
-    """In the middle of a sentence, with the space behind it: tokens of a word are known with what follows it."""
+    """In the middle of a sentence, with the space behind it: a word's tokens are known with the next character."""
     return spoken_english(f"{text} so").removesuffix("so.")
 
 

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def read_json(file: Path) -> Any:
-    """What a checkpoint's JSON file holds; raises CheckpointError."""
+    """The object in a checkpoint's JSON file; raises CheckpointError."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The door: who may come in, from where, and with how much. Decided from the request's head alone."""
+"""The checks before a body is read: key, address, host, origin, rate. The request's head alone decides."""
 
 import asyncio
 import contextlib
@@ -39,10 +39,10 @@ _MINUTE_S = 60.0
 MAX_UPLOADS = 3  # each takes up to 100 MB
 _SMALL_BYTES = 128 << 10  # of a body without one
 _UPLOAD_WAIT_S = 10.0
-# What is awaited has stalled where less than this comes in this time: 16 MiB would take eight minutes.
+# A body has stalled where less than this comes in this time: 16 MiB would take eight minutes.
 _LEAST_BYTES, _STALL_S = 64 << 10, 2.0
-_LOOK_S = 0.25  # how often who waits looks whether another has stalled
-# What raises a limit, by the reason of a refusal.
+_LOOK_S = 0.25  # how often a waiting body looks whether another has stalled
+# Settings that raise a limit, by the reason of a refusal.
 _REMEDIES = {
     "key": "a key with higher limits (`talkray key create`) has more",
     "client": "api.admission has the limits (client_requests_per_minute, client_streams)",
@@ -55,7 +55,7 @@ _MOST_METERS = 10_000
 
 
 class Meter:
-    """What one key or one address uses. `reason` is that of its refusals, `holder` names it to the client."""
+    """The use of one key or one address. `reason` names its refusals in metrics, `holder` names it in messages."""
 
     def __init__(self, reason: str, holder: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.requests_per_minute: float | None = None  # in bursts of as many; None: as many as the server can do
@@ -115,7 +115,7 @@ class Meters:
 
 
 class Room:
-    """What the requests of a process share: places, or bytes. One caller gets no more than it leaves to all others."""
+    """Places or bytes that the requests of a process share. One caller gets no more than it leaves to all others."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -139,7 +139,7 @@ class Room:
 
 
 class Pace:
-    """Whether what is awaited still comes, or has stalled."""
+    """Whether a body still comes, or has stalled."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -195,7 +195,7 @@ class Uploads:
 
 
 class Upload:
-    """The body of one request, which counts among those that are taken in at once when it is a large one."""
+    """The body of one request. A large one takes one of the places for bodies."""
 
     def __init__(self, uploads: Uploads, caller: str) -> None:
         """`caller` is the name of its sender."""
@@ -215,7 +215,7 @@ class Upload:
                 self._limit = None
 
     async def grow(self, num_bytes: int) -> None:
-        """So much of it has come: return once more may. Raises Overloaded where that takes long."""
+        """`num_bytes` of the body have come: return once more may come. Raises Overloaded where that takes long."""
         self._pace.come(num_bytes)
         if self._is_large or num_bytes <= _SMALL_BYTES:
             return
@@ -234,9 +234,9 @@ class Upload:
 
 
 class Caller:
-    """Who asks: an address, and a key where keys are asked for. What they ask counts for both.
+    """The address behind a request, and the key where keys are asked for. A request counts for both.
 
-    `name` tells callers apart: by their key, those without one by their address.
+    `name` tells callers apart: by the key, without one by the address.
     """
 
     def __init__(self, name: str, *meters: Meter, check: Callable[[], None] = lambda: None) -> None:
@@ -261,11 +261,11 @@ class Caller:
 
 
 class Door:
-    """ASGI middleware, inside RequestContext. `scope["state"]["caller"]` is the `Caller` behind who is let in,
-    `upload` the `Upload` that its body is.
+    """ASGI middleware, inside RequestContext. `scope["state"]["caller"]` is the `Caller` that is let in, `upload` the
+    `Upload` that its body is.
 
-    A request that may cost speech counts as a request, and as a stream while it lasts. A WebSocket counts as a
-    stream while it is open; whoever answers it counts each utterance as a request.
+    A request that may cost speech counts as a request, and as a stream while it lasts. A WebSocket counts as a stream
+    while it is open; its handler counts each utterance as a request.
     """
 
     def __init__(self, app: ASGIApp, *, settings: ApiSettings) -> None:
@@ -327,7 +327,7 @@ class Door:
             raise Forbidden("This host name is not allowed; access.allowed_hosts lists those that are.")
 
     def _check_origin(self, origin: str | None, host: str | None) -> None:
-        """Browsers name the page behind a request, also of those that they send whatever CORS says."""
+        """Browsers name the page behind a request, also where they send the request without asking CORS."""
         allowed = self._access.allowed_origins
         if origin is None or origin in allowed or "*" in allowed:
             return
@@ -341,8 +341,8 @@ def _check_size(scope: Scope) -> None:
 
 
 def client_address(scope: Scope, *, trusted_proxies: int) -> str:
-    """Who asks. Each trusted proxy added the address that it saw at the end of X-Forwarded-For; what stands before
-    these was written by the client and proves nothing. Without such a proxy it is the peer of the connection.
+    """The client's address. Each trusted proxy added the address that it saw at the end of X-Forwarded-For. Entries
+    before these were written by the client and prove nothing. Without such a proxy it is the peer of the connection.
     """
     peer: str = (scope.get("client") or ("unknown", 0))[0]
     if not trusted_proxies:
@@ -365,7 +365,7 @@ def one_client(address: str) -> str:
 
 
 def offered_keys(scope: Scope) -> Iterator[str]:
-    """What the request offers as its key, wherever one of the APIs puts it; the first one counts."""
+    """Keys that the request offers, in every place where one of the APIs puts a key; the first one counts."""
     headers = Headers(scope=scope)
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     if scheme.lower() in _SCHEMES:

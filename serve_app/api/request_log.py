@@ -25,7 +25,7 @@ _CUT_OFF, LEFT = "server stopped", "client left"
 
 @dataclass(slots=True)
 class Usage:
-    """What a stream has consumed and produced so far."""
+    """Tokens and samples of a stream so far."""
 
     input_tokens: int = 0
     frames: int = 0
@@ -55,7 +55,7 @@ class Usage:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What becomes of one request. One that neither spoke nor failed is not worth a line."""
+    """The outcome of one request. A request that neither spoke nor failed gets no line."""
 
     request_id: str
     received_ns: int  # of time.time_ns()
@@ -66,7 +66,7 @@ class RequestRecord:
     voice: str | None = None
     samples_per_s: float = 1.0  # of the audio as it is heard
     usage: Usage = field(default_factory=Usage)
-    error: str | None = None  # its code, or what the client did
+    error: str | None = None  # its code, or LEFT
     begun: bool = False
 
     def entry(self) -> Entry:
@@ -85,7 +85,7 @@ class RequestRecord:
         }
 
     def another(self, request_id: str) -> "RequestRecord":
-        """What the same client asks for now, on the same connection."""
+        """The record of the same client's next request on the same connection."""
         return RequestRecord(
             request_id, time.time_ns(), client=self.client, method=self.method, path=self.path, key=self.key
         )

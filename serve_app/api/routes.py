@@ -1,4 +1,4 @@
-"""The HTTP surface, complete but for what speaks: that is injected."""
+"""The HTTP surface; the synthesizer behind it is injected."""
 
 import logging
 import re
@@ -157,7 +157,7 @@ def metrics_routes(node: Node) -> APIRouter:
 
     @router.get("/metrics/all", summary="Ray's metrics too", response_class=Response)
     async def all_metrics() -> Response:
-        """What the node's metrics agent exports: Ray's own metrics besides."""
+        """All metrics of the node's agent, Ray's as well."""
         return Response(await run_in_threadpool(node.scrape), media_type=METRICS_TYPE)
 
     return router

@@ -18,7 +18,7 @@ from deployments.errors import InvalidRequest
 if TYPE_CHECKING:
     from av import AudioFrame
 
-UNKNOWN_LENGTH = 0xFFFFFFFF  # what players take for "until the end"; 0 would be an empty file
+UNKNOWN_LENGTH = 0xFFFFFFFF  # players take this for "until the end"; 0 would be an empty file
 _STEP = 1 << 20  # bytes of a whole body that are encoded at once
 OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
 OutputRate = Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000]  # that every format knows
@@ -301,12 +301,12 @@ def _frame(samples: NDArray[np.int16], rate: int, position: int) -> "AudioFrame"
 
 
 def factors(speed: float) -> list[float]:
-    """`speed` as atempo steps: one skips samples above 2 and does not go below 0.5, so two share what is beyond."""
+    """`speed` as atempo steps of 0.5 to 2: a step skips samples above 2 and does not go below 0.5."""
     return [speed] if 0.5 <= speed <= 2 else [speed**0.5] * 2
 
 
 class Rendering:
-    """Speed, rate, then encoding. What takes milliseconds runs in a thread, away from the other streams' event loop."""
+    """Speed, rate, then encoding. Slow encodings run in a thread, away from the other streams' event loop."""
 
     def __init__(
         self,
@@ -320,7 +320,7 @@ class Rendering:
         bit_rate: int | None = None,
         in_wav: bool = False,
     ) -> None:
-        """`whole`: one body of known length, which begins when all of it is there. `output_rate` in Hz."""
+        """`whole`: one body of known length, which begins once it is complete. `output_rate` in Hz."""
         self._audio_format, self._sample_rate = audio_format, sample_rate
         self._output_rate, self._bit_rate, self._in_wav = output_rate or sample_rate, bit_rate, in_wav
         self._frame_samples = frame_samples
@@ -346,7 +346,7 @@ class Rendering:
         return await asyncio.to_thread(self._feed, pcm) if self._threaded and pcm else self._feed(pcm)
 
     async def drain(self) -> bytes:
-        """The rest of what was fed, as far as the encoder gives it; what is fed next has nothing to do with it."""
+        """The rest of the audio that was fed, as far as the encoder gives it; the next audio begins anew."""
         return await asyncio.to_thread(self._drain) if self._threaded else self._drain()
 
     async def close(self) -> bytes:

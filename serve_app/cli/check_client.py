@@ -28,7 +28,7 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What came of asking."""
+    """The outcome of one request."""
 
     dialect: Dialect
     problem: str | None
@@ -216,7 +216,7 @@ async def _try(http: aiohttp.ClientSession, dialect: Dialect) -> Tried:
 
 
 async def _post(http: aiohttp.ClientSession, dialect: Dialect) -> str | None:
-    """What is wrong, once there is audio or none can come."""
+    """The failure, if any, once there is audio or none can come."""
     async with http.post(dialect.path, json=dialect.body) as answer:
         if answer.status != 200:
             return f"{answer.status}: {await answer.text()}"

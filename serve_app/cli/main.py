@@ -124,7 +124,7 @@ def serve(
         bool, typer.Option("--json", help="Print requests as JSON, a line each, and all else to standard error.")
     ] = False,
 ) -> None:
-    """Serve speech on this machine until Ctrl-C. Prints a line for each request: who, and what came of it."""
+    """Serve speech on this machine until Ctrl-C. Prints a line for each request: client and outcome."""
     report = sys.stderr if as_json else sys.stdout
     settings = _with_access(_settings(config, model, file=report), keys_file, allow_origin or [])
     address = Address(host.strip("[]"), port)
@@ -191,7 +191,7 @@ def say(
 def check_client(
     url: Annotated[str | None, typer.Argument(help="A server. Without: the one that runs here.")] = None,
 ) -> None:
-    """Ask a running server as clients of other services do, and print what points them to it.
+    """Ask a running server as clients of other services do, and print their configuration.
 
     TALKRAY_API_KEY is sent where it is set.
     """
@@ -217,7 +217,8 @@ def wyoming(
 ) -> None:
     """Speak Home Assistant's Wyoming protocol in front of a running server, until Ctrl-C.
 
-    TALKRAY_API_KEY is sent to the server where it is set. Wyoming knows no keys: whoever reaches the port may speak.
+    TALKRAY_API_KEY is sent to the server where it is set. Wyoming has no keys: every host that reaches the port may
+    speak.
     """
     try:
         from serve_app.cli.wyoming import serve as serve_wyoming
@@ -256,8 +257,8 @@ def doctor(
 def env() -> None:
     """Print the tuned Ray settings as `export` lines, for nodes that are started by hand.
 
-    Run it on each node: the proxy takes as many connections as the limit of open files there allows, and HAProxy is
-    started by the script that closes what it would open.
+    Run it on each node: the proxy takes as many connections as the limit of open files there allows, and a script
+    starts HAProxy without its open ports.
     """
     for name, value in ray_settings.for_a_node().items():
         print(f"export {name}={shlex.quote(value)}")
@@ -290,7 +291,7 @@ for _name, (_group, _, _help) in _MODULES.items():
 
 
 def main() -> None:
-    """Run the command line; what goes wrong on purpose is a message, not a traceback."""
+    """Run the command line; errors of our own are a message, not a traceback."""
     try:
         cli()
     except TalkrayError as error:
@@ -316,7 +317,7 @@ def _settings(config: Path | None, model: str | None, file: TextIO | None = None
 
 
 def _fetch(model: str, progress: Progress) -> None:
-    """Download what is not here yet, where a person sees how far it is; the replicas then find it."""
+    """Download a missing checkpoint here, where a person sees the progress; the replicas then find it."""
     if model != EMBEDDED and find(model) is None:
         # The hub's client answers a Ctrl-C only when the files it is at are complete: this ends the process at once.
         handler = signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
@@ -353,7 +354,7 @@ def _found_by_say(url: str, *, keyed: bool) -> Iterator[None]:
 
 
 def _check(settings: AppConfig, address: Address) -> None:
-    """Raises StartError with what `talkray doctor` finds wrong: a start would take long to find out."""
+    """Raises StartError with the failures that `talkray doctor` finds, because a start would find them much later."""
     failed = [f"{finding.topic}: {finding.text}" for finding in examine(settings, address) if not finding.ok]
     if failed:
         raise StartError("\n".join(failed))

@@ -1,6 +1,6 @@
 """Codec frames instead of audio, for clients that decode them: docs/codec-frames.md has every bit.
 
-The server decodes as well: what it drops of the audio, and where it ends a runaway, it must have heard.
+The server decodes as well, because it has to hear the quiet start that it drops and the runaways that it ends.
 """
 
 import struct
@@ -39,7 +39,7 @@ def routes(speaker: Speaker) -> APIRouter:
 
     @router.post("/v1/audio/frames", summary="Speak a text as codec frames", response_class=Response)
     async def speak(request: Request) -> Response:
-        """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
+        """Speaks `input` as a stream of records; the other fields are as in `/v1/audio/speech`."""
         wish = await _wished(speaker, await read_object(request, speaker))
         utterance = await speaker.utterance(request, wish)
         usage: Usage = request.state.record.usage
@@ -75,7 +75,7 @@ class Records:
         self._segment = self._position = 0
 
     def add(self, chunk: PcmChunk) -> bytes:
-        """What a chunk brings: its frames, what of their audio is dropped, and what is heard."""
+        """The records of a chunk: its frames, the samples of them that are dropped, and the samples that are heard."""
         records = bytearray()
         if chunk.segment != self._segment:
             self._segment, self._position = chunk.segment, 0

@@ -81,7 +81,7 @@ _NAMES: ignored.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **
 
 
 class Utterance:
-    """One `speak` message on its way; `samples` and `usage` count what has been handed to the socket."""
+    """One `speak` message on its way; `samples` and `usage` count the audio that has been handed to the socket."""
 
     def __init__(self, request_id: str, connection: Connection) -> None:
         self.request_id = request_id
@@ -192,7 +192,7 @@ class SpeechSocket(Connection):
     async def _cancel(self, played_ms: float | None) -> None:
         """Always answered: with null for the request if nothing was being spoken, or its end was already on its way.
 
-        `played_ms` is how much of the utterance's audio was heard; the answer says what of its text that was.
+        `played_ms` is how much of the utterance's audio was heard; the answer has the text of that part.
         """
         task, self._task = self._task, None
         await self.stop()

@@ -33,7 +33,7 @@ _MARGIN_S = 0.06
 _TOKEN_BYTES = 16
 _PLENTY_CHARS = 40  # speech of so many is heard, whatever its writer does
 _LONGEST_CLUSTER = 64  # places to look at: no language stacks more marks (Unicode's stream-safe format allows 30)
-_LONGEST_REST = 1024  # characters that join with what follows: none of what people write
+_LONGEST_REST = 1024  # characters that join with the next ones; ordinary text has none of these
 TURN_CHARS = 256  # that become spoken text in one turn of the event loop: milliseconds
 
 
@@ -100,7 +100,7 @@ class LiveText(Segments):
         self._pauses_s: dict[int, float] = {}  # in front of segments
         self._split = LiveSplit(info.max_segment_chars)
         self._waiting = ""  # has not become spoken text yet
-        self._turn: asyncio.Handle | None = None  # in which more of it does
+        self._turn: asyncio.Handle | None = None  # in which more of it becomes spoken text
         self._num_chars = self._num_spoken = self._num_spoken_chars = 0
         self._changed = asyncio.Event()
         self._writing: WrittenText | None = None  # the segment that takes the text
@@ -116,7 +116,7 @@ class LiveText(Segments):
 
     @property
     def request(self) -> SynthesisRequest:
-        """What to ask a synthesizer for; once `begun`."""
+        """The request to a synthesizer; once `begun`."""
         return self._segments[0]
 
     def append(self, text: str) -> None:
@@ -142,16 +142,16 @@ class LiveText(Segments):
             self._finish()
 
     def close(self) -> None:
-        """Forget the text: whoever speaks it has ended or is to end."""
+        """Forget the text: its speech has ended or is to end."""
         self._end()
         for segment in self._segments:
             assert segment.live is not None
             self._texts.forget(segment.live)
 
     async def begun(self) -> bool:
-        """Wait until there certainly is something to say; False where the text is over and there is nothing.
+        """Wait until there certainly is something to say; False where the text ends without anything to say.
 
-        The first word may still be on its way: whoever speaks gets ready meanwhile.
+        The first word may still be on its way; the talker gets ready meanwhile.
         """
         while not (self.is_over or self._num_spoken or self._front.will_speak):
             await self._changed.wait()
@@ -178,7 +178,7 @@ class LiveText(Segments):
         return segment_start(spoken, [written.text for written in self._written[:number]])
 
     def leave(self, number: int) -> None:
-        """The speech of a segment has ended: what is written from now on goes into another one."""
+        """The speech of a segment has ended: further text goes into another segment."""
         if number == len(self._segments) - 1 and self._writing is not None:
             self._split.restart()
             self._end_segment()
@@ -190,7 +190,7 @@ class LiveText(Segments):
         self.close()
 
     def _take_in(self) -> None:
-        """A part of what waits becomes spoken text, and the next one in the next turn of the event loop."""
+        """A part of the waiting text becomes spoken text, and the next part in the next turn of the event loop."""
         part, self._waiting = self._waiting[:TURN_CHARS], self._waiting[TURN_CHARS:]
         self._write(part, is_last=False)
         self._turn = asyncio.get_running_loop().call_soon(self._take_in) if self._waiting else None
@@ -217,7 +217,7 @@ class LiveText(Segments):
         self._say(self._front.feed(text, is_last=False))
 
     def _end_sentence(self) -> None:
-        """Nothing that comes belongs to what has come."""
+        """The text so far is complete: later text does not join with it."""
         self._say(self._front.feed("", is_last=True))
         self._say_certain(self._split.finish())
         self._front = self._new_front()
@@ -286,7 +286,7 @@ async def without_clicks(
 ) -> AsyncGenerator[PcmChunk, None]:
     """`chunks`, whose last 10 ms are held back as long as they `may_pause`: if so, they end the sound softly.
 
-    What is not interrupted comes as it is, sample by sample.
+    Speech that is not interrupted comes as it is, sample by sample.
     """
     size = int(_FADE_S * sample_rate) * _SAMPLE_BYTES
     clock, held, last, is_silent = PlaybackClock(), b"", None, False
@@ -317,7 +317,7 @@ async def without_clicks(
             if coming is not None and not coming.done():
                 coming.cancel()
                 await asyncio.wait((coming,))
-        finally:  # also where whoever waits is cancelled; what still runs has been cancelled itself
+        finally:  # also where the waiting task is cancelled; a task that still runs has been cancelled itself
             if coming is None or coming.done():
                 await chunks.aclose()
 
@@ -335,7 +335,7 @@ class LivePlain:
         self._has_spoken = False
 
     def feed(self, text: str, *, is_last: bool) -> list[Part]:
-        """What is certain with `text`; with the last part all that is left."""
+        """The spoken text that is certain once `text` has come; with the last part all of the rest."""
         self._rest += text
         is_whole = is_last or len(self._rest) > _LONGEST_REST
         end = len(self._rest) if is_whole else _last_boundary(self._rest)
@@ -363,7 +363,7 @@ def _words(text: str) -> list[str]:
 
 
 def _last_boundary(text: str) -> int:
-    """The last place in `text` that no character to come can join with what stands before it; 0 if it is far back."""
+    """The last place in `text` at which no later character can join with an earlier one; 0 if it is far back."""
     for place in range(len(text) - 1, max(0, len(text) - _LONGEST_CLUSTER), -1):
         char = text[place]
         if char.isspace() or unicodedata.category(char)[0] not in "MC":

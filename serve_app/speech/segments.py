@@ -123,7 +123,7 @@ class LongText:
                 following = following or self._begin(await segments.segment(number), opened)
                 if pause_s := segments.pause_s(number):
                     yield replace(nothing, num_text_tokens=tokens_before, pcm=timeline.silence(pause_s))
-            if not has_ended:  # nobody knew that nothing would follow
+            if not has_ended:  # the end was not known when the last chunk came
                 yield replace(nothing, num_text_tokens=tokens_before, finish_reason=cut_short or FinishReason.STOP)
 
     def _begin(self, request: SynthesisRequest | None, opened: AsyncExitStack) -> "_Segment | None":
@@ -216,7 +216,7 @@ class _Segment:
         self._first.cancel()
         try:
             await asyncio.wait((self._first,))
-        finally:  # also where whoever waits is cancelled; one that still runs has been cancelled itself
+        finally:  # also where the waiting task is cancelled; a task that still runs has been cancelled itself
             if self._first.done():
                 await self._chunks.aclose()
 
@@ -229,13 +229,13 @@ async def _nothing() -> None:
 
 
 def heed(task: "asyncio.Future[PcmChunk | None]") -> None:
-    """Takes note of how a task ended: what nobody waits for any more needs no log."""
+    """Reads how a task ended, so that asyncio logs no error of a task that is not awaited any more."""
     if not task.cancelled():
         task.exception()
 
 
 def segment_start(text: str, before: list[str]) -> int:
-    """Where in `text` a segment begins; those `before` it follow each other in `text`, with whitespace between."""
+    """Where in `text` a segment begins. The segments `before` it follow each other, with whitespace between."""
     start = 0
     for segment in (*before, ""):
         space = _SPACES.match(text, start)
@@ -247,8 +247,8 @@ def segment_start(text: str, before: list[str]) -> int:
 def segment_requests(request: SynthesisRequest, max_chars: int) -> list[SynthesisRequest]:
     """The request itself if its text is short enough; else one for each segment.
 
-    A later segment continues what is being heard. Its id is the request's with its number behind it, its seed follows
-    from the request's seed and the number: the same request makes the same segments.
+    A later segment continues speech that is being heard. Its id is the request's with its number behind it, its seed
+    follows from the request's seed and the number: the same request makes the same segments.
     """
     first, *later = split_text(request.text, max_chars) or [request.text]
     return [replace(request, text=first, following=tuple(later))] + [
@@ -302,7 +302,7 @@ class LiveSplit:
         self._space = self._looked = 0  # its last whitespace; no end of a sentence or clause is before this place
 
     def feed(self, text: str) -> list[str]:
-        """What can be spoken now, of the segment that is being spoken and of those behind it."""
+        """The text that can be spoken now, of the current segment and of later ones."""
         texts = [""]
         for start in range(0, len(text), self._max_chars):
             self._add(text[start : start + self._max_chars])
@@ -317,7 +317,7 @@ class LiveSplit:
         return [self._take(len(self._text))]
 
     def restart(self) -> None:
-        """A segment has ended with what was given."""
+        """A segment has ended with the text so far."""
         rest = self._text[self._given :]
         self._text, self._given, self._positions, self._space, self._looked = "", 0, [0], 0, 0
         self._add(rest)
@@ -357,7 +357,7 @@ class LiveSplit:
 
 
 def _positions(text: str, before: int = 0) -> list[int]:
-    """What stands before each place in `text`, and before its end, in narrow characters, `before` of them before it."""
+    """The length before each place in `text` and before its end, in narrow characters, after `before` of them."""
     if text.isascii():
         return list(range(before, before + len(text) + 1))
     widths = (_WIDE_WEIGHT if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)

@@ -1,7 +1,7 @@
 """Attention of one new position per row over its paged context: QK-norm, RoPE, the cache write, the softmax.
 
-The new position's key and value are taken from the QKV product, not from the cache, so nothing waits for the write. A backend,
-our kernel or flash-attn's, is chosen once, when the engine starts.
+The new position's key and value are taken from the QKV product, not from the cache, so nothing waits for the write.
+The backend, our kernel or flash-attn's, is chosen once, when the engine starts.
 """
 
 import importlib.util
@@ -65,7 +65,8 @@ def _paged_attention(
 ):  # fmt: skip
     """One program per (row, kv head, split of the context). Caches [slots, kv_heads, head_dim].
 
-    The last program of a row's head merges, always in the order of the splits: the sum does not depend on who is last.
+    The last program of a row's head merges, always in the order of the splits, so that the sum does not depend on which
+    program is last.
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = heads // kv_heads
@@ -145,7 +146,7 @@ def _paged_attention(
 
 
 class PagedScratch:
-    """What the programs of a split context leave for the one that merges."""
+    """Partial results of the programs of a split context, for the program that merges."""
 
     def __init__(self, rows: int, heads: Heads, splits: int, device: torch.device) -> None:
         self.splits = splits
@@ -288,7 +289,7 @@ def choose_backend(wanted: str, heads: Heads, *, block_size: int, dtype: torch.d
 
 
 def _why_not_flash(block_size: int, dtype: torch.dtype) -> str | None:
-    """What keeps flash-attn from being used, None where nothing does."""
+    """The reason why flash-attn cannot be used, None where it can."""
     if importlib.util.find_spec("flash_attn") is None:
         return "flash-attn is not installed"
     if block_size % _FLASH_PAGE:

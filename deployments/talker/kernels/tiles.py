@@ -1,4 +1,4 @@
-"""How each product is cut up: what measured best, and for shapes that nobody measured what fits."""
+"""How each product is cut up: the tile that measured best, and for unmeasured shapes one that fits."""
 
 from deployments.talker.kernels.matmul import MAX_VECTOR_ROWS, SHARED_ROWS, Form, Tile
 from deployments.talker.kernels.measured_tiles import MEASURED
