@@ -119,11 +119,6 @@ class ModelRunner:
         )
         self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
 
-    @property
-    def num_eager(self) -> int:
-        """Passes that ran operation by operation."""
-        return self.graphs.num_eager
-
     def capture(self, progress: Callable[[int, int], None]) -> None:
         """On a GPU, record every shape that a step or a prefill can take; the largest first, whose memory all share.
 
