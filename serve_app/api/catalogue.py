@@ -129,6 +129,12 @@ def voice_list(info: ModelInfo) -> list[Voice]:
     return [_voice(name, speaker, characters.get(speaker, UNKNOWN), kind) for name, speaker, kind in kinds]
 
 
+def find_voice(voice_id: str, info: ModelInfo) -> Voice:
+    """A speaker or an alias, in any case. Raises InvalidRequest with the valid names."""
+    known = {voice.id: voice for voice in voice_list(info)}
+    return known[voice_id if voice_id in known else resolve(voice_id, info.voices)]
+
+
 def _voice(voice_id: str, speaker: str, character: Character, kind: str) -> Voice:
     described = f"{character.description} ({speaker})" if kind == "alias" else character.description
     name = voice_id.replace("_", " ").title()

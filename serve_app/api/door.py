@@ -6,7 +6,7 @@ import ipaddress
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from urllib.parse import parse_qsl, urlsplit
 
@@ -29,7 +29,6 @@ _READING = ("GET", "HEAD")
 MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy refuses more than about 15,000 bytes
 
 _SCHEMES = ("bearer", "token")
-_KEY_HEADERS = ("xi-api-key", "x-api-key", "api-key")
 # A browser cannot set the headers of a WebSocket: there, a key may stand in the query or among the subprotocols.
 _KEY_PARAMETERS = ("api_key", "token")
 _KEY_PROTOCOL = "openai-insecure-api-key."
@@ -268,8 +267,9 @@ class Door:
     while it is open; its handler counts each utterance as a request.
     """
 
-    def __init__(self, app: ASGIApp, *, settings: ApiSettings) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, *, settings: ApiSettings, key_headers: Sequence[str]) -> None:
+        """A key may stand in one of `key_headers` instead of `Authorization`."""
+        self._app, self._key_headers = app, key_headers
         self._access, self._admission = settings.access, settings.admission
         self._keys = Keys(settings.access.keys_file) if settings.access.keys_file else None
         self._of_keys = Meters("key", "This API key")
@@ -310,7 +310,7 @@ class Door:
         if self._keys is None or (scope["path"] in EXEMPT and scope.get("method") in _READING):
             return Caller(f"address {client}", meter)
         keys = self._keys
-        record = keys.find(next(offered_keys(scope), None))
+        record = keys.find(next(_offered_keys(scope, self._key_headers), None))
         scope["state"]["record"].key = record.name
 
         def check() -> None:
@@ -364,13 +364,13 @@ def one_client(address: str) -> str:
     return str(ipaddress.IPv6Network((int(parsed), _CLIENT_BITS), strict=False))
 
 
-def offered_keys(scope: Scope) -> Iterator[str]:
-    """Keys that the request offers, in every place where one of the APIs puts a key; the first one counts."""
+def _offered_keys(scope: Scope, key_headers: Sequence[str]) -> Iterator[str]:
+    """What the request offers as its key, wherever one of the APIs puts it; the first one counts."""
     headers = Headers(scope=scope)
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     if scheme.lower() in _SCHEMES:
         yield credentials.strip()
-    yield from (headers[name] for name in _KEY_HEADERS if name in headers)
+    yield from (headers[name] for name in key_headers if name in headers)
     if scope["type"] == "websocket":
         query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         yield from (query[name] for name in _KEY_PARAMETERS if name in query)

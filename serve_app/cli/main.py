@@ -27,7 +27,6 @@ from deployments.weights.store import EMBEDDED, choose, find, locate
 from serve_app.api import request_log
 from serve_app.api.keys import read_keys
 from serve_app.cli import ray_settings
-from serve_app.cli.check_client import check
 from serve_app.cli.doctor import count_gpus, examine, predict_memory
 from serve_app.cli.key_commands import keys
 from serve_app.cli.ray_settings import free_port
@@ -195,14 +194,14 @@ def check_client(
 
     TALKRAY_API_KEY is sent where it is set.
     """
+    from serve_app.cli.check_client import check  # imports all dialects, which takes a second
+
     found = _server(url)
 
     async def ask() -> bool:
         all_ok = True
         async for tried in check(found, key=os.environ.get("TALKRAY_API_KEY")):
-            print(tried.line(), flush=True)
-            if tried.problem is None:
-                print("\n".join(f"    {line}" for line in tried.dialect.lines))
+            print(*tried.lines(), sep="\n", flush=True)
             all_ok = all_ok and tried.problem is None
         return all_ok
 

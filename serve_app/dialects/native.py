@@ -1,13 +1,11 @@
 """The native WebSocket: one utterance per message, PCM as binary frames, cancel at any time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
@@ -17,33 +15,10 @@ from serve_app.api.request import SpeechBody, check_length, parse_speech, valida
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
 from serve_app.api.response import Delivery, word_entries
 from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speaker import Speaker, Wish, refuse_handshake
+from serve_app.api.speaker import Speaker, Wish
 from serve_app.audio.formats import AudioFormat
+from serve_app.dialects.table import Dialect
 from serve_app.speech.session import Audio, Event, Failed, Mark, Session, Started, Turn, Words
-
-Serve = Callable[[WebSocket, Speaker], Awaitable[None]]
-
-
-def websocket_routes(speaker: Speaker, protocols: Mapping[str, Serve]) -> APIRouter:
-    """`WS /v1/audio/speech/ws`, and a 404 for a handshake anywhere else, where Starlette's own answer is a 403.
-
-    Clients that offer one of the subprotocols in `protocols` are served so.
-    """
-    router = APIRouter()
-
-    @router.websocket("/v1/audio/speech/ws")
-    async def speak(socket: WebSocket) -> None:
-        other = next((protocols[name] for name in socket.scope["subprotocols"] if name in protocols), None)
-        if other is not None:
-            await other(socket, speaker)
-        else:
-            await SpeechSocket.run(socket, speaker)
-
-    @router.websocket("/{path:path}")
-    async def unknown(socket: WebSocket) -> None:
-        await refuse_handshake(socket, HTTPException(404))
-
-    return router
 
 
 class Resumption(BaseModel):
@@ -210,3 +185,6 @@ def _speech_body(fields: dict[str, object]) -> SpeechBody:
     if body.response_format not in (None, AudioFormat.PCM):
         raise InvalidRequest("The WebSocket sends pcm only.", "response_format")
     return body
+
+
+DIALECT = Dialect("Talkray", sockets=(("/v1/audio/speech/ws", SpeechSocket),))

@@ -4,7 +4,6 @@ import base64
 import secrets
 from collections.abc import Iterator, Mapping
 
-from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
@@ -14,6 +13,7 @@ from serve_app.api.response import Delivery
 from serve_app.api.sockets import Connection
 from serve_app.api.speaker import Speaker, Wish, choice
 from serve_app.audio.formats import AudioFormat
+from serve_app.dialects.table import Dialect, Sample
 from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Mark, Started, Turn
 
 Json = dict[str, object]
@@ -31,19 +31,6 @@ _NAMES: ignored.Names = {
 }
 _RESPONSE_NAMES: ignored.Names = {**_NAMES, "input": None, "conversation": None}
 _ITEM_NAMES = ("type", "event_id", "item")
-
-
-def routes(speaker: Speaker) -> APIRouter:
-    """`WS /v1/realtime`, also where Azure has it."""
-    router = APIRouter()
-
-    @router.websocket("/v1/realtime")
-    @router.websocket("/openai/v1/realtime")
-    @router.websocket("/openai/realtime")
-    async def speak(socket: WebSocket) -> None:
-        await RealtimeSocket.run(socket, speaker)
-
-    return router
 
 
 class ResponseSocket(Connection):
@@ -268,3 +255,17 @@ def _parts(item: Mapping[str, object]) -> Iterator[str]:
     for part in _list(item.get("content")):
         if isinstance(part, Mapping) and part.get("type") == "input_text" and isinstance(part.get("text"), str):
             yield part["text"]
+
+
+_PATHS = ("/v1/realtime", "/openai/v1/realtime", "/openai/realtime")  # the last two are Azure's
+_ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "$text"}]}
+DIALECT = Dialect(
+    "OpenAI Realtime",
+    sockets=tuple((path, RealtimeSocket) for path in _PATHS),
+    key_headers=("api-key",),
+    sample=Sample(
+        "/v1/realtime?model=gpt-realtime",
+        messages=({"type": "response.create", "response": {"input": [_ITEM]}},),
+        clients=('openai (Python):  AsyncOpenAI(websocket_base_url="$sockets/v1", api_key=KEY).realtime.connect(...)',),
+    ),
+)

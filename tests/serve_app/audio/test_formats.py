@@ -12,6 +12,8 @@ from serve_app.api.response import RAW
 from serve_app.audio.formats import AudioFormat, CodecEncoder, Filter, RawEncoder, Rendering, factors, open_encoder
 from tests.serve_app.fake import CUSTOM_VOICE, tone
 
+pytestmark = pytest.mark.anyio
+
 RATE, FRAME = CUSTOM_VOICE.sample_rate, CUSTOM_VOICE.frame_samples
 SECONDS = 2
 CONTAINERS = [audio_format for audio_format in AudioFormat if audio_format not in RAW]
@@ -56,7 +58,6 @@ def test_soundfile_reads_the_stream(audio_format: AudioFormat) -> None:
     assert samples.size / rate == pytest.approx(SECONDS, abs=0.1)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("audio_format", [AudioFormat.FLAC, AudioFormat.WAV])
 async def test_soundfile_reads_a_whole_body_sample_by_sample(audio_format: AudioFormat) -> None:
     pcm = tone(RATE + 777)
@@ -186,7 +187,6 @@ def test_another_rate_is_the_same_tone(rate: int) -> None:
     assert whole.feed(pcm) + whole.close() == samples.tobytes()
 
 
-@pytest.mark.anyio
 async def test_a_rendering_that_is_drained_goes_on_afresh() -> None:
     rendering = Rendering(AudioFormat.PCM, RATE, FRAME, speed=2.0, output_rate=8000)
     turns = [await rendering.feed(tone(RATE)) + await rendering.drain() for _ in range(2)]
