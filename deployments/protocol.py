@@ -240,7 +240,6 @@ class ModelInfo:
     sample_rate: int
     frame_samples: int
     num_code_groups: int
-    max_text_tokens: int
     talker_on_gpu: bool = False
     codec_precision: str = "float32"  # in which the talker's device decodes
     spoken_form: str | None = None  # language whose normalisation the voice needs: it has learnt only spoken words

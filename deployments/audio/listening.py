@@ -46,7 +46,7 @@ class FirstSound:
         self._is_found = False
 
     def feed(self, pcm: Pcm) -> float | None:
-        """With the chunk that brings the first sound: seconds of the stream in front of it. With all others None."""
+        """Seconds of the stream in front of the first sound, with the chunk that has it; None with all others."""
         if self._is_found:
             return None
         pcm = np.concatenate((self._rest, pcm))
@@ -72,7 +72,7 @@ class LeadingSilence:
         self._num_dropped = 0
 
     def trim(self, pcm: Pcm) -> Pcm:
-        """What remains of the next samples: nothing until a window is louder than QUIET_DB, then everything."""
+        """The samples to send of the next ones: none until a window is louder than QUIET_DB, then all."""
         if self._held is None:
             return pcm
         pcm = np.concatenate((self._held, pcm))

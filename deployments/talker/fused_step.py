@@ -3,14 +3,13 @@
 import torch
 from torch import Tensor
 
-from deployments.talker.kernels.backends import choose_backend
-from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul
+from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, tile_for
+from deployments.talker.kernels.paged_attention import choose_backend
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.prompt import PromptAttention
 from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kernels.state import Gathered, StateKernels
-from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.prompt import MAX_DENSE_ROWS, InputTables
 from deployments.talker.sampling import WIDE, Breadth, Draw

@@ -20,9 +20,8 @@ from deployments.errors import EngineError
 from deployments.gpu.graphs import use_cpus_near
 from deployments.protocol import GenerateRequest, ModelInfo, Reference, Sampling, SynthesisRequest
 from deployments.talker.audio import AudioStreams
-from deployments.talker.block_manager import BlockManager
 from deployments.talker.engine import Engine
-from deployments.talker.kv_cache import GIB, GpuMemory, KVCache, Wanted
+from deployments.talker.kv_cache import GIB, BlockManager, GpuMemory, KVCache, Wanted
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
@@ -143,7 +142,7 @@ def build_engine(
     most = min(config.max_model_len, blocks.capacity)
     limits = LengthLimits(prompts.tokenizer, max_positions=most, frame_s=codec.frame_s)
     follows = shape.by_rows and model.text.alignment_head is not None  # other kernels return no attention
-    info = _describe(directory.name, config, model, codec, device)
+    info = _describe(directory.name, model, codec, device)
     info = replace(info, codec_precision=audio.precision, word_times=follows)
     return Engine(info, prompts, limits, runner, scheduler, audio)
 
@@ -224,9 +223,7 @@ def _load_audio(
     return AudioStreams(lambda: slots, frame_s=codec.frame_s, precision=slots.precision)
 
 
-def _describe(
-    name: str, config: TalkerConfig, model: ModelConfig, codec: SpeechTokenizerConfig, device: torch.device
-) -> ModelInfo:
+def _describe(name: str, model: ModelConfig, codec: SpeechTokenizerConfig, device: torch.device) -> ModelInfo:
     """The facts that the ingress needs to check requests."""
     return ModelInfo(
         name=name,
@@ -237,7 +234,6 @@ def _describe(
         sample_rate=codec.sample_rate,
         frame_samples=codec.frame_samples,
         num_code_groups=model.num_code_groups,
-        max_text_tokens=config.max_model_len,
         talker_on_gpu=device.type == "cuda",
         spoken_form=model.text.spoken_form,
         max_segment_chars=model.text.max_segment_chars,

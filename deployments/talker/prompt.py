@@ -3,8 +3,8 @@
 A row is the sum of a text track and a codec track. In streaming-text mode the rows end with the first text token and
 the rest of the text *trails*, one token a frame; in full-text mode all text stands in the prompt. Source: `generate` of
 the official package; golden codes pin it down. Both tracks are indices into tables that never change: the text
-vocabulary behind its projection, and the codec embeddings. What is no table entry (a speaker vector, the frames of a
-reference or of a resumed stream) is a *dense* row: it stands behind the codec table for the duration of one pass.
+vocabulary behind its projection, and the codec embeddings. A row that is no table entry (a speaker vector, the frames
+of a reference or of a resumed stream) is a *dense* row: it stands behind the codec table for the time of one pass.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ Ids = NDArray[np.int32]
 
 # Dense rows behind the codec table, and so the rows of the largest prefill pass.
 MAX_DENSE_ROWS = 512
-# Rows of one projection on a CPU: always as many, so that a row comes out the same whoever stands beside it.
+# Rows of one projection on a CPU: always as many, so that a row's result does not depend on the rows beside it.
 _CPU_ROWS = 16
 _GPU_ROWS = 8192
 

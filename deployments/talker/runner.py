@@ -19,8 +19,7 @@ from torch import Tensor
 
 from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Codes
-from deployments.talker.block_manager import BlockManager
-from deployments.talker.kv_cache import KVCache, padded_length
+from deployments.talker.kv_cache import BlockManager, KVCache, padded_length
 from deployments.talker.prefill import Pass, PrefillInputs, pack
 from deployments.talker.prompt import MAX_DENSE_ROWS, InputTables
 from deployments.talker.sampling import Breadth, FilterOptions
@@ -119,11 +118,6 @@ class ModelRunner:
             None  # the talker's half of the last step, which a CPU still has to do
         )
         self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
-
-    @property
-    def num_eager(self) -> int:
-        """Passes that ran operation by operation."""
-        return self.graphs.num_eager
 
     def capture(self, progress: Callable[[int, int], None]) -> None:
         """On a GPU, record every shape that a step or a prefill can take; the largest first, whose memory all share.

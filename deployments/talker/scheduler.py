@@ -16,7 +16,7 @@ from itertools import chain
 
 from deployments.errors import Overloaded
 from deployments.limits import Rate
-from deployments.talker.block_manager import BlockManager
+from deployments.talker.kv_cache import BlockManager
 from deployments.talker.sequence import Sequence
 
 # A sequence whose listener has less than this left to hear is nearly due.

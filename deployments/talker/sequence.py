@@ -121,7 +121,7 @@ class Sequence:
 
 
 class LengthLimits:
-    """What one sequence may take of the model's context and of the KV cache."""
+    """The share of the model's context and of the KV cache that one sequence may take."""
 
     def __init__(self, tokenizer: TextTokenizer, *, max_positions: int, frame_s: float) -> None:
         """`max_positions`: rows of one sequence, prompt and frames, each of `frame_s` of audio."""
@@ -131,7 +131,7 @@ class LengthLimits:
         """The first limit a sequence will meet; raises InvalidRequest where its prompt or a later segment is too long.
 
         The last of `max_new_tokens` never becomes a frame, as in the official package. While the text is still being
-        written nobody knows what it needs, and it has a token for each frame.
+        written its need is unknown, and it has a token for each frame.
         """
         room = self._max_positions - prompt.num_rows
         if room < 1:

@@ -268,7 +268,7 @@ class Context(Protocol):
 
 
 class _Policy:
-    """An autoscaling policy of Serve: holds the state between decisions, and logs those that change something."""
+    """Holds the state between two decisions, and logs decisions that change the number."""
 
     def __init__(self, kind: type[Any], decide: Callable[..., Decision], settings: Bounds) -> None:
         """`decide` takes records of this `kind`."""
@@ -286,14 +286,14 @@ class _Policy:
 
 
 class TalkerPolicy(_Policy):
-    """`decide_talker`; the arguments are those of TalkerScaling."""
+    """`decide_talker` as a deployment's autoscaling policy, with the arguments of TalkerScaling."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(TalkerRecord, decide_talker, TalkerScaling(**settings))
 
 
 class CodecPolicy(_Policy):
-    """`decide_codec`; the arguments are those of CodecScaling."""
+    """`decide_codec` as a deployment's autoscaling policy, with the arguments of CodecScaling."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(CodecRecord, decide_codec, CodecScaling(**settings))

@@ -286,7 +286,7 @@ async def without_clicks(
 ) -> AsyncGenerator[PcmChunk, None]:
     """`chunks`, whose last 10 ms are held back as long as they `may_pause`: if so, they end the sound softly.
 
-    What is not interrupted comes as it is, sample by sample.
+    Speech that is not interrupted comes as it is, sample by sample.
     """
     size = int(_FADE_S * sample_rate) * _SAMPLE_BYTES
     clock, held, last, is_silent = PlaybackClock(), b"", None, False
@@ -317,7 +317,7 @@ async def without_clicks(
             if coming is not None and not coming.done():
                 coming.cancel()
                 await asyncio.wait((coming,))
-        finally:  # also where whoever waits is cancelled; what still runs has been cancelled itself
+        finally:  # also where the waiting task is cancelled; a task that still runs has been cancelled itself
             if coming is None or coming.done():
                 await chunks.aclose()
 

@@ -229,38 +229,18 @@ class _TritonCall(Call):
             shared_bytes=self.backend.shared_bytes,
         )
         unused = step.weight
+        snake, bias = step.snake, unused if step.bias is None else step.bias
         triton_kernels.conv_kernel[(-(-num_out // tiles["BLOCK_N"]), -(-len(x) // tiles["BLOCK_M"]))](
-            x,
-            x if step.memory is None else step.memory,
-            self.slots,
-            step.weight,
-            unused if step.gate is None else step.gate,
-            unused if step.bias is None else step.bias,
-            x if step.residual is None else step.residual,
-            y,
-            snaked,
-            unused if step.snake is None else step.snake.frequency,
-            unused if step.snake is None else step.snake.amplitude,
-            len(x),
-            time,
-            num_in,
-            num_out,
-            num_out if step.snake is None else len(step.snake.amplitude),
-            step.dilation,
-            0 if step.memory is None else step.memory.stride(0),
-            self.config.rms_norm_eps,
-            TAPS=taps,
-            NORM=step.norm,
-            GATED=step.gate is not None,
-            BIAS=step.bias is not None,
-            GELU=step.gelu,
-            RESIDUAL=step.residual is not None,
-            PLAIN=step.plain,
-            WAVE=step.snake is not None,
-            PRECISION=self.backend.products,
-            **self._launch,
-            **tiles,
-        )
+            x, x if step.memory is None else step.memory, self.slots,
+            step.weight, unused if step.gate is None else step.gate, bias,
+            x if step.residual is None else step.residual, y, snaked,
+            unused if snake is None else snake.frequency, unused if snake is None else snake.amplitude,
+            len(x), time, num_in, num_out, num_out if snake is None else len(snake.amplitude),
+            step.dilation, 0 if step.memory is None else step.memory.stride(0), self.config.rms_norm_eps,
+            TAPS=taps, NORM=step.norm, GATED=step.gate is not None, BIAS=step.bias is not None, GELU=step.gelu,
+            RESIDUAL=step.residual is not None, PLAIN=step.plain, WAVE=snake is not None,
+            PRECISION=self.backend.products, **self._launch, **tiles,
+        )  # fmt: skip
         return y, snaked
 
 

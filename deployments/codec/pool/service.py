@@ -7,11 +7,10 @@ import numpy as np
 
 from deployments.audio.listening import EndingGuard, LeadingSilence
 from deployments.codec.loading import decodes_in_processes, load_codec
-from deployments.codec.pool.channel import DecoderChoice
 from deployments.codec.pool.gate import Decoded, DecodeGate, DecodeJob, decode_batch
 from deployments.codec.pool.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, longest_call_s, paced
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
-from deployments.codec.pool.worker_client import WorkerProcesses
+from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses
 from deployments.codec.pool.workers import Workers
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig

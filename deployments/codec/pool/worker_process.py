@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 from deployments.codec.decoder import CodecDecoder, warm_up
-from deployments.codec.pool.channel import DecoderChoice, SharedJob, SharedOutcome, SharedOutcomes
 from deployments.codec.pool.gate import Decoded, DecodeJob, decode_batch
+from deployments.codec.pool.worker_client import DecoderChoice, SharedJob, SharedOutcome, SharedOutcomes
 from deployments.codec.state import DecoderState, SharedStates
 
 

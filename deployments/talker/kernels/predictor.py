@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul
+from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, tile_for
 from deployments.talker.kernels.sampler import Embeddings, FrameOutputs, begin_frame, sample_code
 from deployments.talker.kernels.stack import FrameCache, FusedStack, fold_norm
-from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.model.talker import Talker
 from deployments.talker.sampling import BatchFilter, Draw
 

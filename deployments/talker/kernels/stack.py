@@ -8,11 +8,10 @@ import triton
 from torch import Tensor
 
 from deployments.talker.attention import Context
-from deployments.talker.kernels.backends import PagedBackend
 from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start
-from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, measure_squares, normalise
+from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, measure_squares, normalise, tile_for
+from deployments.talker.kernels.paged_attention import PagedBackend
 from deployments.talker.kernels.qkv import HeadNorms, Heads
-from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.model.config import TransformerConfig
 from deployments.talker.model.layers import DecoderLayer, DecoderStack
 

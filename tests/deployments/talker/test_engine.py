@@ -680,4 +680,4 @@ def test_a_later_segment_that_would_not_fit_is_refused_with_the_first(checkpoint
 
 
 def _fits(engine: Engine, text: str) -> bool:
-    return engine.prompts.build(ask(text)).num_rows < engine.info.max_text_tokens
+    return engine.prompts.build(ask(text)).num_rows < engine.runner.shape.max_model_len

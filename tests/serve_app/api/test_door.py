@@ -328,7 +328,7 @@ class Refusals:
     def __init__(self) -> None:
         self.reasons: list[str] = []
 
-    def inc(self, value: float, tags: dict[str, str]) -> None:
+    def record(self, value: float, tags: dict[str, str]) -> None:
         self.reasons += [tags["reason"]] * int(value)
 
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from deployments.protocol import FinishReason, GenerateRequest, SynthesisRequest
-from deployments.talker.block_manager import BlockManager
-from deployments.talker.kv_cache import KVCache
+from deployments.talker.kv_cache import BlockManager, KVCache
 from deployments.talker.loading import load_talker
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.talker import Talker

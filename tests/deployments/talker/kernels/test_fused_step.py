@@ -10,8 +10,7 @@ import torch
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, GenerateRequest, Sampling, SynthesisRequest
-from deployments.talker.block_manager import BlockManager
-from deployments.talker.kv_cache import KVCache
+from deployments.talker.kv_cache import BlockManager, KVCache
 from deployments.talker.model.talker import Talker
 from deployments.talker.prompt import InputTables, Prompt
 from deployments.talker.runner import ModelRunner, NetworkKind, RunnerShape
