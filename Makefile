@@ -72,7 +72,7 @@ listen: $(VENV)/.installed-dev ## Listen to every way in which audio comes to a 
 	nice -n 19 $(BIN)/python -m tools.listening --table docs/listening.md $(ARGS)
 
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
-	$(BIN)/python -m tests.parity.run
+	$(BIN)/python -m tools.experiments.parity.run
 
 step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (four minutes)
 	$(BIN)/python -m tools.experiments.load step step-load-$$(date +%Y%m%d-%H%M%S) 0.6

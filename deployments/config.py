@@ -50,9 +50,9 @@ class CodecConfig(Strict):
     # Of matrix products on a CPU, of everything on a GPU. auto: on a CPU bfloat16 where it has units for it and the
     # error is 35 dB below the signal, which is tried at start, else float32; on a GPU float16.
     precision: DType = "auto"
-    # Who decodes: hybrid leaves the first frames of a stream to the talker's GPU and all of it where the pool is full.
-    # inline leaves all to it; the ingress then asks the talkers itself, and the pool only encodes recordings to clone,
-    # for a talker on a CPU.
+    # The device that decodes: hybrid leaves the first frames of a stream to the talker's GPU, and all frames where the
+    # pool is full. inline leaves all to it; the ingress then asks the talkers itself, and the pool only encodes
+    # recordings to clone, for a talker on a CPU.
     placement: Literal["hybrid", "pool", "inline"] = "hybrid"
     gpu_frames: Annotated[int, Field(ge=1)] = 9  # hybrid, with an idle pool: time for a CPU to take over
     workers: Annotated[int, Field(ge=1)] = (

@@ -27,7 +27,6 @@ class BlockManager:
 
     @property
     def used_ratio(self) -> float:
-        """Share of the blocks that sequences hold."""
         return 1.0 - self.num_free / (self.num_blocks - 1)
 
     @property

@@ -1,4 +1,5 @@
-"""What of a checkpoint fits a GPU, before anything is loaded: `python -m deployments.talker.fit`, for `talkray doctor`.
+"""The sequences of a checkpoint that fit a GPU, before anything is loaded: `python -m deployments.talker.fit`, for
+`talkray doctor`.
 
 The weights' size comes from the headers of their files, the rest of the arithmetic is the engine's own.
 """
@@ -28,7 +29,7 @@ _USUAL_POSITIONS = 320  # about twenty seconds of speech, and its prompt
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a GPU holds of a checkpoint."""
+    """The load that a GPU can hold of a checkpoint."""
 
     loaded: int  # bytes of weights and codec
     kv: int  # bytes of keys and values
@@ -37,7 +38,7 @@ class Fit:
 
 
 def predict(directory: Path, config: TalkerConfig, total: int) -> Fit:
-    """What fits a GPU of `total` bytes that nobody else uses. Raises EngineError where not one sequence does."""
+    """The load that fits an otherwise unused GPU of `total` bytes. Raises EngineError where no sequence fits."""
     model, device = ModelConfig.load(directory), torch.device("cuda")
     size = config.kv_block_size or block_size_of(device, config.attention)
     dtype = dtype_of(config, device)

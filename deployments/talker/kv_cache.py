@@ -1,10 +1,9 @@
 """The paged key-value cache.
 
 Layout: one contiguous tensor `blocks` [layers, 2, num_blocks, block_size, kv_heads, head_dim]; index 0 of the second
-dimension holds keys, 1 values. `blocks[layer, 0]` and `blocks[layer, 1]` are what flash-attn's paged functions take.
-A *slot* is `block * block_size + offset`, the index into `keys[layer]` and `values[layer]`, which are flat views.
-Block 0 belongs to nobody: padded rows write there. On a GPU a block has 64 positions, 256 with flash-attn, which takes
-no less.
+dimension holds keys, 1 values. flash-attn's paged functions take `blocks[layer, 0]` and `blocks[layer, 1]`. A *slot* is
+`block * block_size + offset`, the index into `keys[layer]` and `values[layer]`, which are flat views. Block 0 belongs
+to no sequence: padded rows write there. On a GPU a block has 64 positions, 256 with flash-attn, which takes no less.
 """
 
 from dataclasses import dataclass
@@ -43,20 +42,20 @@ class KVCache:
 
     @staticmethod
     def bytes_per_position(config: TransformerConfig, dtype: torch.dtype) -> int:
-        """Memory of one position of one sequence."""
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the settings say, and what follows from them."""
+    """The settings of the cache, and sizes that follow from them."""
 
     fraction: float  # of the GPU
     least_bytes: int  # keys and values of one sequence of the greatest length
-    most_bytes: int  # those of a full batch of such sequences
+    most_bytes: int  # keys and values of a full batch of such sequences
 
     def kv_bytes(self, total: int, loaded: int, *, others: int = 0) -> int:
-        """Bytes for keys and values on a GPU of `total`, behind `loaded` of weights and codec, beside what others use.
+        """Bytes for keys and values on a GPU of `total` bytes, with `loaded` bytes of weights and codec, beside the
+        memory of other processes.
 
         Raises EngineError where they are too few.
         """
@@ -83,8 +82,8 @@ class Wanted:
 class GpuMemory:
     """How much of a GPU's memory is left for keys and values.
 
-    They are allocated behind the weights and the codec, whose size is then known, and in front of what a step needs:
-    room for that is kept. To be made before anything is loaded: what is used then belongs to others.
+    They are allocated behind the weights and the codec, whose size is then known, and room is kept for a step's own
+    memory. To be made before anything is loaded, because memory in use then belongs to other processes.
     """
 
     def __init__(self, device: torch.device) -> None:

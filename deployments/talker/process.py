@@ -72,7 +72,6 @@ class FirstAudio:
         return [(number, self._follow(number, chunk)) for number, chunk in chunks] if self._requests else chunks
 
     def end(self, number: int) -> None:
-        """Nobody waits for it any more."""
         self._requests.pop(number, None)
 
     def _follow(self, number: int, chunk: FrameChunk) -> FrameChunk:
@@ -89,7 +88,7 @@ class FirstAudio:
 
 
 class PipeClosedError(Exception):
-    """The replica has gone; nobody is left to work for."""
+    """The replica has gone, so the engine process ends."""
 
 
 class EngineProcess:
@@ -172,7 +171,7 @@ class EngineProcess:
         self._send(Loading(f"{engine.runner.step.name} on {engine.runner.device}, {room}"))
         self._send(Loading(clock.summary()))
         gc.collect()
-        gc.freeze()  # what is there now stays: looking at it again would take longer than a step
+        gc.freeze()  # objects that exist now stay: collecting them would take longer than a step
         return engine, replace(engine.info, name=start.model)
 
     def _await_start(self) -> Start:
@@ -217,7 +216,6 @@ class EngineProcess:
 
 
 def main(descriptor: int) -> None:
-    """Serve on an inherited socket."""
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))  # compiled kernels outlive the process
     with socket.socket(fileno=descriptor) as connection:
         try:

@@ -33,7 +33,7 @@ class Watchdog:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around what must not take forever."""
+        """Around work that must not take forever."""
         self._step_began_s = time.monotonic()
         try:
             yield

@@ -86,8 +86,8 @@ def locate(model: str, *, revision: str | None = None, report: Report | None = N
     """The directory of a complete checkpoint; `report` is told how far a download is, a line every two seconds at most.
 
     `model` is a directory, "embedded", or a Hugging Face name such as "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", of which
-    "1.7B-CustomVoice" is enough. What is not in the Hugging Face cache is downloaded. `revision` is a branch, tag or
-    commit of the repository. Raises CheckpointError that says what was tried and what to do.
+    "1.7B-CustomVoice" is enough. A checkpoint that is not in the Hugging Face cache is downloaded. `revision` is a
+    branch, tag or commit of the repository. Raises CheckpointError that says what was tried and what to do.
     """
     if model == EMBEDDED:
         return embedded_path()
@@ -97,7 +97,7 @@ def locate(model: str, *, revision: str | None = None, report: Report | None = N
 
 
 def find(model: str, *, revision: str | None = None) -> Path | None:
-    """As `locate`, of what is on this machine: None where it would be downloaded, or written for the first time."""
+    """As `locate`, without work: None where the checkpoint would be downloaded, or written for the first time."""
     if model == EMBEDDED:
         written = _embedded_directory()
         return written if written.is_dir() else None
@@ -167,7 +167,6 @@ def check_complete(directory: Path) -> Path:
 
 
 def missing_files(directory: Path) -> list[str]:
-    """What a checkpoint consists of and `directory` lacks."""
     missing = _missing(lambda name: (directory / name).is_file())
     return missing + [str(file.relative_to(directory)) for file in _shards(directory) if not file.is_file()]
 
@@ -378,7 +377,7 @@ def _embedded_directory() -> Path:
 
 def write_embedded(directory: Path) -> None:
     """Write the embedded checkpoint to a new directory; the same bytes every time."""
-    from deployments.voice.unpack import unpack  # imports torch
+    from deployments.weights.checkpoint import unpack  # imports torch
 
     unpack(_PACKED, directory)
 

@@ -1,4 +1,4 @@
-"""What can be asked for: the loaded model, and its voices: the checkpoint's own, and OpenAI's thirteen as aliases."""
+"""The loaded model and its voices: the checkpoint's own, and OpenAI's thirteen names as aliases."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +28,7 @@ class Voice:
 
 @dataclass(frozen=True, slots=True)
 class Character:
-    """What the model card says of a released speaker."""
+    """A released speaker as the model card describes it."""
 
     language: str
     gender: str

@@ -1,4 +1,4 @@
-"""The HTTP surface, complete but for what speaks: that is injected."""
+"""The HTTP surface; the synthesizer behind it is injected."""
 
 import logging
 import re
@@ -96,7 +96,6 @@ async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
 
 
 def status_routes(synthesizer: Synthesizer, settings: ApiSettings, is_ready: Callable[[], bool]) -> APIRouter:
-    """Cheap answers about the server itself."""
     router = APIRouter()
 
     @router.get("/v1", include_in_schema=False)
@@ -129,7 +128,7 @@ def metrics_routes(node: Node) -> APIRouter:
 
     @router.get("/metrics/all", summary="Ray's metrics too", response_class=Response)
     async def all_metrics() -> Response:
-        """What the node's metrics agent exports: Ray's own metrics besides."""
+        """All metrics of the node's agent, Ray's as well."""
         return Response(await run_in_threadpool(node.scrape), media_type=METRICS_TYPE)
 
     return router

@@ -18,7 +18,7 @@ _BOUND_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What came of asking."""
+    """The outcome of one request."""
 
     dialect: str
     sample: Sample

@@ -1,6 +1,6 @@
 """Codec frames instead of audio, for clients that decode them: docs/codec-frames.md has every bit.
 
-The server decodes as well: what it drops of the audio, and where it ends a runaway, it must have heard.
+The server decodes as well, because it has to hear the quiet start that it drops and the runaways that it ends.
 """
 
 import struct
@@ -14,7 +14,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.api import ignored
-from serve_app.api.errors import ErrorReply
 from serve_app.api.request_log import RequestRecord, Usage
 from serve_app.api.response import Kept, SpeechResponse
 from serve_app.api.sockets import Connection, unknown_type
@@ -64,7 +63,7 @@ class Records:
         self._segment = self._position = 0
 
     def add(self, chunk: PcmChunk) -> bytes:
-        """What a chunk brings: its frames, what of their audio is dropped, and what is heard."""
+        """The records of a chunk: its frames, the samples of them that are dropped, and the samples that are heard."""
         records = bytearray()
         if chunk.segment != self._segment:
             self._segment, self._position = chunk.segment, 0
@@ -118,9 +117,6 @@ class FramesSocket(Connection):
                 await self.send("cancelled")
             case _:
                 raise unknown_type("'speak'", "'cancel'")
-
-    async def tell_error(self, reply: ErrorReply) -> None:
-        await self.send("error", request_id=None, **reply.envelope())
 
     async def _speak(self, wish: Wish, request_id: str) -> None:
         state = self.socket.state

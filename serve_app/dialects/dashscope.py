@@ -73,7 +73,7 @@ async def _wished(
     made: Mapping[str, object] | None = None,
     default: str = "pcm",
 ) -> Wish:
-    """What a session, or the input of a request, asks for. Raises InvalidRequest."""
+    """The wish of a session, or of a request's input. Raises InvalidRequest."""
     given = {name.rpartition(".")[2]: sent[name] for name in reversed(list(names)) if name in sent}
     bit_rate = number("bit_rate", given.get("bit_rate"))  # kbit/s
     audio_format = choice("response_format", str(given.get("response_format", default)), _FORMATS)
@@ -82,7 +82,7 @@ async def _wished(
 
 
 class DashScopeSocket(ResponseSocket):
-    """`server_commit`: words are spoken as they come. `commit`: a response is what was appended before each commit."""
+    """`server_commit`: words are spoken as they come. `commit`: a response speaks the text before each commit."""
 
     audio_kind = "response.audio"
 
@@ -91,9 +91,9 @@ class DashScopeSocket(ResponseSocket):
         self._model = socket.query_params.get("model")
         self._settings: Json = {"mode": _MODES[0]}
         self._session: Session | None = None
-        self._buffer = ""  # what waits for a commit
+        self._buffer = ""  # text that waits for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
-        self._has_told, self._untold = False, ignored.Ignored()  # what has no effect
+        self._has_told, self._untold = False, ignored.Ignored()  # fields without effect
 
     @property
     def owes_speech(self) -> bool:

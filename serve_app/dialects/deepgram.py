@@ -26,7 +26,7 @@ FILES = {name: AudioFormat(name) for name in ("mp3", "opus", "flac", "aac")}
 _PRONUNCIATION = re.compile(r'\\?\{\s*"word"\s*:\s*"((?:[^"\\]++|\\.)*+)"\s*,\s*"pronounce"\s*:\s*"[^"]*"\s*\\?\}')
 _MOST_CHARS = 1 << 17  # that are searched: longer texts are refused anyway
 _MODEL = re.compile(r"(?:aura(?:-\d+)?|flux)-(.+)-[a-z]{2}")
-_TELEPHONE_HZ = 8000  # what mu-law and A-law come in unless another rate is asked for
+_TELEPHONE_HZ = 8000  # the rate of mu-law and A-law unless the client asks for another one
 _CONTAINERS = ("none", "wav", "ogg")
 _NAMES: ignored.Names = {  # of the query, but for the text
     "text": "input",
@@ -46,9 +46,7 @@ async def wished(
     body: Mapping[str, object] | None = None,
     words: bool = False,
 ) -> Wish:
-    """What the query asks for, over HTTP where there is a `body`; with `words` it is known when each is heard. Raises
-    InvalidRequest.
-    """
+    """The wish of a query, over HTTP with a `body`; with `words` also the time of each word. Raises InvalidRequest."""
     choices, default = (RAW, "linear16") if body is None else (RAW | FILES, "mp3")
     encoding, container = query.get("encoding", default), query.get("container")
     audio_format, is_raw = choice("encoding", encoding, choices), encoding in RAW

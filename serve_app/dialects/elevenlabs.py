@@ -119,7 +119,7 @@ async def wished(
     words: bool,
     names: ignored.Names = NAMES,
 ) -> Wish:
-    """What a body and a query ask for, and when its `words` are heard; a dialogue is spoken by the voice of its first
+    """The wish of a body and a query, with the times of its `words`; a dialogue is spoken by the voice of its first
     input. Raises InvalidRequest.
     """
     audio_format, sample_rate, bit_rate = output(query.get("output_format", DEFAULT_FORMAT))
@@ -160,7 +160,7 @@ def dialogue(inputs: object) -> tuple[str, str | None]:
 
 
 def unheard(inputs: object) -> dict[str, str]:
-    """What of a dialogue's inputs has no effect, and why."""
+    """Fields of a dialogue's inputs without effect, and the reasons."""
     parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
     others = (name for part in parts for name in part if name not in ("text", "voice_id"))
     reasons = {f"inputs.{name}": "unknown field" for name in others}

@@ -71,7 +71,7 @@ class _Contexts(ContextConnection, WishedConnection):
         if has_no_effect:
             if name in self.untold or len(self.untold) < MAX_CONTEXTS:
                 self._note(name, fields, {_SPEED: "it counts with the first text"})
-            return  # a keepalive, or what comes too late
+            return  # a keepalive, or a message that comes too late
         session = session or await self._open(name, fields)
         session.append(text)
         if fields.get("flush") and session.is_writing:
@@ -94,7 +94,7 @@ class _Contexts(ContextConnection, WishedConnection):
         return session
 
     def _note(self, name: str, fields: Mapping[str, object], reasons: Mapping[str, str]) -> None:
-        """What has no effect is told with the next message of its context."""
+        """Fields without effect are told with the next message of their context."""
         sent = ignored.flat(fields, _FIELDS)
         found = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
         told = ignored.named(sent, _FIELDS, {**found, **unheard(fields.get("inputs"))})
@@ -141,7 +141,7 @@ class _Contexts(ContextConnection, WishedConnection):
         await self.socket.send_json({**timed, **self.told(name)})
 
     def _timed(self, name: str, audio: bytes) -> dict[str, object]:
-        """Audio and the words that have become known; clients that want no common clock add up what messages span."""
+        """Audio and the words that have become known. Clients without a common clock add up the times of messages."""
         chars, starts_ms, durations_ms = self._taken(name)
         timed = {"chars": chars, "charStartTimesMs": starts_ms, "charDurationsMs": durations_ms} if chars else None
         if chars and not self._is_cumulative:
@@ -163,7 +163,7 @@ class _Contexts(ContextConnection, WishedConnection):
 
 
 class _OneText(_Contexts):
-    """Ends with an empty text; the server closes, which is what clients wait for."""
+    """Ends with an empty text; clients then wait for the server to close."""
 
     async def obey(self, fields: dict[str, object]) -> None:
         text = self._text(fields)

@@ -131,7 +131,7 @@ class FluxSocket(TurnSocket):
         await self.send("SpeechMetadata", **metadata)
 
     async def _tell_interrupted(self, cleared: Cleared) -> None:
-        """What was played is told by the client, who alone knows; from there on the session counts."""
+        """Only the client knows how much was played, and tells it; from there on the session counts."""
         turn, spoken = cleared.heard, cleared.spoken
         assert turn is not None, "there is something to interrupt"
         samples, self._turn_samples = self._turn_samples, 0

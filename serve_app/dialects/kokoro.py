@@ -13,7 +13,7 @@ from serve_app.dialects.openai_speech import wished
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.word_times import WordTimes
 
-# What always comes, and fields that ask for it, which others of their values cannot change.
+# Parts of every answer, and the fields for them, whose other values have no effect.
 _ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": True, "stream_format": "audio"}
 
 

@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
 from serve_app.api import ignored
-from serve_app.api.errors import ErrorReply, Unauthorized, translate
+from serve_app.api.errors import Unauthorized, translate
 from serve_app.api.request import SpeechBody, check_length, parse_speech, validated
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
 from serve_app.api.response import Delivery, word_entries
@@ -56,7 +56,7 @@ _NAMES: ignored.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **
 
 
 class Utterance:
-    """One `speak` message on its way; `samples` and `usage` count what has been handed to the socket."""
+    """One `speak` message on its way; `samples` and `usage` count the audio that has been handed to the socket."""
 
     def __init__(self, request_id: str, connection: Connection) -> None:
         self.request_id = request_id
@@ -152,10 +152,6 @@ class SpeechSocket(Connection):
             case _:
                 raise unknown_type("'speak'", "'cancel'")
 
-    async def tell_error(self, reply: ErrorReply) -> None:
-        """An `error` of no request."""
-        await self.send("error", request_id=None, **reply.envelope())
-
     def _start(self, fields: dict[str, object]) -> None:
         if self.is_busy:
             raise InvalidRequest("An utterance is being spoken; cancel it or wait for it to end.", "type", "busy")
@@ -167,7 +163,7 @@ class SpeechSocket(Connection):
     async def _cancel(self, played_ms: float | None) -> None:
         """Always answered: with null for the request if nothing was being spoken, or its end was already on its way.
 
-        `played_ms` is how much of the utterance's audio was heard; the answer says what of its text that was.
+        `played_ms` is how much of the utterance's audio was heard; the answer has the text of that part.
         """
         task, self._task = self._task, None
         await self.stop()

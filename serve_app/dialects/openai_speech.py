@@ -29,7 +29,7 @@ from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.languages import language_name
 
-# Its example is what the page at `/docs` sends when nobody changes it: all fields at once would be refused.
+# The page at `/docs` sends the example as it is; all fields at once would be refused.
 _EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
 _ERROR = {"message": "what was wrong", "type": "invalid_request_error", "param": "input", "code": "invalid_value"}
 SPEECH_DOCS = {
@@ -84,7 +84,7 @@ async def speak_deployment(speaker: Speaker, request: Request, deployment: str) 
 
 
 def spelled(fields: Mapping[str, object]) -> dict[str, object]:
-    """`fields` with our names for what other servers of this API call otherwise. Raises InvalidRequest."""
+    """`fields` with our names in place of the names of other servers of this API. Raises InvalidRequest."""
     ours = dict(fields)
     if "instruction" in ours and "instructions" not in ours:  # Dify
         ours["instructions"] = ours.pop("instruction")
@@ -111,8 +111,8 @@ async def wished(
     made: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> Wish:
-    """What a body asks for; where it names no format, an Accept header or the `default` does. `made` are fields that
-    the dialect decides, `reasons` why others have no effect in it. Raises InvalidRequest.
+    """The wish of a body; where it names no format, an Accept header or the `default` does. `made` are fields that the
+    dialect decides, `reasons` why others have no effect in it. Raises InvalidRequest.
     """
     given = {**spelled(fields), **(made or {})}
     body = parse_speech({name: given[name] for name in ignored.SPEECH if given.get(name) is not None})

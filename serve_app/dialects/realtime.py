@@ -34,7 +34,7 @@ _ITEM_NAMES = ("type", "event_id", "item")
 
 
 class ResponseSocket(Connection):
-    """Turns told as responses: what this API has in common with those that follow it."""
+    """Turns told as responses, as in this API and in the APIs that follow it."""
 
     audio_kind = "response.output_audio"
 
@@ -92,7 +92,7 @@ class RealtimeSocket(ResponseSocket):
         super().__init__(socket, speaker)
         self._model = socket.query_params.get("model") or socket.query_params.get("deployment")
         self._settings: Json = {}  # voice, format, speed
-        self._waiting: list[str] = []  # texts of items that nobody has asked a response to
+        self._waiting: list[str] = []  # texts of items for which no response was asked
         self._turn: Turn | None = None  # that is being spoken
         self._num_turns = 0
         self._event_id: object = None  # of the message that is being obeyed
@@ -133,7 +133,7 @@ class RealtimeSocket(ResponseSocket):
         await self.tell("session.updated", session=self._session(), **ignored.told(wish.ignored))
 
     async def _wished(self, given: Mapping[str, object], names: ignored.Names, settings: Json) -> Wish:
-        """What `given` asks for; `settings` are those before it and its own. Raises InvalidRequest."""
+        """The wish of `given`; `settings` are all so far, its own included. Raises InvalidRequest."""
         sent, rate = ignored.flat(given, names), _rate(settings)
         reasons = _unspoken("input", sent.get("input"))
         if "instructions" in sent:
@@ -232,14 +232,14 @@ def _rate(settings: Mapping[str, object]) -> int:
 
 
 def _texts(items: object) -> list[str]:
-    """What messages of the user say. Raises InvalidRequest."""
+    """The texts of the user's messages. Raises InvalidRequest."""
     if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
         raise InvalidRequest("input must be a list of items.", "response.input")
     return [text for item in items for text in _parts(item) if text]
 
 
 def _unspoken(where: str, items: object) -> dict[str, str]:
-    """What of messages has no effect, and why."""
+    """Fields of messages without effect, and the reasons."""
     content = [_list(item.get("content")) if isinstance(item, Mapping) else [] for item in _list(items)]
     spoken = [list(_parts(item)) if isinstance(item, Mapping) else [] for item in _list(items)]
     if all(parts and len(parts) == len(texts) for parts, texts in zip(content, spoken, strict=True)):

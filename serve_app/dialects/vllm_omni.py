@@ -47,7 +47,7 @@ async def speak_all(speaker: Speaker, request: Request) -> Response:
 async def _spoken(
     request: Request, speaker: Speaker, fields: Json, items: Sequence[object]
 ) -> AsyncGenerator[bytes, None]:
-    """What is wrong with one item is told in its result; a server that is full refuses the whole, while it can.
+    """An item's error is in its result; a full server refuses the whole batch, while it can.
 
     One item is kept at a time: each result is sent when it is there.
     """
@@ -107,7 +107,7 @@ async def _speak_item(
 
 
 class OmniSocket(Connection):
-    """An utterance is what was written between two `input.done`; it is one sentence to the client."""
+    """An utterance is the text between two `input.done`; to the client it is one sentence."""
 
     takes_recordings = True
 

@@ -84,7 +84,7 @@ async def _value(value: UploadFile | str) -> str:
 
 
 def _switch(value: object) -> object:
-    """A boolean, which forms have as text. What is none stays, and is refused where it matters."""
+    """A boolean, which forms have as text. Another value stays, and is refused where it matters."""
     if not isinstance(value, str):
         return value
     return {"true": True, "1": True, "false": False, "0": False}.get(value.lower(), value)

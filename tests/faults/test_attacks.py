@@ -5,13 +5,14 @@ Nobody who listens may notice: each attack's longest wait for audio is compared 
 """
 
 import asyncio
+import gc
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,7 +27,7 @@ from talkray_tools.released import SHAPES
 from tests.e2e.black_box import ServerCommand, create_key, serving
 from tools.experiments.faults.intruder import PER_MINUTE, STREAMS
 from tools.experiments.faults.intruders import ATTACKS, Attack, strike
-from tools.experiments.faults.polite import PoliteClient, Stream, body
+from tools.experiments.faults.polite import BYTES_PER_S, PoliteClient, Stream, body
 from tools.experiments.faults.soak_report import as_text
 from tools.experiments.faults.supervised import held, kind_of
 
@@ -35,12 +36,11 @@ pytestmark = pytest.mark.hostile
 MINUTE_S = float(os.environ.get("TALKRAY_MINUTE_S", "60"))
 WARM_S = 2.0  # of each attack, before anything is measured
 WAYS = ("HTTP", "WebSocket", "ElevenLabs", "Realtime")
-BETWEEN_S = 0.4  # two turns of a listener
+BETWEEN_S = 0.4  # after a turn has been played, until the next one
 NOTICED_S = 0.1  # that a listener may wait longer than in the minute without attackers
 HEALTH_S = 0.2  # that an answer of /health may take
 GROWTH, NOISE_MIB = 0.05, 2.0  # of a process's memory, from the warm-up to a minute after the attacks
 MOST_MIB = 512.0  # that a process may have for the time of an attack, above what it had before
-NUM_CORES = 2  # of the server
 GUARD_MIB = 3072.0  # at which the run ends: the machine is needed by others
 BAD = {"500", "502", "504", "closed 1011"}
 TURN = body("Good morning, and thank you for calling.", "ryan", 0, None)
@@ -56,7 +56,7 @@ talker:
   max_model_len: 1024
 codec:
   max_late_s: 100
-  chunk_frames: [1, 1, 2, 4]   # a listener waits for calls of others, 13 ms a frame
+  chunk_frames: [1]   # a gap between chunks is a step and a call: what is longer is a wait for others
 """
 
 
@@ -137,9 +137,10 @@ class Watch:
 
     async def _listen(self, client: PoliteClient) -> None:
         while True:
-            stream, _ = await client.speak(0, {**TURN, "seed": len(self._streams)}, None)
+            stream, pcm = await client.speak(0, {**TURN, "seed": len(self._streams)}, None)
             self._streams.append(stream)
-            await asyncio.sleep(BETWEEN_S)
+            played_s = (stream.first_s or stream.ended_s) + len(pcm) / BYTES_PER_S
+            await asyncio.sleep(max(0.0, played_s - time.monotonic()) + BETWEEN_S)
 
     async def _probe(self) -> None:
         timeout = aiohttp.ClientTimeout(total=60)
@@ -258,13 +259,23 @@ def growth(before: Mapping[int, float], after: Mapping[int, float], kinds: Mappi
     return rows
 
 
+def stand_back() -> None:
+    """Attackers have machines of their own: what they compute is to keep nobody here waiting."""
+    os.setsid()  # Linux shares cores among sessions first: nice counts within one
+    os.nice(19)
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text("19")
+
+
 async def run(server: ServerCommand, polite: Sequence[str], keys: tuple[str, str], attacks: Sequence[Attack]) -> None:
     loop = asyncio.get_running_loop()
-    apart = ProcessPoolExecutor(3, mp_context=get_context("spawn"), initializer=os.nice, initargs=(5,))
+    apart = ProcessPoolExecutor(3, mp_context=get_context("spawn"), initializer=stand_back)
 
     async def struck(attack: Attack, within_s: float, many: int) -> Counter[str]:
         return await loop.run_in_executor(apart, strike, attack, server.port, keys, within_s, many)
 
+    gc.collect()
+    gc.freeze()  # else this process, in which the listeners are, waits for 0.6 s for what was imported
     with apart:
         async with Watch(server, polite) as watch:
             ordinary = [attack for attack in attacks if not attack.is_beside]
@@ -314,18 +325,6 @@ async def run(server: ServerCommand, polite: Sequence[str], keys: tuple[str, str
         pytest.fail("\n".join([f"{len(missed)} limits did not hold:", *missed]), pytrace=False)
 
 
-@contextmanager
-def its_own_cores() -> Iterator[None]:
-    """Pin what starts inside to the first two cores and what starts later to the others, where there are two more."""
-    cores = sorted(os.sched_getaffinity(0))
-    own, others = cores[:NUM_CORES], cores[NUM_CORES:]
-    if len(others) < NUM_CORES:
-        own = others = cores
-    os.sched_setaffinity(0, own)
-    yield
-    os.sched_setaffinity(0, others)
-
-
 def test_nobody_who_listens_notices_an_attack(tmp_path: Path) -> None:
     model, file, config = checkpoint(tmp_path / "tiny"), tmp_path / "keys.json", tmp_path / "talkray.yaml"
     config.write_text(CONFIG)
@@ -333,7 +332,5 @@ def test_nobody_who_listens_notices_an_attack(tmp_path: Path) -> None:
     keys = create_key(file, "mallory"), create_key(file, "bystander")
     attacks = [attack for attack in ATTACKS if re.search(os.environ.get("TALKRAY_ATTACKS", ""), attack.name)]
     options = ("--model", str(model), "--keys", str(file), "--config", str(config), "--quiet")
-    with ExitStack() as running:
-        with its_own_cores():
-            server = running.enter_context(serving(tmp_path, *options))
+    with serving(tmp_path, *options) as server:
         asyncio.run(run(server, polite, keys, attacks))

@@ -17,10 +17,10 @@ from serve_app.api.errors import translate
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech.live_text import LiveTexts
-from tests.fuzz.client import post
 from tests.fuzz.conftest import BOUND_S, Cases, unstalled
 from tests.fuzz.texts import flood, text
 from tests.serve_app import asgi
+from tests.serve_app.asgi import post
 from tests.serve_app.dialects.rows import POSTS, SOCKETS, PostRow, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, utterance
 

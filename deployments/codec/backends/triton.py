@@ -68,18 +68,17 @@ class TritonBackend:
 
     @torch.inference_mode()
     def reset(self, slot: int) -> None:
-        """Begin a new stream in a slot."""
         self._flat[slot].zero_()
         self.positions[slot].zero_()
 
     @torch.inference_mode()
     def state(self, slot: int, position: int) -> DecoderState:
-        """A copy of what a slot remembers of its stream, behind `position` frames."""
+        """A copy of a slot's state, behind `position` frames."""
         return DecoderState(position, tuple(tensor.clone() for tensor in self._remembered(slot)))
 
     @torch.inference_mode()
     def resume(self, slot: int, state: DecoderState) -> None:
-        """Go on in a slot from what another one remembered."""
+        """Go on in a slot from another slot's state."""
         torch._foreach_copy_(self._remembered(slot), list(state.tensors))
         self.positions[slot].fill_(state.position)
 
@@ -267,7 +266,7 @@ class _TritonCall(Call):
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one launch computes, as `conv_kernel` describes it."""
+    """The flags of one launch, as `conv_kernel` describes them."""
 
     weight: Tensor  # [taps, in, out]
     bias: Tensor | None

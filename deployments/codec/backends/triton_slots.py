@@ -50,7 +50,7 @@ PRECISIONS = (
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """What was asked of a slot since its stream began."""
+    """The calls of a slot since its stream began."""
 
     slot: int
     called: int = 0  # frames
@@ -202,7 +202,7 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
-        """`codes` may be what the current stream is about to compute."""
+        """The current stream may be about to compute `codes`."""
         self.stream.wait_stream(torch.cuda.current_stream())
         if codes.is_cuda:
             codes.record_stream(self.stream)
@@ -269,7 +269,6 @@ class TritonSlots(SlotDecoder):
         return self.decoder.codes[stream.slot, numbers % CODE_RING].long()
 
     def release(self, flight: "_GpuFlight") -> None:
-        """Take a landed flight's pinned memory back."""
         self._free.append(flight)
 
 
@@ -286,7 +285,7 @@ class _GpuFlight(Flight):
         self._samples = self._frames = 0  # of each stream
 
     def start(self, call: tuple[int, int], slots: list[int], streams: list[_Stream]) -> None:
-        """Enqueue the call on the current stream; `streams` are those of the first slots, the others pad."""
+        """Enqueue the call on the current stream; `streams` belong to the first slots, the other slots pad."""
         host, count = self._slots[: len(slots)], len(streams)
         host.copy_(torch.tensor(slots, dtype=torch.int32))
         pcm, broken = self._owner.replay(call, host)
@@ -328,7 +327,7 @@ def fitting_slots(
     """
     every = every_code(exact.config)
     audio = torch.cat([_audio(exact, codes) for codes in torch.split(every, _SWEPT_AT_ONCE)])
-    torch.cuda.empty_cache()  # weights and slots within what this took would keep it from everyone else
+    torch.cuda.empty_cache()  # weights and slots in this memory would keep it from the rest of the engine
     noise_db, failed = 0.0, ""
     for precision in PRECISIONS:
         if precision.dtype is torch.bfloat16 and noise_db > -inf:

@@ -1,4 +1,4 @@
-"""What a replica and its decoder processes say to each other."""
+"""Messages between a replica and its decoder processes."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from deployments.protocol import Codes
 
 FORK = b"f"  # goes with the socket of a new worker
 
-SharedOutcome = tuple[NDArray[np.int16], int] | Exception  # audio and the position behind it, or what went wrong
+SharedOutcome = tuple[NDArray[np.int16], int] | Exception  # audio and the position behind it, or the error
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class SharedOutcomes:
 
 @dataclass(frozen=True, slots=True)
 class DecoderChoice:
-    """Which decoder to load, and what it will be called with."""
+    """The decoder to load, and the shapes of its calls."""
 
     directory: str
     precision: str

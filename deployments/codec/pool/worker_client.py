@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _FORK_S = 10.0  # that a new worker may take to say its number
 _STOP_S = 5.0
-# What a process must not have that is forked: threads.
+# A process that is forked must not have threads.
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
@@ -56,7 +56,7 @@ class WorkerProcesses:
             )
         os.close(descriptor)
         self._idle: SimpleQueue[_WorkerProcess] = SimpleQueue()
-        # As soon as nobody has this any more, or Python ends. In a cycle connections would be closed first, and twice.
+        # Called once this object is gone, or Python ends. In a cycle connections would be closed first, and twice.
         self.stop = weakref.finalize(self, _stop, self._control, self._first, self._idle)
         with ExitStack() as failed:
             failed.callback(self.stop)
@@ -103,7 +103,7 @@ class WorkerProcesses:
         return SharedJob(job.codes, state.position, source, target, job.silent, job.followed_by)
 
     def _call(self, jobs: list[SharedJob]) -> SharedOutcomes | None:
-        """What a worker says; None where it died."""
+        """A worker's outcomes; None where it died."""
         worker = self._idle.get()
         try:
             outcomes = worker.call(jobs)
@@ -144,7 +144,6 @@ class _WorkerProcess:
         return outcomes
 
     def close(self) -> None:
-        """It ends by itself then."""
         self._connection.close()
 
 

@@ -94,7 +94,7 @@ def choose_backend(wanted: str, heads: Heads, *, block_size: int, dtype: torch.d
 
 
 def _why_not_flash(block_size: int, dtype: torch.dtype) -> str | None:
-    """What keeps flash-attn from being used, None where nothing does."""
+    """The reason why flash-attn cannot be used, None where it can."""
     if importlib.util.find_spec("flash_attn") is None:
         return "flash-attn is not installed"
     if block_size % _FLASH_PAGE:

@@ -2,7 +2,7 @@
 
 Three forms cover a decoder layer. All may divide by the root mean square of their input: RMSNorm's weight is folded
 into the matrix, and `1 / rms` is a factor of the whole row, so it is applied behind the product. The sums of squares
-come from whoever wrote the row: each program of the writing kernel leaves the sum over its columns.
+come from the kernel that wrote the row: each of its programs leaves the sum over its columns.
 """
 
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ def _finish(
     total, up, partial, bias, added, out, squares_out, n, m, inside, place, rows_stride, eps,
     k_size: tl.constexpr, gated: tl.constexpr,
 ):  # fmt: skip
-    """Everything behind the product [block_m, block_n], and the sums of squares of what was stored."""
+    """All work behind the product [block_m, block_n], and the sums of squares of the stored values."""
     if partial is not None:
         scale = tl.rsqrt(tl.sum(partial, axis=0) / k_size + eps)[:, None]
         total *= scale
@@ -287,7 +287,7 @@ def _normalise(x, squares, weight, out, rows_stride, eps, parts: tl.constexpr, w
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What is computed around `x @ weight.T`, in this order: `/ rms(x)`, the gate, the bias, the residual."""
+    """The operations around `x @ weight.T`, in this order: `/ rms(x)`, the gate, the bias, the residual."""
 
     eps: float | None = None  # normalise the input rows, whose norm weight is folded into the matrix
     gated: bool = False  # weight [2 * n, k]: silu of the first half's product times the second's

@@ -57,7 +57,8 @@ def _paged_attention(
 ):  # fmt: skip
     """One program per (row, kv head, split of the context). Caches [slots, kv_heads, head_dim].
 
-    The last program of a row's head merges, always in the order of the splits: the sum does not depend on who is last.
+    The last program of a row's head merges, always in the order of the splits, so that the sum does not depend on which
+    program is last.
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = heads // kv_heads
@@ -137,7 +138,7 @@ def _paged_attention(
 
 
 class PagedScratch:
-    """What the programs of a split context leave for the one that merges."""
+    """Partial results of the programs of a split context, for the program that merges."""
 
     def __init__(self, rows: int, heads: Heads, splits: int, device: torch.device) -> None:
         self.splits = splits

@@ -72,7 +72,7 @@ class FusedPredictor:
         return Rows(done.values[rows:], done.squares[:, rows:], done.parts)
 
     def _project(self, hidden: Tensor, out: Rows) -> None:
-        """The talker's hidden states become the first rows of `out`. Launched plainly: nobody knows what ran before."""
+        """The talker's hidden states become the first rows of `out`. Launched plainly: the kernel before is unknown."""
         if isinstance(self._projection, torch.nn.Identity):
             out.values[: len(hidden)].copy_(hidden)
             return

@@ -1,8 +1,8 @@
 """From logits to a code to what the code becomes next, one program per row.
 
-The code is that of `deployments.talker.sampling`: the same filters in the same order, the same noise bits. Top-k and
-top-p are thresholds found by bisecting the logits' bits, so nothing is sorted. Where several candidates equal the one
-at the border of top-p, all stay: a sort keeps an arbitrary part of them.
+The code equals the one of `deployments.talker.sampling`: the same filters in the same order, the same noise bits. Top-k
+and top-p are thresholds found by bisecting the logits' bits, so nothing is sorted. Where several candidates equal the
+one at the border of top-p, all stay: a sort keeps an arbitrary part of them.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def _ordered(values):
 def _last_of(keys, wanted, bits: tl.constexpr):
     """The largest number that at least `wanted` keys reach, in its first `bits` bits: two bits with each sum.
 
-    Three counts of 20 bits share an int64: what a sum over the program costs is its latency.
+    Three counts of 20 bits share an int64: the cost of a sum over the program is its latency.
     """
     one = tl.full([], 1, tl.uint32)
     threshold = one * 0
@@ -60,14 +60,14 @@ def _last_of(keys, wanted, bits: tl.constexpr):
 
 
 @triton.jit
-def _choose(values, inside, noise, options, vocab: tl.constexpr, bits: tl.constexpr):
+def _choose(values, inside, noise, filters, vocab: tl.constexpr, bits: tl.constexpr):
     """The code of one row from float32 logits, whose order shows in the first `bits` bits of `_ordered`.
 
-    `options` points to the row's packed `FilterOptions`.
+    `filters` points to the row's packed `FilterOptions`.
     """
-    do_sample, top_k = tl.load(options + _DO_SAMPLE) != 0, tl.load(options + _TOP_K)
-    temperature = tl.load(options + _TEMPERATURE).to(tl.float32, bitcast=True)
-    top_p = tl.load(options + _TOP_P).to(tl.float32, bitcast=True)
+    do_sample, top_k = tl.load(filters + _DO_SAMPLE) != 0, tl.load(filters + _TOP_K)
+    temperature = tl.load(filters + _TEMPERATURE).to(tl.float32, bitcast=True)
+    top_p = tl.load(filters + _TOP_P).to(tl.float32, bitcast=True)
     scaled = values / temperature
     keys = tl.where(inside, _ordered(values), tl.zeros_like(values).to(tl.uint32))
     wanted = tl.where(top_k > 0, tl.minimum(top_k, vocab), vocab).to(tl.int64)
@@ -100,7 +100,7 @@ def _embed(row, code, table, inputs, squares, width: tl.constexpr, block: tl.con
 
 @triton.jit(do_not_specialize=["codebook"])
 def _sample_code(
-    logits, options, option_stride, seeds, frames, codes, codebook,
+    logits, filters, filter_stride, seeds, frames, codes, codebook,
     table, inputs, squares, embeddings, sums, total,
     groups: tl.constexpr, vocab: tl.constexpr, block: tl.constexpr, bits: tl.constexpr,
     width: tl.constexpr, wide: tl.constexpr, input_block: tl.constexpr, sum_block: tl.constexpr, pdl: tl.constexpr,
@@ -113,7 +113,7 @@ def _sample_code(
     )
     wait_for_predecessor(pdl)
     values = tl.load(logits + row * vocab + code_ids, mask=inside, other=float("-inf")).to(tl.float32)
-    code = _choose(values, inside, noise, options + row * option_stride, vocab, bits)
+    code = _choose(values, inside, noise, filters + row * filter_stride, vocab, bits)
     tl.store(codes + row * groups + codebook, code.to(tl.int64))
     if table is not None:
         _embed(row, code, table, inputs, squares, width, input_block)
@@ -148,7 +148,7 @@ def _begin_frame(
 
 @triton.jit
 def _sample_first_code(
-    logits, options, option_stride, seeds, frames, state_rows, seen, penalty, suppressed, ignore_eos, code0, eos,
+    logits, filters, filter_stride, seeds, frames, state_rows, seen, penalty, suppressed, ignore_eos, code0, eos,
     min_new_tokens, vocab: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -165,14 +165,14 @@ def _sample_first_code(
     too_early = (frame < min_new_tokens) | (tl.load(ignore_eos + row) != 0)
     barred = (tl.load(suppressed + code_ids, mask=inside, other=1) != 0) | (too_early & (code_ids == eos))
     values = tl.where(barred, float("-inf"), values)
-    code = _choose(values, inside, noise, options + row * option_stride, vocab, 32)
+    code = _choose(values, inside, noise, filters + row * filter_stride, vocab, 32)
     tl.store(code0 + row, code.to(tl.int64))
     tl.store(seen + state_row * vocab + code, tl.full([], 1, tl.int8))
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """What a codebook's codes become."""
+    """Embeddings of a codebook's codes."""
 
     projected: Tensor  # [vocab, predictor hidden]: the predictor's next input
     summed: Tensor  # [vocab, talker hidden]: the term of the talker's next input
@@ -180,7 +180,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class FrameOutputs:
-    """What the codebooks of a frame leave behind."""
+    """Results of the codebooks of a frame."""
 
     codes: Tensor  # [rows, groups] int64
     sums: Tensor  # [rows, talker hidden] float32, the terms so far
@@ -227,7 +227,7 @@ def sample_code(logits: Tensor, options: BatchFilter, draw: Draw, embeddings: Em
 
 @dataclass(frozen=True, slots=True)
 class FirstCodeRules:
-    """What keeps codes of codebook 0 from being sampled."""
+    """Rules that keep codes of codebook 0 from being sampled."""
 
     state_rows: Tensor  # [rows] int64: each row's place in `seen`
     seen: Tensor  # [state rows, vocab] bool: codes that the row has had

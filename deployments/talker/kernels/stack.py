@@ -88,7 +88,7 @@ class FusedStack:
         return rows
 
     def advance(self, rows: Rows, position: int, cache: FrameCache) -> Rows:
-        """One position of a frame; before the final norm, which whoever multiplies by it next can fold in."""
+        """One position of a frame; before the final norm, which the next product can fold in."""
         count = len(rows.values)
         for number, layer in enumerate(self.layers):
             qkv = self._project(layer, rows)
@@ -101,7 +101,7 @@ class FusedStack:
     def measured(self, x: Tensor) -> Rows:
         """Rows that no kernel of this stack wrote, with the sums of their squares."""
         rows = Rows(x, self._input.squares, 1)
-        measure_squares(rows)  # launched plainly: nobody knows what ran before
+        measure_squares(rows)  # launched plainly, because the kernel before it is unknown
         return rows
 
     def input_rows(self, count: int) -> Rows:

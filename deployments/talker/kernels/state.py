@@ -19,7 +19,7 @@ _FILTERS, _NUM_OPTIONS = tl.constexpr(Columns.FILTERS), tl.constexpr(2 * len(OPT
 
 @triton.jit
 def _gather(
-    rows, packed, hidden, seeds, frames, penalty, ignore_eos, options, out, sound, packed_width,
+    rows, packed, hidden, seeds, frames, penalty, ignore_eos, filters, out, sound, packed_width,
     width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0)
@@ -31,7 +31,7 @@ def _gather(
     tl.store(penalty + index, tl.load(source + _PENALTY).to(tl.float32, bitcast=True))
     tl.store(ignore_eos + index, tl.load(source + _IGNORE_EOS).to(tl.int8))
     for column in tl.static_range(_NUM_OPTIONS):
-        tl.store(options + index * _NUM_OPTIONS + column, tl.load(source + _FILTERS + column))
+        tl.store(filters + index * _NUM_OPTIONS + column, tl.load(source + _FILTERS + column))
     column = tl.arange(0, block)
     real = column < width
     values = tl.load(hidden + row * width + column, mask=real, other=0.0)
@@ -90,7 +90,7 @@ def _settle(rows, packed, hidden, out, packed_width, scratch_row, width: tl.cons
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What the first half of a step knows of the rows of a batch, by index."""
+    """The state that the first half of a step reads of the rows of a batch, by index."""
 
     hidden: Tensor  # [batch, hidden]
     seeds: Tensor  # [batch] int64
@@ -103,7 +103,7 @@ class Gathered:
 
 
 class StateKernels:
-    """Gathers from and scatters to one state; owns what it gathers into. Results are valid until the next call."""
+    """Gathers from and scatters to one state; owns the gathered tensors. Results are valid until the next call."""
 
     def __init__(self, state: BatchState, text: Tensor, *, padding: int) -> None:
         self.state, self.text, self.padding = state, text, padding

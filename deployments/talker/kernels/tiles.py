@@ -1,4 +1,4 @@
-"""How each product is cut up: what measured best, and for shapes that nobody measured what fits."""
+"""How each product is cut up: the tile that measured best, and for unmeasured shapes one that fits."""
 
 from deployments.talker.kernels.matmul import MAX_VECTOR_ROWS, SHARED_ROWS, Form, Tile
 from deployments.talker.kernels.measured_tiles import MEASURED
@@ -15,7 +15,6 @@ def tile_for(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:
 
 
 def default_tile(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:
-    """A tile that divides the shape."""
     if rows <= MAX_VECTOR_ROWS:
         return Tile(Form.VECTOR, _divisor(columns, 16 if depth <= 1024 and not gated else 4), _divisor(depth, 256), 4)
     if rows <= 32:

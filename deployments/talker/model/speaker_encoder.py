@@ -21,7 +21,7 @@ _PADDING = (_FFT_SIZE - _HOP) // 2
 
 @dataclass(frozen=True, slots=True)
 class SpeakerEncoderConfig:
-    """`speaker_encoder_config`; the released files leave out what equals these defaults."""
+    """`speaker_encoder_config`; the released files leave out fields that equal these defaults."""
 
     enc_dim: int = 1024
     mel_dim: int = 128
@@ -35,7 +35,7 @@ class SpeakerEncoderConfig:
 
     @property
     def min_samples(self) -> int:
-        """The shortest audio whose spectrogram is longer than what any layer reflects at an edge."""
+        """The shortest audio whose spectrogram is longer than any layer's reflection at an edge."""
         reflected = ((k - 1) * d // 2 for k, d in zip(self.enc_kernel_sizes, self.enc_dilations, strict=True))
         return max(_PADDING + 1, (max(reflected) + 1) * _HOP)
 

@@ -47,7 +47,7 @@ class Talker(nn.Module):
         self.code_predictor = CodePredictor(config)
 
     def prepare(self, *, max_positions: int) -> None:
-        """Compute, after the weights are in place, what is constant: rotations and the mask of ids never sampled."""
+        """Compute constants after the weights are in place: rotations and the mask of ids never sampled."""
         weight = self.codec_head.weight
         self.rotary = RotaryTable(self.config.talker, positions=max_positions, like=weight)
         self.code_predictor.prepare(like=weight)

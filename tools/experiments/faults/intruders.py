@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from tests.faults.hostile import SPEECH
+from tests.e2e.raw import SPEECH
 from tests.fuzz.test_dialects import BODIES, REST, SOCKETS
 from tools.experiments.faults import floods
 from tools.experiments.faults.intruder import (
