@@ -74,9 +74,9 @@ class Connection(ABC):
     async def obey(self, fields: dict[str, object]) -> None:
         """One message of the client. Raises InvalidRequest, which `refuse` answers."""
 
-    @abstractmethod
     async def tell_error(self, reply: ErrorReply) -> None:
         """Tell the client what was wrong with its message, or how its speech failed."""
+        await self.send("error", request_id=None, **reply.envelope())
 
     async def refuse(self, error: InvalidRequest) -> None:
         """Answer a bad message; the socket stays open."""

@@ -14,7 +14,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.api import ignored
-from serve_app.api.errors import ErrorReply
 from serve_app.api.request_log import RequestRecord, Usage
 from serve_app.api.response import Kept, SpeechResponse
 from serve_app.api.sockets import Connection, unknown_type
@@ -118,9 +117,6 @@ class FramesSocket(Connection):
                 await self.send("cancelled")
             case _:
                 raise unknown_type("'speak'", "'cancel'")
-
-    async def tell_error(self, reply: ErrorReply) -> None:
-        await self.send("error", request_id=None, **reply.envelope())
 
     async def _speak(self, wish: Wish, request_id: str) -> None:
         state = self.socket.state

@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
 from serve_app.api import ignored
-from serve_app.api.errors import ErrorReply, Unauthorized, translate
+from serve_app.api.errors import Unauthorized, translate
 from serve_app.api.request import SpeechBody, check_length, parse_speech, validated
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
 from serve_app.api.response import Delivery, word_entries
@@ -151,10 +151,6 @@ class SpeechSocket(Connection):
                 await self._cancel(validated(Cancellation, fields).played_ms)
             case _:
                 raise unknown_type("'speak'", "'cancel'")
-
-    async def tell_error(self, reply: ErrorReply) -> None:
-        """An `error` of no request."""
-        await self.send("error", request_id=None, **reply.envelope())
 
     def _start(self, fields: dict[str, object]) -> None:
         if self.is_busy:

@@ -42,6 +42,10 @@ class SocketRow:
         parts = [_filled(self.cut, text) for text in texts]
         return [*parts[0][:place], *(part[place] for part in parts), *parts[0][place + 1 :]]
 
+    def messages(self, text: str) -> list[Json]:
+        """Any that its clients send."""
+        return _filled([*self.sample.messages, *self.cut, *self.more], text)
+
     @property
     def path(self) -> str:
         return self.sample.filled(voice=VOICE).path
@@ -62,8 +66,9 @@ class PostRow:
     def path(self) -> str:
         return self.sample.filled(voice=VOICE).path
 
-    def body(self, text: str = "Hello.") -> Json:
-        return dict(self.sample.filled(text=text, voice=VOICE).body or {})
+    def body(self, text: str = "Hello.", **more: object) -> Json:
+        body = {**(self.sample.body or {}), **more}
+        return dict(Sample("", body=body).filled(text=text, voice=VOICE).body or {})
 
 
 def _filled(messages: Sequence[Mapping[str, object]], text: str) -> list[Json]:

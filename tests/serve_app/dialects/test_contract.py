@@ -274,7 +274,7 @@ async def posting(synthesizer: FakeSynthesizer) -> AsyncIterator[httpx.AsyncClie
 @post_rows
 async def test_a_body_is_spoken_and_an_unknown_field_is_named(client: httpx.AsyncClient, row: PostRow) -> None:
     for fields in ({}, row.more):
-        answer = await client.post(row.path, json={**row.body(), **fields, "nonsense": 1})
+        answer = await client.post(row.path, json=row.body(**fields, nonsense=1))
         assert answer.status_code == 200, answer.text
         assert answer.content
         assert "nonsense" in (answer.text if row.has_results else answer.headers["x-ignored"])
