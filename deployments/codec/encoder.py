@@ -86,7 +86,7 @@ class ConvolutionalEncoder(nn.Module):
         return out
 
 
-class Attention(nn.Module):
+class EncoderAttention(nn.Module):
     """Causal attention to the whole past, as in the official package without flash-attn (which adds a window)."""
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -129,7 +129,7 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.self_attn = Attention(config)
+        self.self_attn = EncoderAttention(config)
         self.self_attn_layer_scale = LayerScale(config.hidden_size)
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = FeedForward(config)

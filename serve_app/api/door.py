@@ -56,7 +56,7 @@ _MOST_METERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class UsageLimits:
     """What one key or one address may use. None: as much as the server can do."""
 
     requests_per_minute: float | None = None  # in bursts of as many
@@ -67,7 +67,7 @@ class Meter:
     """What one key or one address uses. `reason` is that of its refusals, `holder` names it to the client."""
 
     def __init__(self, reason: str, holder: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limits = Limits()  # may change; what has been counted stays
+        self.limits = UsageLimits()  # may change; what has been counted stays
         self.num_streams = 0
         self._reason, self._holder = reason, holder
         self._clock = clock
@@ -110,7 +110,7 @@ class Meters:
         self._reason, self._holder = reason, holder
         self._meters: dict[str, Meter] = {}
 
-    def of(self, name: str, limits: Limits) -> Meter:
+    def of(self, name: str, limits: UsageLimits) -> Meter:
         """The meter of one of them, with its present limits."""
         meter = self._meters.get(name)
         if meter is None:
@@ -319,7 +319,7 @@ class Door:
         _check_size(scope)
         self._check_host(headers.get("host"))
         self._check_origin(headers.get("origin"), headers.get("host"))
-        limits = Limits(self._admission.client_requests_per_minute, self._admission.client_streams)
+        limits = UsageLimits(self._admission.client_requests_per_minute, self._admission.client_streams)
         client = one_client(address)
         meter = self._of_addresses.of(client, limits)
         if self._keys is None or (scope["path"] in EXEMPT and scope.get("method") in _READING):
@@ -334,7 +334,7 @@ class Door:
         return Caller(f"key {record.id}", meter, self._meter_of(record), check=check)
 
     def _meter_of(self, record: KeyRecord) -> Meter:
-        return self._of_keys.of(record.id, Limits(record.requests_per_minute, record.max_streams))
+        return self._of_keys.of(record.id, UsageLimits(record.requests_per_minute, record.max_streams))
 
     def _check_host(self, host: str | None) -> None:
         allowed = self._access.allowed_hosts

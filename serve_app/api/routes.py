@@ -18,7 +18,7 @@ from serve_app.api.catalogue import catalogue_routes, check_default
 from serve_app.api.context import RequestContext
 from serve_app.api.door import Door
 from serve_app.api.errors import INTERNAL, translate
-from serve_app.api.speaker import Speaker
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
 from serve_app.config import ApiSettings
 from serve_app.dialects import (
@@ -103,15 +103,15 @@ def create_api(
     api.include_router(page_routes(api.title))
     # The door has asked for the key: this tells readers of the documentation where to put it.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
-    speaker = Speaker(admission, settings, check_room=admission.check_room, live_texts=live_texts)
-    api.include_router(openai_speech.routes(speaker), dependencies=keyed, tags=["Speech"])
+    service = SpeechService(admission, settings, check_room=admission.check_room, live_texts=live_texts)
+    api.include_router(openai_speech.routes(service), dependencies=keyed, tags=["Speech"])
     for dialect, tag in DIALECTS:
-        api.include_router(dialect.routes(speaker), tags=[tag])
+        api.include_router(dialect.routes(service), tags=[tag])
     api.include_router(catalogue_routes(admission, settings), tags=["Models and voices"])
     api.include_router(status_routes(admission, settings, is_ready), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
-    api.include_router(websocket_routes(speaker, {nari.PROTOCOL: nari.NariSocket.run}))
+    api.include_router(websocket_routes(service, {nari.PROTOCOL: nari.NariSocket.run}))
     return api
 
 

@@ -165,7 +165,7 @@ class _Sink:
 
 
 @dataclass(frozen=True, slots=True)
-class Codec:
+class CompressedFormat:
     """How PyAV makes one compressed format."""
 
     container: str
@@ -178,7 +178,7 @@ class Codec:
 
 CODECS = {
     # Below 128 kbit/s an MP3 decoder waits longer for its first frame. ID3 and Xing headers need the whole file.
-    AudioFormat.MP3: Codec(
+    AudioFormat.MP3: CompressedFormat(
         "mp3",
         "libmp3lame",
         128_000,
@@ -186,7 +186,7 @@ CODECS = {
         {"compression_level": "7"},
         {"id3v2_version": "0", "write_xing": "0"},
     ),
-    AudioFormat.OPUS: Codec(
+    AudioFormat.OPUS: CompressedFormat(
         "ogg",
         "libopus",
         48_000,
@@ -194,8 +194,8 @@ CODECS = {
         {"application": "audio", "vbr": "constrained", "compression_level": "5"},
         {"page_duration": "20000"},  # microseconds
     ),
-    AudioFormat.AAC: Codec("adts", "aac", 64_000, (6_000, 512_000)),
-    AudioFormat.FLAC: Codec("flac", "flac", container_options={"metadata_header_padding": "0"}),
+    AudioFormat.AAC: CompressedFormat("adts", "aac", 64_000, (6_000, 512_000)),
+    AudioFormat.FLAC: CompressedFormat("flac", "flac", container_options={"metadata_header_padding": "0"}),
 }
 
 
@@ -210,12 +210,12 @@ def check_bit_rate(audio_format: AudioFormat, bit_rate: int) -> None:
         raise InvalidRequest(message, "bit_rate")
 
 
-class CodecEncoder:
+class CompressedEncoder:
     """A compressed format through PyAV."""
 
     def __init__(
         self,
-        codec: Codec,
+        codec: CompressedFormat,
         sample_rate: int,
         frame_samples: int,
         *,
@@ -302,7 +302,7 @@ def open_encoder(
             return FloatEncoder()
         case AudioFormat.WAV:
             return WavEncoder(sample_rate, num_bytes)
-    return CodecEncoder(CODECS[audio_format], sample_rate, frame_samples, bit_rate=bit_rate, num_bytes=num_bytes)
+    return CompressedEncoder(CODECS[audio_format], sample_rate, frame_samples, bit_rate=bit_rate, num_bytes=num_bytes)
 
 
 class Resampler:

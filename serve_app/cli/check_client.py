@@ -27,7 +27,7 @@ class Dialect:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class CheckResult:
     """What came of asking."""
 
     dialect: Dialect
@@ -191,7 +191,7 @@ def _message() -> Mapping[str, object]:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": _TEXT}]}
 
 
-async def check(url: str, *, key: str | None) -> AsyncIterator[Tried]:
+async def check(url: str, *, key: str | None) -> AsyncIterator[CheckResult]:
     """Every dialect, one after the other. Raises TalkrayError where there is no server."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=_BOUND_S)
@@ -205,14 +205,14 @@ async def check(url: str, *, key: str | None) -> AsyncIterator[Tried]:
             yield await _try(http, dialect)
 
 
-async def _try(http: aiohttp.ClientSession, dialect: Dialect) -> Tried:
+async def _try(http: aiohttp.ClientSession, dialect: Dialect) -> CheckResult:
     began_s = time.perf_counter()
     try:
         async with asyncio.timeout(_BOUND_S):
             problem = await (_post(http, dialect) if dialect.body is not None else _converse(http, dialect))
     except (aiohttp.ClientError, TimeoutError) as error:
-        return Tried(dialect, f"{error or type(error).__name__}")
-    return Tried(dialect, problem, time.perf_counter() - began_s)
+        return CheckResult(dialect, f"{error or type(error).__name__}")
+    return CheckResult(dialect, problem, time.perf_counter() - began_s)
 
 
 async def _post(http: aiohttp.ClientSession, dialect: Dialect) -> str | None:

@@ -19,7 +19,7 @@ def print_line(entry: request_log.Entry) -> None:
     print(request_log.line(entry), flush=True)
 
 
-class Progress:
+class ProgressLine:
     """One changing line with a spinner on a terminal, one line per stage elsewhere."""
 
     def __init__(self, file: TextIO) -> None:

@@ -13,10 +13,10 @@ from serve_app.api import ignored
 from serve_app.api.request import number
 from serve_app.api.request_log import Usage
 from serve_app.api.response import AUDIO_HERE, EVENT_STREAM, Delivery, Kept, in_parts, in_whole, object_with
-from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.api.speech_service import SpeechService, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
-from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Mark, Session, Started
+from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
 from serve_app.speech.word_times import WordTimes
 
 Json = dict[str, object]
@@ -40,13 +40,13 @@ _REST_NAMES: ignored.Names = {
 _MODES = ("server_commit", "commit")
 
 
-def routes(speaker: Speaker) -> APIRouter:
+def routes(service: SpeechService) -> APIRouter:
     """`WS /api-ws/v1/realtime` and `POST /api/v1/services/aigc/multimodal-generation/generation`."""
     router = APIRouter()
 
     @router.websocket("/api-ws/v1/realtime")
     async def speak(socket: WebSocket) -> None:
-        await DashScopeSocket.run(socket, speaker)
+        await DashScopeSocket.run(socket, service)
 
     @router.post(
         "/api/v1/services/aigc/multimodal-generation/generation",
@@ -55,12 +55,12 @@ def routes(speaker: Speaker) -> APIRouter:
     )
     async def speak_text(request: Request) -> Response:
         """Speaks `input.text`: as WAV in JSON, or as PCM in events with `X-DashScope-SSE: enable`."""
-        fields = await read_object(request, speaker)
+        fields = await read_object(request, service)
         sent = ignored.flat(fields, _REST_NAMES)
         if not isinstance(sent.get("input.text"), str):
             raise InvalidRequest("input.text is required, as a string.", "input", "missing_required_parameter")
         streams = request.headers.get("x-dashscope-sse") == "enable"
-        wish = await _wished(speaker, sent, _REST_NAMES, default="pcm" if streams else "wav")
+        wish = await _wished(service, sent, _REST_NAMES, default="pcm" if streams else "wav")
         usage: Usage = request.state.record.usage
         request_id: str = request.state.record.request_id
         kept, characters = Kept(request.state.caller.name), len(wish.body.input)
@@ -72,8 +72,8 @@ def routes(speaker: Speaker) -> APIRouter:
             return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
 
         if streams:
-            return await speaker.respond(request, wish, as_body=events, content_type=EVENT_STREAM)
-        return await speaker.respond(
+            return await service.respond(request, wish, as_body=events, content_type=EVENT_STREAM)
+        return await service.respond(
             request, wish, as_body=lambda audio, _: in_whole(audio, kept, output), content_type="application/json"
         )
 
@@ -81,7 +81,7 @@ def routes(speaker: Speaker) -> APIRouter:
 
 
 async def _wished(
-    speaker: Speaker,
+    service: SpeechService,
     sent: Mapping[str, object],
     names: ignored.Names,
     *,
@@ -93,7 +93,7 @@ async def _wished(
     bit_rate = number("bit_rate", given.get("bit_rate"))  # kbit/s
     audio_format = choice("response_format", str(given.get("response_format", default)), _FORMATS)
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000))
-    return await speaker.wish(sent, names, delivery=delivery, made=made)
+    return await service.wish(sent, names, delivery=delivery, made=made)
 
 
 class DashScopeSocket(ResponseSocket):
@@ -101,8 +101,8 @@ class DashScopeSocket(ResponseSocket):
 
     audio_kind = "response.audio"
 
-    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket, speaker)
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        super().__init__(socket, service)
         self._model = socket.query_params.get("model")
         self._settings: Json = {"mode": _MODES[0]}
         self._session: Session | None = None
@@ -154,13 +154,13 @@ class DashScopeSocket(ResponseSocket):
         await self.tell("session.updated", session=self._shown(), **ignored.told(wish.ignored))
 
     async def _wished(self, settings: Json) -> Wish:
-        return await _wished(self.speaker, settings, _SESSION_NAMES, made={"model": self._model})
+        return await _wished(self.service, settings, _SESSION_NAMES, made={"model": self._model})
 
     async def _opened_session(self) -> Session:
         if self._session is None:
             wish = await self._wished(self._settings)
             self._untold = {} if self._has_told else wish.ignored
-            session = self.speaker.session(self.socket, wish, request_id=self.request_id, files=True)
+            session = self.service.session(self.socket, wish, request_id=self.request_id, files=True)
             self._session = self.converse(session)
         return self._session
 
@@ -190,7 +190,7 @@ class DashScopeSocket(ResponseSocket):
                 await self.tell_begun(turn)
             case Audio(turn, data):
                 await self.tell_audio(turn, data)
-            case Mark(turn):
+            case Flushed(turn):
                 self._begun.discard(turn.number)
                 await self.tell_spoken(turn)
             case Cleared(turns):

@@ -12,7 +12,7 @@ from deployments.errors import InvalidRequest
 from serve_app.api import catalogue, ignored
 from serve_app.api.request import number
 from serve_app.api.response import AUDIO_HERE, Delivery, Kept, in_parts, in_whole, object_with
-from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.api.speech_service import SpeechService, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.speech.session import is_ideograph
 from serve_app.speech.word_times import Word, WordTimes
@@ -40,22 +40,22 @@ _LONGEST_NAME = 40  # of a format
 _JSON, _LINES = "application/json", "application/x-ndjson"
 
 
-def routes(speaker: Speaker) -> APIRouter:
+def routes(service: SpeechService) -> APIRouter:
     """`POST /v1/text-to-speech/{voice}`, `POST /v1/text-to-dialogue`, and lists."""
     router = APIRouter()
 
     def add(path: str, what: str, *, stream: bool, timestamps: bool) -> None:
         async def speak(request: Request) -> Response:
             """Speaks `text`, or the `inputs` of a dialogue, MP3 unless `output_format` says otherwise."""
-            fields = await read_object(request, speaker)
+            fields = await read_object(request, service)
             voice = request.path_params.get("voice_id")
-            wish = await wished(speaker, fields, request.query_params, voice=voice, words=timestamps)
+            wish = await wished(service, fields, request.query_params, voice=voice, words=timestamps)
             if not timestamps:
-                return await speaker.respond(request, wish)
+                return await service.respond(request, wish)
             if stream:
-                return await speaker.respond(request, wish, as_body=_lines, content_type=_LINES)
+                return await service.respond(request, wish, as_body=_lines, content_type=_LINES)
             kept = Kept(request.state.caller.name)
-            return await speaker.respond(
+            return await service.respond(
                 request,
                 wish,
                 as_body=lambda audio, times: in_whole(audio, kept, partial(_timed, times=times)),
@@ -78,13 +78,13 @@ def routes(speaker: Speaker) -> APIRouter:
     @router.get("/v2/voices", summary="List voices (ElevenLabs v2)")
     async def list_voices() -> dict[str, object]:
         """All of them on one page."""
-        known = [_voice(voice) for voice in catalogue.voice_list(await speaker.describe())]
+        known = [_voice(voice) for voice in catalogue.voice_list(await service.describe())]
         return {"voices": known, "has_more": False, "total_count": len(known), "next_page_token": None}
 
     @router.get("/v1/voices/{voice_id}", summary="Show a voice (ElevenLabs)")
     async def show_voice(voice_id: str) -> dict[str, object]:
         """One voice. Raises InvalidRequest with the valid names."""
-        info = await speaker.describe()
+        info = await service.describe()
         known = {voice.id: voice for voice in catalogue.voice_list(info)}
         return _voice(known[voice_id] if voice_id in known else known[catalogue.resolve(voice_id, info.voices)])
 
@@ -117,7 +117,7 @@ def _voice(voice: catalogue.Voice) -> dict[str, object]:
 
 
 async def wished(
-    speaker: Speaker,
+    service: SpeechService,
     fields: Mapping[str, object],
     query: Mapping[str, str],
     *,
@@ -140,7 +140,7 @@ async def wished(
     if isinstance(seed := sent.get("seed"), str):
         made["seed"] = number("seed", seed)
     delivery = Delivery(audio_format, bit_rate=bit_rate)
-    return await speaker.wish(sent, names, delivery=delivery, made=made, reasons=reasons)
+    return await service.wish(sent, names, delivery=delivery, made=made, reasons=reasons)
 
 
 def output(name: str) -> tuple[AudioFormat, int, int | None]:

@@ -15,26 +15,26 @@ from serve_app.api import ignored
 from serve_app.api.errors import ErrorReply
 from serve_app.api.request import number
 from serve_app.api.sockets import unknown_type
-from serve_app.api.speaker import Speaker, text_of
+from serve_app.api.speech_service import SpeechService, text_of
 from serve_app.dialects.deepgram import RAW, TurnSocket, plain, speak_over_http
-from serve_app.speech.session import Audio, Cleared, Event, Mark, Started, Turn
+from serve_app.speech.session import Audio, Cleared, Event, Flushed, Started, Turn
 
 _MOST_MS = 10**9
 _SLOWEST, _FASTEST, _STEP = 0.5, 1.5, 0.05
 
 
-def routes(speaker: Speaker) -> APIRouter:
+def routes(service: SpeechService) -> APIRouter:
     """`WS` and `POST /v2/speak`."""
     router = APIRouter()
 
     @router.websocket("/v2/speak")
     async def speak(socket: WebSocket) -> None:
-        await FluxSocket.run(socket, speaker)
+        await FluxSocket.run(socket, service)
 
     @router.post("/v2/speak", summary="Speak a text (Deepgram Flux)", response_class=Response)
     async def speak_text(request: Request) -> Response:
         """Speaks `text` of a JSON body."""
-        return await speak_over_http(speaker, request)
+        return await speak_over_http(service, request)
 
     return router
 
@@ -127,7 +127,7 @@ class FluxSocket(TurnSocket):
             case Audio(turn, data):
                 self._turn_samples += len(data) // self._sample_bytes
                 await self.socket.send_bytes(data)
-            case Mark(turn):
+            case Flushed(turn):
                 await self._end_turn(turn)
             case Cleared():
                 await self._tell_interrupted(event)

@@ -25,7 +25,7 @@ from serve_app.api.response import (
     negotiate,
     object_with,
 )
-from serve_app.api.speaker import Speaker, Wish, choice, read_object
+from serve_app.api.speech_service import SpeechService, Wish, choice, read_object
 from serve_app.audio.formats import AudioFormat
 from serve_app.speech.languages import language_name
 
@@ -67,7 +67,7 @@ _MISTRAL: ignored.Names = {
 _NAMES: ignored.Names = {**ignored.SPEECH, "instruction": "instructions", "lang_code": "language"}
 
 
-def routes(speaker: Speaker) -> APIRouter:
+def routes(service: SpeechService) -> APIRouter:
     """`POST /v1/audio/speech`, and the same under Azure's paths."""
     router = APIRouter()
 
@@ -75,20 +75,20 @@ def routes(speaker: Speaker) -> APIRouter:
     @router.post("/openai/v1/audio/speech", response_class=Response, include_in_schema=False)
     async def speech(request: Request) -> Response:
         """Speaks `input`, streaming unless `stream` is false."""
-        fields = await read_object(request, speaker)
+        fields = await read_object(request, service)
         if "voice_id" in fields:
-            return await _speak_as_mistral(request, speaker, fields)
-        return await speaker.respond(request, await wished(speaker, fields, accept=_accept(request)))
+            return await _speak_as_mistral(request, service, fields)
+        return await service.respond(request, await wished(service, fields, accept=_accept(request)))
 
     @router.post(
         "/openai/deployments/{deployment}/audio/speech", summary="Speak a text (Azure)", response_class=Response
     )
     async def speak_deployment(request: Request, deployment: str) -> Response:
         """The same for Azure's clients, whose deployments have names of their own."""
-        fields = await read_object(request, speaker)
+        fields = await read_object(request, service)
         reasons = {"model": "a deployment of any name is the loaded model"} if "model" in fields else {}
-        wish = await wished(speaker, fields, accept=_accept(request), made={"model": None}, reasons=reasons)
-        return await speaker.respond(request, wish)
+        wish = await wished(service, fields, accept=_accept(request), made={"model": None}, reasons=reasons)
+        return await service.respond(request, wish)
 
     return router
 
@@ -113,7 +113,7 @@ def spelled(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 async def wished(
-    speaker: Speaker,
+    service: SpeechService,
     fields: Mapping[str, object],
     *,
     accept: str = "",
@@ -126,9 +126,9 @@ async def wished(
     """
     given = {**spelled(fields), **(made or {})}
     body = parse_speech({name: given[name] for name in ignored.SPEECH if given.get(name) is not None})
-    check_length("input", body.input, speaker.settings)
-    info = await speaker.describe()
-    catalogue.check_model(body.model, info, speaker.settings)
+    check_length("input", body.input, service.settings)
+    info = await service.describe()
+    catalogue.check_model(body.model, info, service.settings)
     if body.voice is not None and info.voices:
         catalogue.resolve(body.voice, info.voices)
     delivery = negotiate(body, accept)
@@ -144,24 +144,24 @@ def _accept(request: Request) -> str:
     return ", ".join(request.headers.getlist("accept"))
 
 
-async def _speak_as_mistral(request: Request, speaker: Speaker, fields: Mapping[str, object]) -> Response:
+async def _speak_as_mistral(request: Request, service: SpeechService, fields: Mapping[str, object]) -> Response:
     """JSON with the audio in it, or events with `stream`. Voices of theirs are spoken by the default one."""
     audio_format = choice("response_format", str(fields.get("response_format", "mp3")), _MISTRAL_FORMATS)
-    wish = await speaker.wish(
+    wish = await service.wish(
         fields,
         _MISTRAL,
         delivery=Delivery(audio_format),
     )
     usage: Usage = request.state.record.usage
     if fields.get("stream"):
-        return await speaker.respond(
+        return await service.respond(
             request,
             wish,
             as_body=lambda audio, _: in_parts(audio, _mistral_delta, lambda: _mistral_done(usage)),
             content_type=EVENT_STREAM,
         )
     kept = Kept(request.state.caller.name)
-    return await speaker.respond(
+    return await service.respond(
         request, wish, as_body=lambda audio, _: in_whole(audio, kept, _mistral_object), content_type="application/json"
     )
 

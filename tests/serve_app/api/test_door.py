@@ -15,11 +15,11 @@ from serve_app.api import door
 from serve_app.api.door import (
     EXEMPT,
     MAX_UPLOADS,
-    Limits,
     Meter,
     Meters,
     Upload,
     Uploads,
+    UsageLimits,
     client_address,
     one_client,
 )
@@ -535,7 +535,7 @@ class Clock:
 def test_requests_come_back_steadily_and_not_beyond_a_minute() -> None:
     clock = Clock()
     meter = Meter("key", "This API key", clock=clock)
-    meter.limits = Limits(requests_per_minute=3)
+    meter.limits = UsageLimits(requests_per_minute=3)
     for _ in range(3):
         meter.request()
     with pytest.raises(Overloaded, match="This API key may make 3 requests per minute") as refused:
@@ -554,7 +554,7 @@ def test_requests_come_back_steadily_and_not_beyond_a_minute() -> None:
 
 def test_less_than_one_request_a_minute() -> None:
     meter = Meter("client", "This client", clock=Clock())
-    meter.limits = Limits(requests_per_minute=0.5)
+    meter.limits = UsageLimits(requests_per_minute=0.5)
     meter.request()
     with pytest.raises(Overloaded, match=r"0\.5 requests") as refused:
         meter.request()
@@ -563,7 +563,7 @@ def test_less_than_one_request_a_minute() -> None:
 
 def test_streams_at_once_of_a_meter() -> None:
     meter = Meter("key", "This API key")
-    meter.limits = Limits(max_streams=2)
+    meter.limits = UsageLimits(max_streams=2)
     with meter.stream(), meter.stream(), pytest.raises(Overloaded, match="2 streams open at once"), meter.stream():
         pass
     with pytest.raises(ValueError), meter.stream():  # noqa: PT011
@@ -580,18 +580,18 @@ def test_without_limits_everything_goes() -> None:
 
 def test_limits_change_and_what_was_counted_stays() -> None:
     meters = Meters("key", "This API key")
-    with meters.of("ada", Limits(max_streams=1)).stream():
-        with pytest.raises(Overloaded), meters.of("ada", Limits(max_streams=1)).stream():
+    with meters.of("ada", UsageLimits(max_streams=1)).stream():
+        with pytest.raises(Overloaded), meters.of("ada", UsageLimits(max_streams=1)).stream():
             pass
-        with meters.of("bob", Limits(max_streams=1)).stream():
+        with meters.of("bob", UsageLimits(max_streams=1)).stream():
             pass
-        with meters.of("ada", Limits(max_streams=2)).stream():
+        with meters.of("ada", UsageLimits(max_streams=2)).stream():
             pass
 
 
 def test_no_number_of_addresses_takes_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "_MOST_METERS", 2)
-    meters, limits = Meters("client", "This client"), Limits(max_streams=1)
+    meters, limits = Meters("client", "This client"), UsageLimits(max_streams=1)
     first = meters.of("first", limits)
     with first.stream():
         second = meters.of("second", limits)
