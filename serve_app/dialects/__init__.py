@@ -1,1 +1,1 @@
-"""How other services are asked for speech: one file for each family of clients, adapters of `SpeechService` and `Session`."""
+"""How clients of other services ask for speech: a file per family, which adapts `SpeechService` and `Session`."""
