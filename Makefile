@@ -17,7 +17,7 @@ run: install ## Serve speech on http://127.0.0.1:8000 until Ctrl-C (options: mak
 
 test: lint unit e2e ## Lint, types, unit tests and end-to-end tests with real Ray Serve
 
-lint: $(VENV)/.installed-dev ## Format, lint, types, the folder rule and the rules of size
+lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -72,7 +72,7 @@ listen: $(VENV)/.installed-dev ## Listen to every way in which audio comes to a 
 	nice -n 19 $(BIN)/python -m tools.listening --table docs/listening.md $(ARGS)
 
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)
-	$(BIN)/python -m tests.parity.run
+	$(BIN)/python -m tools.experiments.parity.run
 
 step-load: $(VENV)/.installed-dev ## Load of 1x, 5x, 1x on a server that scales, and its report (four minutes)
 	$(BIN)/python -m tools.experiments.load step step-load-$$(date +%Y%m%d-%H%M%S) 0.6

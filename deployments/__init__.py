@@ -1,1 +1,1 @@
-"""What runs on a replica, and the protocol between replicas."""
+"""The code of replicas, and the messages between them."""

@@ -25,8 +25,8 @@ class TalkerConfig(Strict):
     max_model_len: Annotated[int, Field(ge=64)] = 4096  # rows of one sequence: prompt and frames
     # Positions of a KV block. Unset: 16 on a CPU; on a GPU 64, with flash-attn 256, as it takes no less.
     kv_block_size: Annotated[int | None, Field(ge=1)] = None
-    # The share of the GPU's memory that the engine may use, 0.85 where nothing is said: keys and values get what
-    # weights, codec and recorded work leave, and never more than they can use. Or their size itself.
+    # The share of the GPU's memory that the engine may use, 0.85 by default: keys and values get the rest behind
+    # weights, codec and recorded work, and never more than they can use. Or their size itself.
     gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
     kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None
     # Of the fused kernels. auto: our own, which docs/performance.md has as the faster ones; the start says which.
@@ -50,9 +50,9 @@ class CodecConfig(Strict):
     # Of matrix products on a CPU, of everything on a GPU. auto: on a CPU bfloat16 where it has units for it and the
     # error is 35 dB below the signal, which is tried at start, else float32; on a GPU float16.
     precision: DType = "auto"
-    # Who decodes: hybrid leaves the first frames of a stream to the talker's GPU and all of it where the pool is full.
-    # inline leaves all to it; the ingress then asks the talkers itself, and the pool only encodes recordings to clone,
-    # for a talker on a CPU.
+    # The device that decodes: hybrid leaves the first frames of a stream to the talker's GPU, and all frames where the
+    # pool is full. inline leaves all to it; the ingress then asks the talkers itself, and the pool only encodes
+    # recordings to clone, for a talker on a CPU.
     placement: Literal["hybrid", "pool", "inline"] = "hybrid"
     gpu_frames: Annotated[int, Field(ge=1)] = 9  # hybrid, with an idle pool: time for a CPU to take over
     workers: Annotated[int, Field(ge=1)] = (

@@ -73,4 +73,4 @@ class EngineError(TalkrayError):
 
 
 class CheckpointError(TalkrayError):
-    """A checkpoint cannot be found, or its files are not what the architecture asks for."""
+    """A checkpoint cannot be found, or its files do not fit the architecture."""

@@ -1,14 +1,14 @@
-"""What pools refuse by: how fast a line moves, and how many streams at once come in time."""
+"""Measures by which pools refuse: how fast a line moves, and how many streams at once come in time."""
 
 from collections import deque
 
-# Said to a client whatever the estimate: sooner is no use, and later would keep it away from a pool that has grown.
+# Bounds of `Retry-After`: a sooner retry is of no use, and a later one would miss a pool that has grown.
 _SHORTEST_S = 0.5
 _LONGEST_S = 30.0
 _WINDOW_S = 20.0  # of a rate
 # While nothing has been measured.
 _UNKNOWN_S = 1.0
-# What is late is judged over this time; a second such time must agree, since a replica that dies delays streams once.
+# Lateness is judged over this time. A second such time must agree, because a replica that dies delays streams once.
 _PERIOD_S = 1.0
 # Late beyond this share: too many streams. Below half of it: more may be tried.
 _LATE_SHARE = 0.1
@@ -45,10 +45,10 @@ class Rate:
 
 
 class StreamLimit:
-    """Falls the faster the more is late, rises slowly while it is reached and nothing is.
+    """A limit that falls the faster the more chunks are late, and rises slowly while it is reached and few are late.
 
-    What a stream costs is no guide: few streams make small batches, and small batches look dear.
-    Times come from one monotonic clock.
+    The cost of a stream is no guide, because few streams make small batches, and small batches cost more for each
+    stream. Times come from one monotonic clock.
     """
 
     def __init__(self, *, least: int) -> None:

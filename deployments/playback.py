@@ -13,7 +13,8 @@ UNREAD_S = 10.0
 class PlaybackClock:
     """A player without a buffer: it begins with the first audio, stops when it runs dry, and goes on with the next.
 
-    What comes in time never makes up for a stall: the listener has heard it. Times are seconds of one monotonic clock.
+    Audio in time never makes up for a stall, because the listener has heard the stall. Times are seconds of one
+    monotonic clock.
     """
 
     due_s: float | None = None  # when the next audio is needed; None before the first
@@ -34,12 +35,12 @@ class PlaybackClock:
         return late_s
 
     def pause(self, taken_s: float) -> None:
-        """The reader took so long to want more: they have not waited, and nobody was late for them."""
+        """The reader took so long to ask for more: the listener has not waited, and no audio was late."""
         if self.due_s is not None:
             self.due_s += taken_s
 
     def wait(self, *, now_s: float) -> None:
-        """Nothing could come until now: the player may have run dry, and nobody is to blame."""
+        """No audio could come until now: the player may have run dry, and no stage is to blame."""
         if self.due_s is not None:
             self.due_s = max(self.due_s, now_s)
 
@@ -53,9 +54,7 @@ class PlaybackClock:
 
 
 class Unread:
-    """Around a `yield`: a reader that takes nothing for UNREAD_S gives back what `leave` frees, and has it again, by
-    `take_again`, when it reads on or ends.
-    """
+    """Around a `yield`: calls `leave` once the reader takes nothing for UNREAD_S, and `take_again` when it reads on."""
 
     def __init__(self, leave: Callable[[], Awaitable[None]], take_again: Callable[[], None] = lambda: None) -> None:
         self._leave, self._take_again = leave, take_again
@@ -70,7 +69,7 @@ class Unread:
         if self._leaving is not None:
             try:
                 await asyncio.wait((self._leaving,))
-            finally:  # also where whoever waits is cancelled: what is being closed cannot be closed a second time
+            finally:  # also where the waiting task is cancelled, because a closing cannot begin a second time
                 self._take_again()
                 if not self._leaving.done():
                     self._leaving.cancel()

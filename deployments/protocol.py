@@ -1,4 +1,4 @@
-"""What crosses a deployment handle: requests downwards, frames and audio upwards.
+"""Messages that cross a deployment handle: requests downwards, frames and audio upwards.
 
 Everything here is a frozen value of small plain objects, cheap to pickle. Codes are int16: 16 codes are 32 bytes.
 """
@@ -18,7 +18,7 @@ ALL_FRAMES = 1 << 30  # more than any stream has
 
 
 class ModelKind(StrEnum):
-    """What a checkpoint takes as its voice: a named speaker, a description in words, or a reference recording."""
+    """The voice that a checkpoint takes: a named speaker, a description in words, or a reference recording."""
 
     CUSTOM_VOICE = "custom_voice"
     VOICE_DESIGN = "voice_design"
@@ -99,7 +99,7 @@ class ClonePrompt:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A recording to clone, and what is said in it: its samples, or what a replica has made of them before."""
+    """A recording to clone, and its text: the samples, or the prompt that a replica has made of them before."""
 
     audio: NDArray[np.float32] | None  # [samples] of mono audio at the model's sample rate; None beside a `prompt`
     text: str | None = None
@@ -121,11 +121,11 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an utterance has come at its reader, who may ask another replica to go on with it."""
+    """How far an utterance has come at its reader. Its reader may ask another replica to go on with it."""
 
     codes: Codes  # every frame since its beginning
     samples: int  # delivered, on the codec's timeline before trimming
-    in_hand_s: float = 0.0  # of them, those that its listener has not played yet, as far as is known
+    in_hand_s: float = 0.0  # of them, samples that the listener has not played yet, as far as is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,22 +149,22 @@ class SynthesisRequest:
     reference: Reference | None = None  # base checkpoints
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0  # 0 <= seed < 2**64
-    redraws: bool = False  # another seed will do: where speech is over before it was heard, the ingress asks again
+    redraws: bool = False  # any seed will do: where speech ends before any sound, the ingress asks again
     non_streaming_mode: bool | None = None  # None: as the official package does for this kind of checkpoint
     ignore_eos: bool = False  # nothing but max_new_tokens ends speech
     leading_silence: bool = False  # True keeps quiet leading frames
     continues: bool = False  # a later segment of a text that is being heard: it is not refused and goes first
     following: tuple[str, ...] = ()  # texts of the segments behind this first one: it is refused where they do not fit
     resume: Progress | None = None  # set where a stream goes on that another replica began
-    marks: Marks = ()  # on its way so far; none where nobody wants to know
-    client: str = ""  # who asks: the line in front of the pools tells clients apart
+    marks: Marks = ()  # on its way so far; none without `server_timing`
+    client: str = ""  # the client's name: the line in front of the pools tells clients apart
     word_times: bool = False  # chunks say where in the text they are
     live: Mailbox | None = None  # the text comes from there, and `text` is empty; it streams, whatever the mode
     again: bool = False  # another replica was asked before, whether or not it began
 
     @property
     def is_heard(self) -> bool:
-        """Whether somebody is listening already: a pause would be heard, and a refusal would end the speech."""
+        """Whether its listener has heard a part already: a pause would be heard, and a refusal would end the speech."""
         return self.continues or self.resume is not None
 
 
@@ -174,7 +174,7 @@ class GenerateRequest:
 
     synthesis: SynthesisRequest
     reference_codes: Codes | None = None  # [frames, num_code_groups] of the reference, None without in-context cloning
-    gpu_frames: int = 0  # the talker brings the audio of so many frames behind those delivered; ALL_FRAMES: of all
+    gpu_frames: int = 0  # the talker brings the audio of so many frames behind the delivered ones; ALL_FRAMES: of all
 
     @property
     def prefix(self) -> Codes | None:
@@ -187,7 +187,7 @@ class Reading:
     """How far in their text consecutive frames are, as the talker's attention says."""
 
     first: int  # number of the first of these frames
-    chars: tuple[float, ...]  # of the text, before what each frame begins with
+    chars: tuple[float, ...]  # of the text, before the text of each frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class PcmChunk:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the ingress must know of the loaded checkpoint to check a request."""
+    """The facts of the loaded checkpoint that the ingress needs to check a request."""
 
     name: str
     kind: ModelKind
@@ -240,7 +240,6 @@ class ModelInfo:
     sample_rate: int
     frame_samples: int
     num_code_groups: int
-    max_text_tokens: int
     talker_on_gpu: bool = False
     codec_precision: str = "float32"  # in which the talker's device decodes
     spoken_form: str | None = None  # language whose normalisation the voice needs: it has learnt only spoken words
@@ -249,7 +248,6 @@ class ModelInfo:
 
     @property
     def frame_s(self) -> float:
-        """Seconds of audio of a frame."""
         return self.frame_samples / self.sample_rate
 
 

@@ -1,4 +1,4 @@
-"""What replicas report to Serve's controller: fields of `record_autoscaling_stats`, read by
+"""Records of replicas for Serve's controller: fields of `record_autoscaling_stats`, read by
 `serve_app.scaling.policies`.
 
 Standard library only: the controller imports it, on a head node without torch.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TalkerRecord:
-    """What one talker replica says of itself."""
+    """The record of one talker replica."""
 
     running: float = 0.0  # sequences in the batch
     waiting: float = 0.0  # sequences that wait for a row or for KV blocks
@@ -18,9 +18,9 @@ class TalkerRecord:
 
 @dataclass(frozen=True, slots=True)
 class CodecRecord:
-    """What one codec replica says of itself."""
+    """The record of one codec replica."""
 
-    streams: float = 0.0  # open, those that still wait for the talker included
+    streams: float = 0.0  # open, with streams that still wait for the talker
     starting: float = 0.0  # of these, streams whose first frame the talker has not made yet
     backlog_s: float = 0.0  # seconds of audio that are codes and not yet PCM
     busy_cores: float = 0.0  # decoder workers at work, as a moving mean

@@ -11,7 +11,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, handler)
     try:
         run()
-    except KeyboardInterrupt:  # outside of what typer answers itself
+    except KeyboardInterrupt:  # also outside of typer
         raise SystemExit(128 + signal.SIGINT) from None
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending

@@ -16,11 +16,11 @@ from serve_app.config import AppConfig, PoolConfig
 from serve_app.ingress import Ingress
 from serve_app.scaling.policies import Bounds, CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 
-# Above the longest utterance: a talker or a codec replica that is taken away finishes what it speaks, if no other one
-# goes on with it.
+# Above the longest utterance: a talker or a codec replica that is taken away finishes its streams if no other one goes
+# on with them.
 _DRAIN_S = 120.0
-# Of a whole response: 8,192 characters, the most that one request is spoken in, are about as long. Nobody goes on
-# with a stream for an ingress replica: one that is taken away finishes. Time-outs of a cluster are longer.
+# Of a whole response: 8,192 characters, the most that one request is spoken in, are about as long. An ingress replica
+# that is taken away finishes its streams, because no other one can go on with them. Time-outs of a cluster are longer.
 LONGEST_STREAM_S = 600.0
 # How often it looks whether it has finished; pools stop one after the other.
 _DRAIN_POLL_S = 0.5
@@ -68,7 +68,7 @@ def build_app(config: AppConfig) -> Application:
     drain = {"graceful_shutdown_timeout_s": LONGEST_STREAM_S}
     ingress_options = options(config.ingress_pool, config.ingress_requests) | refusal | drain
     ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
-    # Audio that the talker's GPU makes to the end takes no way round by the codec pool.
+    # With `inline` the talker's GPU makes all audio, so the ingress asks the talker itself.
     talker_beside = talker if config.codec.placement == "inline" else None
     return ingress.bind(config.api, decoder, talker_beside)
 
@@ -90,12 +90,12 @@ def codec_scaling(config: AppConfig) -> CodecScaling | None:
 
 
 def report_s(replicas: int, *, callers: int) -> float:
-    """How often a pool's replicas, and those who call it, report: seconds that grow with the number of both."""
+    """Seconds between two reports of a pool's replicas and callers; they grow with the number of both."""
     return max(_REPORT_S, (replicas + callers) / _REPORTS_PER_S)
 
 
 def health_check_s(replicas: int) -> float:
-    """How often each replica of a pool is asked whether it is well: seconds that grow with their number."""
+    """Seconds between two health checks of each replica of a pool; they grow with the number of replicas."""
     return max(_HEALTH_CHECK_S, replicas / _HEALTH_CHECKS_PER_S)
 
 

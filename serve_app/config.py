@@ -51,7 +51,7 @@ def _host_name(text: str) -> str:
 
 
 class AccessSettings(Strict):
-    """Who may use the surface. Without a key file only a server that listens on a loopback address starts."""
+    """Clients that may use the surface. Without a key file only a server that listens on a loopback address starts."""
 
     keys_file: Path | None = None  # `talkray key create` writes it; must be on every node with an ingress replica
     # Web pages that may use the API, such as https://app.example.com; "*" is every page. None besides our own.
@@ -88,15 +88,16 @@ def is_loopback(host: str | None) -> bool:
 
 
 class AdmissionSettings(Strict):
-    """What one ingress replica takes on. Beyond it, requests are refused with 429 and when to come back."""
+    """The load that one ingress replica takes on. Further requests are refused with 429 and `Retry-After`."""
 
     max_streams: Positive = 256  # that are spoken or wait, half of the requests that it may have
-    # In front of the pools, on top of what a first audio takes anyway. While the oldest waits longer, nobody may join.
+    # Time in front of the pools, on top of the usual time to a first audio. While the oldest request waits longer, no
+    # other may join.
     max_line_s: PositiveSeconds = 0.25
     # Where listeners hear more silence than this in all, too many streams are open: fewer are let in from then on.
     max_late_s: PositiveSeconds = 0.25
     min_streams: Positive = 4  # are let in, however late they come
-    max_wait_s: PositiveSeconds = 5.0  # for the first audio: what would come later is refused
+    max_wait_s: PositiveSeconds = 5.0  # for the first audio; a request whose audio would come later is refused
     start_wait_s: PositiveSeconds = 30.0  # the same while no talker runs; then it is a 503
     client_streams: Positive | None = None  # open at once from one address
     client_requests_per_minute: Annotated[float, Field(gt=0)] | None = None  # from one address, in bursts of as many
@@ -106,7 +107,7 @@ class AdmissionSettings(Strict):
 
 
 class ApiSettings(Strict):
-    """What a client may send, and under which names it may ask for the loaded model."""
+    """Limits of a client's fields, and the names under which it may ask for the loaded model."""
 
     access: AccessSettings = AccessSettings()
     admission: AdmissionSettings = AdmissionSettings()
@@ -118,7 +119,7 @@ class ApiSettings(Strict):
 
 
 class PoolConfig(Strict):
-    """Replicas of one deployment, and what each is given. What a replica takes on follows from other settings."""
+    """Replicas of one deployment, and their resources. The load of a replica follows from other settings."""
 
     replicas: Annotated[int, Field(ge=1)] = 1  # where the pool does not scale; where it does, at the start
     num_cpus: Annotated[float, Field(ge=0)] = 1.0
@@ -130,9 +131,9 @@ class PoolConfig(Strict):
 class ScalingConfig(Strict):
     """How a pool follows its load; the rest of its policy is constant (serve_app/scaling/policies.py)."""
 
-    min_replicas: Annotated[int, Field(ge=0)] = 1  # 0: none when nobody speaks, and the next request waits for a start
+    min_replicas: Annotated[int, Field(ge=0)] = 1  # 0: none without requests, and the next request waits for a start
     max_replicas: Positive = 4
-    target_use: Annotated[float, Field(gt=0)] = 0.75  # of what all replicas can take
+    target_use: Annotated[float, Field(gt=0)] = 0.75  # of the load that all replicas can take
     # A replica goes when the whole window did not need it; a tenth of the window lies between two removals.
     scale_down_window_s: Annotated[float, Field(ge=0)] = 120.0
     scale_to_zero_after_s: Annotated[float, Field(ge=0)] = 600.0  # without a single request
@@ -147,7 +148,7 @@ class ScalingConfig(Strict):
 class TalkerScalingConfig(ScalingConfig):
     """Of the talker pool. A replica can take `talker.max_num_seqs` sequences."""
 
-    # The growth of the queue over this time is expected: about what a replica takes to start.
+    # The growth of the queue over this time is expected. It is about the time that a replica takes to start.
     trend_horizon_s: Annotated[float, Field(ge=0)] = 5.0
 
 
@@ -158,7 +159,7 @@ class CodecScalingConfig(ScalingConfig):
 
 
 class AppConfig(Strict):
-    """The application: what `build_app` composes. The defaults fit two cores without a GPU."""
+    """The application that `build_app` composes. The defaults fit two cores without a GPU."""
 
     model: str = "auto"
     models_dir: Path | None = None  # a folder of checkpoint directories that `auto` looks into first
@@ -181,7 +182,7 @@ class AppConfig(Strict):
 
     @property
     def ingress_requests(self) -> int:
-        """Requests that an ingress replica may have: open sockets and those about to be refused as well."""
+        """Requests that an ingress replica may have, with open sockets and requests about to be refused."""
         return 2 * self.api.admission.max_streams
 
     @property
@@ -217,7 +218,7 @@ def read_config(file: Path) -> AppConfig:
 
 
 def explain(error: ValidationError) -> str:
-    """What is wrong with the settings, one line a problem, with the valid keys where one is unknown."""
+    """One line for each problem of the settings, with the valid keys where a key is unknown."""
     lines = []
     for problem in error.errors(include_url=False):
         where = ".".join(str(part) for part in problem["loc"])

@@ -98,7 +98,7 @@ def _learn(request: SynthesisRequest, chunk: PcmChunk) -> None:
 
 
 class Ingress:
-    """One replica of the HTTP surface. Imports no torch. Raises StartError where anybody could use it without a key."""
+    """One replica of the HTTP surface. Imports no torch. Raises StartError where other hosts need no key."""
 
     def __init__(self, settings: ApiSettings, codec: DeploymentHandle, talker: DeploymentHandle | None = None) -> None:
         """`talker` as in HandleSynthesizer."""
@@ -108,7 +108,7 @@ class Ingress:
             ws=BoundedWebSocket,
             ws_max_size=MAX_BODY_BYTES,
             ws_per_message_deflate=False,
-            ws_ping_timeout=None,  # who pauses its reading answers no ping: `MAX_UNREAD_S` ends those that stay away
+            ws_ping_timeout=None,  # a paused reader answers no ping; `MAX_UNREAD_S` ends it
             proxy_headers=False,
         )
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_private.proxy_host())})

@@ -14,6 +14,7 @@ _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _NAMES = re.compile(r"\]\(([^)\s]+\.py)\) \(((?:`[^`]+`(?:, )?)+)\)")  # [a file](a.py) (`name`, `name`)
 _PATH = re.compile(r"`((?:serve_app|deployments|loadtest|tools|tests|cluster|docs)/[\w./-]+)`")
+_IN_CODE = re.compile(r"(?<![\w/.-])(?:docs|cluster)/[\w./-]+\.(?:md|yaml|yml)\b")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -31,6 +32,15 @@ def test_names_behind_a_link_to_code_stand_in_it(document: Path) -> None:
 def test_files_that_are_named_exist(document: Path) -> None:
     paths = _PATH.findall(document.read_text())
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_documents_and_files_of_the_cluster_that_code_names_exist() -> None:
+    code = [
+        file for folder in ("serve_app", "deployments", "loadtest", "tools") for file in (ROOT / folder).rglob("*.py")
+    ]
+    named = {(path, file) for file in code for path in _IN_CODE.findall(file.read_text(encoding="utf-8"))}
+    assert [pair for pair in named if not (ROOT / pair[0]).exists()] == []
+    assert len(named) > 5
 
 
 def missing_names(document: Path, text: str) -> list[str]:

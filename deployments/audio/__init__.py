@@ -1,1 +1,1 @@
-"""What is heard in samples, and recordings that are kept."""
+"""Quiet and runaway speech, found in samples; results of recordings that are kept."""

@@ -1,4 +1,4 @@
-"""What was computed from reference recordings, kept by their keys: clones of one voice come again and again."""
+"""Results of reference recordings, kept by the recordings' keys, because clones of one voice come again and again."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,9 +18,9 @@ class Lookups:
 
 
 class ByRecording(Generic[T]):
-    """Results within a number of bytes; the one that was not used for the longest time gives way. Any thread may call.
+    """Results within a number of bytes; the least recently used one goes first. Any thread may call.
 
-    Results are shared: nobody may write to them.
+    Results are shared, so callers may not write to them.
     """
 
     def __init__(self, *, max_bytes: int, size: Callable[[T], int]) -> None:

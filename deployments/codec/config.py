@@ -130,7 +130,6 @@ class SpeechTokenizerConfig:
 
     @property
     def sample_rate(self) -> int:
-        """Samples per second of the decoded audio."""
         return self.output_sample_rate
 
     @property
@@ -139,7 +138,6 @@ class SpeechTokenizerConfig:
 
     @property
     def frame_s(self) -> float:
-        """Seconds of audio of a frame."""
         return self.frame_samples / self.sample_rate
 
     @property

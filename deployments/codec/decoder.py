@@ -27,7 +27,7 @@ from deployments.codec.pool.plan import (
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 
-# What a faster precision may cost: its error this far below the signal is not heard.
+# The most error of a faster precision, in dB below the signal: it is not heard.
 MIN_SNR_DB = 35.0
 PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official package's users write their files
 
@@ -47,7 +47,7 @@ class Backend(ABC):
 
     @staticmethod
     def precisions(device: torch.device) -> tuple[str, ...]:
-        """Those that are faster than float32 on a device, the fastest and most exact first."""
+        """Precisions that are faster than float32 on a device, the fastest and most exact first."""
         return ()
 
     def at(self, precision: str) -> "Backend":
@@ -56,7 +56,7 @@ class Backend(ABC):
 
     @property
     def advice(self) -> str:
-        """What would make it faster on this machine; nothing, as a rule."""
+        """Advice that would make it faster on this machine; usually empty."""
         return ""
 
     @abstractmethod
@@ -69,9 +69,9 @@ class Backend(ABC):
     def advance(
         self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int
     ) -> tuple[Tensor, list[DecoderState]]:
-        """The states that `decode` would return, or what counts of them before another `followed_by` frames.
+        """The states that `decode` would return, or the parts of them that count before another `followed_by` frames.
 
-        And what was made last on the way, [B, ...]: it is finite where the states are.
+        And the last tensor that was computed for them, [B, ...], which is finite where the states are.
         """
         return self.decode(codes, states)
 
@@ -92,7 +92,6 @@ class CodecDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
         return self.backend.device
 
     @property
@@ -121,7 +120,7 @@ class CodecDecoder:
     def recall(self, codes: Tensor) -> DecoderState:
         """State of a stream behind its frames so far, `codes` [frames, num_code_groups] int64, without their audio.
 
-        Costs what the frames within reach of the next sample cost in the transformer, and one in the convolutions.
+        Costs the frames within reach of the next sample in the transformer, and one frame in the convolutions.
         """
         codes, state = codes[-self.config.reach :], self.initial_state()
         for size in replay_sizes(len(codes), call_sizes(REPLAY_SIZES)):
@@ -132,10 +131,10 @@ class CodecDecoder:
 
     @torch.inference_mode()
     def advance(self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int = 0) -> list[DecoderState]:
-        """The states that `decode` would return, for less: only the last samples are made.
+        """The states that `decode` would return, at a lower cost: only the last samples are made.
 
-        Not even those where `advance` is called again for another `followed_by` frames that reach further than the
-        convolutions do: what a state then holds of them is as it was before.
+        Where another call for `followed_by` frames comes, and these reach further than the convolutions, no samples are
+        made, and the states keep the old memory of the convolutions.
         """
         self._check(codes, len(states))
         codes = codes.to(self.device).contiguous()  # kernels read them without strides
@@ -175,17 +174,17 @@ class CodecDecoder:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What a start has found out about a decoder's calls; nothing where it has made none."""
+    """Measurements of a decoder's calls at the start; empty where there were none."""
 
     largest_batches: dict[int, int] = field(default_factory=dict)  # by frames of a stream
     seconds_per_frame: float = 0.0  # as in DecodeGate
 
 
 def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: float) -> Tried:
-    """Make every call once that there will be: the first of a shape takes longer, on a GPU as on a CPU.
+    """Make every later call once, because the first call of a shape takes longer, on a GPU as on a CPU.
 
-    The largest batches are those whose calls take no longer than `max_call_s`. What a frame costs is the least of what
-    it did in the calls for one stream: others start on the machine as well.
+    The largest batches are those whose calls take no longer than `max_call_s`. The cost of a frame is the least of the
+    calls for one stream, because other processes start on the machine as well.
     """
     sizes, state = call_sizes(chunk_frames), decoder.initial_state()
     codes = torch.zeros((MAX_BATCH_SIZE, max(REPLAY_SIZES), decoder.config.num_quantizers), dtype=torch.long)
@@ -213,7 +212,7 @@ def _not_finite(made: Tensor) -> list[int]:
 
 
 def _cast(state: DecoderState, like: DecoderState) -> DecoderState:
-    """`state` in the types of `like`; what is too large for one becomes its largest value."""
+    """`state` in the types of `like`; a value that is too large for a type becomes its largest one."""
     pairs = zip(state.tensors, like.tensors, strict=True)
     return DecoderState(state.position, tuple(_within(tensor, other.dtype) for tensor, other in pairs))
 
@@ -230,7 +229,7 @@ def to_pcm16(audio: Tensor) -> NDArray[np.int16]:
 
 
 def choice(precision: str, noise_db: float, failed: str = "") -> str:
-    """What a start says of the precision it has chosen, and of those that were not exact enough."""
+    """The line of a start about the precision it has chosen, and about precisions that were not exact enough."""
     line = f"the codec decodes in {precision}"
     if noise_db < inf:
         line += f", {noise_db:.1f} dB above its error"

@@ -1,5 +1,6 @@
 """The codec encoder (Mimi): a recording becomes the codes that in-context voice cloning shows to the talker."""
 
+from collections import OrderedDict
 from math import ceil
 from pathlib import Path
 from typing import Self
@@ -63,27 +64,19 @@ class ResidualBlock(nn.Module):
         return out
 
 
-class ConvolutionalEncoder(nn.Module):
-    """Residual blocks and strided convolutions from samples to the transformer's steps."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        channels = config.num_filters
-        layers: list[nn.Module] = [PaddedConv1d((config.audio_channels, channels), config.kernel_size)]
-        for ratio in reversed(config.upsampling_ratios):  # named for the decoder's order
-            layers += [
-                ResidualBlock(config, channels, dilation=config.dilation_growth_rate**depth)
-                for depth in range(config.num_residual_layers)
-            ]
-            layers += [nn.ELU(), PaddedConv1d((channels, 2 * channels), 2 * ratio, stride=ratio)]
-            channels *= 2
-        layers += [nn.ELU(), PaddedConv1d((channels, config.hidden_size), config.last_kernel_size)]
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, audio_channels, samples] -> [B, hidden, steps]."""
-        out: Tensor = self.layers(x)
-        return out
+def convolutional_encoder(config: EncoderConfig) -> nn.Sequential:
+    """Residual blocks and strided convolutions: samples [B, audio_channels, samples] -> steps [B, hidden, steps]."""
+    channels = config.num_filters
+    layers: list[nn.Module] = [PaddedConv1d((config.audio_channels, channels), config.kernel_size)]
+    for ratio in reversed(config.upsampling_ratios):  # named for the decoder's order
+        layers += [
+            ResidualBlock(config, channels, dilation=config.dilation_growth_rate**depth)
+            for depth in range(config.num_residual_layers)
+        ]
+        layers += [nn.ELU(), PaddedConv1d((channels, 2 * channels), 2 * ratio, stride=ratio)]
+        channels *= 2
+    layers += [nn.ELU(), PaddedConv1d((channels, config.hidden_size), config.last_kernel_size)]
+    return nn.Sequential(OrderedDict(layers=nn.Sequential(*layers)))
 
 
 class Attention(nn.Module):
@@ -109,20 +102,6 @@ class Attention(nn.Module):
         return out
 
 
-class FeedForward(nn.Module):
-    """Two-layer perceptron."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, T, hidden] -> [B, T, hidden]."""
-        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
-        return out
-
-
 class TransformerLayer(nn.Module):
     """Attention and perceptron, each behind a norm and scaled per channel before it is added."""
 
@@ -132,7 +111,9 @@ class TransformerLayer(nn.Module):
         self.self_attn = Attention(config)
         self.self_attn_layer_scale = LayerScale(config.hidden_size)
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.mlp = FeedForward(config)
+        fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.mlp = nn.Sequential(OrderedDict(fc1=fc1, gelu=nn.GELU(), fc2=fc2))
         self.mlp_layer_scale = LayerScale(config.hidden_size)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
@@ -180,16 +161,8 @@ class Codebook(nn.Module):
         return indices, table[indices]
 
 
-class VectorQuantization(nn.Module):
-    """One codebook under its checkpoint name."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.codebook = Codebook(config)
-
-
 class ResidualVectorQuantizer(nn.Module):
-    """Codebooks that each quantize what the ones before left over. The output projection serves training only."""
+    """Codebooks that each quantize the rest of the ones before. The output projection serves training only."""
 
     def __init__(self, config: EncoderConfig, num_quantizers: int) -> None:
         super().__init__()
@@ -198,15 +171,16 @@ class ResidualVectorQuantizer(nn.Module):
         if self.projected:
             self.input_proj = nn.Conv1d(config.hidden_size, inner, 1, bias=False)
             self.output_proj = nn.Conv1d(inner, config.hidden_size, 1, bias=False)
-        self.layers = nn.ModuleList(VectorQuantization(config) for _ in range(num_quantizers))
+        self.layers = nn.ModuleList(nn.ModuleDict({"codebook": Codebook(config)}) for _ in range(num_quantizers))
 
     def encode(self, x: Tensor, num_quantizers: int) -> list[Tensor]:
         """Codes [T] of the first `num_quantizers` codebooks for x [1, hidden_size, T]."""
         residual = (self.input_proj(x) if self.projected else x)[0].T
         codes = []
         for layer in list(self.layers)[:num_quantizers]:
-            assert isinstance(layer, VectorQuantization)
-            indices, values = layer.codebook.nearest(residual)
+            codebook = layer.get_submodule("codebook")
+            assert isinstance(codebook, Codebook)
+            indices, values = codebook.nearest(residual)
             residual = residual - values
             codes.append(indices)
         return codes
@@ -236,7 +210,7 @@ class EncoderNetwork(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         stride = config.downsample_stride
-        self.encoder = ConvolutionalEncoder(config)
+        self.encoder = convolutional_encoder(config)
         self.encoder_transformer = Transformer(config)
         self.downsample = PaddedConv1d(
             (config.hidden_size, config.hidden_size), 2 * stride, stride=stride, bias=False, padding="replicate"

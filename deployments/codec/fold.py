@@ -37,7 +37,7 @@ class Snake:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conv:
-    """A causal convolution of rows; `upsampling` output rows for each input row, from this row and those before it."""
+    """A causal convolution of rows; `upsampling` output rows for each input row, from this row and earlier ones."""
 
     weight: Tensor  # [taps, in, upsampling * out]
     bias: Tensor  # [upsampling * out]
@@ -114,13 +114,13 @@ class Block:
 
     @property
     def entry(self) -> Snake:
-        """The first snake that what comes in goes through."""
+        """The snake that the block's input passes first."""
         return self.units[0].first if self.units else self.snake
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedDecoder:
-    """All of it, in the order of computation."""
+    """All layers, in the order of computation."""
 
     config: DecoderConfig
     tables: Tensor  # [num_quantizers * codebook_size, codebook_dim]
@@ -151,8 +151,8 @@ class FoldedDecoder:
             yield block.conv
 
     def reached(self) -> dict[Conv, int]:
-        """How many of the last rows reach into the last sample, or into what is behind it, by the convolution they
-        come to next: of a stage, of a block, or the first one's.
+        """How many of the last rows reach into the last sample or a later one, by the next convolution: of a stage, of
+        a block, or the first one.
         """
         rows, found = 1, dict[Conv, int]()
         for block in reversed(self.blocks):

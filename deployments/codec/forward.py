@@ -1,7 +1,6 @@
 """The decoder's forward pass: the order of its layers, once for all devices.
 
-What a layer computes is up to a backend: `torch.py` has torch, on any device, `triton.py` few and large
-kernels for a GPU.
+A backend computes each layer: `torch.py` by torch, on any device, `triton.py` by few and large kernels for a GPU.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +22,7 @@ class Signal:
     snaked: Tensor | None = None  # the rows behind it, from a backend that computes both at once
 
 
-Cut = Callable[[Signal, Conv], Signal]  # what is left of the rows on their way to that convolution
+Cut = Callable[[Signal, Conv], Signal]  # the rows that this convolution still needs
 
 
 class Call(ABC):
@@ -76,7 +75,7 @@ class Call(ABC):
 
 
 def latents(call: Call, folded: FoldedDecoder) -> Signal:
-    """What the convolutions make samples of."""
+    """The input of the convolutions that make samples."""
     x = call.linear(call.conv(call.embed(), folded.pre_conv), folded.input_proj)
     for layer in folded.layers:
         y = call.attend(call.linear(x, layer.qkv, norm=True), layer)

@@ -1,4 +1,4 @@
-"""Loading what a codec replica runs: the decoder, and the encoder where the checkpoint clones."""
+"""Loading the decoder of a codec replica, and the encoder where the checkpoint clones."""
 
 import json
 from dataclasses import dataclass, field
@@ -46,7 +46,6 @@ class Codec:
 
     @property
     def frame_s(self) -> float:
-        """Seconds of audio of a frame."""
         return self.decoder.frame_samples / self.sample_rate
 
     def read(self, reference: Reference) -> tuple[Codes, DecoderState]:

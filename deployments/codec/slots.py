@@ -16,7 +16,7 @@ from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 from deployments.protocol import Codes
 
-CODE_RING = 2048  # frames whose codes a slot holds: half of them may wait, those before may be needed again
+CODE_RING = 2048  # frames whose codes a slot holds: half of them may wait, earlier ones may be needed again
 Pcm = NDArray[np.int16]
 Prepare = Callable[[Callable[[], None]], None]
 """Makes sure that the kernels which some work launches are compiled; runs it without launching them."""
@@ -55,12 +55,12 @@ class SlotDecoder(ABC):
     @staticmethod
     @abstractmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, total: int) -> int:
-        """What it will take of a GPU that has `total` bytes."""
+        """Bytes that it will take of a GPU with `total` bytes."""
 
     @staticmethod
     @abstractmethod
     def state_bytes(config: DecoderConfig) -> int:
-        """What a state takes, about."""
+        """Bytes of a state, about."""
 
     @property
     @abstractmethod
@@ -77,7 +77,7 @@ class SlotDecoder(ABC):
 
     @abstractmethod
     def state(self, slot: int) -> DecoderState:
-        """What the calls made so far leave in a slot; on a GPU, perhaps not computed yet."""
+        """A slot's state after the calls made so far; on a GPU, perhaps not computed yet."""
 
     @abstractmethod
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
@@ -85,13 +85,11 @@ class SlotDecoder(ABC):
 
     @abstractmethod
     def decode(self, slots: Sequence[int], frames: int) -> Flight:
-        """The next `frames`, one of GPU_RAMP, of each slot, whose codes are written; what lies behind the last one of a
-        stream is its caller's to cut off.
-        """
+        """The next `frames` (of GPU_RAMP) of each slot. The caller cuts off samples behind a stream's last frame."""
 
     @abstractmethod
     def precede(self) -> None:
-        """What the caller gives the device next begins behind the calls made so far."""
+        """The caller's next work on the device begins behind the calls made so far."""
 
 
 class PlainSlots(SlotDecoder):
@@ -172,5 +170,5 @@ class _Landed(Flight):
 
 
 def slots_on(device: torch.device, directory: Path) -> type[SlotDecoder]:
-    """What holds streams of the checkpoint with this `speech_tokenizer` folder there."""
+    """The class that holds streams on `device`, for the checkpoint with this `speech_tokenizer` folder."""
     return choose(SpeechTokenizerConfig.load(directory), device).slots

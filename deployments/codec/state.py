@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-_SLOTS = 4096  # only those that were used take memory
+_SLOTS = 4096  # only used ones take memory
 _ALIGNMENT = 64
 
 
 class Slot:
-    """Where a state lies in shared memory. It is free again once nobody holds this."""
+    """The place of a state in shared memory. It is free again once no reference to this object is left."""
 
     __slots__ = ("_free", "number")
 
@@ -26,7 +26,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class DecoderState:
-    """What the decoder remembers of one stream: last input rows of its convolutions, last keys and values.
+    """The decoder's memory of one stream: last input rows of its convolutions, last keys and values.
 
     Tensors have the same shapes from the first frame to the last and are never written in place: a state can be kept,
     shared and decoded from again.

@@ -1,8 +1,8 @@
 """Triton kernels compiled ahead, in as many processes as there are CPUs.
 
-Triton compiles a kernel where it is first launched, one after the other. Here the work is run once with its launches
-noted instead of made; what was noted is compiled by processes of our own into the cache folder that Triton reads, and
-the launches that follow find everything there. These processes use no GPU.
+Triton compiles a kernel where it is first launched, one after the other. Here the work is run once, and its launches
+are noted instead of made. Processes of our own compile the noted kernels into the cache folder that Triton reads, and
+later launches find them there. These processes use no GPU.
 """
 
 import importlib
@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import triton
@@ -37,7 +36,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel for one kind of arguments: what Triton's compiler is given."""
+    """One kernel for one kind of arguments: the input of Triton's compiler."""
 
     module: str
     function: str
@@ -101,9 +100,7 @@ class CompileWorkers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for process in self._processes:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -113,7 +110,7 @@ class CompileWorkers:
             process.wait()
 
     def compile(self, kernels: Sequence[Kernel], report: Progress) -> None:
-        """Return once all are in the cache. One that fails is logged: who launches it meets its error again."""
+        """Return once all are in the cache. One that fails is logged; its launch raises the error again."""
         idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         for process in self._processes:
             idle.put(process)
@@ -134,7 +131,7 @@ class CompileWorkers:
 
 
 def _ask(process: "subprocess.Popen[bytes]", kernel: Kernel) -> str | None:
-    """What went wrong, None where nothing did."""
+    """The error, None where there was none."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -149,9 +146,9 @@ def _ask(process: "subprocess.Popen[bytes]", kernel: Kernel) -> str | None:
 
 
 def serve_standard_streams() -> None:
-    """What a worker does: pickled kernels in, for each one None out, or what went wrong. It ends when its input does.
+    """The loop of a worker: pickled kernels in; None or an error out for each. It ends when its input does.
 
-    What anybody prints goes to standard error.
+    Printed text goes to standard error.
     """
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -167,7 +164,7 @@ def serve_standard_streams() -> None:
 def _try(kernel: Kernel) -> str | None:
     try:
         compile_kernel(kernel)
-    except Exception as error:  # whoever launches the kernel meets it again, with a traceback
+    except Exception as error:  # the kernel's launch raises it again, with a traceback
         return f"{type(error).__name__}: {error}"
     return None
 

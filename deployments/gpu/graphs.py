@@ -1,4 +1,4 @@
-"""What a GPU wants: recorded work, pinned memory for small writes, and weights that arrive in many parts at once."""
+"""Help for a GPU: recorded work, pinned memory for small writes, and weights that arrive in many parts at once."""
 
 import json
 import os
@@ -41,7 +41,7 @@ class Graphs:
 
     @torch.inference_mode()
     def capture(self, key: Hashable, work: Callable[[], T]) -> T:
-        """Record `work`, which has to read and write static tensors only; what it returns is written by each replay."""
+        """Record `work`, which has to read and write static tensors only; each replay writes its result."""
         side = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -55,11 +55,10 @@ class Graphs:
         return result
 
     def replay(self, key: Hashable) -> None:
-        """Do again what was recorded under `key`."""
         self._graphs[key].replay()
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Replay what was recorded under `key`, or else do `work`, which is counted."""
+        """Replay the work that was recorded under `key`; without a recording do `work`, which is counted."""
         if key in self._graphs:
             self.replay(key)
             return
@@ -68,11 +67,12 @@ class Graphs:
 
 
 def use_cpus_near(device: torch.device) -> str | None:
-    """Have this thread, and those that it starts, run on the GPU's own NUMA node; says where, None where all is one.
+    """Have this thread, and threads that it starts, run on the GPU's own NUMA node; returns its name, None where there
+    is one node only.
 
-    Memory that is pinned afterwards lies there too. (PyTorch's `torch.numa` does this for processes that torchrun
-    starts, and offers it to nobody else.) Only CPUs that the process may use count; where none of them is
-    near, or the kernel does not say which are, nothing changes.
+    Memory that is pinned afterwards lies there too. (PyTorch's `torch.numa` does this for processes of torchrun only.)
+    Only CPUs that the process may use count; where none of them is near, or the kernel does not say which are, nothing
+    changes.
     """
     allowed = os.sched_getaffinity(0)
     address = pci_address(torch.cuda.get_device_properties(device))
@@ -184,7 +184,7 @@ def upload(names: Mapping[Path, Iterable[str]], device: torch.device) -> dict[st
     for _ in range(_THREADS):
         waiting.put(None)
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # nothing may still read what these tensors' memory held before
+        torch.cuda.synchronize(device)  # no work may still read the old contents of these tensors' memory
     with ThreadPoolExecutor(_THREADS) as threads:
         for copied in [threads.submit(_copy, waiting, device) for _ in range(_THREADS)]:
             copied.result()
@@ -192,7 +192,6 @@ def upload(names: Mapping[Path, Iterable[str]], device: torch.device) -> dict[st
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:
-    """The tensors of a file by name."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")

@@ -1,7 +1,7 @@
 """Programmatic dependent launch: a kernel starts while its predecessor still runs, and fetches its weights meanwhile.
 
 A kernel lets its successor start once its own predecessor has finished. When a kernel starts, all kernels before its
-predecessor have therefore finished: what they wrote may be read before `wait_for_predecessor`, past the first-level
+predecessor have therefore finished: their results may be read before `wait_for_predecessor`, past the first-level
 cache, which may be stale (`cache_modifier=".cg"`). What the predecessor wrote may be read behind it only.
 """
 

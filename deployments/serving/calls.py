@@ -1,4 +1,4 @@
-"""Calling another deployment: the one place that knows what Ray raises and that a left stream must be cancelled."""
+"""Calling another deployment: the one place that knows Ray's exceptions and cancels a stream that is left."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ _ACCEPT_S = 4.0
 # A stream that has been silent for so long is lost, as replicas send heartbeats: one that hangs, or a host that is cut
 # off, closes no connection.
 _SILENCE_S = 3.0
-# What has arrived is read within this time, even by a process that could not run for a while.
+# Messages that have arrived are read within this time, even by a process that could not run for a while.
 _CATCH_UP_S = 0.25
 # Calls that were left before a replica had taken them.
 _left: set[asyncio.Task[None]] = set()
@@ -31,9 +31,9 @@ async def stream(
 ) -> AsyncGenerator[Any, None]:
     """The items of a streaming method. Leaving the generator, for whatever reason, cancels the call behind it.
 
-    Raises what the method raised, Overloaded and NotReady where no replica takes the call, `lost` where the replica
-    died or fell silent: `Replica.stream` brings the first item at once, and further ones all the time. Moved where
-    Serve cancelled the call: with one call that is left it cancels all that the same HTTP request led to behind it.
+    Raises the method's error, Overloaded and NotReady where no replica takes the call, `lost` where the replica died or
+    fell silent: `Replica.stream` brings the first item at once, and further ones all the time. Moved where Serve
+    cancelled the call: with one call that is left it cancels all that the same HTTP request led to behind it.
     """
     response = handle.options(method_name=method, stream=True).remote(request)
     items = aiter(response)
@@ -91,7 +91,7 @@ async def call(handle: DeploymentHandle, method: str, *, lost: type[ReplicaLost]
 
 
 async def drop(coming: asyncio.Future[Any] | None) -> None:
-    """End what nobody waits for any more; how it ends is no news."""
+    """End a task that is not awaited any more; its outcome is dropped."""
     if coming is None:
         return
     coming.cancel()

@@ -1,7 +1,7 @@
-"""Going on where a replica left off: the stream is its codes, so any other replica can continue it.
+"""A lost stream goes on from its codes, so any other replica can continue it.
 
-Whoever reads a stream keeps its codes. When the replica behind it is lost, they are sent to another one with the same
-request; sampling is keyed by seed and frame, so what follows is what would have come.
+The reader of a stream keeps its codes. When the replica behind it is lost, the codes are sent to another one with the
+same request. Sampling is keyed by seed and frame, so the next codes are the ones that the lost replica would have made.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _MAX_DELAY_S = 0.5
 
 
 class Chunk(Protocol):
-    """What a stream is made of: `FrameChunk` or `PcmChunk`."""
+    """A chunk of a stream: `FrameChunk` or `PcmChunk`."""
 
     @property
     def codes(self) -> Codes: ...
@@ -40,16 +40,16 @@ D = TypeVar("D", bound=Chunk)
 
 
 class Received:
-    """What the reader of a stream keeps of it: another replica can go on from there."""
+    """The part of a stream that its reader has; another replica can go on from there."""
 
     def __init__(self, begun: Progress | None = None) -> None:
-        """`begun`: what was received elsewhere."""
+        """`begun`: the part that was received elsewhere."""
         self._was_asked_for, self._listener = False, PlaybackClock()
         self._codes = [] if begun is None else [begun.codes]
         self.samples = 0 if begun is None else begun.samples
 
     def add(self, codes: Codes, samples: int, *, heard_s: float = 0.0) -> None:
-        """Frames that are new, how many samples have been delivered with them, and what its listener gets of it now."""
+        """New frames, the samples delivered with them in all, and the seconds that the listener gets now."""
         if len(codes):
             self._codes.append(codes)
         self.samples = samples
@@ -57,7 +57,7 @@ class Received:
             self._listener.deliver(heard_s, now_s=time.monotonic())
 
     def rest(self, request: SynthesisRequest) -> SynthesisRequest:
-        """What the next replica is asked for: `request` from here on."""
+        """The request to the next replica: `request` from here on."""
         again, self._was_asked_for = self._was_asked_for, True
         return replace(request, resume=self.progress, again=again)
 
@@ -105,7 +105,7 @@ class Attempts:
         self._lost, self._limits = lost, limits
         self._losses = self._futile = 0
         self._delay_s = 0.0
-        self._accepted = self._advanced = False  # what the replica asked last did
+        self._accepted = self._advanced = False  # what the last replica did
         self.handover: Handover | None = None  # while nothing new has come since a loss
 
     def heard(self) -> None:
@@ -152,14 +152,14 @@ async def persist(
     lost: type[ReplicaLost],
     limits: RetryLimits = RetryLimits(),
 ) -> AsyncGenerator[D, None]:
-    """What `pass_on` makes of the chunks of a stream up to its last one, from as many replicas as it takes.
+    """Results of `pass_on` for the chunks of a stream up to its last one, from as many replicas as it takes.
 
     `ask` is called for each attempt and must go on behind the chunks that have been taken; it raises `lost` or Moved
-    where that needs another replica. Raises whatever else `ask` raises, and `lost` once `limits` are reached: a stream
+    where that needs another replica. Raises all other errors of `ask`, and `lost` once `limits` are reached: a stream
     never just ends. Where `pass_on` gives a finish reason that the chunk has not, the stream is left there.
 
     Where the reader takes nothing for UNREAD_S the replica is left, and asked again when it reads on. The first item is
-    exempt: whoever takes no more than that has asked ahead of time.
+    exempt: a reader that takes only the first item has asked ahead of time.
     """
     attempts, over, has_begun = Attempts(lost, limits), False, False
     while True:
@@ -183,7 +183,7 @@ async def persist(
                         yield item
                     if item is not None and item.finish_reason is not None and chunk.finish_reason is None:
                         return
-                    over = chunk.finish_reason is not None  # leaving now would cancel what ends by itself
+                    over = chunk.finish_reason is not None  # leaving now would cancel a stream that ends by itself
                     if unread is not None and unread.has_left:
                         break
             if over:

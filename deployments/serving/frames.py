@@ -1,4 +1,4 @@
-"""Frames of one utterance from its first to its last, whatever becomes of the talkers that make them."""
+"""Frames of one utterance from its first to its last, also where its talkers die."""
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
@@ -7,8 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.audio.runaway import EndingGuard
-from deployments.audio.silence import LeadingSilence
+from deployments.audio.listening import EndingGuard, LeadingSilence
 from deployments.errors import EngineError, TalkerLost
 from deployments.protocol import (
     ALL_FRAMES,
@@ -34,7 +33,7 @@ D = TypeVar("D", FrameChunk, PcmChunk)
 def all_frames(
     generate: Generate, request: GenerateRequest, pass_on: Callable[[FrameChunk], D | None], *, frame_samples: int
 ) -> AsyncGenerator[D, None]:
-    """What `pass_on` makes of the frames behind the prefix, to the end: a lost talker is followed by another."""
+    """Results of `pass_on` for all frames behind the prefix; a lost talker is followed by another one."""
     received = Received(request.synthesis.resume)
     begun = received.samples
 
@@ -55,7 +54,7 @@ class Frames:
     """Frames of one stream that have come, and the audio that a talker has made of the first of them."""
 
     def __init__(self, frame_samples: int, first: Codes | None = None) -> None:
-        """`first` are frames that exist already, before those that chunks bring."""
+        """`first` are frames that exist already, before the frames of chunks."""
         self._frame_bytes = 2 * frame_samples
         self._frames: list[Codes] = [] if first is None else list(first)  # each [num_code_groups]
         self._num_code_groups = 0
@@ -67,7 +66,7 @@ class Frames:
         self.finish_reason: FinishReason | None = None
 
     def add(self, chunk: FrameChunk) -> None:
-        """What a talker brings next: its audio may come later than its codes."""
+        """The next chunk of a talker; its audio may come later than its codes."""
         self._frames.extend(chunk.codes)
         self._pcm += chunk.pcm
         if chunk.marks:
@@ -80,7 +79,6 @@ class Frames:
 
     @property
     def available(self) -> int:
-        """Frames that can be taken now."""
         return len(self._frames)
 
     @property
@@ -98,20 +96,11 @@ class Frames:
         pcm, self._pcm = bytes(self._pcm), bytearray()
         return self.take(len(pcm) // self._frame_bytes), np.frombuffer(pcm, np.int16)
 
-    def take_marks(self) -> Marks:
-        """Those that have arrived since the last time."""
-        marks, self._marks = self._marks, ()
-        return marks
-
-    def take_readings(self) -> tuple[Reading, ...]:
-        """Those that have arrived since the last time."""
-        readings, self._readings = self._readings, ()
-        return readings
-
-    def take_clone_prompt(self) -> ClonePrompt | None:
-        """The one that has arrived since the last time."""
-        prompt, self._clone_prompt = self._clone_prompt, None
-        return prompt
+    def take_news(self) -> tuple[Marks, tuple[Reading, ...], ClonePrompt | None]:
+        """What has come beside codes and audio since the last time."""
+        news = self._marks, self._readings, self._clone_prompt
+        self._marks, self._readings, self._clone_prompt = (), (), None
+        return news
 
     def peek(self, count: int) -> list[Codes]:
         """The next `count` frames at most, each [num_code_groups]; they stay."""
@@ -131,7 +120,7 @@ class Audio:
         self._position = self._delivered = position
 
     def chunk(self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None) -> PcmChunk:
-        """The next frames of the stream and their audio. What is held back as quiet counts once there is sound.
+        """The next frames of the stream and their audio. Quiet samples that are held back count once there is sound.
 
         Where it has a finish reason though `finish_reason` is None, the stream ends there: the rest is no speech.
         """
@@ -141,8 +130,7 @@ class Audio:
         pcm = pcm if self._silence is None else self._silence.trim(pcm)
         if len(pcm):
             self._delivered = self._position
-        tokens, marks = self._frames.num_text_tokens, self._frames.take_marks()
-        readings, prompt = self._frames.take_readings(), self._frames.take_clone_prompt()
+        tokens, (marks, readings, prompt) = self._frames.num_text_tokens, self._frames.take_news()
         return PcmChunk(
             pcm.tobytes(), codes, tokens, finish_reason, self._delivered, marks, readings, clone_prompt=prompt
         )
@@ -155,10 +143,10 @@ def forward(
     *,
     learn: Callable[[PcmChunk], None] = lambda chunk: None,
 ) -> AsyncGenerator[PcmChunk, None]:
-    """Audio of one utterance as a talker's GPU makes it, on one talker after the other where it has to be.
+    """Audio of one utterance from a talker's GPU; a lost talker is followed by another one.
 
-    `generate` asks a talker; `learn` sees each chunk first. Raises what `generate` raises, and EngineError where audio
-    is missing at the end.
+    `generate` asks a talker; `learn` sees each chunk first. Raises the errors of `generate`, and EngineError where
+    audio is missing at the end.
     """
     frames = Frames(info.frame_samples)
     silence = None if request.leading_silence else LeadingSilence(info.sample_rate)

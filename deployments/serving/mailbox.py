@@ -1,8 +1,8 @@
 """Text on its way from the ingress, where it is written, to the talker that speaks it: one TCP connection a reader.
 
-Handles of Ray Serve cannot stream what goes in. The reader sends the utterance's token and how many characters it has
-already; the text from there on comes back in parts, each with its length in front, and an empty one at its end. Nothing
-is taken out of the mailbox: whoever goes on with a stream reads its text again.
+Handles of Ray Serve cannot stream a request. The reader sends the utterance's token and how many characters it has
+already; the text from there on comes back in parts, each with its length in front, and an empty one at its end. The
+mailbox keeps its text, so that another talker that goes on with a stream can read it again.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from deployments.protocol import Mailbox
 logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct(">I")
-_MAX_REQUEST_BYTES = 256  # of the line that says what is wanted
-_REQUEST_S = 5.0  # to say what is wanted
+_MAX_REQUEST_BYTES = 256  # of the reader's request
+_REQUEST_S = 5.0  # for the reader's request
 _CONNECT_S = 2.0
 _DELAYS_S = (0.05, 0.2, 1.0)  # before it is tried again; a part that comes begins anew
 
@@ -52,7 +52,7 @@ class WrittenText:
 
 
 class MailboxServer:
-    """Hands out the texts that are written in this process, each to whoever has its token."""
+    """Hands out the texts that are written in this process, each to readers with its token."""
 
     def __init__(self, host: str, port: int = 0) -> None:
         """`port` 0: any that is free."""
@@ -78,13 +78,12 @@ class MailboxServer:
         return Mailbox(self._host, port, token)
 
     def remove(self, token: str) -> None:
-        """Hand it out no longer; whoever reads it is cut off unless it has ended."""
+        """Hand it out no longer; a reader is cut off unless the text has ended."""
         text = self._texts.pop(token, None)
         if text is not None:
             text.finish()
 
     async def aclose(self) -> None:
-        """Stop listening, and cut readers off."""
         if self._starting is not None:
             (await self._starting).close()
         for reader in list(self._readers):
@@ -140,7 +139,7 @@ async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
         if delay_s is None:
             raise TalkerLost(
                 f"the text of this stream cannot be read from {mailbox.host}:{mailbox.port} ({reason}); hosts of the "
-                "cluster have to reach each other on every port (cluster/network-policy.yaml)"
+                "cluster have to reach each other on every port (cluster/kuberay/base/network-policy.yaml)"
             )
         logger.warning("text from %s:%d: %s", mailbox.host, mailbox.port, reason)
         await asyncio.sleep(delay_s)
@@ -155,7 +154,7 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, int]:
 
 
 async def _parts(mailbox: Mailbox, offset: int) -> AsyncGenerator[str, None]:
-    """What comes on one connection: an empty part is the end of the text."""
+    """The parts that come on one connection; an empty part is the end of the text."""
     async with asyncio.timeout(_CONNECT_S):  # wait_for would lose a cancellation that comes with the connection
         reader, writer = await asyncio.open_connection(mailbox.host, mailbox.port)
     try:

@@ -1,4 +1,4 @@
-"""What Talkray measures of itself: instruments under Prometheus names, and the small calls that feed them.
+"""Talkray's metrics: instruments under Prometheus names, and the small calls that feed them.
 
 The shell of a replica gives each instrument Ray's (`ray_metrics.py`). Until then, and outside Ray, the calls do
 nothing. Instruments exist once in a process.
@@ -17,30 +17,21 @@ _BATCHES = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256]
 _POOL = ("pool",)
 _REASON = ("reason",)
 
-Tags = dict[str, str]
-
 
 class Instrument:
-    """One name in Prometheus; `record` takes a value and its tags."""
+    """One name in Prometheus; `record` takes a value and, where there are any, its tags."""
 
     def __init__(self, name: str, description: str, tag_keys: tuple[str, ...] = ()) -> None:
         self.name, self.description, self.tag_keys = name, description, tag_keys
-        self.record: Callable[[float, Tags | None], None] = lambda _value, _tags: None
+        self.record: Callable[..., None] = lambda _value, _tags=None: None
 
 
 class Counter(Instrument):
-    """What only grows."""
-
-    def inc(self, value: float = 1, tags: Tags | None = None) -> None:
-        self.record(value, tags)
+    """A number that only grows."""
 
 
 class Gauge(Instrument):
-    """What is so now."""
-
-    def set(self, value: float, tags: Tags | None = None) -> None:
-        """Replace the value of these tags."""
-        self.record(value, tags)
+    """What is so now: a value replaces the one before it of these tags."""
 
 
 class Histogram(Instrument):
@@ -51,9 +42,6 @@ class Histogram(Instrument):
     ) -> None:
         super().__init__(name, description, tag_keys)
         self.boundaries = boundaries
-
-    def observe(self, value: float, tags: Tags | None = None) -> None:
-        self.record(value, tags)
 
 
 TTFB = Histogram("talkray_ttfb_seconds", "Request received to the first byte of its body sent.", _LATENCIES_S)
@@ -119,115 +107,110 @@ TALKER, CODEC = {"pool": "talker"}, {"pool": "codec"}
 
 
 def refused(reason: str) -> None:
-    """Count a request that was refused."""
-    REFUSALS.inc(1, {"reason": reason})
+    REFUSALS.record(1, {"reason": reason})
 
 
 def failed_over(reason: str, gap_s: float) -> None:
     """Count a stream that another replica continues, `gap_s` after its own was lost."""
-    FAILOVERS.inc(1, {"reason": reason})
-    FAILOVER_GAP.observe(max(gap_s, 1e-6), {"reason": reason})
+    FAILOVERS.record(1, {"reason": reason})
+    FAILOVER_GAP.record(max(gap_s, 1e-6), {"reason": reason})
 
 
 def first_byte(elapsed_s: float) -> None:
-    TTFB.observe(elapsed_s)
+    TTFB.record(elapsed_s)
 
 
 def first_audio(elapsed_s: float) -> None:
-    """Record when a stream's first audio came."""
-    TTFP.observe(elapsed_s)
+    TTFP.record(elapsed_s)
 
 
 def first_sound(elapsed_s: float, *, onset_s: float) -> None:
     """Record when a stream's first audible sample came, with `onset_s` of audio in front of it."""
-    TTFA.observe(elapsed_s)
-    ONSET.observe(onset_s)
+    TTFA.record(elapsed_s)
+    ONSET.record(onset_s)
 
 
 def stages(marks: Marks) -> None:
     """Record how the time to a stream's first audio was spent."""
     for before, mark in pairwise(marks):
-        STAGES.observe((mark.at_ns - before.at_ns) / 1e9, {"stage": mark.stage})
+        STAGES.record((mark.at_ns - before.at_ns) / 1e9, {"stage": mark.stage})
 
 
 def audio(audio_s: float, *, late_s: float) -> None:
     """Record a chunk that goes out now, `late_s` after its listener ran dry; 0.0: in time."""
-    LATENESS.observe(late_s)
+    LATENESS.record(late_s)
     if late_s:
-        UNDERRUNS.inc()
-    AUDIO.inc(audio_s)
+        UNDERRUNS.record(1)
+    AUDIO.record(audio_s)
 
 
 def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None) -> None:
     """Record a whole stream, and why it ended where that is known."""
     if reason is not None:
-        ENDINGS.inc(1, {"reason": reason})
+        ENDINGS.record(1, {"reason": reason})
     if audio_s:
-        RTF.observe(elapsed_s / audio_s)
+        RTF.record(elapsed_s / audio_s)
 
 
 def redrawn(reason: FinishReason | None) -> None:
     """Count a request that was over before it was heard, and is made again with another seed."""
-    REDRAWN.inc(1, {"reason": reason or "none"})
+    REDRAWN.record(1, {"reason": reason or "none"})
 
 
 def ingress_load(streams: int, *, most: int) -> None:
-    """Record how full an ingress replica is."""
-    STREAMS.set(streams)
-    ROOM.set(streams / most)
+    STREAMS.record(streams)
+    ROOM.record(streams / most)
 
 
 def replicas(pool: str, *, wanted: int, running: int) -> None:
-    WANTED.set(wanted, {"pool": pool})
-    RUNNING.set(running, {"pool": pool})
+    WANTED.record(wanted, {"pool": pool})
+    RUNNING.record(running, {"pool": pool})
 
 
 def died(pool: str, count: int) -> None:
     """Record how many replicas of a pool, or proxies, have died so far."""
-    DIED.set(count, {"pool": pool})
+    DIED.record(count, {"pool": pool})
 
 
 def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting: int) -> None:
-    """Record one step of a talker engine that made `batch_size` frames; an idle one only says what waits."""
+    """Record one step of a talker engine that made `batch_size` frames; an idle engine only reports its queue."""
     if batch_size:
-        STEP.observe(step_s, TALKER)
-        BATCH.observe(batch_size, TALKER)
-    KV_USED.set(kv_used_ratio)
-    QUEUE.set(waiting, TALKER)
+        STEP.record(step_s, TALKER)
+        BATCH.record(batch_size, TALKER)
+    KV_USED.record(kv_used_ratio)
+    QUEUE.record(waiting, TALKER)
 
 
 def codec_precision(pool: str, precision: str) -> None:
-    """Record in which precision this replica decodes."""
-    PRECISION.set(1, {"pool": pool, "precision": precision})
+    PRECISION.record(1, {"pool": pool, "precision": precision})
 
 
 def codec_repaired(pool: str, count: int) -> None:
-    """Count what was decoded again in float32."""
+    """Count streams that were decoded again in float32."""
     if count:
-        REPAIRS.inc(count, {"pool": pool})
+        REPAIRS.record(count, {"pool": pool})
 
 
 def codec_lag(lag_s: float) -> None:
-    """Record how much audio waits to be decoded."""
-    CODEC_LAG.set(lag_s)
+    CODEC_LAG.record(lag_s)
 
 
 def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) -> None:
     """Record one decode call, and what waits behind it."""
-    STEP.observe(call_s, CODEC)
-    BATCH.observe(batch_size, CODEC)
-    QUEUE.set(waiting, CODEC)
-    CODEC_LAG.set(lag_s)
+    STEP.record(call_s, CODEC)
+    BATCH.record(batch_size, CODEC)
+    QUEUE.record(waiting, CODEC)
+    CODEC_LAG.record(lag_s)
 
 
 def decoded(pool: str, audio_s: float) -> None:
-    """Count audio that a codec replica sends, by who decoded it."""
+    """Count audio that a codec replica sends, by the pool that decoded it."""
     if audio_s:
-        DECODED.inc(audio_s, {"pool": pool})
+        DECODED.record(audio_s, {"pool": pool})
 
 
 def references(wanted: str, lookups: Lookups) -> None:
-    """Count lookups of what is kept of reference recordings."""
+    """Count lookups of kept results of reference recordings."""
     for known, count in (("yes", lookups.hits), ("no", lookups.misses)):
         if count:
-            RECORDINGS.inc(count, {"wanted": wanted, "known": known})
+            RECORDINGS.record(count, {"wanted": wanted, "known": known})

@@ -1,46 +1,32 @@
-"""What a start is busy with, for whoever waits for it.
+"""What replicas tell the command that started the application, a line of JSON each.
 
-A command that starts the application names a file in TALKRAY_PROGRESS, which replicas inherit; what they report
-is appended there, a line each.
+The command names a pipe in TALKRAY_TOLD, which replicas inherit. They never wait for its reader: a line that finds no
+room, or no reader, is lost.
 """
 
 import contextlib
+import json
 import logging
 import os
-from pathlib import Path
-from typing import Self
 
-VARIABLE = "TALKRAY_PROGRESS"
+VARIABLE = "TALKRAY_TOLD"
 
 logger = logging.getLogger(__name__)
 
 
-def report_stage(stage: str) -> None:
-    """Log what begins now, and show it to the command that waits."""
-    logger.info("%s", stage)
+def tell(kind: str, *said: object) -> None:
     named = os.environ.get(VARIABLE)
-    if named:
-        # Whoever waited may be gone, and its file with it. Lines this short are written whole.
-        with contextlib.suppress(OSError), Path(named).open("a", encoding="utf-8") as file:
-            file.write(f"{stage}\n")
+    if not named:
+        return
+    with contextlib.suppress(OSError):
+        pipe = os.open(named, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(pipe, f"{json.dumps([kind, *said])}\n".encode())  # this short it is written whole
+        finally:
+            os.close(pipe)
 
 
-class StageLog:
-    """What replicas report to this process, line by line as it comes."""
-
-    def __init__(self, file: Path) -> None:
-        self._file, self._read = file, 0
-
-    @classmethod
-    def here(cls) -> Self:
-        """Of the file that was named when replicas were started; of none where there was none."""
-        return cls(Path(os.environ.get(VARIABLE, os.devnull)))
-
-    def new_lines(self) -> list[str]:
-        """Whole lines since the last call."""
-        if not self._file.is_file():
-            return []
-        text = self._file.read_text(encoding="utf-8")
-        fresh = text[self._read : text.rfind("\n") + 1]
-        self._read += len(fresh)
-        return fresh.splitlines()
+def report_stage(stage: str) -> None:
+    """Log what a start is busy with from now on, and show it to the command that waits."""
+    logger.info("%s", stage)
+    tell("stage", stage)

@@ -1,4 +1,4 @@
-"""Ray's instruments behind those of `metrics.py`.
+"""Ray's instruments behind the instruments of `metrics.py`.
 
 Ray's metrics agent on every node exports them for all processes there, with `ray_` before each name; `WorkerId`, which
 the agent adds, tells replicas apart. One call costs one to three microseconds.
@@ -26,14 +26,12 @@ class LastingGauge(ray.Gauge):  # type: ignore[misc]  # Ray has no types here
         self._lock = threading.Lock()  # an old value must not follow a new one
 
     def set(self, value: float | None, tags: dict[str, str] | None = None) -> None:
-        """Set the value of these tags."""
         assert value is not None
         with self._lock:
             self._last[tuple((tags or {}).items())] = value
             super().set(value, tags)
 
     def repeat(self) -> None:
-        """Set what was set last once more."""
         with self._lock:
             for tags, value in self._last.items():
                 super().set(value, dict(tags))
@@ -41,7 +39,7 @@ class LastingGauge(ray.Gauge):  # type: ignore[misc]  # Ray has no types here
 
 @functools.cache
 def install() -> None:
-    """From now on Ray exports what this process records. A replica's constructor calls it before all else."""
+    """From now on Ray exports the metrics of this process. A replica's constructor calls it first."""
     gauges = []
     for instrument in metrics.INSTRUMENTS:
         name, description, tag_keys = instrument.name, instrument.description, instrument.tag_keys

@@ -45,8 +45,8 @@ _TAKING_REQUESTS = ("RUNNING", "RECOVERING", "PENDING_MIGRATION")
 class Pool:
     """The replicas of one deployment."""
 
-    wanted: int  # those that start included, those that stop not
-    running: tuple[str, ...]  # ids of the actors of those that take requests
+    wanted: int  # with replicas that start, without replicas that stop
+    running: tuple[str, ...]  # ids of the actors of replicas that take requests
 
     @classmethod
     def of(cls, replicas: Iterable[Mapping[str, Any]]) -> Self:
@@ -100,7 +100,7 @@ def ended_part(names: Iterable[str]) -> str | None:
 
 
 def count_deaths(app_name: str) -> Counter[str]:
-    """By deployment, replicas that ended though nobody had stopped them, and proxies as PROXY, since Ray started.
+    """By deployment, replicas that ended without having been stopped, and proxies as PROXY, since Ray started.
 
     Asks the control store for all dead actors, whose list may be long.
     """

@@ -1,4 +1,4 @@
-"""What the replicas of both pools do beside their work: heartbeats, handing streams over, ending when broken.
+"""The common part of the replicas of both pools: heartbeats, handing streams over, ending when broken.
 
 Serve 2.60 tells user code nothing of a replica that it stops: it waits for its streams, up to two minutes. Scale-down,
 a redeploy and a node that is drained (a spot notice, `ray drain-node`) all come this way.
@@ -26,7 +26,7 @@ _POLL_S = 0.25
 # A broken replica's last words reach its callers within this time.
 _LAST_WORDS_S = 0.25
 
-# What a replica raises to its caller, who answers for it or goes on elsewhere: nothing here has failed.
+# Refusals of a replica, which its caller answers or takes elsewhere: nothing here has failed.
 _REFUSALS = (InvalidRequest, Moved, NotReady, Overloaded)
 
 C = TypeVar("C", FrameChunk, PcmChunk)
@@ -44,7 +44,7 @@ class Replica:
     """The shell around a pool's work. Outside Serve it is never stopped, and no process ends."""
 
     def __init__(self, lost: type[ReplicaLost], failure: Callable[[], str | None]) -> None:
-        """`failure` says what is broken beyond repair, and nothing while all is well; streams end with `lost` then."""
+        """`failure` names a part that is broken beyond repair, else None. Streams then end with `lost`."""
         self._lost, self._failure = lost, failure
         self._ending: asyncio.Task[None] | None = None
         self._noticing: asyncio.Task[None] | None = None
@@ -66,7 +66,7 @@ class Replica:
             raise Moved("the replica is being stopped")
 
     async def stream(self, chunks: AsyncGenerator[C, None], heartbeat: C, stage: str) -> AsyncGenerator[C, None]:
-        """`chunks` as callers want them: a heartbeat at once, and another whenever nothing comes for a while.
+        """`chunks` with heartbeats: one at once, and another whenever no chunk comes for a while.
 
         Marked chunks have reached `stage`. Raises what `check` raises.
         """
@@ -75,7 +75,7 @@ class Replica:
             try:
                 self.check()
                 coming = asyncio.ensure_future(anext(chunks))
-                await asyncio.sleep(0)  # it asks what is behind it before the heartbeat is packed and sent
+                await asyncio.sleep(0)  # `chunks` asks the next stage before the heartbeat is packed and sent
                 yield heartbeat
                 while True:
                     self.check()
@@ -92,7 +92,7 @@ class Replica:
                     yield reached(chunk, stage)
             finally:
                 await drop(coming)
-                coming = None  # as in `handles.stream`
+                coming = None  # as in `calls.stream`
 
     async def _notice(self) -> None:
         replica = ray_private.this_replica()

@@ -4,7 +4,8 @@ import random
 
 from ray.serve.request_router import FIFOMixin, LocalityMixin, PendingRequest, RequestRouter, RunningReplica
 
-# Of a larger pool so many are looked at, those of the own node first: a look costs a call once it is ten seconds old.
+# Of a larger pool so many are asked, replicas of the own node first: an answer that is ten seconds old costs a new
+# call.
 _MOST = 16
 _MOST_OWN = 12
 
@@ -20,7 +21,7 @@ class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc] 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """One list: Serve asks the first of it among those whose queues are shortest."""
+        """One list: Serve asks the first replica of the ones with the shortest queues."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # while all are full, Serve asks again and again
         if _is_made_again(pending_request):

@@ -16,7 +16,6 @@ def is_runnable(process: int | str, thread: int) -> bool:
 
 
 def any_runnable(process: int) -> bool:
-    """Whether any thread of a process does."""
     with contextlib.suppress(OSError):
         return any(is_runnable(process, int(task.name)) for task in Path(f"/proc/{process}/task").iterdir())
     return False

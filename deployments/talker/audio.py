@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.audio.silence import first_sound
+from deployments.audio.listening import first_sound
 from deployments.codec.pool.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
 from deployments.codec.slots import CODE_RING, Flight, SlotDecoder
 from deployments.codec.state import DecoderState
@@ -25,7 +25,7 @@ from deployments.protocol import Codes
 _MIN_LEAD_S = 0.06  # covers a decode and a frame of the talker
 _CALL_SIZES = call_sizes(GPU_RAMP)
 SLOTS_PER_RECORDING = 4  # states kept of recordings take a quarter of the memory of streams
-_MAX_FLIGHTS = 2  # one runs, one waits behind it: what comes meanwhile makes the next batch larger
+_MAX_FLIGHTS = 2  # one runs, one waits behind it; later frames make the next batch larger
 _FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
 _MAX_WAITING = CODE_RING // 2
 _WRITTEN_AT_ONCE = _MAX_WAITING // 2  # frames that exist when a stream opens
@@ -43,7 +43,7 @@ class _Stream:
     id: int
     slot: int
     replay: int  # frames at the beginning whose audio exists already
-    limit: int  # frames to decode in all, those of the replay included
+    limit: int  # frames to decode in all, with the replay
     opened_s: float
     plan: ChunkPlan
     clock: PlaybackClock = field(default_factory=PlaybackClock)
@@ -119,7 +119,6 @@ class AudioStreams:
 
     @property
     def has_audio(self) -> bool:
-        """Whether `take` would bring something."""
         return bool(self._pcm or self._failed) or bool(self._calls and self._calls[0].flight.done)
 
     @property
@@ -137,9 +136,9 @@ class AudioStreams:
     ) -> None:
         """Decode `frames` frames of a stream behind the first `heard` of `prefix` [frames, groups], by default all.
 
-        What was heard is replayed without audio, and the codes of a recording that speech goes on from are before it.
-        Raises Overloaded where every slot is taken: streams that have ended in the talker keep theirs until their audio
-        is complete.
+        Heard frames are replayed without audio; the codes of a recording that speech goes on from are replayed before
+        them. Raises Overloaded where every slot is taken: a stream that has ended in the talker keeps its slot until
+        its audio is complete.
         """
         if frames <= 0:
             return
@@ -187,12 +186,12 @@ class AudioStreams:
             self._dispatch()
 
     def go_first(self) -> None:
-        """Have what the talker's device is given next wait for the call that was just made, if there is no other."""
+        """The next work on the talker's device waits for the call that was just made, if there is no other call."""
         if len(self._calls) == 1:
             self._decoder.precede()
 
     def finish(self, stream_id: int) -> bool:
-        """No frame will follow those pushed. Returns whether audio of them is still to be taken."""
+        """No frame will follow the pushed ones. Returns whether audio of them is still to be taken."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.limit = stream.written if stream.written > stream.replay else 0
@@ -204,7 +203,7 @@ class AudioStreams:
         self._failed.pop(stream_id, None)
         stream = self._streams.pop(stream_id, None)
         if stream is not None:
-            self._free.append(stream.slot)  # calls run in order: what is under way for it ends before its next stream
+            self._free.append(stream.slot)  # calls run in order: its call under way ends before its next stream
 
     def is_pending(self, stream_id: int) -> bool:
         """Whether audio of frames that were pushed is still to be taken."""
@@ -213,7 +212,7 @@ class AudioStreams:
         return is_decoded or (stream is not None and stream.landed < stream.written)
 
     def take(self) -> list[tuple[int, bytes]]:
-        """What is ready: s16le samples by stream, each stream's in order and without gaps."""
+        """Audio that is ready: s16le samples by stream, each stream's in order and without gaps."""
         while self._calls and self._calls[0].flight.done:
             self._land(self._calls.pop(0))
         self._dispatch()
@@ -228,7 +227,7 @@ class AudioStreams:
     def check_integrity(self) -> None:
         """Assert that every slot is held exactly once, by the free list or by one stream."""
         if "_free" not in vars(self):
-            return  # nobody has asked for audio yet
+            return  # no stream has asked for audio yet
         slots = sorted([*self._free, *(stream.slot for stream in self._streams.values())])
         assert slots == list(range(self._decoder.num_slots)), f"slots lost or held twice: {slots}"
 
@@ -251,7 +250,7 @@ class AudioStreams:
             self._calls.append(call)
 
     def _next_call(self) -> _Call | None:
-        """The most urgent stream, and those that want as many frames as it does; or many that have time."""
+        """A call for the most urgent stream and others that want as many frames; or for many streams that have time."""
         now_s = self._now_s()
         wishes = [(stream, self._size(stream, now_s)) for stream in self._streams.values() if stream.waiting]
         wishes = [(stream, size) for stream, size in wishes if size]
@@ -291,7 +290,7 @@ class AudioStreams:
         return _Call(flight, streams, audible, frames)
 
     def _keep(self, stream: _Stream) -> None:
-        """What the recording of a stream leaves in its slot; the one that was not used for the longest time goes."""
+        """Keep the state that a stream's recording leaves in its slot; the least recently used state goes."""
         self._recordings[stream.begins_with] = self._decoder.state(stream.slot)
         if len(self._recordings) > max(1, self._decoder.num_slots // SLOTS_PER_RECORDING):
             self._recordings.popitem(last=False)

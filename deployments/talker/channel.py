@@ -1,4 +1,4 @@
-"""What the talker replica and its engine process say to each other over a socket pair."""
+"""Messages between the talker replica and its engine process, over a socket pair."""
 
 import pickle
 import struct
@@ -13,7 +13,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first message to the engine process: what to load."""
+    """The first message to the engine process: the checkpoint to load."""
 
     model: str
     config: TalkerConfig
@@ -45,7 +45,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What the engine process is busy with before it is ready."""
+    """A stage of the engine process before it is ready."""
 
     stage: str
 
@@ -59,12 +59,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """New frames by request number, and what the engine holds after the step that made them."""
+    """New frames by request number, and the engine's load after the step that made them."""
 
     chunks: list[tuple[int, FrameChunk]]
     num_running: int
     num_waiting: int
-    step_s: float = 0.0  # what the step took; 0 where nothing was made
+    step_s: float = 0.0  # duration of the step; 0 where no frame was made
     kv_used_ratio: float = 0.0
     speakers: Lookups = field(default_factory=Lookups)  # of voices to clone, since the last report
     references: Lookups = field(default_factory=Lookups)  # of their codes

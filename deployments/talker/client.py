@@ -77,7 +77,7 @@ class EngineClient:
         return self._process.poll() is None and (self._reading is None or not self._reading.done())
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
-        """Frames as the engine makes them, those that wait together in one chunk. Leaving it aborts the request.
+        """Frames as the engine makes them; frames that wait together are one chunk. Leaving it aborts the request.
 
         Raises InvalidRequest and Overloaded before the first frame, TalkerLost when the engine process dies.
         """
@@ -203,7 +203,7 @@ class EngineClient:
 
 
 async def _next_chunk(queue: "asyncio.Queue[Item]") -> FrameChunk:
-    """The next chunk, with what else has arrived behind it. An error waits until the frames before it are read."""
+    """The next chunk, joined with all that have arrived. An error waits until the frames before it are read."""
     item = await queue.get()
     if isinstance(item, Exception):
         raise item

@@ -22,24 +22,23 @@ from deployments.protocol import (
     Sampling,
 )
 from deployments.talker.audio import AudioStreams
-from deployments.talker.length_limits import LengthLimits
 from deployments.talker.prompt import Prompt, PromptBuilder
 from deployments.talker.runner import LaunchedStep, ModelRunner
 from deployments.talker.scheduler import Scheduler
-from deployments.talker.sequence import Sequence
+from deployments.talker.sequence import LengthLimits, Sequence
 from deployments.talker.step import MIN_NEW_TOKENS, NOT_FINITE
 from deployments.talker.tokenizer import LiveTokens
 
 logger = logging.getLogger(__name__)
 
-# What the host needs from the decision who takes part in a step to the device's start of it.
+# The host's time from the choice of a step's sequences to the device's start of it.
 _LAUNCH_NS = 800_000
-# Frames that are sent together, once what a listener has lasts so much longer.
+# Frames that are sent together, once a listener has so much audio in hand.
 _MAX_HELD = 8
 _CALM_S = 0.41
 # How often to look for audio while no step is under way.
 _AUDIO_POLL_S = 0.0002
-# Up to so many rows the talker's half of a step waits for the decoding of a first frame, which somebody waits for.
+# Up to so many rows the talker's half of a step waits for the decoding of a first frame, because its listener waits.
 _FEW_ROWS = 8
 # Prefills in a row that raised: then it is not the requests.
 _MAX_FAILED_PREFILLS = 3
@@ -83,7 +82,7 @@ class Engine:
         self._written: dict[int, LiveText] = {}  # requests whose text is still being written
         self._launched: LaunchedStep | None = None
         self.last_step: LaunchedStep | None = None
-        self._attending: list[Sequence] = []  # those of the last step, until it is over
+        self._attending: list[Sequence] = []  # the sequences of the last step, until it is over
         self._num_pushed = 0  # sequences at the batch's end whose frames are being decoded already
         self._num_failed_prefills = 0  # in a row
         self._num_not_finite = 0  # sequences, ever
@@ -148,11 +147,12 @@ class Engine:
         self.audio.close(sequence_id)
 
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
-        """Admit what fits, make one frame for each running sequence, and return what came of it.
+        """Admit the sequences that fit, make one frame for each running sequence, and return the frames, audio and
+        failures.
 
-        On a GPU a call may return without frames: where audio is ready earlier, or where the previous step leaves so
-        much time that who comes meanwhile can still join the next. While the device works `meanwhile` is called, again
-        and again; it may add and abort. Raises where the engine itself is at fault.
+        On a GPU a call may return without frames: where audio is ready earlier, or where the previous step leaves time
+        for new requests to join the next one. While the device works `meanwhile` is called, again and again; it may add
+        and abort. Raises where the engine itself is at fault.
         """
         output = StepOutput(self._ended)
         self._ended = []
@@ -173,7 +173,7 @@ class Engine:
     def _begin(
         self, sequence_id: int, request: GenerateRequest, prompt: Prompt, tokens: LiveTokens | None = None
     ) -> Sequence:
-        """Queue a sequence. `tokens` are those of a text that is still being written."""
+        """Queue a sequence. `tokens`: the tokens of a text that is still being written."""
         starts: list[int] = []
         if request.synthesis.word_times and self.model.text.alignment_head is not None:
             text = request.synthesis.text.lstrip()
@@ -225,9 +225,9 @@ class Engine:
         self._launched = self.runner.launch(decode, partial(self._push_young, decode)) if decode else None
 
     def _prefill(self, sequences: list[Sequence], output: StepOutput) -> list[Sequence]:
-        """Take sequences in; those that raise by themselves too have failed, and are returned.
+        """Take sequences in. Sequences that raise by themselves too have failed, and are returned.
 
-        Raises what the device raised, and what the last of several in a row did.
+        Raises the device's errors, and the error of the last of several failed prefills in a row.
         """
         try:
             self.runner.prefill(sequences)
@@ -252,7 +252,7 @@ class Engine:
         return True
 
     def _opens(self, sequence: Sequence, output: StepOutput) -> bool:
-        """Whether audio can be made of what the sequence will bring; if not, it has failed."""
+        """Whether audio can be made of the sequence's frames; if not, the sequence has failed."""
         try:
             self._open_audio(sequence)
         except Overloaded as error:
@@ -329,7 +329,7 @@ class Engine:
                 output.chunks.append((sequence.id, self._unsent(sequence)))
 
     def _not_finite(self) -> TalkerLost:
-        """One sequence may have itself to blame, and other talkers may go on with it; two have the same device."""
+        """One sequence may be the cause itself, and other talkers may go on with it. With two, the device is."""
         self._num_not_finite += 1
         if self._num_not_finite > 1:
             raise EngineError("two sequences came to NaN or infinity: the weights or the device are broken")

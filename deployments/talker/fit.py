@@ -1,4 +1,5 @@
-"""What of a checkpoint fits a GPU, before anything is loaded: `python -m deployments.talker.fit`, for `talkray doctor`.
+"""The sequences of a checkpoint that fit a GPU, before anything is loaded: `python -m deployments.talker.fit`, for
+`talkray doctor`.
 
 The weights' size comes from the headers of their files, the rest of the arithmetic is the engine's own.
 """
@@ -28,7 +29,7 @@ _USUAL_POSITIONS = 320  # about twenty seconds of speech, and its prompt
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a GPU holds of a checkpoint."""
+    """The load that a GPU can hold of a checkpoint."""
 
     loaded: int  # bytes of weights and codec
     kv: int  # bytes of keys and values
@@ -37,7 +38,7 @@ class Fit:
 
 
 def predict(directory: Path, config: TalkerConfig, total: int) -> Fit:
-    """What fits a GPU of `total` bytes that nobody else uses. Raises EngineError where not one sequence does."""
+    """The load that fits an otherwise unused GPU of `total` bytes. Raises EngineError where no sequence fits."""
     model, device = ModelConfig.load(directory), torch.device("cuda")
     size = config.kv_block_size or block_size_of(device, config.attention)
     dtype = dtype_of(config, device)
@@ -63,8 +64,8 @@ def _talker_bytes(directory: Path, model: ModelConfig, dtype: torch.dtype) -> in
 
 
 def _codec_bytes(directory: Path, num_slots: int, total: int, *, clones: bool) -> int:
-    """Of the codec decoder with so many streams, on a GPU of `total`; and of a model that `clones`, of the encoder that
-    reads recordings, and of what the decoder remembers of them.
+    """Bytes of the codec decoder with so many streams, on a GPU of `total` bytes; for a model that `clones` with the
+    encoder of recordings and the decoder's states behind them.
     """
     folder, shapes = directory / "speech_tokenizer", read_shapes(directory / "speech_tokenizer")
     slots, config = slots_on(torch.device("cuda"), folder), SpeechTokenizerConfig.load(folder).decoder

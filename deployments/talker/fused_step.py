@@ -3,30 +3,29 @@
 import torch
 from torch import Tensor
 
-from deployments.talker.input_tables import MAX_DENSE_ROWS, InputTables
-from deployments.talker.kernels.backends import choose_backend
-from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul
+from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, tile_for
+from deployments.talker.kernels.paged_attention import choose_backend
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.prompt import PromptAttention
 from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kernels.state import Gathered, StateKernels
-from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.kv_cache import KVCache
+from deployments.talker.prompt import MAX_DENSE_ROWS, InputTables
 from deployments.talker.sampling import WIDE, Breadth, Draw
 from deployments.talker.state import BatchState
 from deployments.talker.step import MIN_NEW_TOKENS, NOT_FINITE, FrameStep, PrefillRows
 
 
 class FusedStep(FrameStep):
-    """Everything of a step that decodes, and prompts. What follows the first rows of a long one takes plain PyTorch."""
+    """All of a decoding step, and prompts. Plain PyTorch runs the later rows of a long prompt."""
 
     breadths = (WIDE,)
 
     def __init__(
         self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str = "auto", pdl: bool = True
     ) -> None:
-        """`attention` is what `choose_backend` is asked for."""
+        """`attention` is passed to `choose_backend`."""
         super().__init__(tables, state, cache)
         config, max_num_seqs = self.config, state.size.max_num_seqs
         self.pdl = pdl

@@ -1,12 +1,12 @@
-"""The paged key-value cache.
+"""The paged key-value cache, and which blocks of it belong to which sequence.
 
 Layout: one contiguous tensor `blocks` [layers, 2, num_blocks, block_size, kv_heads, head_dim]; index 0 of the second
-dimension holds keys, 1 values. `blocks[layer, 0]` and `blocks[layer, 1]` are what flash-attn's paged functions take.
-A *slot* is `block * block_size + offset`, the index into `keys[layer]` and `values[layer]`, which are flat views.
-Block 0 belongs to nobody: padded rows write there. On a GPU a block has 64 positions, 256 with flash-attn, which takes
-no less.
+dimension holds keys, 1 values. flash-attn's paged functions take `blocks[layer, 0]` and `blocks[layer, 1]`. A *slot* is
+`block * block_size + offset`, the index into `keys[layer]` and `values[layer]`, which are flat views. Block 0 belongs
+to no sequence: padded rows write there. On a GPU a block has 64 positions, 256 with flash-attn, which takes no less.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -43,20 +43,20 @@ class KVCache:
 
     @staticmethod
     def bytes_per_position(config: TransformerConfig, dtype: torch.dtype) -> int:
-        """Memory of one position of one sequence."""
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the settings say, and what follows from them."""
+    """The settings of the cache, and sizes that follow from them."""
 
     fraction: float  # of the GPU
     least_bytes: int  # keys and values of one sequence of the greatest length
-    most_bytes: int  # those of a full batch of such sequences
+    most_bytes: int  # keys and values of a full batch of such sequences
 
     def kv_bytes(self, total: int, loaded: int, *, others: int = 0) -> int:
-        """Bytes for keys and values on a GPU of `total`, behind `loaded` of weights and codec, beside what others use.
+        """Bytes for keys and values on a GPU of `total` bytes, with `loaded` bytes of weights and codec, beside the
+        memory of other processes.
 
         Raises EngineError where they are too few.
         """
@@ -83,8 +83,8 @@ class Wanted:
 class GpuMemory:
     """How much of a GPU's memory is left for keys and values.
 
-    They are allocated behind the weights and the codec, whose size is then known, and in front of what a step needs:
-    room for that is kept. To be made before anything is loaded: what is used then belongs to others.
+    They are allocated behind the weights and the codec, whose size is then known, and room is kept for a step's own
+    memory. To be made before anything is loaded, because memory in use then belongs to other processes.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -96,3 +96,56 @@ class GpuMemory:
         free, _ = torch.cuda.mem_get_info(self.device)
         loaded = self._free_before - free
         return wanted.kv_bytes(self.total, loaded, others=self.total - self._free_before - _CONTEXT_BYTES)
+
+
+class BlockManager:
+    """Hands out fixed-size KV blocks. Block 0 is never handed out: padded rows write there."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        assert num_blocks > 1, "one scratch block and at least one to hand out"
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self._free = deque(range(1, num_blocks))
+        self._tables: dict[int, list[int]] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def used_ratio(self) -> float:
+        return 1.0 - self.num_free / (self.num_blocks - 1)
+
+    @property
+    def capacity(self) -> int:
+        """Positions that one sequence could hold if it were alone."""
+        return (self.num_blocks - 1) * self.block_size
+
+    def blocks_for(self, num_positions: int) -> int:
+        return -(-num_positions // self.block_size)
+
+    def can_hold(self, sequence: int, num_positions: int) -> bool:
+        """Whether `grow` would succeed."""
+        return self._missing(sequence, num_positions) <= self.num_free
+
+    def grow(self, sequence: int, num_positions: int) -> None:
+        """Give `sequence` blocks until it holds `num_positions`, which `can_hold` has allowed."""
+        missing = self._missing(sequence, num_positions)
+        assert missing <= self.num_free, f"{missing} blocks wanted, {self.num_free} of {self.num_blocks} free"
+        table = self._tables.setdefault(sequence, [])
+        table.extend(self._free.popleft() for _ in range(missing))
+
+    def free(self, sequence: int) -> None:
+        """Take all blocks of `sequence` back; nothing happens where it has none."""
+        self._free.extend(self._tables.pop(sequence, ()))
+
+    def table(self, sequence: int) -> list[int]:
+        """The blocks of a sequence in the order of its positions."""
+        return self._tables[sequence]
+
+    def check_integrity(self) -> None:
+        """Assert that every block is held exactly once, by the free list or by one sequence."""
+        held = sorted([*self._free, *(block for table in self._tables.values() for block in table)])
+        assert held == list(range(1, self.num_blocks)), f"blocks lost or held twice: {held}"
+
+    def _missing(self, sequence: int, num_positions: int) -> int:
+        return max(0, self.blocks_for(num_positions) - len(self._tables.get(sequence, ())))

@@ -20,17 +20,15 @@ from deployments.errors import EngineError
 from deployments.gpu.graphs import use_cpus_near
 from deployments.protocol import GenerateRequest, ModelInfo, Reference, Sampling, SynthesisRequest
 from deployments.talker.audio import AudioStreams
-from deployments.talker.block_manager import BlockManager
 from deployments.talker.engine import Engine
-from deployments.talker.input_tables import InputTables
-from deployments.talker.kv_cache import GIB, GpuMemory, KVCache, Wanted
-from deployments.talker.length_limits import LengthLimits
+from deployments.talker.kv_cache import GIB, BlockManager, GpuMemory, KVCache, Wanted
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
-from deployments.talker.prompt import PromptBuilder
+from deployments.talker.prompt import InputTables, PromptBuilder
 from deployments.talker.runner import ModelRunner, NetworkKind, RunnerShape
 from deployments.talker.scheduler import Scheduler
+from deployments.talker.sequence import LengthLimits
 from deployments.talker.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
 
@@ -144,7 +142,7 @@ def build_engine(
     most = min(config.max_model_len, blocks.capacity)
     limits = LengthLimits(prompts.tokenizer, max_positions=most, frame_s=codec.frame_s)
     follows = shape.by_rows and model.text.alignment_head is not None  # other kernels return no attention
-    info = _describe(directory.name, config, model, codec, device)
+    info = _describe(directory.name, model, codec, device)
     info = replace(info, codec_precision=audio.precision, word_times=follows)
     return Engine(info, prompts, limits, runner, scheduler, audio)
 
@@ -162,7 +160,7 @@ def warm_up(engine: Engine, clock: StartClock | None = None) -> None:
     with clock.phase("speaking a warm-up"):
         _speak(engine, on_gpu=on_gpu)
     if on_gpu:
-        torch.cuda.empty_cache()  # what running once before each recording needed
+        torch.cuda.empty_cache()  # memory of the runs before each recording
 
 
 def _speak(engine: Engine, *, on_gpu: bool) -> None:
@@ -221,14 +219,12 @@ def _load_audio(
         return AudioStreams(load, frame_s=codec.frame_s, precision="float32")
     with clock.phase("loading and recording the codec"):
         slots = load()
-    torch.cuda.empty_cache()  # what loading needed for a moment
+    torch.cuda.empty_cache()  # memory that loading needed for a moment
     return AudioStreams(lambda: slots, frame_s=codec.frame_s, precision=slots.precision)
 
 
-def _describe(
-    name: str, config: TalkerConfig, model: ModelConfig, codec: SpeechTokenizerConfig, device: torch.device
-) -> ModelInfo:
-    """What the ingress needs to know to check requests."""
+def _describe(name: str, model: ModelConfig, codec: SpeechTokenizerConfig, device: torch.device) -> ModelInfo:
+    """The facts that the ingress needs to check requests."""
     return ModelInfo(
         name=name,
         kind=model.kind,
@@ -238,7 +234,6 @@ def _describe(
         sample_rate=codec.sample_rate,
         frame_samples=codec.frame_samples,
         num_code_groups=model.num_code_groups,
-        max_text_tokens=config.max_model_len,
         talker_on_gpu=device.type == "cuda",
         spoken_form=model.text.spoken_form,
         max_segment_chars=model.text.max_segment_chars,
@@ -261,7 +256,7 @@ def _num_blocks(
 
 
 def gpu_share(config: TalkerConfig, block_bytes: int, block_size: int) -> Wanted:
-    """What the settings ask of a GPU's memory, where they do not say the cache's size itself."""
+    """The GPU memory that the settings ask for, where they do not set the cache's size itself."""
     longest = -(-config.max_model_len // block_size)
     fraction = config.gpu_memory_fraction or _GPU_MEMORY_FRACTION
     return Wanted(fraction, (longest + 1) * block_bytes, (config.max_num_seqs * longest + 1) * block_bytes)
@@ -289,7 +284,6 @@ def _device(config: TalkerConfig) -> torch.device:
 
 
 def dtype_of(config: TalkerConfig, device: torch.device) -> torch.dtype:
-    """The type of the talker's weights."""
     if config.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -298,9 +292,10 @@ def dtype_of(config: TalkerConfig, device: torch.device) -> torch.dtype:
 
 @contextmanager
 def _compiling_ahead(clock: StartClock, facts: str) -> Iterator[Prepare]:
-    """Offer a `Prepare`. `facts` is what the kernels depend on besides code and versions.
+    """Offer a `Prepare`. `facts`: all that the kernels depend on besides code and versions.
 
-    The cache remembers for which facts all was compiled; where some of it was deleted since, launches compile it.
+    The cache remembers for which facts all kernels were compiled; kernels that were deleted since are compiled at their
+    launch.
     """
     import triton  # a CPU has none
     from triton import knobs
@@ -332,7 +327,6 @@ def _digest(facts: str) -> str:
 
 
 def _facts(directory: Path, config: TalkerConfig) -> str:
-    """What decides which kernels there are."""
     files = [directory / "config.json", directory / "speech_tokenizer" / "config.json"]
     versions = [torch.__version__, torch.cuda.get_device_name(), config.model_dump_json()]
     return "\n".join([*versions, *(file.read_text(encoding="utf-8") for file in files)])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deployments.gpu.graphs import Staging
-from deployments.talker.input_tables import Ids, InputTables
+from deployments.talker.prompt import Ids, InputTables
 from deployments.talker.sequence import Sequence
 from deployments.talker.step import PrefillRows
 
@@ -58,12 +58,11 @@ class PrefillInputs:
         self.rows = PrefillRows(*(self._memory[bounds] for bounds in self._fields()))
 
     def fits(self, part: Pass) -> bool:
-        """Whether a pass can be filled in."""
         rows = sum(each.stop - each.start for each in part)
         return rows <= self.num_rows and len(part) <= self.num_sequences
 
     def fill(self, parts: Pass) -> None:
-        """Write a pass, padded with rows that belong to nobody."""
+        """Write a pass, padded with rows of the scratch row."""
         staged = self._staging.take()
         text_ids, codec_ids, owners, positions, last, finished = (staged.values[bounds] for bounds in self._fields())
         text_ids[:], codec_ids[:] = self._tables.no_text, self._tables.no_code
@@ -99,7 +98,7 @@ class PrefillInputs:
         return text_ids, codec_ids
 
     def _dense(self, sequence: Sequence, start: int, stop: int) -> Tensor:
-        """The dense rows numbered `start` to `stop`: those of the prompt, then those of frames."""
+        """The dense rows numbered `start` to `stop`: rows of the prompt, then rows of frames."""
         prompt = sequence.prompt.dense
         num_prompt = 0 if prompt is None else len(prompt)
         rows = [] if prompt is None else [prompt[start:stop]]

@@ -1,7 +1,8 @@
 """The engine's own process: `python -m deployments.talker.process FD`.
 
 A busy Python thread beside the replica's event loop triples the time to the first byte; a child process costs nothing.
-The process ends when its socket does, so it never outlives its replica, and it starts no session of its own.
+The process ends when its socket does, so it never outlives its replica, and it starts no session of its own. A thread
+beside the engine says that it is alive, and ends the process when a step does not end.
 """
 
 import contextlib
@@ -14,12 +15,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, SynthesisRequest, reached
+from deployments.serving.starvation import ThreadWork
 from deployments.talker.channel import (
     Abort,
     Alive,
@@ -37,13 +39,64 @@ from deployments.talker.channel import (
 )
 from deployments.talker.engine import Engine
 from deployments.talker.loading import StartClock, load_engine
-from deployments.talker.watchdog import Watchdog
 from deployments.weights.store import cache_directory, locate
 
 logger = logging.getLogger(__name__)
 
+_PERIOD_S = 0.25
+# A step on a GPU takes milliseconds. On a CPU one may take long, but it uses the processor all the time.
+_LONGEST_STEP_S = {"cuda": 1.5, "cpu": 60.0}
+_LONGEST_IDLENESS_S = 1.25
+EXIT_CODE = 70
 _RECEIVE_BYTES = 1 << 20
 _REST_S = 0.005
+
+
+class Watchdog:
+    """Watches the thread that constructs it."""
+
+    def __init__(
+        self, device_type: str, alive: Callable[[], None], *, give_up: Callable[[int], object] = os._exit
+    ) -> None:
+        """`alive` is called from the watchdog's thread four times a second."""
+        self._longest_step_s = _LONGEST_STEP_S.get(device_type, _LONGEST_STEP_S["cpu"])
+        self._alive, self._give_up = alive, give_up
+        self._work = ThreadWork()
+        self._step_began_s: float | None = None
+        self._ended = threading.Event()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around work that must not take forever."""
+        self._step_began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._step_began_s = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The watchdog's thread, for as long as there are steps."""
+        thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_PERIOD_S):
+            began_s, now_s = self._step_began_s, time.monotonic()
+            idle_s = self._work.idle_s(now_s)
+            if began_s is not None:
+                self._judge(now_s - began_s, min(now_s - began_s, idle_s))
+            self._alive()
+
+    def _judge(self, step_s: float, idle_s: float) -> None:
+        if step_s > self._longest_step_s or idle_s > _LONGEST_IDLENESS_S:
+            logger.error("a step hangs: it takes %.1f s, the last %.1f s without work; giving up", step_s, idle_s)
+            self._give_up(EXIT_CODE)
 
 
 @dataclass(slots=True)
@@ -72,7 +125,6 @@ class FirstAudio:
         return [(number, self._follow(number, chunk)) for number, chunk in chunks] if self._requests else chunks
 
     def end(self, number: int) -> None:
-        """Nobody waits for it any more."""
         self._requests.pop(number, None)
 
     def _follow(self, number: int, chunk: FrameChunk) -> FrameChunk:
@@ -89,7 +141,7 @@ class FirstAudio:
 
 
 class PipeClosedError(Exception):
-    """The replica has gone; nobody is left to work for."""
+    """The replica has gone, so the engine process ends."""
 
 
 class EngineProcess:
@@ -172,7 +224,7 @@ class EngineProcess:
         self._send(Loading(f"{engine.runner.step.name} on {engine.runner.device}, {room}"))
         self._send(Loading(clock.summary()))
         gc.collect()
-        gc.freeze()  # what is there now stays: looking at it again would take longer than a step
+        gc.freeze()  # objects that exist now stay: collecting them would take longer than a step
         return engine, replace(engine.info, name=start.model)
 
     def _await_start(self) -> Start:
@@ -217,7 +269,6 @@ class EngineProcess:
 
 
 def main(descriptor: int) -> None:
-    """Serve on an inherited socket."""
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))  # compiled kernels outlive the process
     with socket.socket(fileno=descriptor) as connection:
         try:

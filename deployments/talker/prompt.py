@@ -2,7 +2,9 @@
 
 A row is the sum of a text track and a codec track. In streaming-text mode the rows end with the first text token and
 the rest of the text *trails*, one token a frame; in full-text mode all text stands in the prompt. Source: `generate` of
-the official package; golden codes pin it down.
+the official package; golden codes pin it down. Both tracks are indices into tables that never change: the text
+vocabulary behind its projection, and the codec embeddings. A row that is no table entry (a speaker vector, the frames
+of a reference or of a resumed stream) is a *dense* row: it stands behind the codec table for the time of one pass.
 """
 
 from collections.abc import Callable
@@ -16,10 +18,72 @@ from torch import Tensor
 from deployments.audio.recordings import ByRecording
 from deployments.errors import InvalidRequest
 from deployments.protocol import ClonePrompt, Codes, GenerateRequest, ModelKind, Reference, SynthesisRequest
-from deployments.talker.input_tables import Ids, InputTables
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
+from deployments.talker.model.talker import Talker
 from deployments.talker.tokenizer import TextTokenizer
+
+Ids = NDArray[np.int32]
+
+# Dense rows behind the codec table, and so the rows of the largest prefill pass.
+MAX_DENSE_ROWS = 512
+# Rows of one projection on a CPU: always as many, so that a row's result does not depend on the rows beside it.
+_CPU_ROWS = 16
+_GPU_ROWS = 8192
+
+
+class InputTables:
+    """Both tables of one talker. On a GPU all text is projected at load, on a CPU each token when it first occurs.
+
+    On a GPU the tables take the place of the talker's text embedding, which it has no longer.
+    """
+
+    def __init__(self, talker: Talker) -> None:
+        self.talker = talker
+        config, weight = talker.config, talker.codec_head.weight
+        self.device, self.dtype = weight.device, weight.dtype
+        self.no_text, self.no_code = config.text_vocab_size, config.vocab_size
+        self.first_dense = config.vocab_size + 1
+        hidden = config.talker.hidden_size
+        # Not zeroed: on a CPU only the pages of tokens in use become resident.
+        self.text = torch.empty((config.text_vocab_size + 1, hidden), dtype=self.dtype, device=self.device)
+        self.codec = torch.zeros((self.first_dense + MAX_DENSE_ROWS, hidden), dtype=self.dtype, device=self.device)
+        self._known = np.zeros(config.text_vocab_size, dtype=bool)
+        self.pad = config.tokens.tts_pad
+        self._fill()
+
+    @property
+    def dense(self) -> Tensor:
+        """[MAX_DENSE_ROWS, hidden]: the rows behind the codec table."""
+        return self.codec[self.first_dense :]
+
+    def project(self, ids: Ids) -> None:
+        """Make sure that the text table holds `ids`."""
+        missing = ids[ids < self.no_text]
+        missing = np.unique(missing[~self._known[missing]])
+        for start in range(0, len(missing), _CPU_ROWS):
+            some = missing[start : start + _CPU_ROWS]
+            padded = np.pad(some, (0, _CPU_ROWS - len(some)))
+            self.text[torch.from_numpy(some).long()] = self.talker.embed_text(padded.tolist())[: len(some)]
+        self._known[missing] = True
+
+    def rows(self, text_ids: Tensor, codec_ids: Tensor) -> Tensor:
+        """Input rows [rows, hidden] for table indices [rows] int32 or int64."""
+        return self.text[text_ids] + self.codec[codec_ids]
+
+    @torch.inference_mode()
+    def _fill(self) -> None:
+        self.text[self.no_text] = 0
+        self.codec[: self.no_code] = self.talker.model.codec_embedding.weight
+        if self.device.type == "cpu":
+            self.project(np.array([self.pad], dtype=np.int32))
+            return
+        for start in range(0, self.no_text, _GPU_ROWS):
+            stop = min(start + _GPU_ROWS, self.no_text)
+            self.text[start:stop] = self.talker.text_projection(self.talker.model.text_embedding.weight[start:stop])
+        self._known[:] = True
+        del self.talker.model.text_embedding  # a sixth of a checkpoint's memory, never read again
+
 
 # Speaker vectors kept for recordings that come again: a thousand.
 _SPEAKER_BYTES = 8 << 20
@@ -55,7 +119,7 @@ class _Track:
 @dataclass(frozen=True, slots=True)
 class _Speaker:
     vector: Tensor  # [hidden], on the encoder's device
-    on_host: Tensor  # the same, there before anything that is computed from it: nobody waits for the copy
+    on_host: Tensor  # the same; the copy is queued before any work that reads it, so that no wait is needed
 
 
 class PromptBuilder:
@@ -99,7 +163,7 @@ class PromptBuilder:
         return replace(request, reference_codes=codes)
 
     def clone_prompt(self, request: GenerateRequest) -> ClonePrompt | None:
-        """What was made of the samples that `request` brought to its prompt, once that is prefilled."""
+        """The clone prompt made of the samples of `request`, once the prompt is prefilled."""
         reference = request.synthesis.reference
         if reference is None or reference.prompt is not None:
             return None

@@ -1,10 +1,10 @@
 """Runs a batch of sequences on the device: prefill, and the step that makes one frame for each.
 
-On a CPU every matrix product has the same number of rows: what a row comes out as then depends on that row alone, so
-codes are equal whether a sequence runs by itself, in a batch, or is resumed; the talker's half of a step comes when its
-codes have been handed on. On a GPU a batch takes the smallest bucket it fits in, everything is replayed from CUDA
-graphs, and the host waits for nothing but the codes: the talker's half of a step still runs while it hands them on and
-prepares the next step.
+On a CPU every matrix product has the same number of rows: a row's result then depends on that row alone, so codes are
+equal whether a sequence runs by itself, in a batch, or is resumed; the talker's half of a step comes when its codes
+have been handed on. On a GPU a batch takes the smallest bucket it fits in, all work is replayed from CUDA graphs, and
+the host waits for the codes only: the talker's half of a step still runs while the host hands the codes on and prepares
+the next step.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -19,10 +19,9 @@ from torch import Tensor
 
 from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Codes
-from deployments.talker.block_manager import BlockManager
-from deployments.talker.input_tables import MAX_DENSE_ROWS, InputTables
-from deployments.talker.kv_cache import KVCache, padded_length
+from deployments.talker.kv_cache import BlockManager, KVCache, padded_length
 from deployments.talker.prefill import Pass, PrefillInputs, pack
+from deployments.talker.prompt import MAX_DENSE_ROWS, InputTables
 from deployments.talker.sampling import Breadth, FilterOptions
 from deployments.talker.sequence import Sequence
 from deployments.talker.state import BatchState, StateSize
@@ -39,7 +38,7 @@ NetworkKind = Literal["by_rows", "plain", "fused"]
 
 @dataclass(frozen=True, slots=True)
 class RunnerShape:
-    """What batches look like to the device."""
+    """The shapes of batches on the device."""
 
     max_num_seqs: int
     max_model_len: int
@@ -96,7 +95,7 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """Owns the batch state of one talker, and what was recorded of its work."""
+    """Owns the batch state of one talker, and its recorded work."""
 
     def __init__(self, tables: InputTables, cache: KVCache, blocks: BlockManager, shape: RunnerShape) -> None:
         self.blocks, self.shape, self.device = blocks, shape, tables.device
@@ -119,11 +118,6 @@ class ModelRunner:
             None  # the talker's half of the last step, which a CPU still has to do
         )
         self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
-
-    @property
-    def num_eager(self) -> int:
-        """Passes that ran operation by operation."""
-        return self.graphs.num_eager
 
     def capture(self, progress: Callable[[int, int], None]) -> None:
         """On a GPU, record every shape that a step or a prefill can take; the largest first, whose memory all share.
@@ -217,7 +211,7 @@ class ModelRunner:
 
     @property
     def attended(self) -> NDArray[np.float32] | None:
-        """[sequences, positions]: what the last step's sequences attend to with the alignment head; not on a GPU."""
+        """[sequences, positions]: attention of the last step's sequences with the alignment head; None on a GPU."""
         self.catch_up()
         return None if self.step.attended is None else self.step.attended.float().numpy()
 

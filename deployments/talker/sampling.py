@@ -131,7 +131,7 @@ def _philox_round(counter: Words, low: Tensor, high: Tensor) -> Words:
 
 @dataclass(frozen=True, slots=True)
 class Breadth:
-    """How many candidates a batch looks at, and whether top-p is among its filters: what a CUDA graph fixes."""
+    """How many candidates a batch looks at, and whether top-p is among its filters. A CUDA graph fixes both."""
 
     num_candidates: int | None  # None: the whole vocabulary
     top_p: bool
@@ -152,7 +152,7 @@ class Breadth:
         return other.num_candidates <= self.num_candidates
 
 
-# What nearly all requests need, the checkpoints' defaults among them, and what serves every request.
+# The breadth that nearly all requests need, with the checkpoints' defaults, and the breadth that serves every request.
 NARROW = Breadth(50 + _TIES, top_p=False)
 WIDE = Breadth(None, top_p=True)
 
@@ -193,7 +193,7 @@ class BatchFilter:
         return self.ints(name).view(torch.float32)
 
     def _keep_top_k(self, values: Tensor) -> Tensor:
-        """Values in descending order: those below each row's k-th go."""
+        """Values in descending order: values below each row's k-th one go."""
         top_k = self.ints("top_k").long()
         last = torch.where(top_k > 0, top_k, values.shape[-1]).clamp(max=values.shape[-1]) - 1
         return values.masked_fill(values < values.gather(-1, last), -torch.inf)
@@ -208,6 +208,6 @@ class BatchFilter:
 
 
 def penalise_repetition(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    """Logits [rows, vocab] with those of codes already `seen` [rows, vocab] pushed down by `penalty` [rows, 1]."""
+    """Logits [rows, vocab]; logits of codes already `seen` [rows, vocab] are pushed down by `penalty` [rows, 1]."""
     pushed = torch.where(logits < 0, logits * penalty, logits / penalty)
     return torch.where(seen, pushed, logits)

@@ -1,9 +1,9 @@
-"""Who runs in the next step: admission by free rows and KV blocks, preemption when blocks run out.
+"""The sequences of the next step: admission by free rows and KV blocks, preemption when blocks run out.
 
-Everybody who has a row runs, with two exceptions. While some are waiting for a row, for their first frame, or for a
-frame that is nearly due, those far ahead of their listeners sit a step out, which makes it shorter. And those whose
-text is still being written sit out while there is none; where others wait for rows or blocks, they give theirs up.
-They are prefilled where nobody else wants the place, so that a frame is all that text has to wait for.
+Every sequence with a row runs, with two exceptions. While a sequence waits for a row, for its first frame, or for a
+frame that is nearly due, sequences far ahead of their listeners sit a step out, because a step with fewer sequences is
+shorter. And a sequence whose text is still being written sits out while it is dry. Where others wait for rows or
+blocks, it gives up its own. It is prefilled where no other wants the place, so that new text waits for one frame only.
 """
 
 import heapq
@@ -16,7 +16,7 @@ from itertools import chain
 
 from deployments.errors import Overloaded
 from deployments.limits import Rate
-from deployments.talker.block_manager import BlockManager
+from deployments.talker.kv_cache import BlockManager
 from deployments.talker.sequence import Sequence
 
 # A sequence whose listener has less than this left to hear is nearly due.
@@ -25,7 +25,7 @@ _NEARLY_DUE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's work: `prefill` is also part of `decode`, but for those that wait for text."""
+    """One step's work: `prefill` is also part of `decode`, but for sequences that wait for text."""
 
     prefill: list[Sequence]
     decode: list[Sequence]
@@ -59,7 +59,7 @@ class Scheduler:
         return all_dry and not any(map(self._fits, self.waiting))
 
     def check_room(self) -> None:
-        """Raise Overloaded where the waiting line is full. A free row is room, whoever takes it next step."""
+        """Raise Overloaded where the waiting line is full. A free row counts as room."""
         ahead = len(self.waiting) + len(self.running)
         if ahead >= self.max_num_seqs + self.max_num_waiting:
             raise Overloaded(
@@ -96,7 +96,7 @@ class Scheduler:
         return Batch(prefill=admitted, decode=due) if due or admitted else None
 
     def retire(self, sequences: list[Sequence]) -> None:
-        """Give back what a batch's finished sequences held; aborted meanwhile, they hold nothing."""
+        """Give back rows and blocks of a batch's finished sequences. Aborted sequences hold none."""
         now_s = self._now_s()
         for sequence in sequences:
             sequence.play(now_s)
@@ -113,7 +113,7 @@ class Scheduler:
         self.blocks.check_integrity()
 
     def _due(self) -> list[Sequence]:
-        """The running sequences without those that can, or have to, sit out."""
+        """The running sequences without the ones that can, or have to, sit out."""
         running = [sequence for sequence in self.running.values() if not sequence.is_dry]
         if self.max_lead_s == math.inf or not running:
             return running

@@ -1,25 +1,27 @@
-"""One request inside the engine."""
+"""One request inside the engine, and how long its prompt and its speech may be."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.audio.runaway import LATE_PATIENCE_S, frames_of
+from deployments.audio.listening import LATE_PATIENCE_S, frames_of, runaway_frames
+from deployments.errors import InvalidRequest
 from deployments.playback import PlaybackClock
 from deployments.protocol import ClonePrompt, Codes, FinishReason, GenerateRequest, Sampling
 from deployments.talker.prompt import Prompt
+from deployments.talker.tokenizer import TextTokenizer
 
-# Attention reads so far ahead of what is said, and means nothing where so little of it is on the text.
+# Attention reads so far ahead of the speech, and means nothing where so little of it is on the text.
 _AHEAD_TOKENS = 0.75
 _ATTENTIVE = 0.2
-# LATE_PATIENCE_S of frames that read so many tokens behind what was read already: a passage is spoken once more.
+# LATE_PATIENCE_S of frames that read so many tokens behind the furthest one: a passage is spoken once more.
 _BACK_TOKENS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class FrameLimit:
-    """How many frames a sequence may have, and what it means to reach that."""
+    """How many frames a sequence may have, and the finish reason where it reaches the limit."""
 
     frames: int
     reason: FinishReason
@@ -47,12 +49,12 @@ class Sequence:
     )  # where word times are wanted: characters before each token, and in all
     next_reading: float = 0.0  # how far in the text its next frame is, in characters
     readings: list[float] = field(default_factory=list)  # of the frames behind `num_sent`
-    num_reread: int = 0  # frames that read what was read long before
+    num_reread: int = 0  # frames that read a passage once more
     furthest_token: float = 0.0  # that was read
     clone_prompt: ClonePrompt | None = None  # for the stream's reader, until it has it
     playback: PlaybackClock = field(default_factory=PlaybackClock)
     num_sent: int = field(init=False)  # frames that the stream's reader has
-    _num_played: int = field(init=False)  # frames that `playback` knows of; those of a prefix were heard elsewhere
+    _num_played: int = field(init=False)  # frames that `playback` knows of; frames of a prefix were heard elsewhere
 
     def __post_init__(self) -> None:
         self.num_sent = self._num_played = len(self.frames)
@@ -74,7 +76,6 @@ class Sequence:
 
     @property
     def num_text_tokens(self) -> int:
-        """Text tokens of the request's own text."""
         return self.prompt.num_text_tokens
 
     @property
@@ -91,7 +92,7 @@ class Sequence:
             self.finish_reason = self.limit.reason
 
     def attend(self, weights: NDArray[np.float32]) -> None:
-        """Learn where in the text the next frame is, from what it attends to: weights [positions]."""
+        """Learn where in the text the next frame is, from its attention: weights [positions]."""
         text = weights[self.prompt.text_start :][: len(self.token_starts) or self.num_text_tokens]
         mass = float(text.sum())
         if mass <= _ATTENTIVE:
@@ -115,5 +116,46 @@ class Sequence:
             self.playback.deliver(num_new * self.frame_s, now_s=now_s)
 
     def sent_lead_s(self, now_s: float) -> float:
-        """How much longer the frames that were sent last than what was heard."""
+        """Seconds of audio that were sent and that the listener has not heard yet."""
         return self.playback.lead_s(now_s) - (self._num_played - self.num_sent) * self.frame_s
+
+
+class LengthLimits:
+    """The share of the model's context and of the KV cache that one sequence may take."""
+
+    def __init__(self, tokenizer: TextTokenizer, *, max_positions: int, frame_s: float) -> None:
+        """`max_positions`: rows of one sequence, prompt and frames, each of `frame_s` of audio."""
+        self._tokenizer, self._max_positions, self._frame_s = tokenizer, max_positions, frame_s
+
+    def frame_limit(self, request: GenerateRequest, sampling: Sampling, prompt: Prompt) -> FrameLimit:
+        """The first limit a sequence will meet; raises InvalidRequest where its prompt or a later segment is too long.
+
+        The last of `max_new_tokens` never becomes a frame, as in the official package. While the text is still being
+        written its need is unknown, and it has a token for each frame.
+        """
+        room = self._max_positions - prompt.num_rows
+        if room < 1:
+            raise self._too_long(prompt.num_rows)
+        self.check_following(request.synthesis.following, prompt)
+        length = FrameLimit(min((sampling.max_new_tokens or 1) - 1, room), FinishReason.LENGTH)
+        runaway = FrameLimit(runaway_frames(prompt.num_text_tokens, self._frame_s), FinishReason.RUNAWAY)
+        if request.synthesis.ignore_eos or not prompt.is_whole or length.frames <= runaway.frames:
+            return length
+        return runaway
+
+    def check_following(self, texts: tuple[str, ...], prompt: Prompt) -> None:
+        """Raise InvalidRequest where a later segment of the same request would not fit: now it is not heard yet."""
+        num_others = prompt.num_rows - prompt.num_text_tokens
+        for text in texts:
+            most = 2 * len(text.encode("utf-8", "replace"))  # tokens are bytes at least, of the text's normal form
+            fits_anyway = num_others + most < self._max_positions
+            num_rows = num_others + (most if fits_anyway else len(self._tokenizer.encode(text)))
+            if num_rows >= self._max_positions:
+                raise self._too_long(num_rows)
+
+    def _too_long(self, num_rows: int) -> InvalidRequest:
+        return InvalidRequest(
+            f"input and reference make {num_rows} positions, at most {self._max_positions - 1} fit: shorten them",
+            "input",
+            "context_length_exceeded",
+        )

@@ -18,7 +18,7 @@ from deployments.talker.sequence import Sequence
 
 
 class Columns:
-    """Where a packed row of 32-bit columns holds what. Behind the header stand trailing text ids, then the blocks.
+    """The columns of a packed row of 32-bit values. Behind the header stand trailing text ids, then the blocks.
 
     The talker's `FilterOptions` and the predictor's are packed side by side. The header is a multiple of 16 columns
     wide, because Triton loads aligned block tables as vectors.
@@ -40,7 +40,6 @@ class StateSize:
 
     @property
     def blocks(self) -> int:
-        """Blocks of the longest sequence."""
         return -(-self.max_model_len // self.block_size)
 
     @property
@@ -115,11 +114,9 @@ class BatchState:
         return self.block_tables[rows, index].long() * self.size.block_size + positions % self.size.block_size
 
     def talker_filter(self, rows: Tensor, breadth: Breadth) -> BatchFilter:
-        """How codebook 0 is sampled."""
         return BatchFilter(self.packed[rows, Columns.TALKER], breadth)
 
     def predictor_filter(self, rows: Tensor, breadth: Breadth) -> BatchFilter:
-        """How the other codebooks are sampled."""
         return BatchFilter(self.packed[rows, Columns.PREDICTOR], breadth)
 
     def penalty(self, rows: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""What the device does for a batch, as functions of tensors alone: the two halves of a frame, and prefill.
+"""The device's work for a batch, as functions of tensors alone: the two halves of a frame, and prefill.
 
-Nothing here looks at values on the host, so that each function can be recorded as a CUDA graph; on a CPU the same
-functions run as they are. A frame is made in two halves: `predict` samples codebook 0 from the talker's hidden state
-and lets the predictor complete the frame, whereupon the codes can leave; `advance` feeds the frame to the talker. A
-sequence has ended when codebook 0 is the end of speech: what stands behind it is no frame.
+No function looks at values on the host, so that each can be recorded as a CUDA graph; on a CPU the same functions run
+as they are. A frame is made in two halves: `predict` samples codebook 0 from the talker's hidden state and lets the
+predictor complete the frame, whereupon the codes can leave; `advance` feeds the frame to the talker. A sequence has
+ended when codebook 0 is the end of speech; the other codes are no frame then.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from deployments.talker.attention import Context, GatheredAttention, SharedAttention
-from deployments.talker.input_tables import InputTables
 from deployments.talker.kv_cache import KVCache
+from deployments.talker.prompt import InputTables
 from deployments.talker.sampling import NARROW, WIDE, Breadth, Draw, NoiseSource, penalise_repetition, philox_noise
 from deployments.talker.state import BatchState
 
@@ -39,7 +39,7 @@ class PrefillRows:
 class FrameStep:
     """The networks of one talker over the state of a batch, in plain PyTorch on any device."""
 
-    breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # those that are worth a recording of their own
+    breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # breadths that are worth a recording of their own
 
     def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, by_rows: bool = False) -> None:
         """`by_rows`: each row attends to a gathered context of its own, wherever the other rows of its pass stand."""
@@ -77,7 +77,7 @@ class FrameStep:
         self._embeds[: len(rows)] = embeds
 
     def recall(self, rows: Tensor) -> None:
-        """In place of `predict`: the next frames of state rows [rows] are those `given`."""
+        """In place of `predict`: the next frames of state rows [rows] are in `given`."""
         self._embeds[: len(rows)] = self._embed(self.given[: len(rows)].long())
 
     def advance(self, rows: Tensor, *, length: int) -> None:

@@ -60,14 +60,14 @@ class TextTokenizer:
 
 
 class LiveTokens:
-    """Token ids of a text that comes in parts, cut anywhere: together they are those of the whole text.
+    """Token ids of a text that comes in parts, cut anywhere: together they equal the token ids of the whole text.
 
-    Byte pairs are merged within a word. So a word's tokens are known once what follows it is not part of it.
+    Byte pairs are merged within a word. So a word's tokens are known once the next character is not part of it.
     """
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._rest = ""  # whose tokens depend on what comes
+        self._rest = ""  # whose tokens depend on later text
         self._begun = False
         self._num_chars = 0
         # For each id so far: characters before it, of the text without leading whitespace; at last for the text's end.

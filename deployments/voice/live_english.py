@@ -3,8 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from deployments.voice.english import spoken_english
-from deployments.voice.plain_text import is_marked
+from deployments.voice.english import is_marked, spoken_english
 
 # What stands in two halves of a text must mean nothing together: the text is cut behind a plain word, once another one
 # has begun. Other words may be a part of a number, an abbreviation, an address. What begins with several letters, a
@@ -16,7 +15,7 @@ _BEGUN = re.compile(rf"\s*+{_NEXT}")
 _LINE_END = re.compile(r"[\n\r]|```\w*")  # as `plain_line` has it
 _FENCE_CHARS = 2  # of one that may have begun
 _OPENED = re.compile(r"\[[^\[\]]*$|\]\([^()]*$|<[^<>]*$")
-_LONGEST_OPENED = 300  # what is never closed opens nothing; a line is marked by then
+_LONGEST_OPENED = 300  # markup that is never closed opens nothing; a line is marked by then
 _LINE = re.compile(r"\n(?=[ \t]*+\S)")  # the next one begins with more than an empty line would end
 _SPACE = re.compile(r"\s(?=\S)")
 LONGEST_UNCUT = 1000  # characters that wait for a place to be cut at: speaking so many takes milliseconds
@@ -34,7 +33,7 @@ class LiveEnglish:
     """`spoken_english` of a text that comes in parts: wherever it is cut, the same comes out.
 
     A line that can nowhere be cut, as one of a list, is cut after `LONGEST_UNCUT` characters all the same: the work of
-    one call is bounded by what it is fed.
+    one call is bounded by its text.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,7 @@ class LiveEnglish:
         self._is_marked = False  # whether that line ends like a sentence
 
     def feed(self, text: str, *, is_last: bool) -> list[Part]:
-        """What is certain with `text`; with the last part all that is left, and the sentence ends."""
+        """The spoken text that is certain with `text`; with the last part the rest, and the sentence ends."""
         parts = []
         for start in range(0, len(text), LONGEST_UNCUT):
             self._rest += text[start : start + LONGEST_UNCUT]
@@ -57,7 +56,7 @@ class LiveEnglish:
 
     @property
     def will_speak(self) -> bool:
-        """Whether a word will come of what waits, whatever follows."""
+        """Whether the waiting text becomes a word with any later text."""
         return _BEGUN.match(self._rest) is not None
 
     def _cut(self, end: int) -> Part:
@@ -67,7 +66,7 @@ class LiveEnglish:
         return Part(written, _spoken_before_a_word(written))
 
     def _first_cut(self) -> int:
-        """Where the text can first be cut, 0 where nobody knows yet."""
+        """Where the text can first be cut, 0 where that is not known yet."""
         while match := _CUT.search(self._rest, self._seen):
             self._begin_line(match.end())
             self._is_marked = self._is_marked or self._marks(match.end())
@@ -80,7 +79,6 @@ class LiveEnglish:
         return next(filter(None, ends), LONGEST_UNCUT)
 
     def _begin_line(self, end: int) -> None:
-        """The line in which `end` is."""
         for line_end in _LINE_END.finditer(self._rest, self._line, end):
             self._line, self._is_marked = line_end.end(), False
 
@@ -100,7 +98,7 @@ class LiveEnglish:
 
 
 def _spoken_before_a_word(text: str) -> str:
-    """In the middle of a sentence, with the space behind it: tokens of a word are known with what follows it."""
+    """In the middle of a sentence, with the space behind it: a word's tokens are known with the next character."""
     return spoken_english(f"{text} so").removesuffix("so.")
 
 

@@ -1,4 +1,4 @@
-"""Numbers in English text, spoken: dates, times, money, measures, telephone numbers and what is left."""
+"""Numbers in English text, spoken: dates, times, money, measures, telephone numbers and all other numbers."""
 
 import re
 from collections.abc import Callable

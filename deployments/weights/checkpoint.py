@@ -1,6 +1,12 @@
-"""Strict reading of safetensors checkpoints: one `model.safetensors`, or an index with shards."""
+"""Strict reading of safetensors checkpoints: one `model.safetensors`, or an index with shards; and of packed ones.
 
+A packed folder is a checkpoint whose large tensors are int8: `x` [rows, ...] beside `x.row_scale` [rows] float32. The
+others are float16. Files are gzipped, which takes out the rows of zeros and the rareness of large values.
+"""
+
+import gzip
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -10,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -18,12 +25,14 @@ from deployments.gpu.graphs import upload
 from deployments.weights.store import INDEX_FILE, SINGLE_FILE, read_index
 
 _MAX_SHOWN = 8
+ROW_SCALE = ".row_scale"  # of packed tensors
+FORMAT = {"format": "pt"}
 
 T = TypeVar("T")
 
 
 def read_json(file: Path) -> Any:
-    """What a checkpoint's JSON file holds; raises CheckpointError."""
+    """The object in a checkpoint's JSON file; raises CheckpointError."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -179,3 +188,19 @@ def _shape(file: safe_open, name: str) -> tuple[int, ...]:
 
 def _tensor(file: safe_open, name: str) -> Tensor:
     return file.get_tensor(name)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def unpack(packed: Path, checkpoint: Path) -> None:
+    """Write the new folder `checkpoint` in the official layout, in float16; the same bytes every time."""
+    shutil.copytree(packed, checkpoint, ignore=shutil.ignore_patterns("*.gz"))
+    for file in sorted(packed.rglob("*.safetensors.gz")):
+        stored = load(gzip.decompress(file.read_bytes()))
+        tensors = {name: _unpacked(name, stored) for name in stored if not name.endswith(ROW_SCALE)}
+        save_file(tensors, checkpoint / file.relative_to(packed).with_suffix(""), FORMAT)
+
+
+def _unpacked(name: str, stored: dict[str, Tensor]) -> Tensor:
+    tensor, scale = stored[name], stored.get(name + ROW_SCALE)
+    if scale is None:
+        return tensor
+    return (tensor.float() * scale.view(-1, *[1] * (tensor.dim() - 1))).half()

@@ -49,7 +49,7 @@ _LINE_S = 2.0
 _REFUSALS = {
     401: "it wants to know who asks: set HF_TOKEN to a token that may read it",
     403: "this account may not read it: accept its terms on the hub, or set HF_TOKEN to a token that may",
-    404: "there is no such repository or revision",
+    404: "there is no such repository",
 }
 
 Report = Callable[[str], None]
@@ -82,22 +82,20 @@ def choose(model: str, *, models_dir: Path | None, gpu: bool) -> ModelChoice:
     )
 
 
-def locate(model: str, *, revision: str | None = None, report: Report | None = None) -> Path:
+def locate(model: str, *, report: Report | None = None) -> Path:
     """The directory of a complete checkpoint; `report` is told how far a download is, a line every two seconds at most.
 
     `model` is a directory, "embedded", or a Hugging Face name such as "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", of which
-    "1.7B-CustomVoice" is enough. What is not in the Hugging Face cache is downloaded. `revision` is a branch, tag or
-    commit of the repository. Raises CheckpointError that says what was tried and what to do.
+    "1.7B-CustomVoice" is enough. A checkpoint that is not in the Hugging Face cache is downloaded. Raises
+    CheckpointError that says what was tried and what to do.
     """
     if model == EMBEDDED:
         return embedded_path()
-    return find(model, revision=revision) or check_complete(
-        _download(repository(model), revision, report or (lambda line: None))
-    )
+    return find(model) or check_complete(_download(repository(model), report or (lambda line: None)))
 
 
-def find(model: str, *, revision: str | None = None) -> Path | None:
-    """As `locate`, of what is on this machine: None where it would be downloaded, or written for the first time."""
+def find(model: str) -> Path | None:
+    """As `locate`, without work: None where the checkpoint would be downloaded, or written for the first time."""
     if model == EMBEDDED:
         written = _embedded_directory()
         return written if written.is_dir() else None
@@ -106,7 +104,7 @@ def find(model: str, *, revision: str | None = None) -> Path | None:
         return check_complete(directory)
     if _looks_like_path(model):
         raise CheckpointError(f"there is no checkpoint directory {directory}")
-    cached = _cached(repository(model), revision)
+    cached = _cached(repository(model))
     return check_complete(cached) if cached is not None and not missing_files(cached) else None
 
 
@@ -132,7 +130,7 @@ def ask_hub(name: str) -> None:
     except queue.Empty:
         error = TimeoutError(f"the hub does not answer within {_HUB_S:g} s")
     if error is not None:
-        raise CheckpointError(_download_failed(name, None, error)) from error
+        raise CheckpointError(_download_failed(name, error)) from error
 
 
 def _asked(name: str) -> OSError | None:
@@ -151,9 +149,9 @@ def _asked(name: str) -> OSError | None:
 
 
 def check_complete(directory: Path) -> Path:
-    """`directory`, once it is sure that it is a checkpoint of this family and that no file of it is missing.
+    """`directory`, after a check that it is a complete checkpoint of this family.
 
-    CheckpointError says which family it is of, or names the missing files.
+    CheckpointError names its family or the missing files.
     """
     if (directory / _ADAPTER).is_file() and not (directory / "config.json").is_file():
         raise CheckpointError(_unmerged(str(directory)))
@@ -167,7 +165,6 @@ def check_complete(directory: Path) -> Path:
 
 
 def missing_files(directory: Path) -> list[str]:
-    """What a checkpoint consists of and `directory` lacks."""
     missing = _missing(lambda name: (directory / name).is_file())
     return missing + [str(file.relative_to(directory)) for file in _shards(directory) if not file.is_file()]
 
@@ -242,22 +239,22 @@ def _hint(short: str) -> str:
     )
 
 
-def _download(name: str, revision: str | None, report: Report) -> Path:
+def _download(name: str, report: Report) -> Path:
     """The directory of repository `name` in the cache, once the hub's client has all of it and the hashes are right."""
     import httpx2
 
     try:
-        return _fetch(name, revision, report)
+        return _fetch(name, report)
     except (OSError, httpx2.HTTPError) as error:  # the hub's errors are OSErrors
-        raise CheckpointError(_download_failed(name, revision, error)) from error
+        raise CheckpointError(_download_failed(name, error)) from error
 
 
-def _fetch(name: str, revision: str | None, report: Report) -> Path:
+def _fetch(name: str, report: Report) -> Path:
     import httpx2
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 
     report(f"asking {constants.ENDPOINT} for {name}")
-    info = HfApi().model_info(name, revision=revision)
+    info = HfApi().model_info(name)
     names = {file.rfilename for file in info.siblings or ()}
     if _ADAPTER in names and "config.json" not in names:
         raise CheckpointError(_unmerged(name))
@@ -268,7 +265,7 @@ def _fetch(name: str, revision: str | None, report: Report) -> Path:
         raise CheckpointError(_incomplete(name, missing))
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            directory = Path(snapshot_download(name, revision=revision, tqdm_class=_progress_lines(name, report)))
+            directory = Path(snapshot_download(name, tqdm_class=_progress_lines(name, report)))
             break
         except httpx2.TransportError as error:  # a reset, say, after which the client does not go on by itself
             if attempt == _ATTEMPTS:
@@ -303,31 +300,30 @@ def _progress_lines(name: str, report: Report) -> type:
     return Lines
 
 
-def _cached(name: str, revision: str | None) -> Path | None:
+def _cached(name: str) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+        return Path(snapshot_download(name, local_files_only=True))
     except OSError:
         return None
     except HFValidationError as error:
         raise CheckpointError(f"{name!r} is no Hugging Face name: {error}") from None
 
 
-def _download_failed(name: str, revision: str | None, error: Exception) -> str:
+def _download_failed(name: str, error: Exception) -> str:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    at = f" at revision {revision}" if revision else ""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
-            f"the disk is full: {name}{at} does not fit in {HF_HUB_CACHE}: make room, or set HF_HOME to a folder on"
+            f"the disk is full: {name} does not fit in {HF_HUB_CACHE}: make room, or set HF_HOME to a folder on"
             " another disk. Files that have arrived are kept"
         )
     close = difflib.get_close_matches(name, REPOSITORIES.values(), n=1, cutoff=0.8)
     meant = f"Did you mean {close[0]}? " if close and close[0] != name else ""
     return (
-        f"{name}{at} is not in the cache {HF_HUB_CACHE} and could not be downloaded: {_reason(error)}. {meant}"
+        f"{name} is not in the cache {HF_HUB_CACHE} and could not be downloaded: {_reason(error)}. {meant}"
         f"Check the network and HF_HOME, or fetch it elsewhere with `hf download {name}` and name its directory here."
     )
 
@@ -378,7 +374,7 @@ def _embedded_directory() -> Path:
 
 def write_embedded(directory: Path) -> None:
     """Write the embedded checkpoint to a new directory; the same bytes every time."""
-    from deployments.voice.unpack import unpack  # imports torch
+    from deployments.weights.checkpoint import unpack  # imports torch
 
     unpack(_PACKED, directory)
 

@@ -1,1 +1,1 @@
-"""The HTTP surface: who may come, what a request says, how it is answered."""
+"""The HTTP surface: which clients may ask, what a request means, how it is answered."""

@@ -11,28 +11,28 @@ from serve_app.api.door import Pace, Room
 from serve_app.api.errors import TRY_AGAIN_LATER
 from serve_app.api.sockets import LEAVING, MAX_MESSAGE_BYTES
 
-# What the larger unfinished messages of all connections may hold together: three recordings on their way.
+# Bytes that the larger unfinished messages of all connections hold together: three recordings on their way.
 MAX_LARGE_BYTES = 48 << 20
-# A client that still sends loses what was said to it when its connection is closed: it has so long to read that.
+# A client that still sends loses the server's last messages when its connection is closed: it has so long to read them.
 _LAST_WORDS_S = 2.0
 # A client that takes nothing for so long is gone. A paused player or page stays: see `UNREAD_S` (playback.py).
 MAX_UNREAD_S = 600.0
 _PONG = b"\x8a"  # how a frame with an answer to a ping begins
-# What has come is read piece by piece. A connection whose pieces took longer than this leaves the event loop to others
-# for some times as long: thousands of pings fit into what one turn brings.
+# Messages are read piece by piece. A connection whose pieces took longer than this leaves the event loop to others for
+# some times as long: one turn may bring thousands of pings.
 _PIECE_BYTES = 16 << 10
 _MOST_READING_S, _REST = 0.005, 4
 
 
 class ReaderClock:
-    """Ends a connection whose client has taken nothing of what was written for MAX_UNREAD_S."""
+    """Ends a connection whose client has read nothing for MAX_UNREAD_S although data waits for it."""
 
     def __init__(self, transport: Transport, loop: AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
         self._timer: TimerHandle | None = None
 
     def start(self) -> None:
-        """What is written waits for the client."""
+        """Data waits for the client to read."""
         if self._timer is None:
             unread = self._transport.get_write_buffer_size()
             self._timer = self._loop.call_later(MAX_UNREAD_S, self._look, unread)
@@ -52,8 +52,8 @@ class ReaderClock:
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """Messages larger than those without a recording share `MAX_LARGE_BYTES`. One that stalls leaves its room to
-    others; who finds none comes again later.
+    """Messages larger than those without a recording share `MAX_LARGE_BYTES`. A message that stalls leaves its room to
+    others. A client that finds no room has to come again later.
     """
 
     _room: ClassVar[Room] = Room(MAX_LARGE_BYTES)
@@ -64,7 +64,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._has_failed = False
         self._is_leaving = False
         self._leave: Callable[[], object] | None = None
-        self._unread = bytearray()  # what has come while it rests
+        self._unread = bytearray()  # bytes that came while it rests
         self._is_resting = False
         self._pong = b""  # that the client does not take yet
         self._reader = ReaderClock(cast("Transport", transport), self.loop)
@@ -136,7 +136,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._refuse("too many large messages, retry after 1 s")
 
     def handle_ping(self) -> None:
-        """Answers, or where the client does not take what it is sent, keeps one answer: to the last ping, for then."""
+        """Answers a ping. Where the client reads nothing, keeps the answer to the last ping for later."""
         answers = self.conn.data_to_send()
         if not self.writable.is_set():
             pongs = [answer for answer in answers if answer[:1] == _PONG]
@@ -145,7 +145,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(answers))
 
     def send_keepalive_ping(self) -> None:
-        """Called every 20 s. Who reads nothing now has its own clock."""
+        """Called every 20 s. A client that reads nothing is ended by a clock of its own."""
         if self.writable.is_set():
             super().send_keepalive_ping()
         else:
@@ -177,7 +177,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def _forget(self) -> None:
-        """What has come of a message; the connection's objects stay until they are collected, which may take long."""
+        """Drop the received part of a message; the connection's objects may live on for long."""
         self.frames = []
         self._unread.clear()
         self.conn.reader.buffer.clear()

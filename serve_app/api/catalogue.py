@@ -1,4 +1,4 @@
-"""What can be asked for: the loaded model, and its voices: the checkpoint's own, and OpenAI's thirteen as aliases."""
+"""The loaded model and its voices: the checkpoint's own, and OpenAI's thirteen names as aliases."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +28,7 @@ class Voice:
 
 @dataclass(frozen=True, slots=True)
 class Character:
-    """What the model card says of a released speaker."""
+    """A released speaker as the model card describes it."""
 
     language: str
     gender: str
@@ -127,6 +127,12 @@ def voice_list(info: ModelInfo) -> list[Voice]:
     kinds = [(name, name, "builtin") for name in info.voices]
     kinds += [(alias, speaker, "alias") for alias, speaker in aliases(info.voices).items()]
     return [_voice(name, speaker, characters.get(speaker, UNKNOWN), kind) for name, speaker, kind in kinds]
+
+
+def find_voice(voice_id: str, info: ModelInfo) -> Voice:
+    """A speaker or an alias, in any case. Raises InvalidRequest with the valid names."""
+    known = {voice.id: voice for voice in voice_list(info)}
+    return known[voice_id if voice_id in known else resolve(voice_id, info.voices)]
 
 
 def _voice(voice_id: str, speaker: str, character: Character, kind: str) -> Voice:

@@ -1,4 +1,4 @@
-"""The outermost layer of the API: names every request, measures its first byte, and answers what nobody expected."""
+"""The outermost layer of the API: names every request, measures its first byte, and answers unexpected errors."""
 
 import asyncio
 import contextlib
@@ -23,18 +23,18 @@ logger = logging.getLogger(__name__)
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ID_HEADER = b"x-request-id"
 
-# Who gets one of these has nothing more to ask on its connection.
+# A client that gets one of these has nothing more to ask on its connection.
 _ENDS_CONNECTION = frozenset({401, 403, 408, 413, 431})
 # For the rest of a request that is refused.
 _READ_ON_S = 1.0
-# In the scope: what the application calls when it has taken a part of a body.
+# In the scope: the function that the application calls when it has taken a part of a body.
 _TAKEN = "talkray.taken"
 # HAProxy sees no `Connection` header of ours: `refusals.cfg` reads this one, and removes it.
 _CLOSE_HEADER = "x-talkray-close"
 
 
 def outermost() -> list[Middleware]:
-    """What Ray Serve puts around whatever listens (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
+    """The middlewares that Ray Serve puts around its applications (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
     if this_replica() is None:  # Serve's own proxy, which sends scopes to other processes
         return [Middleware(SaneRequestId)]
     return [Middleware(SaneRequestId), Middleware(NoReadAhead)]
@@ -110,7 +110,7 @@ class RequestContext:
             record.error = LEFT
             logger.info("request %s: the client left", request_id)
         except Exception as error:
-            # Starlette wraps what is raised after the response has started.
+            # Starlette wraps an error that is raised after the response has started.
             record.error = translate(error.__cause__ if answer.has_started and error.__cause__ else error).code
             logger.exception("request %s failed", request_id)
             if answer.has_started or scope["type"] != "http":
@@ -121,10 +121,10 @@ class RequestContext:
 
 
 class _Answer:
-    """What goes out: gets its request's id, if that is given, and is measured if it is speech.
+    """One answer: gets its request's id, if that is given, and is measured if it is speech.
 
-    A refusal ends its connection where nothing more can follow, or where the rest of the request would: a client that
-    never sends it would hold the connection.
+    A refusal ends its connection where no request can follow, or where the rest of this request is missing, because a
+    client that never sends the rest would hold the connection.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The door: who may come in, from where, and with how much. Decided from the request's head alone."""
+"""The checks before a body is read: key, address, host, origin, rate. The request's head alone decides."""
 
 import asyncio
 import contextlib
@@ -6,9 +6,8 @@ import ipaddress
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers
@@ -30,7 +29,6 @@ _READING = ("GET", "HEAD")
 MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy refuses more than about 15,000 bytes
 
 _SCHEMES = ("bearer", "token")
-_KEY_HEADERS = ("xi-api-key", "x-api-key", "api-key")
 # A browser cannot set the headers of a WebSocket: there, a key may stand in the query or among the subprotocols.
 _KEY_PARAMETERS = ("api_key", "token")
 _KEY_PROTOCOL = "openai-insecure-api-key."
@@ -40,10 +38,10 @@ _MINUTE_S = 60.0
 MAX_UPLOADS = 3  # each takes up to 100 MB
 _SMALL_BYTES = 128 << 10  # of a body without one
 _UPLOAD_WAIT_S = 10.0
-# What is awaited has stalled where less than this comes in this time: 16 MiB would take eight minutes.
+# A body has stalled where less than this comes in this time: 16 MiB would take eight minutes.
 _LEAST_BYTES, _STALL_S = 64 << 10, 2.0
-_LOOK_S = 0.25  # how often who waits looks whether another has stalled
-# What raises a limit, by the reason of a refusal.
+_LOOK_S = 0.25  # how often a waiting body looks whether another has stalled
+# Settings that raise a limit, by the reason of a refusal.
 _REMEDIES = {
     "key": "a key with higher limits (`talkray key create`) has more",
     "client": "api.admission has the limits (client_requests_per_minute, client_streams)",
@@ -55,19 +53,12 @@ _STREAM_S = 1.0
 _MOST_METERS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one key or one address may use. None: as much as the server can do."""
-
-    requests_per_minute: float | None = None  # in bursts of as many
-    max_streams: int | None = None
-
-
 class Meter:
-    """What one key or one address uses. `reason` is that of its refusals, `holder` names it to the client."""
+    """The use of one key or one address. `reason` names its refusals in metrics, `holder` names it in messages."""
 
     def __init__(self, reason: str, holder: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limits = Limits()  # may change; what has been counted stays
+        self.requests_per_minute: float | None = None  # in bursts of as many; None: as many as the server can do
+        self.max_streams: int | None = None
         self.num_streams = 0
         self._reason, self._holder = reason, holder
         self._clock = clock
@@ -76,7 +67,7 @@ class Meter:
 
     def request(self) -> None:
         """Count a request. Raises Overloaded where it is one too many in this minute."""
-        per_minute = self.limits.requests_per_minute
+        per_minute = self.requests_per_minute
         if per_minute is None:
             return
         now_s, per_s = self._clock(), per_minute / _MINUTE_S
@@ -89,7 +80,7 @@ class Meter:
     @contextmanager
     def stream(self) -> Iterator[None]:
         """Count a stream for as long as this holds. Raises Overloaded where it is one too many at once."""
-        most = self.limits.max_streams
+        most = self.max_streams
         if most is not None and self.num_streams >= most:
             raise self._refusal(f"may have {most} streams open at once", _STREAM_S)
         self.num_streams += 1
@@ -110,24 +101,20 @@ class Meters:
         self._reason, self._holder = reason, holder
         self._meters: dict[str, Meter] = {}
 
-    def of(self, name: str, limits: Limits) -> Meter:
-        """The meter of one of them, with its present limits."""
+    def of(self, name: str, requests_per_minute: float | None, *, max_streams: int | None) -> Meter:
+        """The meter of one of them, with its present limits; what has been counted stays."""
         meter = self._meters.get(name)
         if meter is None:
             if len(self._meters) >= _MOST_METERS:
-                self._forget_one()
+                idle = next((known for known, each in self._meters.items() if not each.num_streams), "")
+                self._meters.pop(idle, None)
             meter = self._meters[name] = Meter(self._reason, self._holder)
-        meter.limits = limits
+        meter.requests_per_minute, meter.max_streams = requests_per_minute, max_streams
         return meter
-
-    def _forget_one(self) -> None:
-        idle = next((name for name, meter in self._meters.items() if not meter.num_streams), None)
-        if idle is not None:
-            del self._meters[idle]
 
 
 class Room:
-    """What the requests of a process share: places, or bytes. One caller gets no more than it leaves to all others."""
+    """Places or bytes that the requests of a process share. One caller gets no more than it leaves to all others."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -151,7 +138,7 @@ class Room:
 
 
 class Pace:
-    """Whether what is awaited still comes, or has stalled."""
+    """Whether a body still comes, or has stalled."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -164,7 +151,6 @@ class Pace:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether hardly anything has come lately."""
         return self._clock() - self._since_s > _STALL_S
 
 
@@ -199,7 +185,6 @@ class Uploads:
             self._changed.set()
 
     def give_back(self, upload: "Upload") -> None:
-        """The place that it has taken."""
         self._taken.remove(upload)
         self._room.give_back(upload.caller, 1)
         self._changed.set()
@@ -209,7 +194,7 @@ class Uploads:
 
 
 class Upload:
-    """The body of one request, which counts among those that are taken in at once when it is a large one."""
+    """The body of one request. A large one takes one of the places for bodies."""
 
     def __init__(self, uploads: Uploads, caller: str) -> None:
         """`caller` is the name of its sender."""
@@ -229,7 +214,7 @@ class Upload:
                 self._limit = None
 
     async def grow(self, num_bytes: int) -> None:
-        """So much of it has come: return once more may. Raises Overloaded where that takes long."""
+        """`num_bytes` of the body have come: return once more may come. Raises Overloaded where that takes long."""
         self._pace.come(num_bytes)
         if self._is_large or num_bytes <= _SMALL_BYTES:
             return
@@ -237,7 +222,6 @@ class Upload:
         self._is_large, self._pace = True, Pace(self._uploads.clock)
 
     def end_if_stalled(self) -> None:
-        """Called where others wait for its place."""
         if self._limit is not None and not self.is_stalled and self._pace.is_stalled:
             self.is_stalled = True
             self._limit.reschedule(asyncio.get_running_loop().time())
@@ -249,9 +233,9 @@ class Upload:
 
 
 class Caller:
-    """Who asks: an address, and a key where keys are asked for. What they ask counts for both.
+    """The address behind a request, and the key where keys are asked for. A request counts for both.
 
-    `name` tells callers apart: by their key, those without one by their address.
+    `name` tells callers apart: by the key, without one by the address.
     """
 
     def __init__(self, name: str, *meters: Meter, check: Callable[[], None] = lambda: None) -> None:
@@ -276,15 +260,16 @@ class Caller:
 
 
 class Door:
-    """ASGI middleware, inside RequestContext. `scope["state"]["caller"]` is the `Caller` behind who is let in,
-    `upload` the `Upload` that its body is.
+    """ASGI middleware, inside RequestContext. `scope["state"]["caller"]` is the `Caller` that is let in, `upload` the
+    `Upload` that its body is.
 
-    A request that may cost speech counts as a request, and as a stream while it lasts. A WebSocket counts as a
-    stream while it is open; whoever answers it counts each utterance as a request.
+    A request that may cost speech counts as a request, and as a stream while it lasts. A WebSocket counts as a stream
+    while it is open; its handler counts each utterance as a request.
     """
 
-    def __init__(self, app: ASGIApp, *, settings: ApiSettings) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, *, settings: ApiSettings, key_headers: Sequence[str]) -> None:
+        """A key may stand in one of `key_headers` instead of `Authorization`."""
+        self._app, self._key_headers = app, key_headers
         self._access, self._admission = settings.access, settings.admission
         self._keys = Keys(settings.access.keys_file) if settings.access.keys_file else None
         self._of_keys = Meters("key", "This API key")
@@ -319,13 +304,13 @@ class Door:
         _check_size(scope)
         self._check_host(headers.get("host"))
         self._check_origin(headers.get("origin"), headers.get("host"))
-        limits = Limits(self._admission.client_requests_per_minute, self._admission.client_streams)
-        client = one_client(address)
-        meter = self._of_addresses.of(client, limits)
+        client, admission = one_client(address), self._admission
+        per_minute, most = admission.client_requests_per_minute, admission.client_streams
+        meter = self._of_addresses.of(client, per_minute, max_streams=most)
         if self._keys is None or (scope["path"] in EXEMPT and scope.get("method") in _READING):
             return Caller(f"address {client}", meter)
         keys = self._keys
-        record = keys.find(next(offered_keys(scope), None))
+        record = keys.find(next(_offered_keys(scope, self._key_headers), None))
         scope["state"]["record"].key = record.name
 
         def check() -> None:
@@ -334,7 +319,7 @@ class Door:
         return Caller(f"key {record.id}", meter, self._meter_of(record), check=check)
 
     def _meter_of(self, record: KeyRecord) -> Meter:
-        return self._of_keys.of(record.id, Limits(record.requests_per_minute, record.max_streams))
+        return self._of_keys.of(record.id, record.requests_per_minute, max_streams=record.max_streams)
 
     def _check_host(self, host: str | None) -> None:
         allowed = self._access.allowed_hosts
@@ -342,7 +327,7 @@ class Door:
             raise Forbidden("This host name is not allowed; access.allowed_hosts lists those that are.")
 
     def _check_origin(self, origin: str | None, host: str | None) -> None:
-        """Browsers name the page behind a request, also of those that they send whatever CORS says."""
+        """Browsers name the page behind a request, also where they send the request without asking CORS."""
         allowed = self._access.allowed_origins
         if origin is None or origin in allowed or "*" in allowed:
             return
@@ -356,8 +341,8 @@ def _check_size(scope: Scope) -> None:
 
 
 def client_address(scope: Scope, *, trusted_proxies: int) -> str:
-    """Who asks. Each trusted proxy added the address that it saw at the end of X-Forwarded-For; what stands before
-    these was written by the client and proves nothing. Without such a proxy it is the peer of the connection.
+    """The client's address. Each trusted proxy added the address that it saw at the end of X-Forwarded-For. Entries
+    before these were written by the client and prove nothing. Without such a proxy it is the peer of the connection.
     """
     peer: str = (scope.get("client") or ("unknown", 0))[0]
     if not trusted_proxies:
@@ -379,13 +364,13 @@ def one_client(address: str) -> str:
     return str(ipaddress.IPv6Network((int(parsed), _CLIENT_BITS), strict=False))
 
 
-def offered_keys(scope: Scope) -> Iterator[str]:
+def _offered_keys(scope: Scope, key_headers: Sequence[str]) -> Iterator[str]:
     """What the request offers as its key, wherever one of the APIs puts it; the first one counts."""
     headers = Headers(scope=scope)
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     if scheme.lower() in _SCHEMES:
         yield credentials.strip()
-    yield from (headers[name] for name in _KEY_HEADERS if name in headers)
+    yield from (headers[name] for name in key_headers if name in headers)
     if scope["type"] == "websocket":
         query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         yield from (query[name] for name in _KEY_PARAMETERS if name in query)

@@ -26,7 +26,7 @@ TRY_AGAIN_LATER = 1013  # how a WebSocket is closed whatever limit was met; `clo
 
 
 class Refusal(TalkrayError):
-    """What the API refuses before anybody looks at what is asked; each message goes to the client as it is."""
+    """Refusals that need no look at the body; each message goes to the client as it is."""
 
 
 class Unauthorized(Refusal):
@@ -98,7 +98,7 @@ class ErrorReply:
 
 
 def translate(error: BaseException) -> ErrorReply:
-    """The reply to any error; one that nobody raised on purpose becomes a bare 500."""
+    """The reply to any error; an error that is not one of ours becomes a bare 500."""
     if isinstance(error, HTTPException):
         return _translate_http(error)
     kind = next((KINDS[cls] for cls in type(error).__mro__ if cls in KINDS), INTERNAL)
@@ -112,7 +112,7 @@ def translate(error: BaseException) -> ErrorReply:
 
 
 def close_reason(error: Overloaded) -> str:
-    """What a WebSocket that is closed with 1013 says: at most 123 bytes."""
+    """The reason of a WebSocket that is closed with 1013: at most 123 bytes."""
     return f"overloaded, retry after {max(1, math.ceil(error.retry_after_s))} s"
 
 

@@ -1,4 +1,4 @@
-"""What of a request has no effect, and why: clients learn it with the answer, so that no field goes in silence."""
+"""Fields of a request without effect, and the reason: clients learn them with the answer."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,8 +32,8 @@ _FOR_CLONING = ("ref_text", "x_vector_only_mode")
 
 
 def flat(fields: Mapping[str, object], names: Names) -> dict[str, object]:
-    """`fields` that were sent, those of nested objects that `names` knows behind a dot. A null is an absent field,
-    and so is an object of nothing else.
+    """`fields` that were sent, with dotted names for fields of the nested objects that `names` knows. A null is an
+    absent field, and so is an object of nothing else.
     """
     outer = {name[:end] for name in names for end, char in enumerate(name) if char == "."}
     return dict(_flat(fields, outer, ""))
@@ -66,8 +66,8 @@ def ignored(
     *,
     reasons: Mapping[str, str] | None = None,
 ) -> Ignored:
-    """What of `sent`, that `body` was made of, has no effect on this model or is none of `names`. `reasons` are what
-    else has none, by the dialect's name or ours: the answer has the dialect's.
+    """Fields of `sent`, of which `body` was made, without effect on this model or unknown to `names`. `reasons`:
+    further fields without effect, by the dialect's name or ours; the answer has the dialect's name.
     """
     theirs = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
     found = {**dict(_without_effect(body, info)), **(reasons or {})}
@@ -90,7 +90,7 @@ def named(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str, str])
 
 
 def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
-    """What of a SpeechBody no WebSocket does."""
+    """Fields of a SpeechBody that have no effect on a WebSocket."""
     asked = {"stream": fields.get("stream") is False, "stream_format": fields.get("stream_format") == "sse"}
     return {name: "a WebSocket sends audio as it comes" for name, is_asked in asked.items() if is_asked}
 
@@ -142,7 +142,7 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
 
 
 def _dropped(text: str, info: ModelInfo) -> Iterator[str]:
-    """What a spoken form leaves out of the text."""
+    """Characters of the text that its spoken form leaves out."""
     if tags := list(dict.fromkeys(_plain(tag.lower()) for tag in _TAG.findall(text))):
         yield f"markup is not spoken: {', '.join(tags[:_MOST_NAMED])}"
     if foreign := foreign_letters(text, info.languages):

@@ -43,7 +43,7 @@ class KeyFileError(TalkrayError):
 
 
 class KeyRecord(Strict):
-    """What is kept of one key. The limits hold for each ingress replica on its own."""
+    """The record of one key. Its limits hold for each ingress replica on its own."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
     name: str
@@ -157,7 +157,7 @@ def revoke_keys(file: Path, id_or_name: str) -> list[KeyRecord]:
 
 @contextlib.contextmanager
 def _rewriting(file: Path) -> Iterator[KeyDocument]:
-    """What the file holds, while no other command changes it. Raises KeyFileError."""
+    """The file's records, while no other command changes it. Raises KeyFileError."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         directory = os.open(file.parent, os.O_RDONLY)
@@ -189,9 +189,9 @@ def _write(file: Path, document: KeyDocument) -> None:
 
 
 def _stamp(file: Path) -> Stamp | None:
-    """Changes whenever the file does, also where somebody sets its time back; None where there is none.
+    """Changes whenever the file does, also where its time is set back; None where there is no file.
 
-    Raises KeyFileError where nobody can tell.
+    Raises KeyFileError where the file cannot be looked at.
     """
     try:
         found = file.stat()

@@ -1,4 +1,4 @@
-"""From what a client sent to what the replicas are asked, checked against the loaded model."""
+"""From a client's fields to a request to the replicas, checked against the loaded model."""
 
 import json
 import re
@@ -294,7 +294,7 @@ def clean(text: str) -> str:
 
 
 def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str:
-    """A spoken form is made from the text as it was sent, while lines and characters still say what they mean."""
+    """A spoken form is made from the text as it was sent, while its lines and characters still have a meaning."""
     check_length("input", body.input, settings)
     if not body.any_language and language_name(body.language) == "auto":
         foreign = foreign_language(body.input, info.languages)
@@ -310,7 +310,7 @@ def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str:
 
 
 def spoken_text(body: SpeechBody, info: ModelInfo) -> str:
-    """What the model reads of `input`; may be empty."""
+    """The text that the model reads, made of `input`; may be empty."""
     return spoken_english(body.input) if info.spoken_form == "english" else clean(body.input)
 
 

@@ -1,8 +1,4 @@
-"""One line for each request, for whoever started the server: who asked, what came of it, never the text.
-
-A command that starts the application names a pipe in TALKRAY_REQUESTS, which ingress replicas inherit. They never wait
-for its reader: a line that finds no room, or nobody, is lost.
-"""
+"""One line for each request, for the command that started the server: who asked, what came of it, never the text."""
 
 import contextlib
 import itertools
@@ -17,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from deployments.protocol import FinishReason, Marks, PcmChunk
+from deployments.serving import progress
 
-VARIABLE = "TALKRAY_REQUESTS"
 SAMPLE_BYTES = 2
 
 Entry = dict[str, Any]  # as in `RequestRecord.entry`
@@ -29,7 +25,7 @@ _CUT_OFF, LEFT = "server stopped", "client left"
 
 @dataclass(slots=True)
 class Usage:
-    """What a stream has consumed and produced so far."""
+    """Tokens and samples of a stream so far."""
 
     input_tokens: int = 0
     frames: int = 0
@@ -59,7 +55,7 @@ class Usage:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What becomes of one request. One that neither spoke nor failed is not worth a line."""
+    """The outcome of one request. A request that neither spoke nor failed gets no line."""
 
     request_id: str
     received_ns: int  # of time.time_ns()
@@ -70,7 +66,7 @@ class RequestRecord:
     voice: str | None = None
     samples_per_s: float = 1.0  # of the audio as it is heard
     usage: Usage = field(default_factory=Usage)
-    error: str | None = None  # its code, or what the client did
+    error: str | None = None  # its code, or LEFT
     begun: bool = False
 
     def entry(self) -> Entry:
@@ -89,7 +85,7 @@ class RequestRecord:
         }
 
     def another(self, request_id: str) -> "RequestRecord":
-        """What the same client asks for now, on the same connection."""
+        """The record of the same client's next request on the same connection."""
         return RequestRecord(
             request_id, time.time_ns(), client=self.client, method=self.method, path=self.path, key=self.key
         )
@@ -105,16 +101,8 @@ class RequestRecord:
             self._tell(is_over=True)
 
     def _tell(self, *, is_over: bool) -> None:
-        named = os.environ.get(VARIABLE)
-        if not named:
-            return
-        told = [f"{self.request_id} {self.received_ns}", is_over, self.entry()]
-        with contextlib.suppress(OSError):
-            pipe = os.open(named, os.O_WRONLY | os.O_NONBLOCK)
-            try:
-                os.write(pipe, f"{json.dumps(told)}\n".encode())  # this short it is written whole
-            finally:
-                os.close(pipe)
+        if progress.VARIABLE in os.environ:
+            progress.tell("request", f"{self.request_id} {self.received_ns}", is_over, self.entry())
 
 
 def line(entry: Entry) -> str:
@@ -136,31 +124,38 @@ def _now() -> str:
 
 
 @contextlib.contextmanager
-def shown(show: Callable[[Entry], None], folder: Path) -> Iterator[None]:
-    """Pass the entries of all replicas that are started within to `show`, on a thread of its own.
+def shown(
+    show: Callable[[Entry], None], folder: Path, *, report: Callable[[str], None] = lambda stage: None
+) -> Iterator[None]:
+    """Pass the entries of all replicas that are started within to `show`, and the stages of their starts to `report`,
+    on a thread of its own.
 
     The pipe is made in a `folder` that only this user may enter.
     """
-    pipe = folder / "requests"
+    pipe = folder / "told"
     os.mkfifo(pipe)
     end = os.open(pipe, os.O_RDWR)  # one that can write as well never reads an end
-    reader = threading.Thread(target=_read, args=(end, show), daemon=True)
+    reader = threading.Thread(target=_read, args=(end, show, report), daemon=True)
     reader.start()
-    os.environ[VARIABLE] = str(pipe)
+    os.environ[progress.VARIABLE] = str(pipe)
     try:
         yield
     finally:
-        del os.environ[VARIABLE]
+        del os.environ[progress.VARIABLE]
         os.write(end, b"\n")
         reader.join()
 
 
-def _read(end: int, show: Callable[[Entry], None]) -> None:
+def _read(end: int, show: Callable[[Entry], None], report: Callable[[str], None]) -> None:
     """Until an empty line; then what has begun and has not ended."""
     spoken: dict[str, Entry] = {}
     with open(end, encoding="utf-8") as lines:
         for each in itertools.takewhile(lambda each: each != "\n", lines):
-            name, is_over, entry = json.loads(each)
+            kind, *said = json.loads(each)
+            if kind == "stage":
+                report(*said)
+                continue
+            name, is_over, entry = said
             spoken.pop(name, None)
             if is_over:
                 _show(show, entry)

@@ -1,7 +1,6 @@
 """The HTTP response that carries speech: its form, its body cut as the audio comes, its end when the client leaves.
 
-Nothing of a body is yielded before there is audio: whoever awaits the first bytes can still answer an error with a
-status code.
+No body yields before there is audio, so that an error before the first bytes can still become a status code.
 """
 
 import asyncio
@@ -28,11 +27,11 @@ from serve_app.api.request_log import Usage
 from serve_app.audio.formats import CODECS, AudioFormat, Rendering
 from serve_app.speech.word_times import Word, WordTimes
 
-# Bytes of audio of one answer that is sent when all of it is there: 23 minutes at 24 kHz, 16 bits.
+# Bytes of audio of one answer that is sent whole: 23 minutes at 24 kHz, 16 bits.
 MAX_WHOLE_BYTES = 64 << 20
-# Of all such answers of this process together, half of it for one client: beside the rest of an ingress replica, a GB.
+# Of all such answers of this process, half of it for one client. With the rest of an ingress replica this makes a GB.
 MAX_ALL_WHOLE_BYTES = 256 << 20
-_PART_BYTES = 96 << 10  # of what is sent at once; a multiple of 3, so that parts in base64 follow each other
+_PART_BYTES = 96 << 10  # of one message; a multiple of 3, so that parts in base64 follow each other
 AUDIO_HERE = "audio-in-base64"  # a placeholder: see `object_with`
 EVENT_STREAM = "text/event-stream"
 L16 = "audio/l16"
@@ -72,11 +71,11 @@ class Delivery:
         return self.audio_format in CODECS and CODECS[self.audio_format].bit_rate is not None
 
     def rate(self, info: ModelInfo) -> int:
-        """Samples a second of what is sent."""
+        """Samples a second of the answer."""
         return self.sample_rate or info.sample_rate
 
     def rendering(self, info: ModelInfo) -> Rendering:
-        """What makes its bytes of the model's audio."""
+        """The rendering that turns the model's audio into its bytes."""
         return Rendering(
             self.audio_format,
             info.sample_rate,
@@ -131,7 +130,7 @@ def _media_range(part: str) -> tuple[str, float]:
 
 
 def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
-    """Headers that keep proxies from buffering and tell clients what raw PCM is."""
+    """Headers that keep proxies from buffering and describe raw PCM."""
     return {
         "content-type": delivery.content_type(delivery.rate(info)),
         "cache-control": "no-cache",
@@ -146,7 +145,7 @@ class Kept:
     _room: ClassVar[Room] = Room(MAX_ALL_WHOLE_BYTES)
 
     def __init__(self, caller: str) -> None:
-        """`caller` is the name of the one who asks."""
+        """`caller` is the client's name."""
         self._caller, self._num_bytes = caller, 0
 
     def __enter__(self) -> Self:
@@ -232,12 +231,10 @@ async def event_body(
 
 
 def _delta(audio: bytes) -> bytes:
-    """The next bytes of the audio."""
     return b'data: {"type":"speech.audio.delta","audio":"' + base64.b64encode(audio) + b'"}\n\n'
 
 
 def _words(words: list[Word]) -> bytes:
-    """When the next words are heard."""
     return _event({"type": "speech.audio.words", "words": word_entries(words)})
 
 
@@ -247,7 +244,6 @@ def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:
 
 
 def _done(usage: Usage) -> bytes:
-    """The end of a complete stream."""
     ignored = {"ignored": usage.ignored} if usage.ignored else {}
     return _event({"type": "speech.audio.done", "usage": usage.tokens, **ignored})
 
@@ -279,7 +275,7 @@ async def collected(parts: AsyncGenerator[bytes, None], kept: Kept) -> bytes:
 async def in_parts(
     audio: AsyncGenerator[bytes, None], tell: Callable[[bytes], bytes], last: Callable[[], bytes] = bytes
 ) -> AsyncGenerator[bytes, None]:
-    """A body that tells each part of the audio, and `last` of all what is behind it."""
+    """A body of `tell(part)` for each part of the audio, and then `last()`."""
     async with aclosing(audio):
         async for part in audio:
             yield tell(part)
@@ -290,7 +286,7 @@ async def in_parts(
 async def in_whole(
     audio: AsyncGenerator[bytes, None], kept: Kept, tell: Callable[[bytes], Iterable[bytes]]
 ) -> AsyncGenerator[bytes, None]:
-    """A body that tells all of the audio at once."""
+    """A body of `tell(audio)` for the whole audio."""
     with kept:
         for part in tell(await collected(audio, kept)):
             yield part
@@ -306,7 +302,7 @@ def object_with(fields: Mapping[str, object], audio: bytes) -> Iterator[bytes]:
 
 
 def _parts(content: bytes) -> Iterator[bytes]:
-    """What is sent at once: the connection to a client that reads slowly holds no more of it."""
+    """Parts that are sent one by one: the connection to a slow reader holds no more than one."""
     return (content[start : start + _PART_BYTES] for start in range(0, len(content), _PART_BYTES))
 
 
@@ -338,7 +334,7 @@ class SpeechResponse(Response):
         usage: Usage,
         kept: Kept | None = None,
     ) -> None:
-        """`usage` is that of `body`. With `kept` it is sent when all of it is there, with its length."""
+        """`usage` is that of `body`. With `kept` it is sent whole, with its length."""
         self.status_code = 200
         self.background = None
         self._body = body

@@ -1,4 +1,4 @@
-"""The HTTP surface, complete but for what speaks: that is injected."""
+"""The HTTP surface; the synthesizer behind it is injected."""
 
 import logging
 import re
@@ -21,42 +21,13 @@ from serve_app.api.errors import INTERNAL, translate
 from serve_app.api.speaker import Speaker
 from serve_app.api.web_pages import page_routes
 from serve_app.config import ApiSettings
-from serve_app.dialects import (
-    cartesia,
-    codec_frames,
-    dashscope,
-    deepgram,
-    elevenlabs,
-    elevenlabs_sockets,
-    flux,
-    kokoro,
-    nari,
-    openai_speech,
-    realtime,
-    vllm_omni,
-    voxserve,
-)
-from serve_app.dialects.native import websocket_routes
+from serve_app.dialects import DIALECTS
+from serve_app.dialects.table import http_router, socket_router
 from serve_app.speech.admission import Admission, always
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.synthesizer import Synthesizer
 
 logger = logging.getLogger(__name__)
-
-# A dialect more is one file and one line here, with the heading that /docs has for it.
-DIALECTS = (
-    (deepgram, "Deepgram"),
-    (flux, "Deepgram"),
-    (elevenlabs, "ElevenLabs"),
-    (elevenlabs_sockets, "ElevenLabs"),
-    (cartesia, "Cartesia"),
-    (realtime, "OpenAI Realtime"),
-    (dashscope, "DashScope"),
-    (vllm_omni, "vLLM-Omni"),
-    (voxserve, "VoxServe"),
-    (kokoro, "Kokoro-FastAPI"),
-    (codec_frames, "Codec frames"),
-)
 
 _OWN_METRIC = re.compile(rb"(# (HELP|TYPE) )?ray_talkray_")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -88,7 +59,8 @@ def create_api(
     live_texts = live_texts or LiveTexts()
     admission = Admission(synthesizer, settings.admission, is_running=is_running, live_texts=live_texts)
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
-    api.add_middleware(Door, settings=settings)
+    key_headers = tuple(name for dialect in DIALECTS for name in dialect.key_headers)
+    api.add_middleware(Door, settings=settings, key_headers=key_headers)
     if settings.access.allowed_origins:
         api.add_middleware(
             CORSMiddleware,
@@ -104,14 +76,13 @@ def create_api(
     # The door has asked for the key: this tells readers of the documentation where to put it.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     speaker = Speaker(admission, settings, check_room=admission.check_room, live_texts=live_texts)
-    api.include_router(openai_speech.routes(speaker), dependencies=keyed, tags=["Speech"])
-    for dialect, tag in DIALECTS:
-        api.include_router(dialect.routes(speaker), tags=[tag])
+    for dialect in DIALECTS:
+        api.include_router(http_router(dialect, speaker), dependencies=keyed)
     api.include_router(catalogue_routes(admission, settings), tags=["Models and voices"])
     api.include_router(status_routes(admission, settings, is_ready), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
-    api.include_router(websocket_routes(speaker, {nari.PROTOCOL: nari.NariSocket.run}))
+    api.include_router(socket_router(DIALECTS, speaker))
     return api
 
 
@@ -125,7 +96,6 @@ async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
 
 
 def status_routes(synthesizer: Synthesizer, settings: ApiSettings, is_ready: Callable[[], bool]) -> APIRouter:
-    """Cheap answers about the server itself."""
     router = APIRouter()
 
     @router.get("/v1", include_in_schema=False)
@@ -158,7 +128,7 @@ def metrics_routes(node: Node) -> APIRouter:
 
     @router.get("/metrics/all", summary="Ray's metrics too", response_class=Response)
     async def all_metrics() -> Response:
-        """What the node's metrics agent exports: Ray's own metrics besides."""
+        """All metrics of the node's agent, Ray's as well."""
         return Response(await run_in_threadpool(node.scrape), media_type=METRICS_TYPE)
 
     return router

@@ -35,7 +35,7 @@ MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
 IDLE_TIMEOUT_S = 600.0  # of a socket on which nothing is said, either way
 MAX_CONTEXTS = 16  # of one socket
 _ENGINE_FAILED = 1011
-# In the scope: takes what is to be called when this server is to end, in whatever thread.
+# In the scope: takes a function that is called, from any thread, when this server is to end.
 LEAVING = "talkray.leaving"
 _SERVICE_RESTART = 1012
 _REPLACED = "this server is being replaced: connect again"
@@ -74,9 +74,9 @@ class Connection(ABC):
     async def obey(self, fields: dict[str, object]) -> None:
         """One message of the client. Raises InvalidRequest, which `refuse` answers."""
 
-    @abstractmethod
     async def tell_error(self, reply: ErrorReply) -> None:
         """Tell the client what was wrong with its message, or how its speech failed."""
+        await self.send("error", request_id=None, **reply.envelope())
 
     async def refuse(self, error: InvalidRequest) -> None:
         """Answer a bad message; the socket stays open."""
@@ -105,7 +105,7 @@ class Connection(ABC):
             await asyncio.wait(speaking)
 
     async def serve(self, headers: Mapping[str, str] | None = None) -> None:
-        """Answers messages until the client leaves, says nothing for too long, or the server cancels the handler.
+        """Answers messages until the client leaves or is silent for too long, or the server cancels the handler.
 
         Stops what is spoken then. `headers` go into the handshake.
         """
@@ -217,7 +217,7 @@ class Connection(ABC):
         return min(self._active_s + quiet_s, max(self._active_s, began_s + _PATIENCE_S))
 
     def failure(self, error: Exception, request_id: str) -> ErrorReply:
-        """What to tell the client of an error that ended its speech."""
+        """The reply to the client for an error that ended its speech."""
         reply = translate(error)
         if reply.status == INTERNAL.status:
             logger.error("request %s failed", request_id, exc_info=error)
@@ -278,7 +278,7 @@ class Connection(ABC):
 
 
 class WishedConnection(Connection):
-    """Its handshake says what is wished for, or is refused."""
+    """Its handshake has the wish, or is refused."""
 
     reason_header: ClassVar[str | None] = None  # of a refusal
     wish: Wish  # is there when the client has been accepted
@@ -318,7 +318,7 @@ class ContextConnection(Connection):
         return any(session.is_speaking for session, _ in self._contexts.values())
 
     def find(self, name: str) -> Session | None:
-        """An open one, that still speaks what is written."""
+        """An open context, which takes text."""
         session = self._contexts[name][0] if name in self._contexts else None
         return None if session is None or session.has_ended else session
 
@@ -346,7 +346,7 @@ class ContextConnection(Connection):
             self._forget(name, task)
 
     def told(self, name: str) -> dict[str, object]:
-        """What of a context has no effect, once for each message that brought any."""
+        """Fields of a context without effect, once for each message that had some."""
         return ignored.told(self.untold.pop(name, {}))
 
     async def _speak(self, name: str, session: Session, *, is_first: bool) -> None:
@@ -371,9 +371,10 @@ def unknown_type(*valid: str) -> InvalidRequest:
 
 
 def _parse(text: str | None, *, recordings: bool) -> dict[str, object]:
-    """The object that a message is; with `recordings` it may be as large as one, if its own `ref_audio` makes it so.
+    """The JSON object of a message. With `recordings` it may be as large as a recording, if its own `ref_audio` makes
+    it so.
 
-    What is larger than a message without one is not parsed: its objects might take thirty times its bytes.
+    A larger message without a recording is not parsed: its objects might take thirty times its bytes.
     """
     if text is None:
         raise InvalidRequest("Messages are JSON text, not binary.", None, "invalid_json")

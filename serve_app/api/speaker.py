@@ -1,4 +1,4 @@
-"""What every dialect asks: the loaded model, its voices, speech as an HTTP response or as a session."""
+"""What every dialect needs: the loaded model, its voices, speech as an HTTP response or as a session."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a client asked for, in our own terms; the text is `body.input`, or comes later."""
+    """A client's request in our own fields; the text is `body.input`, or comes later."""
 
     info: ModelInfo
     body: SpeechBody
@@ -63,7 +63,7 @@ class Speaker:
         self._synthesizer = synthesizer
 
     async def describe(self) -> ModelInfo:
-        """What is loaded. Raises NotReady."""
+        """The loaded checkpoint. Raises NotReady."""
         return await self._synthesizer.describe()
 
     async def wish(
@@ -75,9 +75,9 @@ class Speaker:
         made: Mapping[str, object] | None = None,
         reasons: Mapping[str, str] | None = None,
     ) -> Wish:
-        """What `sent` asks for, flat as `ignored.flat` makes it, by the `names` of its dialect. A voice that is not
-        here becomes the default one. `made`: fields of a SpeechBody that the dialect made. `reasons`: why fields have
-        no effect, as in `ignored.ignored`.
+        """The wish of `sent`, flat as `ignored.flat` makes it, by the `names` of its dialect. A voice that is not here
+        becomes the default one. `made`: fields of a SpeechBody that the dialect made. `reasons`: why fields have no
+        effect, as in `ignored.ignored`.
 
         Raises InvalidRequest that names the field.
         """
@@ -148,9 +148,7 @@ class Speaker:
     async def utterance(
         self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None
     ) -> SynthesisRequest:
-        """What a request asks for, or a message on a socket, which has a `record` of its own. Raises
-        InvalidRequest.
-        """
+        """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest."""
         record = record or request.state.record
         assert record is not None
         asked = await build_request(
@@ -165,7 +163,7 @@ class Speaker:
         return marked(asked, record.received_ns) if self.settings.server_timing else asked
 
     def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """Its audio; a moment of silence where nothing of it can be spoken."""
+        """The utterance's audio; a moment of silence where its text has nothing to speak."""
         return self._synthesizer.synthesize(utterance) if is_speakable(utterance.text) else _silent(info)
 
 

@@ -35,7 +35,7 @@ class _BegunAnswers:
             self._transport.write(_BEGINNING)
 
     def write(self, data: bytes) -> None:
-        """As Transport.write, without what has been written."""
+        """As Transport.write, without the bytes that are written already."""
         if not self._has_begun or not data:
             self._transport.write(data)
             return
@@ -45,7 +45,7 @@ class _BegunAnswers:
 
 
 class TakenHttp(HttpToolsProtocol):
-    """HTTP as uvicorn speaks it, whose answers begin when their requests are taken, and end where nobody reads them."""
+    """uvicorn's HTTP protocol. Answers begin when their requests are taken, and end where no client reads them."""
 
     def connection_made(self, transport: BaseTransport) -> None:
         self._answers = _BegunAnswers(cast("Transport", transport))

@@ -1,4 +1,4 @@
-"""What a browser gets: a page that speaks, and the documentation. Neither loads anything from elsewhere."""
+"""Pages for browsers: one that speaks, and the documentation. Neither loads anything from elsewhere."""
 
 import re
 from base64 import b64encode
@@ -19,7 +19,7 @@ _ASSETS = {"swagger-ui-bundle.js": "text/javascript; charset=utf-8", "swagger-ui
 _SWAGGER = {"style-src": "'self' 'unsafe-inline'", "img-src": "'self' data:", "font-src": "data:", "media-src": "blob:"}
 _NO_ICON = "data:,"
 _SETTINGS = "SwaggerUIBundle({"
-# Its own player asks for the address once more, with a GET; what has come is there already.
+# Its own player would ask for the address once more, with a GET; the answer is there already.
 _PLAYS_THE_ANSWER = """plugins: [() => ({ wrapComponents: { responseBody: (Body, { React }) => (props) => {
   const { content, url } = props;
   const own = React.useMemo(() => content instanceof Blob ? URL.createObjectURL(content) : url, [content, url]);
@@ -28,12 +28,12 @@ _PLAYS_THE_ANSWER = """plugins: [() => ({ wrapComponents: { responseBody: (Body,
 
 
 def page_routes(title: str) -> APIRouter:
-    """`GET /` for browsers, `/docs` and what it loads."""
+    """`GET /` for browsers, `/docs` and its files."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")
     async def playground(request: Request) -> Response:
-        """For whoever asks for HTML, as browsers do; nothing is here for others."""
+        """For clients that ask for HTML, as browsers do; others get a 404."""
         if "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404)
         return _page(_read("playground.html").decode(), {"img-src": "data:"})

@@ -2,12 +2,13 @@
 
 import asyncio
 import struct
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from deployments.errors import InvalidRequest
 if TYPE_CHECKING:
     from av import AudioFrame
 
-UNKNOWN_LENGTH = 0xFFFFFFFF  # what players take for "until the end"; 0 would be an empty file
+UNKNOWN_LENGTH = 0xFFFFFFFF  # players take this for "until the end"; 0 would be an empty file
 _STEP = 1 << 20  # bytes of a whole body that are encoded at once
 OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
 OutputRate = Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000]  # that every format knows
@@ -35,56 +36,6 @@ class AudioFormat(StrEnum):
     MULAW = "mulaw"  # G.711, 8 bits a sample, as telephones have it
     ALAW = "alaw"
     FLOAT = "pcm_f32le"
-
-
-class Encoder(Protocol):
-    """Samples in, bytes of the container out. Not to be used after `close`."""
-
-    def encode(self, pcm: bytes) -> bytes:
-        """What `pcm` (s16le, mono, whole samples) makes available; may be empty."""
-        ...
-
-    def close(self) -> bytes:
-        """What was held back, and the container's end."""
-        ...
-
-
-class PcmEncoder:
-    """No container."""
-
-    def encode(self, pcm: bytes) -> bytes:
-        """The samples themselves."""
-        return pcm
-
-    def close(self) -> bytes:
-        return b""
-
-
-class FloatEncoder:
-    """Samples from -1 to 1 as little-endian float32."""
-
-    def encode(self, pcm: bytes) -> bytes:
-        """Four bytes for each sample."""
-        return (np.frombuffer(pcm, "<i2").astype("<f4") / 32768).tobytes()
-
-    def close(self) -> bytes:
-        return b""
-
-
-class G711Encoder:
-    """mu-law or A-law: one byte a sample, looked up."""
-
-    def __init__(self, table: NDArray[np.uint8]) -> None:
-        """`table`: the byte of each sample, by the sample as uint16."""
-        self._table = table
-
-    def encode(self, pcm: bytes) -> bytes:
-        """One byte for each sample."""
-        coded: NDArray[np.uint8] = self._table[np.frombuffer(pcm, "<u2")]
-        return coded.tobytes()
-
-    def close(self) -> bytes:
-        return b""
 
 
 @cache
@@ -112,23 +63,15 @@ def alaw_table() -> NDArray[np.uint8]:
     return coded
 
 
-# What RIFF calls the raw formats, and their bytes a sample.
-_WAVES = {AudioFormat.PCM: (1, 2), AudioFormat.FLOAT: (3, 4), AudioFormat.ALAW: (6, 1), AudioFormat.MULAW: (7, 1)}
+class RawEncoder:
+    """Samples one by one, behind a header that is given once. Not to be used after `close`."""
 
-
-class WavEncoder:
-    """A RIFF header before the first sample; its sizes are exact when `num_bytes` of PCM are announced."""
-
-    def __init__(self, sample_rate: int, num_bytes: int | None = None, raw: AudioFormat = AudioFormat.PCM) -> None:
-        """`raw` is what is behind the header."""
-        self._header, self._samples = (
-            wav_header(sample_rate, num_bytes, raw),
-            open_encoder(raw, sample_rate, frame_samples=0),
-        )
+    def __init__(self, raw: AudioFormat, header: bytes = b"") -> None:
+        self._convert, self._header = _CONVERSIONS[raw], header
 
     def encode(self, pcm: bytes) -> bytes:
-        """The samples, behind the header the first time."""
-        return self._take_header() + self._samples.encode(pcm) if pcm else b""
+        """What `pcm` (s16le, mono, whole samples) is in this format."""
+        return self._take_header() + self._convert(pcm) if pcm else b""
 
     def close(self) -> bytes:
         """The header, if there was no audio at all."""
@@ -137,6 +80,16 @@ class WavEncoder:
     def _take_header(self) -> bytes:
         header, self._header = self._header, b""
         return header
+
+
+_CONVERSIONS: dict[AudioFormat, Callable[[bytes], bytes]] = {
+    AudioFormat.PCM: lambda pcm: pcm,
+    AudioFormat.FLOAT: lambda pcm: (np.frombuffer(pcm, "<i2").astype("<f4") / 32768).tobytes(),  # from -1 to 1
+    AudioFormat.MULAW: lambda pcm: mulaw_table()[np.frombuffer(pcm, "<u2")].tobytes(),
+    AudioFormat.ALAW: lambda pcm: alaw_table()[np.frombuffer(pcm, "<u2")].tobytes(),
+}
+# What RIFF calls the raw formats, and their bytes a sample.
+_WAVES = {AudioFormat.PCM: (1, 2), AudioFormat.FLOAT: (3, 4), AudioFormat.ALAW: (6, 1), AudioFormat.MULAW: (7, 1)}
 
 
 def wav_header(sample_rate: int, num_bytes: int | None = None, raw: AudioFormat = AudioFormat.PCM) -> bytes:
@@ -211,7 +164,7 @@ def check_bit_rate(audio_format: AudioFormat, bit_rate: int) -> None:
 
 
 class CodecEncoder:
-    """A compressed format through PyAV."""
+    """A compressed format through PyAV: s16le mono PCM in, bytes of the container out. Not to be used after `close`."""
 
     def __init__(
         self,
@@ -245,13 +198,9 @@ class CodecEncoder:
         """Compressed frames as far as `pcm` completes them."""
         if not pcm:
             return b""
-        from av import AudioFrame
-
-        samples = np.frombuffer(pcm, "<i2")[np.newaxis]
-        frame = AudioFrame.from_ndarray(samples, format="s16", layout="mono")
-        frame.sample_rate, frame.pts = self._sample_rate, self._num_samples
-        self._num_samples += samples.shape[1]
-        self._container.mux(self._stream.encode(frame))
+        samples = np.frombuffer(pcm, "<i2")
+        self._container.mux(self._stream.encode(_frame(samples, self._sample_rate, self._num_samples)))
+        self._num_samples += samples.size
         return self._take()
 
     def close(self) -> bytes:
@@ -285,113 +234,79 @@ def open_encoder(
     num_bytes: int | None = None,
     bit_rate: int | None = None,
     in_wav: bool = False,
-) -> Encoder:
+) -> RawEncoder | CodecEncoder:
     """An encoder for one response; `num_bytes` of PCM, where known, go into the header of WAV and FLAC. Raw formats
     are put `in_wav`.
     """
-    if in_wav and audio_format in _WAVES:
-        return WavEncoder(sample_rate, num_bytes, audio_format)
-    match audio_format:
-        case AudioFormat.PCM:
-            return PcmEncoder()
-        case AudioFormat.MULAW:
-            return G711Encoder(mulaw_table())
-        case AudioFormat.ALAW:
-            return G711Encoder(alaw_table())
-        case AudioFormat.FLOAT:
-            return FloatEncoder()
-        case AudioFormat.WAV:
-            return WavEncoder(sample_rate, num_bytes)
-    return CodecEncoder(CODECS[audio_format], sample_rate, frame_samples, bit_rate=bit_rate, num_bytes=num_bytes)
+    if audio_format in CODECS:
+        return CodecEncoder(CODECS[audio_format], sample_rate, frame_samples, bit_rate=bit_rate, num_bytes=num_bytes)
+    raw = AudioFormat.PCM if audio_format is AudioFormat.WAV else audio_format
+    in_wav = in_wav or audio_format is AudioFormat.WAV
+    return RawEncoder(raw, wav_header(sample_rate, num_bytes, raw) if in_wav else b"")
 
 
-class Resampler:
-    """s16le mono PCM at another rate, a few milliseconds late; the result does not depend on how the input is cut."""
+class Filter:
+    """Plays s16le mono PCM `speed` times as fast, and at another rate, as it comes, a few milliseconds late. The result
+    does not depend on how the input is cut.
+    """
 
-    def __init__(self, from_rate: int, to_rate: int) -> None:
-        from av import AudioResampler
-
-        self._from_rate = from_rate
-        self._num_samples = 0
-        self._resampler = AudioResampler(format="s16", layout="mono", rate=to_rate)
-
-    def resample(self, pcm: bytes) -> bytes:
-        """The samples that `pcm` makes available; may be empty."""
-        if not pcm:
-            return b""
-        from av import AudioFrame
-
-        samples = np.frombuffer(pcm, "<i2")[np.newaxis]
-        frame = AudioFrame.from_ndarray(samples, format="s16", layout="mono")
-        frame.sample_rate, frame.pts = self._from_rate, self._num_samples
-        frame.time_base = Fraction(1, self._from_rate)
-        self._num_samples += samples.shape[1]
-        return self._bytes(frame)
-
-    def close(self) -> bytes:
-        return self._bytes(None) if self._num_samples else b""
-
-    def _bytes(self, frame: "AudioFrame | None") -> bytes:
-        resampled = self._resampler.resample(frame)
-        return b"".join([part.to_ndarray().astype("<i2", copy=False).tobytes() for part in resampled])
-
-
-class Tempo:
-    """Plays s16le mono PCM `speed` times as fast, as it comes; the result does not depend on how the input is cut."""
-
-    def __init__(self, speed: float, sample_rate: int) -> None:
+    def __init__(self, sample_rate: int, *, speed: float = 1.0, output_rate: int | None = None) -> None:
         from av.filter import Graph
 
-        self._sample_rate = sample_rate
-        self._num_samples = 0
-        self._graph = Graph()
-        source = self._graph.add_abuffer(
-            sample_rate=sample_rate, format="s16", layout="mono", time_base=Fraction(1, sample_rate)
-        )
-        steps = [self._graph.add("atempo", repr(factor)) for factor in factors(speed)]
-        sink = self._graph.add("abuffersink")
-        self._graph.link_nodes(source, *steps, sink).configure()
-
-    def stretch(self, pcm: bytes) -> bytes:
-        """The stretched audio that `pcm` makes available; may be empty."""
-        samples = np.frombuffer(pcm, "<i2")[np.newaxis]
+        self._sample_rate, self._num_samples = sample_rate, 0
         # atempo holds back about as much as the frame it was given: short frames keep a long chunk from waiting.
-        step = self._sample_rate // 50
-        return b"".join([self._push(samples[:, start : start + step]) for start in range(0, samples.shape[1], step)])
+        self._step = sample_rate // 50 if speed != 1 else sys.maxsize
+        self._graph = Graph()
+        time_base = Fraction(1, sample_rate)
+        source = self._graph.add_abuffer(sample_rate=sample_rate, format="s16", layout="mono", time_base=time_base)
+        steps = [self._graph.add("atempo", repr(factor)) for factor in factors(speed) if speed != 1]
+        if output_rate not in (None, sample_rate):
+            steps.append(self._graph.add("aformat", f"sample_fmts=s16:sample_rates={output_rate}:channel_layouts=mono"))
+        self._graph.link_nodes(source, *steps, self._graph.add("abuffersink")).configure()
+
+    def feed(self, pcm: bytes) -> bytes:
+        """The audio that `pcm` makes available; may be empty."""
+        samples, filtered = np.frombuffer(pcm, "<i2"), b""
+        for start in range(0, samples.size, self._step):
+            part = samples[start : start + self._step]
+            self._graph.push(_frame(part, self._sample_rate, self._num_samples))
+            self._num_samples += part.size
+            filtered += self._pull()
+        return filtered
 
     def close(self) -> bytes:
         self._graph.push(None)
         return self._pull()
 
-    def _push(self, samples: NDArray[np.int16]) -> bytes:
-        from av import AudioFrame
-
-        frame = AudioFrame.from_ndarray(samples, format="s16", layout="mono")
-        frame.sample_rate, frame.pts = self._sample_rate, self._num_samples
-        self._num_samples += samples.shape[1]
-        self._graph.push(frame)
-        return self._pull()
-
     def _pull(self) -> bytes:
         from av import AudioFrame, error
 
-        stretched = bytearray()
+        filtered = bytearray()
         while True:
             try:
                 frame = self._graph.pull()
             except (error.BlockingIOError, error.EOFError):
-                return bytes(stretched)
+                return bytes(filtered)
             assert isinstance(frame, AudioFrame)
-            stretched += frame.to_ndarray().astype("<i2", copy=False).tobytes()
+            filtered += frame.to_ndarray().astype("<i2", copy=False).tobytes()
+
+
+def _frame(samples: NDArray[np.int16], rate: int, position: int) -> "AudioFrame":
+    """Samples of a stream, of which `position` came before them."""
+    from av import AudioFrame
+
+    frame = AudioFrame.from_ndarray(samples[np.newaxis], format="s16", layout="mono")
+    frame.sample_rate, frame.pts, frame.time_base = rate, position, Fraction(1, rate)
+    return frame
 
 
 def factors(speed: float) -> list[float]:
-    """`speed` as atempo steps: one skips samples above 2 and does not go below 0.5, so two share what is beyond."""
+    """`speed` as atempo steps of 0.5 to 2: a step skips samples above 2 and does not go below 0.5."""
     return [speed] if 0.5 <= speed <= 2 else [speed**0.5] * 2
 
 
 class Rendering:
-    """Speed, rate, then encoding. What takes milliseconds runs in a thread, away from the other streams' event loop."""
+    """Speed, rate, then encoding. Slow encodings run in a thread, away from the other streams' event loop."""
 
     def __init__(
         self,
@@ -405,14 +320,14 @@ class Rendering:
         bit_rate: int | None = None,
         in_wav: bool = False,
     ) -> None:
-        """`whole`: one body of known length, which begins when all of it is there. `output_rate` in Hz."""
+        """`whole`: one body of known length, which begins once it is complete. `output_rate` in Hz."""
         self._audio_format, self._sample_rate = audio_format, sample_rate
         self._output_rate, self._bit_rate, self._in_wav = output_rate or sample_rate, bit_rate, in_wav
         self._frame_samples = frame_samples
         self._speed = speed
-        self._filters = self._open_filters()
+        self._filter: Filter | None = None  # from the first audio on, where there is something to filter
         self._collected = bytearray()  # filtered PCM of a whole body
-        self._encoder: Encoder | None = None if whole else self._open()
+        self._encoder = None if whole else self._open()
         self._threaded = speed != 1 or audio_format in CODECS
         self.samples = 0  # that have gone into the encoder, at the output's rate
 
@@ -423,17 +338,15 @@ class Rendering:
 
     def play(self, *, speed: float) -> None:
         """How fast from now on; nothing may have been fed since the last `drain`."""
-        if speed != self._speed:
-            self._speed = speed
-            self._filters = self._open_filters()
-            self._threaded = speed != 1 or self._audio_format in CODECS
+        self._speed = speed
+        self._threaded = speed != 1 or self._audio_format in CODECS
 
     async def feed(self, pcm: bytes) -> bytes:
         """The bytes that `pcm` makes available; none before `close` for a whole body."""
         return await asyncio.to_thread(self._feed, pcm) if self._threaded and pcm else self._feed(pcm)
 
     async def drain(self) -> bytes:
-        """The rest of what was fed, as far as the encoder gives it; what is fed next has nothing to do with it."""
+        """The rest of the audio that was fed, as far as the encoder gives it; the next audio begins anew."""
         return await asyncio.to_thread(self._drain) if self._threaded else self._drain()
 
     async def close(self) -> bytes:
@@ -441,18 +354,13 @@ class Rendering:
         return await asyncio.to_thread(self._close) if is_long else self._close()
 
     def _feed(self, pcm: bytes) -> bytes:
-        return self._encode(self._filtered(pcm))
-
-    def _filtered(self, pcm: bytes, filters: "Sequence[Tempo | Resampler] | None" = None) -> bytes:
-        for each in self._filters if filters is None else filters:
-            pcm = each.stretch(pcm) if isinstance(each, Tempo) else each.resample(pcm)
-        return pcm
+        if pcm and self._filter is None and (self._speed != 1 or self._output_rate != self._sample_rate):
+            self._filter = Filter(self._sample_rate, speed=self._speed, output_rate=self._output_rate)
+        return self._encode(pcm if self._filter is None else self._filter.feed(pcm))
 
     def _drain(self) -> bytes:
-        rest = b""
-        for index, each in enumerate(self._filters):
-            rest += self._filtered(each.close(), self._filters[index + 1 :])
-        self._filters = self._open_filters()
+        rest = b"" if self._filter is None else self._filter.close()
+        self._filter = None
         return self._encode(rest)
 
     def _close(self) -> bytes:
@@ -471,12 +379,7 @@ class Rendering:
         self._collected += pcm
         return b""
 
-    def _open_filters(self) -> "list[Tempo | Resampler]":
-        tempo = [Tempo(self._speed, self._sample_rate)] if self._speed != 1 else []
-        resampler = [Resampler(self._sample_rate, self._output_rate)] if self._output_rate != self._sample_rate else []
-        return [*tempo, *resampler]
-
-    def _open(self, num_bytes: int | None = None) -> Encoder:
+    def _open(self, num_bytes: int | None = None) -> RawEncoder | CodecEncoder:
         return open_encoder(
             self._audio_format,
             self._output_rate,

@@ -1,6 +1,7 @@
 """The recording a client sends to be cloned: decoded within limits, mono, at the model's sample rate.
 
-Replicas answer with what they made of its samples, the prompt, which then goes to whatever replica in their place.
+Replicas answer with a prompt that they made of its samples. From then on the prompt goes to replicas in place of the
+samples.
 """
 
 import asyncio
@@ -42,18 +43,19 @@ MAX_CHANNELS = 8
 _PLAIN_WAV = ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE")
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4000, 192_000
 
-# Apart from the threads that encode other clients' audio: no number of uploads can take those.
+# Apart from the threads that encode other clients' audio, so that uploads cannot take these.
 _DECODING = ThreadPoolExecutor(2, "reference-audio")
-# A voice comes with every request: 11 minutes of samples, by what was sent.
+# Samples of recordings, by the bytes that were sent, because a voice comes with every request: 11 minutes.
 _DECODED: ByRecording[NDArray[np.float32]] = ByRecording(max_bytes=64 << 20, size=lambda audio: audio.nbytes)
-# And of those that a replica has answered for, 2,700 of ten seconds.
+# And prompts of recordings: 2,700 of ten seconds.
 _PROMPTS: ByRecording[ClonePrompt] = ByRecording(max_bytes=32 << 20, size=lambda prompt: prompt.nbytes)
 
 
 async def read_aside(ref_audio: str, text: str | None, info: ModelInfo, *, x_vector_only: bool) -> Reference:
-    """What to ask replicas for: by a prompt where there is one, else by samples. Raises as `decode_reference`.
+    """The recording for a request to replicas: its prompt where there is one, else its samples. Raises as
+    `decode_reference`.
 
-    Away from the event loop, few at a time, and once for all who send the same.
+    Decoding is away from the event loop, few at a time, and once for equal recordings.
     """
     loop = asyncio.get_running_loop()
     reference = await loop.run_in_executor(_DECODING, _read, ref_audio, text, info, x_vector_only)
@@ -73,7 +75,7 @@ def _read(ref_audio: str, text: str | None, info: ModelInfo, x_vector_only: bool
 
 
 def by_prompt(reference: Reference) -> Reference:
-    """`reference` by its prompt, where that has all that is wanted of it."""
+    """`reference` by its prompt, where the prompt is known and has all that the request needs."""
     prompt = None if reference.prompt is not None else _PROMPTS.find(reference.key)
     if prompt is None or (prompt.codes is None and not reference.x_vector_only):
         return reference
@@ -81,7 +83,7 @@ def by_prompt(reference: Reference) -> Reference:
 
 
 def learn(reference: Reference, prompt: ClonePrompt) -> None:
-    """Keep what a replica has made of a recording: the first prompt that has codes, so that clones stay as they are."""
+    """Keep a replica's prompt of a recording: the first one with codes, so that clones stay the same."""
     known = _PROMPTS.find(reference.key)
     if known is None or known.codes is None:
         codes = None if prompt.codes is None else prompt.codes.copy()

@@ -1,4 +1,4 @@
-"""What `talkray doctor` looks at, each finding with what to do about it."""
+"""The checks of `talkray doctor`; each finding has a remedy."""
 
 import contextlib
 import http.client
@@ -37,7 +37,6 @@ class Finding:
     text: str
 
     def line(self) -> str:
-        """The finding on one line of the terminal."""
         return f"{'ok  ' if self.ok else 'FAIL'}  {self.topic:<13}{self.text}"
 
 
@@ -104,9 +103,9 @@ def _nvidia_smi() -> str:
 
 
 def predict_memory(config: AppConfig) -> Iterator[Finding]:
-    """What fits the GPU, where there is one and the weights are here; nothing is loaded.
+    """The sequences that fit the GPU, where there is one and the weights are here; nothing is loaded.
 
-    Another process does the engine's arithmetic: it imports torch, which takes longer than all else here.
+    Another process does the engine's arithmetic, because importing torch takes longer than all other checks.
     """
     total, found = _gpu_bytes(), None
     with contextlib.suppress(CheckpointError):  # told already
@@ -148,7 +147,7 @@ def _attention() -> Finding:
 
 
 def _weights(model: str) -> Iterator[Finding]:
-    """What is loaded, and the room for it where it is not on this machine yet."""
+    """The checkpoint that would be loaded, and the room for it where it is not on this machine yet."""
     try:
         found = find(model)
         if found is None and model != EMBEDDED:

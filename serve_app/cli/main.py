@@ -1,29 +1,32 @@
 """The `talkray` command."""
 
 import asyncio
+import contextlib
 import errno
 import importlib.metadata
+import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Self, TextIO
 
 import typer
 from pydantic import ValidationError
+from rich.console import Console
 
 from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.weights.store import EMBEDDED, choose, find, locate
+from serve_app.api import request_log
 from serve_app.api.keys import read_keys
 from serve_app.cli import ray_settings
-from serve_app.cli.check_client import check
-from serve_app.cli.console import Progress, print_json, print_line
 from serve_app.cli.doctor import count_gpus, examine, predict_memory
 from serve_app.cli.key_commands import keys
 from serve_app.cli.ray_settings import free_port
@@ -32,6 +35,47 @@ from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
 from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
+
+
+def print_json(entry: request_log.Entry) -> None:
+    print(json.dumps(entry), flush=True)
+
+
+def print_line(entry: request_log.Entry) -> None:
+    print(request_log.line(entry), flush=True)
+
+
+class Progress:
+    """One changing line with a spinner on a terminal, one line per stage elsewhere."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._console = Console(file=file, highlight=False)
+        self._status = self._console.status("starting")
+        self._started_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._status.stop()
+
+    def report(self, stage: str) -> None:
+        if self._console.is_terminal:
+            self._status.update(stage)
+            self._status.start()
+        else:
+            with contextlib.suppress(OSError):  # a full disk under its output does not end a server
+                self._console.print(f"[{self._elapsed()}] {stage}", markup=False, soft_wrap=True)
+
+    def done(self, message: str) -> None:
+        self._status.stop()
+        self._console.print(f"{message} (after {self._elapsed()})", markup=False, soft_wrap=True)
+
+    def _elapsed(self) -> str:
+        return f"{time.monotonic() - self._started_s:.1f} s"
+
 
 cli = typer.Typer(
     help="Qwen3-TTS on Ray Serve.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -79,7 +123,7 @@ def serve(
         bool, typer.Option("--json", help="Print requests as JSON, a line each, and all else to standard error.")
     ] = False,
 ) -> None:
-    """Serve speech on this machine until Ctrl-C. Prints a line for each request: who, and what came of it."""
+    """Serve speech on this machine until Ctrl-C. Prints a line for each request: client and outcome."""
     report = sys.stderr if as_json else sys.stdout
     settings = _with_access(_settings(config, model, file=report), keys_file, allow_origin or [])
     address = Address(host.strip("[]"), port)
@@ -146,18 +190,18 @@ def say(
 def check_client(
     url: Annotated[str | None, typer.Argument(help="A server. Without: the one that runs here.")] = None,
 ) -> None:
-    """Ask a running server as clients of other services do, and print what points them to it.
+    """Ask a running server as clients of other services do, and print their configuration.
 
     TALKRAY_API_KEY is sent where it is set.
     """
+    from serve_app.cli.check_client import check  # imports all dialects, which takes a second
+
     found = _server(url)
 
     async def ask() -> bool:
         all_ok = True
         async for tried in check(found, key=os.environ.get("TALKRAY_API_KEY")):
-            print(tried.line(), flush=True)
-            if tried.problem is None:
-                print("\n".join(f"    {line}" for line in tried.dialect.lines))
+            print(*tried.lines(), sep="\n", flush=True)
             all_ok = all_ok and tried.problem is None
         return all_ok
 
@@ -172,7 +216,8 @@ def wyoming(
 ) -> None:
     """Speak Home Assistant's Wyoming protocol in front of a running server, until Ctrl-C.
 
-    TALKRAY_API_KEY is sent to the server where it is set. Wyoming knows no keys: whoever reaches the port may speak.
+    TALKRAY_API_KEY is sent to the server where it is set. Wyoming has no keys: every host that reaches the port may
+    speak.
     """
     try:
         from serve_app.cli.wyoming import serve as serve_wyoming
@@ -211,8 +256,8 @@ def doctor(
 def env() -> None:
     """Print the tuned Ray settings as `export` lines, for nodes that are started by hand.
 
-    Run it on each node: the proxy takes as many connections as the limit of open files there allows, and HAProxy is
-    started by the script that closes what it would open.
+    Run it on each node: the proxy takes as many connections as the limit of open files there allows, and a script
+    starts HAProxy without its open ports.
     """
     for name, value in ray_settings.for_a_node().items():
         print(f"export {name}={shlex.quote(value)}")
@@ -245,7 +290,7 @@ for _name, (_group, _, _help) in _MODULES.items():
 
 
 def main() -> None:
-    """Run the command line; what goes wrong on purpose is a message, not a traceback."""
+    """Run the command line; errors of our own are a message, not a traceback."""
     try:
         cli()
     except TalkrayError as error:
@@ -271,7 +316,7 @@ def _settings(config: Path | None, model: str | None, file: TextIO | None = None
 
 
 def _fetch(model: str, progress: Progress) -> None:
-    """Download what is not here yet, where a person sees how far it is; the replicas then find it."""
+    """Download a missing checkpoint here, where a person sees the progress; the replicas then find it."""
     if model != EMBEDDED and find(model) is None:
         # The hub's client answers a Ctrl-C only when the files it is at are complete: this ends the process at once.
         handler = signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
@@ -308,7 +353,7 @@ def _found_by_say(url: str, *, keyed: bool) -> Iterator[None]:
 
 
 def _check(settings: AppConfig, address: Address) -> None:
-    """Raises StartError with what `talkray doctor` finds wrong: a start would take long to find out."""
+    """Raises StartError with the failures that `talkray doctor` finds, because a start would find them much later."""
     failed = [f"{finding.topic}: {finding.text}" for finding in examine(settings, address) if not finding.ok]
     if failed:
         raise StartError("\n".join(failed))

@@ -42,10 +42,10 @@ CLUSTER = {
 # On one machine: a stop does not wait half a minute for clients.
 LOCAL = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    # Ray would start a process for each CPU before anybody wants one, and the start wait for their imports.
+    # Ray would start a process for each CPU at once, and the start would wait for their imports.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
-    # Ray would give way to whatever else runs here (15), and speech break off beside a compiler.
+    # Ray would run its workers at niceness 15, and speech would break off beside a compiler.
     "RAY_worker_niceness": "0",
     # HAProxy is back within a second of its death.
     "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "serve_app.proxy.kept_proxy.install",
@@ -54,7 +54,7 @@ LOCAL = {
 # Ray listens on the loopback address where this is 0, on Linux too.
 _OTHER_ADDRESSES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
-# Ports that Serve would take whether or not somebody has them: two servers on one machine need different ones.
+# Ports that Serve would take even where another process has them: two servers on one machine need different ones.
 _PORTS = (
     "RAY_SERVE_HAPROXY_STATS_PORT",
     "RAY_SERVE_HAPROXY_METRICS_PORT",
@@ -62,10 +62,10 @@ _PORTS = (
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
 )
 
-# Above those of Ray's workers (`ray start`), below those of Serve's replicas (30000) and of who asks for any (32768).
+# Ray's workers (`ray start`) use lower ports; Serve's replicas (30000) and the ephemeral range (32768) are higher.
 _NOBODYS = range(20_000, 30_000)
 
-# Serve starts this in HAProxy's place: it closes what HAProxy would open on every address.
+# Serve starts this script in HAProxy's place: it closes the ports that HAProxy would open on every address.
 _GUARD = Path(__file__).parents[1] / "proxy" / "guarded-haproxy"
 _TOKEN_BYTES = 32
 
@@ -81,12 +81,12 @@ def tuned() -> dict[str, str]:
 
 
 def for_a_node() -> dict[str, str]:
-    """What belongs into the environment of `ray start` on every node of a cluster."""
+    """Variables for the environment of `ray start` on every node of a cluster."""
     return {**tuned(), **CLUSTER, **_found_token(), **_guard()}
 
 
 def apply_local(*, several_nodes: bool = False) -> None:
-    """Put the settings for one machine into this process's environment; what the user has set already stays.
+    """Put the settings for one machine into this process's environment; variables that the user has set stay.
 
     `several_nodes` is for simulated clusters, whose nodes cannot meet on a loopback address.
     """
@@ -97,7 +97,7 @@ def apply_local(*, several_nodes: bool = False) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody has now, and that nobody is given who asks for any, as Ray's processes do while they start."""
+    """A free port from 20,000 to 29,999."""
     while True:
         port = random.choice(_NOBODYS)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -106,7 +106,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """As many different ones: nothing holds a free port until somebody listens there."""
+    """`count` different free ports; a port is not held until a process listens on it."""
     found: dict[int, None] = {}
     while len(found) < count:
         found[free_port()] = None
@@ -114,7 +114,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _token() -> dict[str, str]:
-    """Replicas' ports take a token that only this user's processes know, also from processes on this machine."""
+    """The ports of replicas demand a token that only this user's processes know."""
     if "RAY_AUTH_MODE" in os.environ:
         return {}
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(_TOKEN_BYTES)}

@@ -38,7 +38,7 @@ _KEYED = " asks for a key"  # behind a URL
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """What to say, in whose voice and how; no voice takes the first the server lists."""
+    """A text, the voice and the form of its speech. Without a voice it is the first one that the server lists."""
 
     text: str
     voice: str | None = None
@@ -48,7 +48,7 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What came, and what is to be said of it."""
+    """The audio that came, and its line for the terminal."""
 
     num_bytes: int
     remark: str
@@ -59,7 +59,7 @@ class RefusedError(TalkrayError):
 
 
 def write_speech(url: str, utterance: Utterance, file: Path) -> str:
-    """Fetch the speech; returns a line that says what was written. Raises RefusedError and InvalidRequest."""
+    """Fetch the speech into a file; returns a line about it. Raises RefusedError and InvalidRequest."""
     audio_format = "wav" if file == STANDARD_OUTPUT else FORMATS.get(file.suffix.lower())
     if audio_format is None:
         raise InvalidRequest(f"{file}: its ending must be one of {', '.join(FORMATS)}; - is standard output")
@@ -81,7 +81,7 @@ def write_speech(url: str, utterance: Utterance, file: Path) -> str:
 
 
 def play_speech(url: str, utterance: Utterance) -> str:
-    """Play the speech as it comes; returns a line that says by what. Raises RefusedError."""
+    """Play the speech as it comes; returns a line that names the player. Raises RefusedError."""
     command = next((player for player in _PLAYERS if shutil.which(player[0])), None)
     if command is None:
         players = ", ".join(player[0] for player in _PLAYERS)

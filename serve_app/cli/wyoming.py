@@ -39,7 +39,7 @@ async def serve(url: str, *, host: str, port: int, key: str | None) -> None:
 
 
 async def describe(http: aiohttp.ClientSession) -> Info:
-    """What Home Assistant shows: the server's voices, all installed. Raises TalkrayError."""
+    """The description that Home Assistant shows: the server's voices, all installed. Raises TalkrayError."""
     try:
         async with http.get("/v1/audio/voices") as answer:
             listed = await answer.json()
@@ -76,7 +76,7 @@ class _Handler(AsyncEventHandler):
         self._speaking: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Answers events until the client leaves, or sends what is none."""
+        """Answers events until the client leaves, or sends something else."""
         try:
             while (event := await _next_event(self.reader)) is not None and await self.handle_event(event):
                 pass
@@ -116,7 +116,7 @@ class _Handler(AsyncEventHandler):
             await self._finish()
 
     async def disconnect(self) -> None:
-        """The client has left: nobody hears what is spoken."""
+        """Cancel the speech, because the client has left or begins anew."""
         speaking, self._speaking, self._text = self._speaking, None, None
         if speaking is not None:
             speaking.cancel()
@@ -146,7 +146,7 @@ class _Handler(AsyncEventHandler):
             await self.write_event(AudioStop().event())
 
     async def _converse(self, text: "asyncio.Queue[str | None]", voice: str | None) -> None:
-        """Raises TalkrayError with what the server says is wrong."""
+        """Raises TalkrayError with the server's message."""
         query = {"encoding": "linear16", "sample_rate": str(_RATE), **({"model": voice} if voice else {})}
         async with self._http.ws_connect(f"/v1/speak?{urlencode(query)}") as socket:
             writing = asyncio.create_task(_write(socket, text))
@@ -172,7 +172,7 @@ class _Handler(AsyncEventHandler):
 
 
 async def _next_event(reader: asyncio.StreamReader) -> Event | None:
-    """None where the client has left, or sends what is no event; the package raises whatever comes of that."""
+    """None where the client has left, or sends no event, on which the package raises various errors."""
     try:
         event = await async_read_event(reader)
     except (EOFError, ConnectionError):

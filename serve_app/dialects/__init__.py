@@ -1,1 +1,26 @@
-"""How other services are asked for speech: one file for each family of clients, adapters of `Speaker` and `Session`."""
+"""Every dialect. One more is a module with a `DIALECT`, and its row here."""
+
+from serve_app.dialects import (
+    cartesia,
+    codec_frames,
+    dashscope,
+    deepgram,
+    elevenlabs,
+    elevenlabs_sockets,
+    flux,
+    kokoro,
+    nari,
+    native,
+    openai_speech,
+    realtime,
+    vllm_omni,
+    voxserve,
+)
+from serve_app.dialects.table import Dialect
+
+_MODULES = (
+    *(openai_speech, deepgram, flux, elevenlabs, elevenlabs_sockets, cartesia, realtime, dashscope, vllm_omni),
+    *(voxserve, kokoro, codec_frames, native, nari),
+)
+# In the order of /docs; of several keys that a request has, the first header's counts.
+DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in _MODULES)

@@ -5,7 +5,6 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
@@ -18,6 +17,7 @@ from serve_app.api.response import EVENT_STREAM, Delivery, named_event
 from serve_app.api.sockets import ContextConnection
 from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
+from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.session import Audio, Done, Event, Failed, Mark, Session, Words
 from serve_app.speech.word_times import Word, WordTimes
 
@@ -48,47 +48,33 @@ _LANGUAGE = {"english": "en", "chinese": "zh", "german": "de", "french": "fr", "
 _LANGUAGE |= {"portuguese": "pt", "russian": "ru", "japanese": "ja", "korean": "ko"}
 
 
-def routes(speaker: Speaker) -> APIRouter:
-    """`WS /tts/websocket`, `POST /tts/bytes`, `POST /tts/sse` and `GET /voices`."""
-    router = APIRouter()
+async def speak_bytes(speaker: Speaker, request: Request) -> Response:
+    """Speaks `transcript`."""
+    fields = await read_object(request, speaker)
+    text_of(fields, "transcript")
+    made = {"word_timestamps": False}
+    reasons = {"add_timestamps": "/tts/sse tells them"} if fields.get("add_timestamps") else {}
+    return await speaker.respond(request, await _wished(speaker, fields, made=made, reasons=reasons))
 
-    @router.websocket("/tts/websocket")
-    async def speak(socket: WebSocket) -> None:
-        await CartesiaSocket.run(socket, speaker)
 
-    @router.post("/tts/bytes", summary="Speak a text (Cartesia)", response_class=Response)
-    async def speak_bytes(request: Request) -> Response:
-        """Speaks `transcript`."""
-        fields = await read_object(request, speaker)
-        text_of(fields, "transcript")
-        made = {"word_timestamps": False}
-        reasons = {"add_timestamps": "/tts/sse tells them"} if fields.get("add_timestamps") else {}
-        return await speaker.respond(request, await _wished(speaker, fields, made=made, reasons=reasons))
+async def speak_events(speaker: Speaker, request: Request) -> Response:
+    """Speaks `transcript` as the messages that a WebSocket would have."""
+    fields = await read_object(request, speaker)
+    text_of(fields, "transcript")
+    wish = await _wished(speaker, fields)
+    return await speaker.respond(request, wish, as_body=_events, content_type=EVENT_STREAM)
 
-    @router.post("/tts/sse", summary="Speak a text as events (Cartesia)", response_class=Response)
-    async def speak_events(request: Request) -> Response:
-        """Speaks `transcript` as the messages that a WebSocket would have."""
-        fields = await read_object(request, speaker)
-        text_of(fields, "transcript")
-        wish = await _wished(speaker, fields)
-        return await speaker.respond(request, wish, as_body=_events, content_type=EVENT_STREAM)
 
-    @router.get("/voices", summary="List voices (Cartesia)")
-    @router.get("/voices/", include_in_schema=False)
-    async def list_voices(starting_after: str = "") -> dict[str, object]:
-        """All of them on one page."""
-        info = await speaker.describe()
-        known = [] if starting_after else [_voice(voice) for voice in catalogue.voice_list(info)]
-        return {"data": known, "has_more": False, "next_page": None}
+async def list_voices(speaker: Speaker, starting_after: str = "") -> dict[str, object]:
+    """All of them on one page."""
+    info = await speaker.describe()
+    known = [] if starting_after else [_voice(voice) for voice in catalogue.voice_list(info)]
+    return {"data": known, "has_more": False, "next_page": None}
 
-    @router.get("/voices/{voice_id}", summary="Show a voice (Cartesia)")
-    async def show_voice(voice_id: str) -> dict[str, object]:
-        """One voice. Raises InvalidRequest with the valid names."""
-        info = await speaker.describe()
-        known = {voice.id: voice for voice in catalogue.voice_list(info)}
-        return _voice(known[voice_id] if voice_id in known else known[catalogue.resolve(voice_id, info.voices)])
 
-    return router
+async def show_voice(speaker: Speaker, voice_id: str) -> dict[str, object]:
+    """One voice. Raises InvalidRequest with the valid names."""
+    return _voice(catalogue.find_voice(voice_id, await speaker.describe()))
 
 
 def _voice(voice: catalogue.Voice) -> dict[str, object]:
@@ -228,3 +214,33 @@ class CartesiaSocket(ContextConnection):
             case Done():
                 self._flushes.pop(name, None)
                 await self.socket.send_json(_done(name) | self.told(name))
+
+
+_OUTPUT = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}
+DIALECT = Dialect(
+    "Cartesia",
+    routes=(
+        Route("POST /tts/bytes", speak_bytes, "Speak a text (Cartesia)"),
+        Route("POST /tts/sse", speak_events, "Speak a text as events (Cartesia)"),
+        Route("GET /voices", list_voices, "List voices (Cartesia)"),
+        Route("GET /voices/", list_voices),
+        Route("GET /voices/{voice_id}", show_voice, "Show a voice (Cartesia)"),
+    ),
+    sockets=(("/tts/websocket", CartesiaSocket),),
+    key_headers=("x-api-key",),
+    sample=Sample(
+        "/tts/websocket",
+        messages=(
+            {"model_id": "sonic-3", "voice": {"mode": "id", "id": "$voice"}, "output_format": _OUTPUT}
+            | {"context_id": "check", "transcript": "$text", "continue": False},
+        ),
+        clients=(
+            'LiveKit:          cartesia.TTS(base_url="$url", api_key=KEY, voice="$voice")',
+            (
+                'Pipecat:          CartesiaTTSService(url="$sockets/tts/websocket", api_key=KEY, '
+                'settings=CartesiaTTSService.Settings(voice="$voice"))'
+            ),
+            'cartesia:         Cartesia(base_url="$url", websocket_base_url="$sockets", api_key=KEY)',
+        ),
+    ),
+)

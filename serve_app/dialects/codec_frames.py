@@ -1,27 +1,26 @@
 """Codec frames instead of audio, for clients that decode them: docs/codec-frames.md has every bit.
 
-The server decodes as well: what it drops of the audio, and where it ends a runaway, it must have heard.
+The server decodes as well, because it has to hear the quiet start that it drops and the runaways that it ends.
 """
 
 import struct
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from deployments.errors import InvalidRequest, TalkrayError
+from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.api import ignored
-from serve_app.api.errors import ErrorReply
 from serve_app.api.request_log import RequestRecord, Usage
 from serve_app.api.response import Kept, SpeechResponse
 from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speaker import Speaker, Wish, read_object
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
+from serve_app.dialects.table import Dialect, Route
 
 CONTENT_TYPE = "application/x-talkray-frames"
 MAGIC, VERSION = b"TRCF", 1
@@ -33,27 +32,16 @@ END_REASONS = tuple(FinishReason)
 _OF_AUDIO = ("response_format", "stream_format", "sample_rate", "speed", "word_timestamps")
 
 
-def routes(speaker: Speaker) -> APIRouter:
-    """`POST /v1/audio/frames` and `WS /v1/audio/frames/ws`."""
-    router = APIRouter()
-
-    @router.post("/v1/audio/frames", summary="Speak a text as codec frames", response_class=Response)
-    async def speak(request: Request) -> Response:
-        """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
-        wish = await _wished(speaker, await read_object(request, speaker))
-        utterance = await speaker.utterance(request, wish)
-        usage: Usage = request.state.record.usage
-        kept = Kept(request.state.caller.name) if wish.delivery.whole else None
-        body = _records(speaker.chunks(utterance, wish.info), wish.info, usage)
-        headers = {"content-type": CONTENT_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
-        headers |= ignored.header(wish.ignored)
-        return SpeechResponse(body, headers, usage=usage, kept=kept)
-
-    @router.websocket("/v1/audio/frames/ws")
-    async def speak_all(socket: WebSocket) -> None:
-        await FramesSocket.run(socket, speaker)
-
-    return router
+async def speak(speaker: Speaker, request: Request) -> Response:
+    """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
+    wish = await _wished(speaker, await read_object(request, speaker))
+    utterance = await speaker.utterance(request, wish)
+    usage: Usage = request.state.record.usage
+    kept = Kept(request.state.caller.name) if wish.delivery.whole else None
+    body = _records(speaker.chunks(utterance, wish.info), wish.info, usage)
+    headers = {"content-type": CONTENT_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
+    headers |= ignored.header(wish.ignored)
+    return SpeechResponse(body, headers, usage=usage, kept=kept)
 
 
 async def _wished(speaker: Speaker, fields: Mapping[str, object], *, reasons: Mapping[str, str] | None = None) -> Wish:
@@ -75,7 +63,7 @@ class Records:
         self._segment = self._position = 0
 
     def add(self, chunk: PcmChunk) -> bytes:
-        """What a chunk brings: its frames, what of their audio is dropped, and what is heard."""
+        """The records of a chunk: its frames, the samples of them that are dropped, and the samples that are heard."""
         records = bytearray()
         if chunk.segment != self._segment:
             self._segment, self._position = chunk.segment, 0
@@ -130,9 +118,6 @@ class FramesSocket(Connection):
             case _:
                 raise unknown_type("'speak'", "'cancel'")
 
-    async def tell_error(self, reply: ErrorReply) -> None:
-        await self.send("error", request_id=None, **reply.envelope())
-
     async def _speak(self, wish: Wish, request_id: str) -> None:
         state = self.socket.state
         record: RequestRecord = state.record.another(request_id)
@@ -146,10 +131,19 @@ class FramesSocket(Connection):
             frames, reason = record.usage.frames, record.usage.finish_reason
             told = ignored.told(wish.ignored)
             await self.send("done", request_id=request_id, finish_reason=reason, frames=frames, **told)
-        except TalkrayError as error:
+        except (WebSocketDisconnect, RuntimeError):  # the client left
+            raise
+        except Exception as error:
             reply = self.failure(error, request_id)
             record.error = reply.code
             await self.send("error", request_id=request_id, **reply.envelope())
         finally:
             record.error = record.error or (None if record.usage.finish_reason else "cancelled")
             record.publish()
+
+
+DIALECT = Dialect(
+    "Codec frames",
+    routes=(Route("POST /v1/audio/frames", speak, "Speak a text as codec frames"),),
+    sockets=(("/v1/audio/frames/ws", FramesSocket),),
+)

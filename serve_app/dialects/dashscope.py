@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
@@ -16,6 +15,7 @@ from serve_app.api.response import AUDIO_HERE, EVENT_STREAM, Delivery, Kept, in_
 from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
+from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Mark, Session, Started
 from serve_app.speech.word_times import WordTimes
 
@@ -40,44 +40,29 @@ _REST_NAMES: ignored.Names = {
 _MODES = ("server_commit", "commit")
 
 
-def routes(speaker: Speaker) -> APIRouter:
-    """`WS /api-ws/v1/realtime` and `POST /api/v1/services/aigc/multimodal-generation/generation`."""
-    router = APIRouter()
+async def speak_text(speaker: Speaker, request: Request) -> Response:
+    """Speaks `input.text`: as WAV in JSON, or as PCM in events with `X-DashScope-SSE: enable`."""
+    fields = await read_object(request, speaker)
+    sent = ignored.flat(fields, _REST_NAMES)
+    if not isinstance(sent.get("input.text"), str):
+        raise InvalidRequest("input.text is required, as a string.", "input", "missing_required_parameter")
+    streams = request.headers.get("x-dashscope-sse") == "enable"
+    wish = await _wished(speaker, sent, _REST_NAMES, default="pcm" if streams else "wav")
+    usage: Usage = request.state.record.usage
+    request_id: str = request.state.record.request_id
+    kept, characters = Kept(request.state.caller.name), len(wish.body.input)
 
-    @router.websocket("/api-ws/v1/realtime")
-    async def speak(socket: WebSocket) -> None:
-        await DashScopeSocket.run(socket, speaker)
+    def output(audio: bytes, *, over: bool = True) -> Iterator[bytes]:
+        return _output(audio, usage, request_id, characters, over=over)
 
-    @router.post(
-        "/api/v1/services/aigc/multimodal-generation/generation",
-        summary="Speak a text (DashScope)",
-        response_class=Response,
+    def events(audio: AsyncGenerator[bytes, None], _: WordTimes | None) -> AsyncGenerator[bytes, None]:
+        return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
+
+    if streams:
+        return await speaker.respond(request, wish, as_body=events, content_type=EVENT_STREAM)
+    return await speaker.respond(
+        request, wish, as_body=lambda audio, _: in_whole(audio, kept, output), content_type="application/json"
     )
-    async def speak_text(request: Request) -> Response:
-        """Speaks `input.text`: as WAV in JSON, or as PCM in events with `X-DashScope-SSE: enable`."""
-        fields = await read_object(request, speaker)
-        sent = ignored.flat(fields, _REST_NAMES)
-        if not isinstance(sent.get("input.text"), str):
-            raise InvalidRequest("input.text is required, as a string.", "input", "missing_required_parameter")
-        streams = request.headers.get("x-dashscope-sse") == "enable"
-        wish = await _wished(speaker, sent, _REST_NAMES, default="pcm" if streams else "wav")
-        usage: Usage = request.state.record.usage
-        request_id: str = request.state.record.request_id
-        kept, characters = Kept(request.state.caller.name), len(wish.body.input)
-
-        def output(audio: bytes, *, over: bool = True) -> Iterator[bytes]:
-            return _output(audio, usage, request_id, characters, over=over)
-
-        def events(audio: AsyncGenerator[bytes, None], _: WordTimes | None) -> AsyncGenerator[bytes, None]:
-            return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
-
-        if streams:
-            return await speaker.respond(request, wish, as_body=events, content_type=EVENT_STREAM)
-        return await speaker.respond(
-            request, wish, as_body=lambda audio, _: in_whole(audio, kept, output), content_type="application/json"
-        )
-
-    return router
 
 
 async def _wished(
@@ -88,7 +73,7 @@ async def _wished(
     made: Mapping[str, object] | None = None,
     default: str = "pcm",
 ) -> Wish:
-    """What a session, or the input of a request, asks for. Raises InvalidRequest."""
+    """The wish of a session, or of a request's input. Raises InvalidRequest."""
     given = {name.rpartition(".")[2]: sent[name] for name in reversed(list(names)) if name in sent}
     bit_rate = number("bit_rate", given.get("bit_rate"))  # kbit/s
     audio_format = choice("response_format", str(given.get("response_format", default)), _FORMATS)
@@ -97,7 +82,7 @@ async def _wished(
 
 
 class DashScopeSocket(ResponseSocket):
-    """`server_commit`: words are spoken as they come. `commit`: a response is what was appended before each commit."""
+    """`server_commit`: words are spoken as they come. `commit`: a response speaks the text before each commit."""
 
     audio_kind = "response.audio"
 
@@ -106,9 +91,9 @@ class DashScopeSocket(ResponseSocket):
         self._model = socket.query_params.get("model")
         self._settings: Json = {"mode": _MODES[0]}
         self._session: Session | None = None
-        self._buffer = ""  # what waits for a commit
+        self._buffer = ""  # text that waits for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
-        self._has_told, self._untold = False, ignored.Ignored()  # what has no effect
+        self._has_told, self._untold = False, ignored.Ignored()  # fields without effect
 
     @property
     def owes_speech(self) -> bool:
@@ -213,3 +198,24 @@ def _output(audio: bytes, usage: Usage, request_id: str, characters: int, *, ove
 
 def _event(parts: Iterator[bytes]) -> bytes:
     return b"".join((b"event:result\n:HTTP_STATUS/200\ndata:", *parts, b"\n\n"))
+
+
+DIALECT = Dialect(
+    "DashScope",
+    routes=(
+        Route("POST /api/v1/services/aigc/multimodal-generation/generation", speak_text, "Speak a text (DashScope)"),
+    ),
+    sockets=(("/api-ws/v1/realtime", DashScopeSocket),),
+    sample=Sample(
+        "/api-ws/v1/realtime?model=qwen3-tts-flash-realtime",
+        messages=(
+            {"type": "session.update", "session": {"voice": "$voice", "mode": "server_commit"}},
+            {"type": "input_text_buffer.append", "text": "$text"},
+            {"type": "session.finish"},
+        ),
+        clients=(
+            'dashscope:        QwenTtsRealtime(model=..., callback=..., url="$sockets/api-ws/v1/realtime")',
+            'dashscope (HTTP): dashscope.base_http_api_url = "$url/api/v1"',
+        ),
+    ),
+)

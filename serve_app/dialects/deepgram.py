@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
@@ -17,6 +16,7 @@ from serve_app.api.response import Delivery
 from serve_app.api.sockets import WishedConnection, unknown_type
 from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
+from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.session import Audio, Cleared, Event, Mark
 
 REASON_HEADER = "dg-error"
@@ -26,7 +26,7 @@ FILES = {name: AudioFormat(name) for name in ("mp3", "opus", "flac", "aac")}
 _PRONUNCIATION = re.compile(r'\\?\{\s*"word"\s*:\s*"((?:[^"\\]++|\\.)*+)"\s*,\s*"pronounce"\s*:\s*"[^"]*"\s*\\?\}')
 _MOST_CHARS = 1 << 17  # that are searched: longer texts are refused anyway
 _MODEL = re.compile(r"(?:aura(?:-\d+)?|flux)-(.+)-[a-z]{2}")
-_TELEPHONE_HZ = 8000  # what mu-law and A-law come in unless another rate is asked for
+_TELEPHONE_HZ = 8000  # the rate of mu-law and A-law unless the client asks for another one
 _CONTAINERS = ("none", "wav", "ogg")
 _NAMES: ignored.Names = {  # of the query, but for the text
     "text": "input",
@@ -39,22 +39,6 @@ _NAMES: ignored.Names = {  # of the query, but for the text
 }
 
 
-def routes(speaker: Speaker) -> APIRouter:
-    """`WS` and `POST /v1/speak`."""
-    router = APIRouter()
-
-    @router.websocket("/v1/speak")
-    async def speak(socket: WebSocket) -> None:
-        await AuraSocket.run(socket, speaker)
-
-    @router.post("/v1/speak", summary="Speak a text (Deepgram Aura)", response_class=Response)
-    async def speak_text(request: Request) -> Response:
-        """Speaks `text` of a JSON body, MP3 unless the query says otherwise."""
-        return await speak_over_http(speaker, request)
-
-    return router
-
-
 async def wished(
     speaker: Speaker,
     query: Mapping[str, str],
@@ -62,9 +46,7 @@ async def wished(
     body: Mapping[str, object] | None = None,
     words: bool = False,
 ) -> Wish:
-    """What the query asks for, over HTTP where there is a `body`; with `words` it is known when each is heard. Raises
-    InvalidRequest.
-    """
+    """The wish of a query, over HTTP with a `body`; with `words` also the time of each word. Raises InvalidRequest."""
     choices, default = (RAW, "linear16") if body is None else (RAW | FILES, "mp3")
     encoding, container = query.get("encoding", default), query.get("container")
     audio_format, is_raw = choice("encoding", encoding, choices), encoding in RAW
@@ -92,8 +74,8 @@ async def wished(
     return await speaker.wish({**(body or {}), **query}, _NAMES, delivery=delivery, made=made, reasons=reasons)
 
 
-async def speak_over_http(speaker: Speaker, request: Request) -> Response:
-    """`POST /v1/speak`, and `/v2/speak` just so."""
+async def speak_text(speaker: Speaker, request: Request) -> Response:
+    """Speaks `text` of a JSON body, MP3 unless the query says otherwise."""
     wish = await wished(speaker, request.query_params, body=await read_object(request, speaker))
     return await speaker.respond(request, wish)
 
@@ -164,3 +146,25 @@ class AuraSocket(TurnSocket):
             case Cleared():
                 await self.send("Cleared", sequence_id=self._num_cleared)
                 self._num_cleared += 1
+
+
+DIALECT = Dialect(
+    "Deepgram",
+    routes=(Route("POST /v1/speak", speak_text, "Speak a text (Deepgram Aura)"),),
+    sockets=(("/v1/speak", AuraSocket),),
+    sample=Sample(
+        "/v1/speak?model=$voice&encoding=linear16&sample_rate=24000",
+        messages=({"type": "Speak", "text": "$text"}, {"type": "Flush"}),
+        clients=(
+            'LiveKit:          deepgram.TTS(base_url="$url/v1/speak", api_key=KEY, model="$voice")',
+            (
+                'Pipecat:          DeepgramTTSService(base_url="$sockets", api_key=KEY, '
+                'settings=DeepgramTTSService.Settings(voice="$voice"))'
+            ),
+            (
+                'deepgram-sdk:     DeepgramClientEnvironment(base="$url", production="$sockets", '
+                'agent="$sockets", agent_rest="$url")'
+            ),
+        ),
+    ),
+)

@@ -1,10 +1,9 @@
 """ElevenLabs over HTTP: one text, or a dialogue, as audio or as JSON, and the lists that its clients read."""
 
 import base64
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,6 +13,7 @@ from serve_app.api.request import number
 from serve_app.api.response import AUDIO_HERE, Delivery, Kept, in_parts, in_whole, object_with
 from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
+from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.session import is_ideograph
 from serve_app.speech.word_times import Word, WordTimes
 
@@ -40,65 +40,59 @@ _LONGEST_NAME = 40  # of a format
 _JSON, _LINES = "application/json", "application/x-ndjson"
 
 
-def routes(speaker: Speaker) -> APIRouter:
-    """`POST /v1/text-to-speech/{voice}`, `POST /v1/text-to-dialogue`, and lists."""
-    router = APIRouter()
+def _speaking(*, stream: bool = False, timestamps: bool = False) -> Callable[[Speaker, Request], Awaitable[Response]]:
+    async def speak(speaker: Speaker, request: Request) -> Response:
+        """Speaks `text`, or the `inputs` of a dialogue, MP3 unless `output_format` says otherwise."""
+        fields = await read_object(request, speaker)
+        voice = request.path_params.get("voice_id")
+        wish = await wished(speaker, fields, request.query_params, voice=voice, words=timestamps)
+        if not timestamps:
+            return await speaker.respond(request, wish)
+        if stream:
+            return await speaker.respond(request, wish, as_body=_lines, content_type=_LINES)
+        kept = Kept(request.state.caller.name)
+        return await speaker.respond(
+            request,
+            wish,
+            as_body=lambda audio, times: in_whole(audio, kept, partial(_timed, times=times)),
+            content_type=_JSON,
+        )
 
-    def add(path: str, what: str, *, stream: bool, timestamps: bool) -> None:
-        async def speak(request: Request) -> Response:
-            """Speaks `text`, or the `inputs` of a dialogue, MP3 unless `output_format` says otherwise."""
-            fields = await read_object(request, speaker)
-            voice = request.path_params.get("voice_id")
-            wish = await wished(speaker, fields, request.query_params, voice=voice, words=timestamps)
-            if not timestamps:
-                return await speaker.respond(request, wish)
-            if stream:
-                return await speaker.respond(request, wish, as_body=_lines, content_type=_LINES)
-            kept = Kept(request.state.caller.name)
-            return await speaker.respond(
-                request,
-                wish,
-                as_body=lambda audio, times: in_whole(audio, kept, partial(_timed, times=times)),
-                content_type=_JSON,
-            )
+    return speak
 
-        how = (", streamed" if stream else "") + (", with times" if timestamps else "")
-        router.add_api_route(path, speak, methods=["POST"], summary=f"{what}{how}", response_class=Response)
 
-    for base, what in (
-        ("/v1/text-to-speech/{voice_id}", "Speak a text (ElevenLabs)"),
-        ("/v1/text-to-dialogue", "Speak a dialogue (ElevenLabs)"),
-    ):
-        add(base, what, stream=False, timestamps=False)
-        add(f"{base}/stream", what, stream=True, timestamps=False)
-        add(f"{base}/with-timestamps", what, stream=False, timestamps=True)
-        add(f"{base}/stream/with-timestamps", what, stream=True, timestamps=True)
+def _ways(path: str, what: str) -> tuple[Route, ...]:
+    return (
+        Route(f"POST {path}", _speaking(), what),
+        Route(f"POST {path}/stream", _speaking(stream=True), f"{what}, streamed"),
+        Route(f"POST {path}/with-timestamps", _speaking(timestamps=True), f"{what}, with times"),
+        Route(
+            f"POST {path}/stream/with-timestamps",
+            _speaking(stream=True, timestamps=True),
+            f"{what}, streamed, with times",
+        ),
+    )
 
-    @router.get("/v1/voices", summary="List voices (ElevenLabs v1)")
-    @router.get("/v2/voices", summary="List voices (ElevenLabs v2)")
-    async def list_voices() -> dict[str, object]:
-        """All of them on one page."""
-        known = [_voice(voice) for voice in catalogue.voice_list(await speaker.describe())]
-        return {"voices": known, "has_more": False, "total_count": len(known), "next_page_token": None}
 
-    @router.get("/v1/voices/{voice_id}", summary="Show a voice (ElevenLabs)")
-    async def show_voice(voice_id: str) -> dict[str, object]:
-        """One voice. Raises InvalidRequest with the valid names."""
-        info = await speaker.describe()
-        known = {voice.id: voice for voice in catalogue.voice_list(info)}
-        return _voice(known[voice_id] if voice_id in known else known[catalogue.resolve(voice_id, info.voices)])
+async def list_voices(speaker: Speaker) -> dict[str, object]:
+    """All of them on one page."""
+    known = [_voice(voice) for voice in catalogue.voice_list(await speaker.describe())]
+    return {"voices": known, "has_more": False, "total_count": len(known), "next_page_token": None}
 
-    @router.get("/v1/user", summary="Show the account")
-    async def show_user() -> dict[str, object]:
-        """There are no accounts."""
-        return {"user_id": "talkray", "is_new_user": False, "xi_api_key": "", "subscription": _SUBSCRIPTION}
 
-    @router.get("/v1/user/subscription", summary="Show the subscription")
-    async def show_subscription() -> dict[str, object]:
-        """Nor subscriptions."""
-        return _SUBSCRIPTION
+async def show_voice(speaker: Speaker, voice_id: str) -> dict[str, object]:
+    """One voice. Raises InvalidRequest with the valid names."""
+    return _voice(catalogue.find_voice(voice_id, await speaker.describe()))
 
-    return router
+
+async def show_user(_: Speaker) -> dict[str, object]:
+    """There are no accounts."""
+    return {"user_id": "talkray", "is_new_user": False, "xi_api_key": "", "subscription": _SUBSCRIPTION}
+
+
+async def show_subscription(_: Speaker) -> dict[str, object]:
+    """Nor subscriptions."""
+    return _SUBSCRIPTION
 
 
 _SUBSCRIPTION: dict[str, object] = {
@@ -125,7 +119,7 @@ async def wished(
     words: bool,
     names: ignored.Names = NAMES,
 ) -> Wish:
-    """What a body and a query ask for, and when its `words` are heard; a dialogue is spoken by the voice of its first
+    """The wish of a body and a query, with the times of its `words`; a dialogue is spoken by the voice of its first
     input. Raises InvalidRequest.
     """
     audio_format, sample_rate, bit_rate = output(query.get("output_format", DEFAULT_FORMAT))
@@ -166,7 +160,7 @@ def dialogue(inputs: object) -> tuple[str, str | None]:
 
 
 def unheard(inputs: object) -> dict[str, str]:
-    """What of a dialogue's inputs has no effect, and why."""
+    """Fields of a dialogue's inputs without effect, and the reasons."""
     parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
     others = (name for part in parts for name in part if name not in ("text", "voice_id"))
     reasons = {f"inputs.{name}": "unknown field" for name in others}
@@ -217,3 +211,18 @@ def _lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> Async
         return b"".join((*_timed(part, times), b"\n"))
 
     return in_parts(audio, line, lambda: line(b"") if times is not None and times.has_told else b"")
+
+
+DIALECT = Dialect(
+    "ElevenLabs",
+    routes=(
+        *_ways("/v1/text-to-speech/{voice_id}", "Speak a text (ElevenLabs)"),
+        *_ways("/v1/text-to-dialogue", "Speak a dialogue (ElevenLabs)"),
+        Route("GET /v1/voices", list_voices, "List voices (ElevenLabs v1)"),
+        Route("GET /v2/voices", list_voices, "List voices (ElevenLabs v2)"),
+        Route("GET /v1/voices/{voice_id}", show_voice, "Show a voice (ElevenLabs)"),
+        Route("GET /v1/user", show_user, "Show the account"),
+        Route("GET /v1/user/subscription", show_subscription, "Show the subscription"),
+    ),
+    key_headers=("xi-api-key",),
+)

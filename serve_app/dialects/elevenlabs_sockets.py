@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
@@ -13,6 +12,7 @@ from serve_app.api.sockets import MAX_CONTEXTS, ContextConnection, WishedConnect
 from serve_app.api.speaker import Speaker, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.elevenlabs import NAMES, characters, dialogue, encoded, unheard, wished
+from serve_app.dialects.table import Dialect, Sample
 from serve_app.speech.session import Audio, Done, Event, Failed, Mark, Rest, Session, Words
 from serve_app.speech.word_times import Word
 
@@ -21,25 +21,6 @@ _SPEED = "voice_settings.speed"
 _FIELDS: ignored.Names = dict.fromkeys(
     ("text", "inputs", "context_id", "flush", "close_context", "close_socket", "keep_alive", _SPEED)
 )
-
-
-def routes(speaker: Speaker) -> APIRouter:
-    """`WS /v1/text-to-speech/{voice}/multi-stream-input` and `stream-input`, and the one for dialogues."""
-    router = APIRouter()
-
-    @router.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
-    async def speak_contexts(socket: WebSocket) -> None:
-        await _Contexts.run(socket, speaker)
-
-    @router.websocket("/v1/text-to-speech/{voice_id}/stream-input")
-    async def speak_text(socket: WebSocket) -> None:
-        await _OneText.run(socket, speaker)
-
-    @router.websocket("/v1/text-to-dialogue/multi-stream-input")
-    async def speak_dialogues(socket: WebSocket) -> None:
-        await _Dialogues.run(socket, speaker)
-
-    return router
 
 
 class _Contexts(ContextConnection, WishedConnection):
@@ -90,7 +71,7 @@ class _Contexts(ContextConnection, WishedConnection):
         if has_no_effect:
             if name in self.untold or len(self.untold) < MAX_CONTEXTS:
                 self._note(name, fields, {_SPEED: "it counts with the first text"})
-            return  # a keepalive, or what comes too late
+            return  # a keepalive, or a message that comes too late
         session = session or await self._open(name, fields)
         session.append(text)
         if fields.get("flush") and session.is_writing:
@@ -113,7 +94,7 @@ class _Contexts(ContextConnection, WishedConnection):
         return session
 
     def _note(self, name: str, fields: Mapping[str, object], reasons: Mapping[str, str]) -> None:
-        """What has no effect is told with the next message of its context."""
+        """Fields without effect are told with the next message of their context."""
         sent = ignored.flat(fields, _FIELDS)
         found = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
         told = ignored.named(sent, _FIELDS, {**found, **unheard(fields.get("inputs"))})
@@ -160,7 +141,7 @@ class _Contexts(ContextConnection, WishedConnection):
         await self.socket.send_json({**timed, **self.told(name)})
 
     def _timed(self, name: str, audio: bytes) -> dict[str, object]:
-        """Audio and the words that have become known; clients that want no common clock add up what messages span."""
+        """Audio and the words that have become known. Clients without a common clock add up the times of messages."""
         chars, starts_ms, durations_ms = self._taken(name)
         timed = {"chars": chars, "charStartTimesMs": starts_ms, "charDurationsMs": durations_ms} if chars else None
         if chars and not self._is_cumulative:
@@ -182,7 +163,7 @@ class _Contexts(ContextConnection, WishedConnection):
 
 
 class _OneText(_Contexts):
-    """Ends with an empty text; the server closes, which is what clients wait for."""
+    """Ends with an empty text; clients then wait for the server to close."""
 
     async def obey(self, fields: dict[str, object]) -> None:
         text = self._text(fields)
@@ -235,3 +216,30 @@ class _Dialogues(_Contexts):
     async def _tell(self, name: str, reply: ErrorReply) -> None:
         said = {"error": reply.code, "message": reply.message, "code": reply.code}
         await self.socket.send_json({"context_id": name or None, **said})
+
+
+DIALECT = Dialect(
+    "ElevenLabs",
+    sockets=(
+        ("/v1/text-to-speech/{voice_id}/multi-stream-input", _Contexts),
+        ("/v1/text-to-speech/{voice_id}/stream-input", _OneText),
+        ("/v1/text-to-dialogue/multi-stream-input", _Dialogues),
+    ),
+    sample=Sample(
+        "/v1/text-to-speech/$voice/multi-stream-input?output_format=pcm_24000",
+        messages=(
+            {"text": " ", "context_id": "check"},
+            {"text": "$text ", "context_id": "check", "flush": True},
+            {"text": "", "context_id": "check", "flush": True},
+            {"context_id": "check", "close_context": True},
+        ),
+        clients=(
+            'LiveKit:          elevenlabs.TTS(base_url="$url/v1", api_key=KEY, voice_id="$voice")',
+            (
+                'Pipecat:          ElevenLabsTTSService(url="$sockets", api_key=KEY, '
+                'settings=ElevenLabsTTSService.Settings(voice="$voice"))'
+            ),
+            'elevenlabs:       ElevenLabs(base_url="$url", api_key=KEY)',
+        ),
+    ),
+)

@@ -5,38 +5,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from hashlib import blake2b
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.websockets import WebSocket
-
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
 from serve_app.api.errors import ErrorReply
 from serve_app.api.request import number
 from serve_app.api.sockets import unknown_type
-from serve_app.api.speaker import Speaker, text_of
-from serve_app.dialects.deepgram import RAW, TurnSocket, plain, speak_over_http
+from serve_app.api.speaker import text_of
+from serve_app.dialects.deepgram import RAW, TurnSocket, plain, speak_text
+from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.session import Audio, Cleared, Event, Mark, Started, Turn
 
 _MOST_MS = 10**9
 _SLOWEST, _FASTEST, _STEP = 0.5, 1.5, 0.05
-
-
-def routes(speaker: Speaker) -> APIRouter:
-    """`WS` and `POST /v2/speak`."""
-    router = APIRouter()
-
-    @router.websocket("/v2/speak")
-    async def speak(socket: WebSocket) -> None:
-        await FluxSocket.run(socket, speaker)
-
-    @router.post("/v2/speak", summary="Speak a text (Deepgram Flux)", response_class=Response)
-    async def speak_text(request: Request) -> Response:
-        """Speaks `text` of a JSON body."""
-        return await speak_over_http(speaker, request)
-
-    return router
 
 
 class FluxSocket(TurnSocket):
@@ -151,7 +131,7 @@ class FluxSocket(TurnSocket):
         await self.send("SpeechMetadata", **metadata)
 
     async def _tell_interrupted(self, cleared: Cleared) -> None:
-        """What was played is told by the client, who alone knows; from there on the session counts."""
+        """Only the client knows how much was played, and tells it; from there on the session counts."""
         turn, spoken = cleared.heard, cleared.spoken
         assert turn is not None, "there is something to interrupt"
         samples, self._turn_samples = self._turn_samples, 0
@@ -184,3 +164,22 @@ class FluxSocket(TurnSocket):
 
 def _speech_id(name: str) -> str:
     return f"dg_sp_{blake2b(name.encode(), digest_size=6).hexdigest()}"
+
+
+DIALECT = Dialect(
+    "Deepgram Flux",
+    routes=(Route("POST /v2/speak", speak_text, "Speak a text (Deepgram Flux)"),),
+    sockets=(("/v2/speak", FluxSocket),),
+    heading="Deepgram",
+    sample=Sample(
+        "/v2/speak?model=flux-$voice-en&encoding=linear16&sample_rate=24000",
+        messages=({"type": "Speak", "text": "$text"}, {"type": "Flush"}),
+        clients=(
+            'LiveKit:          deepgram.TTSv2(base_url="$url/v2/speak", api_key=KEY, model="flux-$voice-en")',
+            (
+                'Pipecat:          DeepgramFluxTTSService(url="$sockets/v2/speak", api_key=KEY, '
+                'settings=DeepgramFluxTTSService.Settings(voice="flux-$voice-en"))'
+            ),
+        ),
+    ),
+)

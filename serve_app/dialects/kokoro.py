@@ -4,43 +4,37 @@ import base64
 import json
 from collections.abc import AsyncGenerator
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.response import in_parts
 from serve_app.api.speaker import Speaker, read_object
 from serve_app.dialects.openai_speech import wished
+from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.word_times import WordTimes
 
-# What always comes, and fields that ask for it, which others of their values cannot change.
+# Parts of every answer, and the fields for them, whose other values have no effect.
 _ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": True, "stream_format": "audio"}
 
 
-def routes(speaker: Speaker) -> APIRouter:
-    router = APIRouter()
+async def speak(speaker: Speaker, request: Request) -> Response:
+    """Speaks `input` as lines of JSON, one line with `stream` false; a word stands in the line where it ends."""
+    fields = await read_object(request, speaker)
+    for name in [name for name, value in _ALWAYS.items() if fields.get(name) == value]:
+        del fields[name]
+    reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}
+    made = {"word_timestamps": True, "stream_format": "audio"}
+    wish = await wished(speaker, fields, made=made, reasons=reasons)
+    audio_format = wish.delivery.audio_format
 
-    @router.post("/dev/captioned_speech", summary="Speak a text, with times of its words", response_class=Response)
-    async def speak(request: Request) -> Response:
-        """Speaks `input` as lines of JSON, one line with `stream` false; a word stands in the line where it ends."""
-        fields = await read_object(request, speaker)
-        for name in [name for name, value in _ALWAYS.items() if fields.get(name) == value]:
-            del fields[name]
-        reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}
-        made = {"word_timestamps": True, "stream_format": "audio"}
-        wish = await wished(speaker, fields, made=made, reasons=reasons)
-        audio_format = wish.delivery.audio_format
+    def as_lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
+        def line(part: bytes) -> bytes:
+            return _line(part, times, audio_format)
 
-        def as_lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
-            def line(part: bytes) -> bytes:
-                return _line(part, times, audio_format)
+        return in_parts(audio, line, lambda: line(b"") if times is not None and times.has_told else b"")
 
-            return in_parts(audio, line, lambda: line(b"") if times is not None and times.has_told else b"")
-
-        kind = "application/json" if wish.delivery.whole else "application/x-ndjson"
-        return await speaker.respond(request, wish, as_body=as_lines, content_type=kind)
-
-    return router
+    kind = "application/json" if wish.delivery.whole else "application/x-ndjson"
+    return await speaker.respond(request, wish, as_body=as_lines, content_type=kind)
 
 
 def _line(audio: bytes, times: WordTimes | None, audio_format: str) -> bytes:
@@ -50,3 +44,14 @@ def _line(audio: bytes, times: WordTimes | None, audio_format: str) -> bytes:
     ]
     told = {"audio": base64.b64encode(audio).decode(), "audio_format": audio_format, "timestamps": timestamps}
     return json.dumps(told).encode() + b"\n"
+
+
+DIALECT = Dialect(
+    "Kokoro-FastAPI",
+    routes=(Route("POST /dev/captioned_speech", speak, "Speak a text, with times of its words"),),
+    sample=Sample(
+        "/dev/captioned_speech",
+        body={"input": "$text", "voice": "$voice"},
+        clients=("Kokoro-FastAPI:   $url/dev/captioned_speech, $url/v1",),
+    ),
+)

@@ -10,6 +10,7 @@ from serve_app.api.sockets import WishedConnection, unknown_type
 from serve_app.api.speaker import Speaker, Wish, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
+from serve_app.dialects.table import Dialect, Sample
 from serve_app.speech.session import Audio, Event, Mark, Session, Started
 
 PROTOCOL = "nari.speech.v1"
@@ -98,3 +99,19 @@ class NariSocket(WishedConnection):
         done = {"stop_reason": self._stop_reason, "audio_chunks": self._num_chunks}
         await self.send("response.done", request_id=self.request_id, **done)
         await super().finish()
+
+
+DIALECT = Dialect(
+    "nari",
+    sockets=(("/v1/audio/speech/ws", NariSocket),),
+    sample=Sample(
+        "/v1/audio/speech/ws",
+        protocols=(PROTOCOL,),
+        messages=(
+            {"type": "request.start", "voice": "$voice"},
+            {"type": "input_text.append", "sequence": 0, "text": "$text"},
+            {"type": "input_text.end", "sequence": 1},
+        ),
+        clients=(f"nari:             $sockets/v1/audio/speech/ws with the subprotocol {PROTOCOL}",),
+    ),
+)

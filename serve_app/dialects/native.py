@@ -1,49 +1,24 @@
 """The native WebSocket: one utterance per message, PCM as binary frames, cancel at any time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
 from serve_app.api import ignored
-from serve_app.api.errors import ErrorReply, Unauthorized, translate
+from serve_app.api.errors import Unauthorized, translate
 from serve_app.api.request import SpeechBody, check_length, parse_speech, validated
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
 from serve_app.api.response import Delivery, word_entries
 from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speaker import Speaker, Wish, refuse_handshake
+from serve_app.api.speaker import Speaker, Wish
 from serve_app.audio.formats import AudioFormat
+from serve_app.dialects.table import Dialect
 from serve_app.speech.session import Audio, Event, Failed, Mark, Session, Started, Turn, Words
-
-Serve = Callable[[WebSocket, Speaker], Awaitable[None]]
-
-
-def websocket_routes(speaker: Speaker, protocols: Mapping[str, Serve]) -> APIRouter:
-    """`WS /v1/audio/speech/ws`, and a 404 for a handshake anywhere else, where Starlette's own answer is a 403.
-
-    Clients that offer one of the subprotocols in `protocols` are served so.
-    """
-    router = APIRouter()
-
-    @router.websocket("/v1/audio/speech/ws")
-    async def speak(socket: WebSocket) -> None:
-        other = next((protocols[name] for name in socket.scope["subprotocols"] if name in protocols), None)
-        if other is not None:
-            await other(socket, speaker)
-        else:
-            await SpeechSocket.run(socket, speaker)
-
-    @router.websocket("/{path:path}")
-    async def unknown(socket: WebSocket) -> None:
-        await refuse_handshake(socket, HTTPException(404))
-
-    return router
 
 
 class Resumption(BaseModel):
@@ -81,7 +56,7 @@ _NAMES: ignored.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **
 
 
 class Utterance:
-    """One `speak` message on its way; `samples` and `usage` count what has been handed to the socket."""
+    """One `speak` message on its way; `samples` and `usage` count the audio that has been handed to the socket."""
 
     def __init__(self, request_id: str, connection: Connection) -> None:
         self.request_id = request_id
@@ -177,10 +152,6 @@ class SpeechSocket(Connection):
             case _:
                 raise unknown_type("'speak'", "'cancel'")
 
-    async def tell_error(self, reply: ErrorReply) -> None:
-        """An `error` of no request."""
-        await self.send("error", request_id=None, **reply.envelope())
-
     def _start(self, fields: dict[str, object]) -> None:
         if self.is_busy:
             raise InvalidRequest("An utterance is being spoken; cancel it or wait for it to end.", "type", "busy")
@@ -192,7 +163,7 @@ class SpeechSocket(Connection):
     async def _cancel(self, played_ms: float | None) -> None:
         """Always answered: with null for the request if nothing was being spoken, or its end was already on its way.
 
-        `played_ms` is how much of the utterance's audio was heard; the answer says what of its text that was.
+        `played_ms` is how much of the utterance's audio was heard; the answer has the text of that part.
         """
         task, self._task = self._task, None
         await self.stop()
@@ -210,3 +181,6 @@ def _speech_body(fields: dict[str, object]) -> SpeechBody:
     if body.response_format not in (None, AudioFormat.PCM):
         raise InvalidRequest("The WebSocket sends pcm only.", "response_format")
     return body
+
+
+DIALECT = Dialect("Talkray", sockets=(("/v1/audio/speech/ws", SpeechSocket),))

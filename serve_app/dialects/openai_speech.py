@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -27,9 +26,10 @@ from serve_app.api.response import (
 )
 from serve_app.api.speaker import Speaker, Wish, choice, read_object
 from serve_app.audio.formats import AudioFormat
+from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.languages import language_name
 
-# Its example is what the page at `/docs` sends when nobody changes it: all fields at once would be refused.
+# The page at `/docs` sends the example as it is; all fields at once would be refused.
 _EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
 _ERROR = {"message": "what was wrong", "type": "invalid_request_error", "param": "input", "code": "invalid_value"}
 SPEECH_DOCS = {
@@ -67,34 +67,24 @@ _MISTRAL: ignored.Names = {
 _NAMES: ignored.Names = {**ignored.SPEECH, "instruction": "instructions", "lang_code": "language"}
 
 
-def routes(speaker: Speaker) -> APIRouter:
-    """`POST /v1/audio/speech`, and the same under Azure's paths."""
-    router = APIRouter()
+async def speech(speaker: Speaker, request: Request) -> Response:
+    """Speaks `input`, streaming unless `stream` is false."""
+    fields = await read_object(request, speaker)
+    if "voice_id" in fields:
+        return await _speak_as_mistral(request, speaker, fields)
+    return await speaker.respond(request, await wished(speaker, fields, accept=_accept(request)))
 
-    @router.post("/v1/audio/speech", summary="Speak a text", response_class=Response, openapi_extra=SPEECH_DOCS)
-    @router.post("/openai/v1/audio/speech", response_class=Response, include_in_schema=False)
-    async def speech(request: Request) -> Response:
-        """Speaks `input`, streaming unless `stream` is false."""
-        fields = await read_object(request, speaker)
-        if "voice_id" in fields:
-            return await _speak_as_mistral(request, speaker, fields)
-        return await speaker.respond(request, await wished(speaker, fields, accept=_accept(request)))
 
-    @router.post(
-        "/openai/deployments/{deployment}/audio/speech", summary="Speak a text (Azure)", response_class=Response
-    )
-    async def speak_deployment(request: Request, deployment: str) -> Response:
-        """The same for Azure's clients, whose deployments have names of their own."""
-        fields = await read_object(request, speaker)
-        reasons = {"model": "a deployment of any name is the loaded model"} if "model" in fields else {}
-        wish = await wished(speaker, fields, accept=_accept(request), made={"model": None}, reasons=reasons)
-        return await speaker.respond(request, wish)
-
-    return router
+async def speak_deployment(speaker: Speaker, request: Request, deployment: str) -> Response:
+    """The same for Azure's clients, whose deployments have names of their own."""
+    fields = await read_object(request, speaker)
+    reasons = {"model": "a deployment of any name is the loaded model"} if "model" in fields else {}
+    wish = await wished(speaker, fields, accept=_accept(request), made={"model": None}, reasons=reasons)
+    return await speaker.respond(request, wish)
 
 
 def spelled(fields: Mapping[str, object]) -> dict[str, object]:
-    """`fields` with our names for what other servers of this API call otherwise. Raises InvalidRequest."""
+    """`fields` with our names in place of the names of other servers of this API. Raises InvalidRequest."""
     ours = dict(fields)
     if "instruction" in ours and "instructions" not in ours:  # Dify
         ours["instructions"] = ours.pop("instruction")
@@ -121,8 +111,8 @@ async def wished(
     made: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> Wish:
-    """What a body asks for; where it names no format, an Accept header or the `default` does. `made` are fields that
-    the dialect decides, `reasons` why others have no effect in it. Raises InvalidRequest.
+    """The wish of a body; where it names no format, an Accept header or the `default` does. `made` are fields that the
+    dialect decides, `reasons` why others have no effect in it. Raises InvalidRequest.
     """
     given = {**spelled(fields), **(made or {})}
     body = parse_speech({name: given[name] for name in ignored.SPEECH if given.get(name) is not None})
@@ -177,3 +167,38 @@ def _mistral_delta(audio: bytes) -> bytes:
 def _mistral_done(usage: Usage) -> bytes:
     tokens = dict(zip(("prompt_tokens", "completion_tokens", "total_tokens"), usage.tokens.values(), strict=True))
     return named_event({"type": "speech.audio.done", "usage": tokens})
+
+
+DIALECT = Dialect(
+    "OpenAI",
+    routes=(
+        Route("POST /v1/audio/speech", speech, "Speak a text", docs=SPEECH_DOCS),
+        Route("POST /openai/v1/audio/speech", speech),
+        Route("POST /openai/deployments/{deployment}/audio/speech", speak_deployment, "Speak a text (Azure)"),
+    ),
+    heading="Speech",
+    sample=Sample(
+        "/v1/audio/speech",
+        body={"model": "tts-1", "input": "$text", "voice": "$voice", "response_format": "pcm"},
+        clients=(
+            'openai (Python):  OpenAI(base_url="$url/v1", api_key=KEY)',
+            'openai (JS):      new OpenAI({ baseURL: "$url/v1", apiKey: KEY })',
+            'Vercel AI SDK:    createOpenAI({ baseURL: "$url/v1", apiKey: KEY }).speech("tts-1")',
+            'LiveKit:          openai.TTS(base_url="$url/v1", api_key=KEY, voice="$voice")',
+            'Pipecat:          OpenAITTSService(base_url="$url/v1", api_key=KEY)',
+            'openai (Azure):   AzureOpenAI(azure_endpoint="$url", api_version="2025-04-01-preview", api_key=KEY)',
+            'Mistral (JS):     new Mistral({ serverURL: "$url", apiKey: KEY }).audio.speech',
+            (
+                "Open WebUI:       AUDIO_TTS_ENGINE=openai AUDIO_TTS_OPENAI_API_BASE_URL=$url/v1 "
+                "AUDIO_TTS_OPENAI_API_KEY=KEY AUDIO_TTS_MODEL=tts-1 AUDIO_TTS_VOICE=$voice"
+            ),
+            "SillyTavern:      TTS, OpenAI Compatible: Provider Endpoint $url/v1/audio/speech, voice $voice",
+            (
+                "LibreChat:        librechat.yaml, speech: { tts: { openai: { url: '$url/v1/audio/speech', "
+                "apiKey: 'KEY', model: 'tts-1', voices: ['$voice'] } } }"
+            ),
+            "Home Assistant:   OpenAI TTS (HACS): URL $url/v1/audio/speech, model tts-1, voice $voice",
+            "Home Assistant:   talkray wyoming $url, then Wyoming Protocol with its host and port 10200",
+        ),
+    ),
+)

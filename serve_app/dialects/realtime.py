@@ -4,7 +4,6 @@ import base64
 import secrets
 from collections.abc import Iterator, Mapping
 
-from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
@@ -14,6 +13,7 @@ from serve_app.api.response import Delivery
 from serve_app.api.sockets import Connection
 from serve_app.api.speaker import Speaker, Wish, choice
 from serve_app.audio.formats import AudioFormat
+from serve_app.dialects.table import Dialect, Sample
 from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Mark, Started, Turn
 
 Json = dict[str, object]
@@ -33,21 +33,8 @@ _RESPONSE_NAMES: ignored.Names = {**_NAMES, "input": None, "conversation": None}
 _ITEM_NAMES = ("type", "event_id", "item")
 
 
-def routes(speaker: Speaker) -> APIRouter:
-    """`WS /v1/realtime`, also where Azure has it."""
-    router = APIRouter()
-
-    @router.websocket("/v1/realtime")
-    @router.websocket("/openai/v1/realtime")
-    @router.websocket("/openai/realtime")
-    async def speak(socket: WebSocket) -> None:
-        await RealtimeSocket.run(socket, speaker)
-
-    return router
-
-
 class ResponseSocket(Connection):
-    """Turns told as responses: what this API has in common with those that follow it."""
+    """Turns told as responses, as in this API and in the APIs that follow it."""
 
     audio_kind = "response.output_audio"
 
@@ -105,7 +92,7 @@ class RealtimeSocket(ResponseSocket):
         super().__init__(socket, speaker)
         self._model = socket.query_params.get("model") or socket.query_params.get("deployment")
         self._settings: Json = {}  # voice, format, speed
-        self._waiting: list[str] = []  # texts of items that nobody has asked a response to
+        self._waiting: list[str] = []  # texts of items for which no response was asked
         self._turn: Turn | None = None  # that is being spoken
         self._num_turns = 0
         self._event_id: object = None  # of the message that is being obeyed
@@ -146,7 +133,7 @@ class RealtimeSocket(ResponseSocket):
         await self.tell("session.updated", session=self._session(), **ignored.told(wish.ignored))
 
     async def _wished(self, given: Mapping[str, object], names: ignored.Names, settings: Json) -> Wish:
-        """What `given` asks for; `settings` are those before it and its own. Raises InvalidRequest."""
+        """The wish of `given`; `settings` are all so far, its own included. Raises InvalidRequest."""
         sent, rate = ignored.flat(given, names), _rate(settings)
         reasons = _unspoken("input", sent.get("input"))
         if "instructions" in sent:
@@ -245,14 +232,14 @@ def _rate(settings: Mapping[str, object]) -> int:
 
 
 def _texts(items: object) -> list[str]:
-    """What messages of the user say. Raises InvalidRequest."""
+    """The texts of the user's messages. Raises InvalidRequest."""
     if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
         raise InvalidRequest("input must be a list of items.", "response.input")
     return [text for item in items for text in _parts(item) if text]
 
 
 def _unspoken(where: str, items: object) -> dict[str, str]:
-    """What of messages has no effect, and why."""
+    """Fields of messages without effect, and the reasons."""
     content = [_list(item.get("content")) if isinstance(item, Mapping) else [] for item in _list(items)]
     spoken = [list(_parts(item)) if isinstance(item, Mapping) else [] for item in _list(items)]
     if all(parts and len(parts) == len(texts) for parts, texts in zip(content, spoken, strict=True)):
@@ -268,3 +255,17 @@ def _parts(item: Mapping[str, object]) -> Iterator[str]:
     for part in _list(item.get("content")):
         if isinstance(part, Mapping) and part.get("type") == "input_text" and isinstance(part.get("text"), str):
             yield part["text"]
+
+
+_PATHS = ("/v1/realtime", "/openai/v1/realtime", "/openai/realtime")  # the last two are Azure's
+_ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "$text"}]}
+DIALECT = Dialect(
+    "OpenAI Realtime",
+    sockets=tuple((path, RealtimeSocket) for path in _PATHS),
+    key_headers=("api-key",),
+    sample=Sample(
+        "/v1/realtime?model=gpt-realtime",
+        messages=({"type": "response.create", "response": {"input": [_ITEM]}},),
+        clients=('openai (Python):  AsyncOpenAI(websocket_base_url="$sockets/v1", api_key=KEY).realtime.connect(...)',),
+    ),
+)

@@ -4,7 +4,6 @@ import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
@@ -26,6 +25,7 @@ from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speaker import Speaker, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
+from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.session import Audio, Event, Mark, Session, Started
 
 Json = dict[str, object]
@@ -33,32 +33,21 @@ Json = dict[str, object]
 MAX_ITEMS = 64
 
 
-def routes(speaker: Speaker) -> APIRouter:
-    """`WS /v1/audio/speech/stream` and `POST /v1/audio/speech/batch`."""
-    router = APIRouter()
-
-    @router.websocket("/v1/audio/speech/stream")
-    async def speak(socket: WebSocket) -> None:
-        await OmniSocket.run(socket, speaker)
-
-    @router.post("/v1/audio/speech/batch", summary="Speak several texts", response_class=Response)
-    async def speak_all(request: Request) -> Response:
-        """Speaks `items`, each with the fields around them unless it has its own: one after the other."""
-        fields = await read_object(request, speaker)
-        items = fields.pop("items", None)
-        if not isinstance(items, list) or not 0 < len(items) <= MAX_ITEMS:
-            raise InvalidRequest(f"items must be a list of 1 to {MAX_ITEMS} objects.", "items")
-        usage: Usage = request.state.record.usage
-        headers = {"content-type": "application/json"}
-        return SpeechResponse(_spoken(request, speaker, fields, items), headers, usage=usage)
-
-    return router
+async def speak_all(speaker: Speaker, request: Request) -> Response:
+    """Speaks `items`, each with the fields around them unless it has its own: one after the other."""
+    fields = await read_object(request, speaker)
+    items = fields.pop("items", None)
+    if not isinstance(items, list) or not 0 < len(items) <= MAX_ITEMS:
+        raise InvalidRequest(f"items must be a list of 1 to {MAX_ITEMS} objects.", "items")
+    usage: Usage = request.state.record.usage
+    headers = {"content-type": "application/json"}
+    return SpeechResponse(_spoken(request, speaker, fields, items), headers, usage=usage)
 
 
 async def _spoken(
     request: Request, speaker: Speaker, fields: Json, items: Sequence[object]
 ) -> AsyncGenerator[bytes, None]:
-    """What is wrong with one item is told in its result; a server that is full refuses the whole, while it can.
+    """An item's error is in its result; a full server refuses the whole batch, while it can.
 
     One item is kept at a time: each result is sent when it is there.
     """
@@ -118,7 +107,7 @@ async def _speak_item(
 
 
 class OmniSocket(Connection):
-    """An utterance is what was written between two `input.done`; it is one sentence to the client."""
+    """An utterance is the text between two `input.done`; to the client it is one sentence."""
 
     takes_recordings = True
 
@@ -185,3 +174,19 @@ class OmniSocket(Connection):
                 await self.send("audio.done", **number, sentence_index=0, total_bytes=num_bytes, error=False)
                 tokens = {"input_tokens": turn.usage.input_tokens, "output_tokens": turn.usage.frames}
                 await self.send("session.done", **number, total_sentences=1, usage=tokens)
+
+
+DIALECT = Dialect(
+    "vLLM-Omni",
+    routes=(Route("POST /v1/audio/speech/batch", speak_all, "Speak several texts"),),
+    sockets=(("/v1/audio/speech/stream", OmniSocket),),
+    sample=Sample(
+        "/v1/audio/speech/stream",
+        messages=(
+            {"type": "session.config", "voice": "$voice", "response_format": "pcm"},
+            {"type": "input.text", "text": "$text"},
+            {"type": "input.done"},
+        ),
+        clients=("vLLM-Omni:        $sockets/v1/audio/speech/stream, $url/v1/audio/speech/batch",),
+    ),
+)

@@ -4,7 +4,6 @@ import base64
 from collections.abc import AsyncGenerator, Mapping
 from urllib.parse import parse_qsl
 
-from fastapi import APIRouter
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -16,6 +15,7 @@ from serve_app.api.request import MAX_BODY_BYTES, parse_object
 from serve_app.api.response import Delivery
 from serve_app.api.speaker import Speaker, Wish, read_body, text_of
 from serve_app.audio.formats import AudioFormat
+from serve_app.dialects.table import Dialect, Route, Sample
 
 _NAMES: ignored.Names = {
     "text": "input",
@@ -30,17 +30,11 @@ _NAMES: ignored.Names = {
 _MOST_FIELDS = 32
 
 
-def routes(speaker: Speaker) -> APIRouter:
-    router = APIRouter()
-
-    @router.post("/generate", summary="Speak a text (VoxServe)", response_class=Response)
-    async def generate(request: Request) -> Response:
-        """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
-        content = await read_body(request)
-        speaker.check_room(request.state.caller.name)
-        return await speaker.respond(request, await wished(speaker, await _form_fields(content, request.headers)))
-
-    return router
+async def generate(speaker: Speaker, request: Request) -> Response:
+    """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
+    content = await read_body(request)
+    speaker.check_room(request.state.caller.name)
+    return await speaker.respond(request, await wished(speaker, await _form_fields(content, request.headers)))
 
 
 async def wished(speaker: Speaker, fields: Mapping[str, object]) -> Wish:
@@ -90,7 +84,18 @@ async def _value(value: UploadFile | str) -> str:
 
 
 def _switch(value: object) -> object:
-    """A boolean, which forms have as text. What is none stays, and is refused where it matters."""
+    """A boolean, which forms have as text. Another value stays, and is refused where it matters."""
     if not isinstance(value, str):
         return value
     return {"true": True, "1": True, "false": False, "0": False}.get(value.lower(), value)
+
+
+DIALECT = Dialect(
+    "VoxServe",
+    routes=(Route("POST /generate", generate, "Speak a text (VoxServe)"),),
+    sample=Sample(
+        "/generate",
+        body={"text": "$text", "speaker": "$voice"},
+        clients=("VoxServe:         $url/generate",),
+    ),
+)

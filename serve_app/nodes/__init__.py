@@ -1,1 +1,1 @@
-"""What clouds say of their machines."""
+"""Notices that clouds give of their machines."""

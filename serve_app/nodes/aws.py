@@ -14,7 +14,7 @@ from ray.autoscaler.node_launch_exception import NodeLaunchException
 logger = logging.getLogger(__name__)
 
 _MARKET = "InstanceMarketOptions"
-# What EC2 answers where there is no spot capacity, in no zone that was tried, or the account may have no more of it.
+# Error codes of EC2: no spot capacity in any zone that was tried, or the account may have no more of it.
 _REFUSALS = frozenset(
     ("InsufficientInstanceCapacity", "MaxSpotInstanceCountExceeded", "SpotMaxPriceTooLow", "UnfulfillableCapacity")
 )

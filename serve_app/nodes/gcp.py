@@ -1,4 +1,4 @@
-"""Ray's provider of Google Cloud nodes, which starts a standard instance where spot is refused (see aws_nodes.py).
+"""Ray's provider of Google Cloud nodes, which starts a standard instance where spot is refused (see aws.py).
 
 A cluster's file says `provider: {type: external, module: serve_app.nodes.gcp.Nodes}`.
 """
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 # In the errors of Compute Engine's operation.
 _REFUSALS = ("ZONE_RESOURCE_POOL_EXHAUSTED", "QUOTA_EXCEEDED", "STOCKOUT")
-# What makes an instance a spot one; older configs say `preemptible`.
+# Fields that make an instance a spot one; older configs say `preemptible`.
 _SPOT = ("provisioningModel", "preemptible", "instanceTerminationAction")
 
 

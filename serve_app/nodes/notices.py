@@ -1,7 +1,7 @@
 """Drain this node when its cloud is about to take it: `python -m serve_app.nodes.notices aws|gcp`, beside `ray start`.
 
 Ray 2.60 reads no such notice. Replicas on a draining node start elsewhere, and its streams go on there by their codes
-(docs/reliability.md), also those that would outlast the notice. Standard library only: it runs on every node.
+(docs/reliability.md), also streams that would outlast the notice. Standard library only: it runs on every node.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class MetadataUnreachable(Exception):
 
 
 def _ask(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str | None:
-    """The answer's text; None where there is no such thing, which is what most answers say."""
+    """The answer's text; None for a 404, which is the usual answer."""
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
         with _DIRECT.open(request, timeout=_ANSWER_S) as answer:

@@ -1,1 +1,1 @@
-"""What HAProxy is told."""
+"""The configuration of HAProxy."""

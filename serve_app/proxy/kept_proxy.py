@@ -1,9 +1,9 @@
 """HAProxy is started again as soon as it dies, and survives the death of the actor that manages it.
 
 Serve asks HAProxy's admin socket every ten seconds, takes three misses for its death, and then replaces the actor,
-which has to be told of all replicas again: 26 s without a listener, then 404. Here the actor, which knows the replicas,
-starts another HAProxy. Where it is the actor that died, its successor would find the port taken, by a HAProxy that
-nobody tells of new replicas any more; here it takes over from that one, as at a reload.
+which first has to learn of all replicas: 26 s without a listener, then 404. Here the actor, which knows the replicas,
+starts another HAProxy. Where the actor has died, its successor would find the port taken by a HAProxy that hears of no
+new replicas. Here it takes over from that one, as at a reload.
 
 Serve has no setting for the actor's class, but calls a function of ours in its controller before the first one is made
 (RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH).
@@ -27,8 +27,8 @@ _REPLICAS_KNOWN_S = 10.0
 class KeptHAProxyManager(HAProxyManager.__ray_metadata__.modified_class.__ray_actor_class__):  # type: ignore[misc]
     """Serve's manager of HAProxy, which keeps it alive.
 
-    It derives from the class as Serve wrote it: of what `ray.remote` has made of that, Ray takes ours for the same
-    class, and a controller that was restarted among such actors makes none that start any more.
+    It derives from the class as Serve wrote it, not from the one that `ray.remote` made. Ray would take a class derived
+    from the latter for the same class, and a controller that restarts among such actors could start no more of them.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:

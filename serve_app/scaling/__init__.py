@@ -1,1 +1,1 @@
-"""How the pools follow their load, and what is known of them."""
+"""Policies of the pools, and a watch on the sizes of the pools."""

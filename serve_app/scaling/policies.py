@@ -6,15 +6,16 @@ functions. `TalkerPolicy` and `CodecPolicy` wrap them for Ray Serve's controller
 library only and no Ray import: Serve pickles this module by value and runs it on a head node without torch; it
 imports `deployments.records` there.
 
-Replicas are added at once, by as many as are needed: for everybody who is there where somebody waits or a replica's
-worth of room is missing, for the mean over some seconds otherwise, since arrivals come in bursts that end before a
-replica has started. They are removed slowly: only what a whole window did not need, and not what would soon be needed
-again, a step at a time, and never below what the streams in flight occupy (Serve lets a removed replica finish them).
+Replicas are added at once. Where a request waits, or less than one replica's room is free, the number follows the
+present streams; otherwise it follows their mean over some seconds, because bursts end before a replica has started.
+Replicas are removed slowly, a step at a time: only replicas that a whole window did not need and that a little more
+load would not need again, and never replicas that the streams in flight occupy. Serve lets a removed replica finish its
+streams.
 """
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
@@ -32,7 +33,7 @@ _TREND_WINDOW_S = 2.0  # over which the growth of the queue is measured
 _MIN_TREND_S = 0.4
 # A demand that is a whole number of replicas does not ask for one more because of rounding.
 _ROUNDING = 1e-6
-# A mean of fewer streams, and none now, is none.
+# A mean of fewer streams counts as zero while there is no stream.
 _NOBODY = 0.5
 
 
@@ -50,9 +51,9 @@ class Counts:
 class Bounds:
     """Parameters of either policy: `AppConfig` sets some. Wrong ones raise ValueError."""
 
-    smoothing_s: float = 10.0  # time constant of the mean that counts while nobody waits
+    smoothing_s: float = 10.0  # time constant of the mean that counts while no request waits
     scale_down_margin: float = 0.1  # a replica stays where so much more load would ask for it again
-    min_replicas: int = 1  # 0: the pool goes away when nobody speaks, and the next request waits for a start
+    min_replicas: int = 1  # 0: the pool goes away without requests, and the next request waits for a start
     max_replicas: int = 4
     target_use: float = 0.75  # of the sequences, or of the streams and cores, that all replicas can take
     scale_down_window_s: float = 120.0  # a replica goes when the whole window did not need it
@@ -75,7 +76,7 @@ class TalkerScaling(Bounds):
     """Parameters of the talker pool's policy."""
 
     sequences_per_replica: float = 8.0  # that a replica batches: talker.max_num_seqs
-    trend_horizon_s: float = 5.0  # its growth over this time is expected: about what a replica takes to start
+    trend_horizon_s: float = 5.0  # its growth over this time is expected; about the time of a replica's start
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class CodecScaling(Bounds):
     """Parameters of the codec pool's policy."""
 
     streams_per_replica: float = 16.0  # that a replica decodes in real time
-    # Streams that the talker pool can run at its largest: what waits for it beyond them needs no decoder yet.
+    # Streams that the talker pool can run at its largest: further waiting requests need no decoder yet.
     max_talker_streams: float = math.inf
 
 
@@ -97,7 +98,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a decision leaves for the next one. The first one gets `State()`."""
+    """The state that a decision leaves for the next one. The first one gets `State()`."""
 
     line: tuple[Sample, ...] = ()  # requests that wait, over the trend window
     mean: Sample | None = None  # of the streams that are there
@@ -123,7 +124,7 @@ def decide_talker(
     waiting = sum(record.waiting for record in records)
     demand = max(running + waiting, counts.ongoing) + counts.queued  # a new replica has not recorded anything yet
     line = _recent(state.line, Sample(now_s, waiting + counts.queued), window_s=_TREND_WINDOW_S)
-    growth = min(_growth(line) * settings.trend_horizon_s, demand)  # at most twice what is here
+    growth = min(_growth(line) * settings.trend_horizon_s, demand)  # at most as much as the demand
     per_replica = settings.sequences_per_replica * settings.target_use
     mean = _smoothed(state.mean, Sample(now_s, demand), over_s=settings.smoothing_s)
     needs = {
@@ -191,10 +192,10 @@ def _settle(
     """The greatest need, at once where it is more than there is, slowly where it is less."""
     reason, need = max(needs.items(), key=lambda item: item[1])
     needed = max(math.ceil(need - _ROUNDING), 1 if demand else 0)
-    is_first = state.busy_s == -math.inf  # what is there then was needed, as far as we know
+    is_first = state.busy_s == -math.inf  # the replicas of that time count as needed
     peak = Sample(now_s, max(need, counts.wanted) if is_first else need)
     state = replace(state, peaks=_peaks(state.peaks, peak, window_s=settings.scale_down_window_s))
-    if demand or is_first or counts.running < counts.wanted:  # a replica that starts was wanted by somebody
+    if demand or is_first or counts.running < counts.wanted:  # a starting replica was wanted
         state = replace(state, busy_s=now_s)
     may_be_none = counts.wanted == 0 or now_s - state.busy_s >= settings.scale_to_zero_after_s
     lowest = max(settings.min_replicas, 0 if may_be_none else 1)  # the last replica stays for a while
@@ -214,7 +215,7 @@ def _roundly(need: float, settings: Bounds) -> int:
 
 
 def _smoothed(mean: Sample | None, new: Sample, *, over_s: float) -> Sample:
-    """The moving mean at the time of the new sample; the first one is the mean, and of nobody for long it is zero."""
+    """The moving mean at the time of the new sample; zero after a long time without streams."""
     if mean is None or not over_s:
         return new
     weight = -math.expm1(-max(0.0, new.at_s - mean.at_s) / over_s)
@@ -247,7 +248,7 @@ def _slope(first: Sample, last: Sample) -> float:
 
 
 class Context(Protocol):
-    """What is read of `ray.serve.config.AutoscalingContext`."""
+    """The fields of `ray.serve.config.AutoscalingContext` that policies read."""
 
     current_num_replicas: int
     target_num_replicas: int
@@ -262,58 +263,44 @@ class Context(Protocol):
 
     @property
     def raw_metrics(self) -> Mapping[str, Mapping[Any, Sequence[Any]]] | None:
-        """What `record_autoscaling_stats` returned: name, replica, samples with a `value`."""
+        """Results of `record_autoscaling_stats`: name, replica, samples with a `value`."""
         ...
 
 
 class _Policy:
-    """Holds the state between two decisions, and logs those that change something."""
+    """Holds the state between two decisions, and logs decisions that change the number."""
 
-    def __init__(self) -> None:
-        self._state = State()
+    def __init__(self, kind: type[Any], decide: Callable[..., Decision], settings: Bounds) -> None:
+        """`decide` takes records of this `kind`."""
+        self._kind, self._decide, self._settings, self._state = kind, decide, settings, State()
 
-    def _take(self, decision: Decision, context: Context) -> tuple[int, dict[str, Any]]:
+    def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
+        """Replicas wanted."""
+        records, now_s = recorded(context.raw_metrics, self._kind), context.current_time or 0.0
+        decision = self._decide(records, _counts(context), settings=self._settings, state=self._state, now_s=now_s)
         self._state = decision.state
         if decision.replicas != context.target_num_replicas:
-            _logger.info(
-                "%s: %d -> %d replicas (%s)",
-                *(type(self).__name__, context.target_num_replicas, decision.replicas, decision.reason),
-            )
+            name, before = type(self).__name__, context.target_num_replicas
+            _logger.info("%s: %d -> %d replicas (%s)", name, before, decision.replicas, decision.reason)
         return decision.replicas, {}
 
 
 class TalkerPolicy(_Policy):
-    """`decide_talker` as a deployment's autoscaling policy; the arguments are those of TalkerScaling."""
+    """`decide_talker` as a deployment's autoscaling policy, with the arguments of TalkerScaling."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        self._settings = TalkerScaling(**settings)
-
-    def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
-        """Replicas wanted. The state is kept here."""
-        records = recorded(context.raw_metrics, TalkerRecord)
-        now_s = context.current_time or 0.0
-        decision = decide_talker(records, _counts(context), settings=self._settings, state=self._state, now_s=now_s)
-        return self._take(decision, context)
+        super().__init__(TalkerRecord, decide_talker, TalkerScaling(**settings))
 
 
 class CodecPolicy(_Policy):
-    """`decide_codec` as a deployment's autoscaling policy; the arguments are those of CodecScaling."""
+    """`decide_codec` as a deployment's autoscaling policy, with the arguments of CodecScaling."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        self._settings = CodecScaling(**settings)
-
-    def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
-        """Replicas wanted. The state is kept here."""
-        records = recorded(context.raw_metrics, CodecRecord)
-        now_s = context.current_time or 0.0
-        decision = decide_codec(records, _counts(context), settings=self._settings, state=self._state, now_s=now_s)
-        return self._take(decision, context)
+        super().__init__(CodecRecord, decide_codec, CodecScaling(**settings))
 
 
 def recorded(metrics: Mapping[str, Mapping[Any, Sequence[Any]]] | None, kind: type[_Record]) -> list[_Record]:
-    """The newest record of each replica; those that recorded nothing are left out."""
+    """The newest record of each replica that has recorded something."""
     replicas: dict[Any, dict[str, float]] = {}
     for field in fields(kind):
         for replica, samples in (metrics or {}).get(field.name, {}).items():

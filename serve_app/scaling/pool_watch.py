@@ -1,4 +1,4 @@
-"""The sizes of the pools, as Serve's controller knows them: for metrics, and for who waits for the first replica."""
+"""The sizes of the pools, as Serve's controller knows them, for metrics and for requests to a pool at zero."""
 
 import itertools
 import json
@@ -34,13 +34,13 @@ _SCRAPE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one replica has asked and all go by."""
+    """The controller's answer, which one replica asks for and all use."""
 
     pools: Mapping[str, Pool]  # talker, codec, ingress
     deaths: Mapping[str, int]  # as `ray_private.count_deaths` has them, by POOLS and PROXY
 
     def note(self) -> bytes:
-        """For the control store. No two are equal: who reads one sees that it is new."""
+        """For the control store. No two are equal, so that a reader sees that one is new."""
         pools = {name: (pool.wanted, pool.running) for name, pool in self.pools.items()}
         return json.dumps({"at_ns": time.time_ns(), "pools": pools, "deaths": self.deaths}).encode()
 
@@ -55,16 +55,16 @@ class PoolWatch:
     """Knows the pools, on a thread of its own: one replica asks the controller for all, every two seconds.
 
     That is the ingress of rank 0, which leaves what it has seen in the cluster's control store for the others. Once it
-    has been silent for three looks they ask for themselves, until somebody of rank 0 speaks. With more than 400
-    replicas looks are less frequent, and while one of the pools is dead they are more so. Whether the few replicas of a
-    small pool live each ingress asks the control store five times a second.
+    has been silent for three looks the others ask for themselves, until a replica of rank 0 leaves an answer. With more
+    than 400 replicas looks are less frequent, and while one of the pools is dead they are more frequent. Each ingress
+    asks the control store five times a second whether the few replicas of a small pool live.
     """
 
     def __init__(self, app_name: str) -> None:
         self._app_name = app_name
         self._note_key = f"pools of {app_name}"
         self._note: bytes | None = None
-        self._silence = _SILENT_LOOKS  # looks without a new note: at first nobody is waited for
+        self._silence = _SILENT_LOOKS  # looks without a new note; at first no replica is waited for
         self._asked = 0  # looks of its own in a row
         self._pools: Mapping[str, Pool] = {}
         self._deaths: Mapping[str, int] = {}
@@ -77,7 +77,7 @@ class PoolWatch:
         return self._lives.get("talker", True) and (self._lives.get("codec", True) or not (codecs and codecs.wanted))
 
     def is_ready(self) -> bool:
-        """Whether speech may be asked for: it runs, or the talkers are at zero because nobody has asked."""
+        """Whether speech may be asked for: the pools run, or the talkers are at zero for lack of requests."""
         talkers = self._pools.get("talker")
         return self.is_running() or (talkers is not None and not talkers.wanted)
 
@@ -97,12 +97,12 @@ class PoolWatch:
                 ConnectionError,
             ) as error:  # the controller or the control store is away
                 logger.info("the pools cannot be seen now: %s", error)
-            except Exception:  # whatever it is, what was seen last would stand for good without the next look
+            except Exception:  # without another look the last answer would stand for good
                 logger.exception("the pools cannot be seen now")
             pause.wait(_TURN_S)
 
     def _look(self) -> None:
-        """Ask where this replica asks for all; else take what that one has left, or ask where it is silent."""
+        """Ask where this replica asks for all. Else take the asking replica's note, or ask where it is silent."""
         if _asks_for_all():
             self._take(seen := self._ask())
             ray_private.leave(self._note_key, seen.note())
@@ -138,7 +138,7 @@ class PoolWatch:
                 self._lives[name] = len(running) > _LARGEST_ASKED or any(map(ray_private.is_alive, running))
 
     def _count_deaths(self) -> dict[str, int]:
-        """Counted from outside: who dies says nothing, least of all an ingress, whose streams nobody else has."""
+        """Deaths are counted from outside, because a replica that dies reports nothing."""
         counts = ray_private.count_deaths(self._app_name)
         named = {pool: counts[deployment] for deployment, pool in POOLS.items()}
         return named | {ray_private.PROXY: counts[ray_private.PROXY]}
@@ -159,7 +159,7 @@ def _asks_for_all() -> bool:
 
 
 def scrape() -> bytes:
-    """What Ray's metrics agent on this node exports, of all processes here, in Prometheus' text format."""
+    """Metrics of all processes on this node, as Ray's agent exports them in Prometheus' text format."""
     node_id = ray.get_runtime_context().get_node_id()
     node = next(node for node in ray.nodes() if node["NodeID"] == node_id)
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"

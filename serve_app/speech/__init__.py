@@ -1,1 +1,1 @@
-"""One utterance in time: who speaks when, in which parts, and when each word sounds."""
+"""One utterance in time: admission, its segments, and the times of its words."""

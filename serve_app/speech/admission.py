@@ -1,7 +1,8 @@
-"""Who is let in, and what they hear: a synthesizer that refuses at once what it could only speak late.
+"""Admission: a synthesizer that refuses a request at once if it could only speak late, and that measures what it sends.
 
-Queues behind it are bounded as well, but they are many and know little of each other. This one sees all requests of its
-ingress replica, from their arrival to their first audio, and so knows how long the line in front of the pools takes.
+Queues behind it are bounded as well, but they are many and know little of each other. Admission sees all requests of
+its ingress replica, from their arrival to their first audio, and so knows how long the line in front of the pools
+takes.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from deployments.audio.silence import FirstSound
+from deployments.audio.listening import FirstSound
 from deployments.errors import NotReady, Overloaded
 from deployments.limits import Rate, StreamLimit
 from deployments.playback import PlaybackClock, Unread
@@ -23,21 +24,20 @@ from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.api.request import draw_seed
 from serve_app.config import AdmissionSettings
-from serve_app.speech.live_text import LiveText, LiveTexts
+from serve_app.speech.live_text import LiveText, LiveTexts, without_clicks
 from serve_app.speech.segments import LongText
 from serve_app.speech.synthesizer import Synthesizer
-from serve_app.speech.writer_pauses import without_clicks
 
 logger = logging.getLogger(__name__)
 
 # Of a request that is over before it was heard, with as many seeds.
 _ATTEMPTS = 3
-# What a first audio takes without a line: the least of so many latest ones.
+# The time to a first audio without a line is the least of so many latest ones.
 _LATEST = 50
 # While none is known.
 _USUAL_S = 1.0
 _SAMPLE_BYTES = 2
-# What lets more in, by the reason of a refusal.
+# Remedies, by the reason of a refusal.
 _MORE_REPLICAS = "more or faster replicas raise the limit"
 _REMEDIES = {
     "streams": "api.admission.max_streams ({settings.max_streams}) raises the limit",
@@ -66,13 +66,13 @@ class Admission:
         is_running: Callable[[], bool] = always,
         live_texts: LiveTexts | None = None,
     ) -> None:
-        """`live_texts` are those of requests whose text is still being written; without them none is."""
+        """`live_texts` holds the texts that are still being written; without it there are none."""
         self._synthesizer, self._long_text, self._live_texts = synthesizer, LongText(synthesizer), live_texts
         self._settings = settings
         self._is_running = is_running
         self._num_streams = self._num_heard = 0
-        # Since when and whose, the oldest first. A recording takes its time, which says nothing of the line: those are
-        # left out, and texts while their writers take theirs.
+        # Since when and whose, the oldest first. Requests with a recording are left out, because reading it takes time
+        # that says nothing of the line; so are texts that are still being written.
         self._waiting: dict[object, tuple[float, str]] = {}
         self._limit = StreamLimit(least=settings.min_streams)
         self._begun = Rate()
@@ -114,7 +114,7 @@ class Admission:
             self._count(-1)
 
     def check_room(self, client: str) -> None:
-        """Raises Overloaded where a request of this client that comes now is refused: nothing else has to be known."""
+        """Raises Overloaded where a request of this client would be refused now."""
         if self._num_streams >= self._settings.max_streams:
             raise self._refusal("streams")
         if not self._is_running():
@@ -126,10 +126,10 @@ class Admission:
             raise self._refusal("line")
 
     def _line_s(self, client: str) -> float:
-        """For how long the line has not moved, as this client sees it: for as long as the oldest in it waits.
+        """For how long the line has not moved, as this client sees it: the waiting time of its oldest request.
 
-        Of the other clients, the one that waits longest does not count: its text may take that long, and nobody but
-        itself has to wait for that. In a line that is too long for all of them, the next one waits hardly less.
+        Of the other clients, the one that waits longest does not count, because its text alone may take that long. In a
+        line that is too long for all clients, the next one waits nearly as long.
         """
         oldest: dict[str, float] = {}
         for since_s, whose in self._waiting.values():
@@ -140,11 +140,11 @@ class Admission:
 
     @property
     def _usual_s(self) -> float:
-        """What a first audio takes without a line."""
+        """The time to a first audio without a line."""
         return min(self._waits_s, default=_USUAL_S)
 
     def _judge(self, listener: PlaybackClock, audio_s: float, *, came_s: float) -> None:
-        """Count audio that leaves now. Late is what makes more silence than a listener may hear in all."""
+        """Count audio that leaves now. It is late where a listener has heard more silence in all than `max_late_s`."""
         now_s, is_first = time.monotonic(), not listener.has_begun
         late_s = listener.deliver(audio_s, now_s=now_s)
         metrics.audio(audio_s, late_s=late_s)
@@ -159,7 +159,7 @@ class Admission:
     ) -> tuple[AsyncGenerator[PcmChunk, None], deque[PcmChunk]]:
         """The request's audio, and its chunks up to the first one with sound, within the time that is allowed for it.
 
-        `opened` will close what was asked for.
+        `opened` will close the calls.
         """
         live, in_line = self._live_text(request), request.reference is None
         starting = not self._is_running()
@@ -190,7 +190,7 @@ class Admission:
     async def _until_audio(
         self, request: SynthesisRequest, info: ModelInfo, opened: AsyncExitStack
     ) -> tuple[AsyncGenerator[PcmChunk, None], deque[PcmChunk]]:
-        """As `_begin`. Speech that is over before it was heard is asked for again, if another seed will do."""
+        """As `_begin`. Speech that ends before any sound is asked for again, if the request allows another seed."""
         for attempt in range(_ATTEMPTS):
             seed = draw_seed() if attempt else None
             redraws = request.redraws and attempt < _ATTEMPTS - 1
@@ -230,7 +230,7 @@ class Admission:
         return Overloaded(f"The server is at its limit ({load}); {remedy}.", after_s)
 
     async def _make_room(self) -> None:
-        """A reader takes nothing: its stream needs no place."""
+        """The reader takes nothing, so its stream gives its place back."""
         self._num_heard -= 1
         self._count(-1)
 

@@ -73,9 +73,9 @@ def foreign_letters(text: str, languages: tuple[str, ...]) -> Counter[str]:
 
 
 def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
-    """What `text` is clearly written in, where that is none of `languages`: a language, or the name of a script.
+    """The language or script of `text`, where it is clear and none of `languages`.
 
-    None where nothing is clear, or no language is known of the voice.
+    None where nothing is clear, or the voice's languages are unknown.
     """
     foreign = foreign_letters(text, languages)
     if foreign and foreign.total() * 2 > _scripts(text).total():

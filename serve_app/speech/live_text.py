@@ -1,30 +1,39 @@
 """Text that is written while it is spoken: an utterance whose text comes in parts, cut anywhere.
 
 A part becomes spoken text as soon as nothing that follows can change that, and goes into the mailbox of the segment
-that is being spoken; talkers read it there. Longer texts go on in further segments.
+that is being spoken; talkers read it there. Longer texts go on in further segments. While the writer pauses, the sound
+fades into silence.
 """
 
 import asyncio
 import re
 import secrets
+import time
 import unicodedata
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from deployments.errors import InvalidRequest
-from deployments.protocol import Mailbox, ModelInfo, SynthesisRequest
+from deployments.playback import PlaybackClock
+from deployments.protocol import Mailbox, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from deployments.voice.live_english import LiveEnglish, Part
 from serve_app.api.request import clean, is_speakable
 from serve_app.speech.markup import LiveSpeakable
-from serve_app.speech.segments import LiveSplit, segment_request, segment_start
+from serve_app.speech.segments import LiveSplit, Segments, heed, segment_request, segment_start
 
 _IDLE_S = 60.0
+_FADE_S = 0.01
+_SAMPLE_BYTES = 2
+# So long before a player that began with the first audio runs dry, the end of the sound goes to it.
+_MARGIN_S = 0.06
 _TOKEN_BYTES = 16
 _PLENTY_CHARS = 40  # speech of so many is heard, whatever its writer does
 _LONGEST_CLUSTER = 64  # places to look at: no language stacks more marks (Unicode's stream-safe format allows 30)
-_LONGEST_REST = 1024  # characters that join with what follows: none of what people write
+_LONGEST_REST = 1024  # characters that join with the next ones; ordinary text has none of these
 TURN_CHARS = 256  # that become spoken text in one turn of the event loop: milliseconds
 
 
@@ -68,11 +77,10 @@ class LiveTexts:
         self.server.remove(mailbox.token)
 
     async def aclose(self) -> None:
-        """Stop listening, and cut readers off."""
         await self.server.aclose()
 
 
-class LiveText:
+class LiveText(Segments):
     """One utterance while it is written. `request` asks a synthesizer to speak it, beginning at once."""
 
     def __init__(
@@ -85,16 +93,16 @@ class LiveText:
         idle_s: float,
         markup: LiveSpeakable | None,
     ) -> None:
+        super().__init__("", [])
         self._texts, self._max_chars, self._idle_s, self._markup = texts, max_chars, idle_s, markup
         self._new_front = LiveEnglish if info.spoken_form == "english" else LivePlain
         self._front = self._new_front()
         self._pauses_s: dict[int, float] = {}  # in front of segments
         self._split = LiveSplit(info.max_segment_chars)
         self._waiting = ""  # has not become spoken text yet
-        self._turn: asyncio.Handle | None = None  # in which more of it does
+        self._turn: asyncio.Handle | None = None  # in which more of it becomes spoken text
         self._num_chars = self._num_spoken = self._num_spoken_chars = 0
         self._changed = asyncio.Event()
-        self._segments: list[SynthesisRequest] = []
         self._writing: WrittenText | None = None  # the segment that takes the text
         self._written: list[WrittenText] = []  # by segment
         self._asked = replace(request, text="", following=())
@@ -108,7 +116,7 @@ class LiveText:
 
     @property
     def request(self) -> SynthesisRequest:
-        """What to ask a synthesizer for; once `begun`."""
+        """The request to a synthesizer; once `begun`."""
         return self._segments[0]
 
     def append(self, text: str) -> None:
@@ -134,16 +142,16 @@ class LiveText:
             self._finish()
 
     def close(self) -> None:
-        """Forget the text: whoever speaks it has ended or is to end."""
+        """Forget the text: its speech has ended or is to end."""
         self._end()
         for segment in self._segments:
             assert segment.live is not None
             self._texts.forget(segment.live)
 
     async def begun(self) -> bool:
-        """Wait until there certainly is something to say; False where the text is over and there is nothing.
+        """Wait until there certainly is something to say; False where the text ends without anything to say.
 
-        The first word may still be on its way: whoever speaks gets ready meanwhile.
+        The first word may still be on its way; the talker gets ready meanwhile.
         """
         while not (self.is_over or self._num_spoken or self._front.will_speak):
             await self._changed.wait()
@@ -155,30 +163,22 @@ class LiveText:
             await self._changed.wait()
 
     async def segment(self, number: int) -> SynthesisRequest | None:
-        """The request for a segment, counted from 0, once it is there; None behind the last one."""
         while (known := self.known_segment(number)) is None and not self.is_over:
             await self._changed.wait()
         return known
 
-    def known_segment(self, number: int) -> SynthesisRequest | None:
-        """As `segment`; None of one that is not there yet."""
-        return self._segments[number] if number < len(self._segments) else None
-
     def is_last(self, number: int) -> bool:
-        """Whether no segment follows, and no pause."""
         return self.is_over and number == len(self._segments) - 1 and number + 1 not in self._pauses_s
 
     def pause_s(self, number: int) -> float:
-        """Silence in front of a segment, or behind the last one."""
         return self._pauses_s.get(number, 0.0)
 
     def start(self, number: int) -> int:
-        """Characters of the whole spoken text before a segment."""
         spoken = "".join(part.spoken for part in self.parts)
         return segment_start(spoken, [written.text for written in self._written[:number]])
 
     def leave(self, number: int) -> None:
-        """The speech of a segment has ended: what is written from now on goes into another one."""
+        """The speech of a segment has ended: further text goes into another segment."""
         if number == len(self._segments) - 1 and self._writing is not None:
             self._split.restart()
             self._end_segment()
@@ -186,13 +186,11 @@ class LiveText:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _take_in(self) -> None:
-        """A part of what waits becomes spoken text, and the next one in the next turn of the event loop."""
+        """A part of the waiting text becomes spoken text, and the next part in the next turn of the event loop."""
         part, self._waiting = self._waiting[:TURN_CHARS], self._waiting[TURN_CHARS:]
         self._write(part, is_last=False)
         self._turn = asyncio.get_running_loop().call_soon(self._take_in) if self._waiting else None
@@ -219,7 +217,7 @@ class LiveText:
         self._say(self._front.feed(text, is_last=False))
 
     def _end_sentence(self) -> None:
-        """Nothing that comes belongs to what has come."""
+        """The text so far is complete: later text does not join with it."""
         self._say(self._front.feed("", is_last=True))
         self._say_certain(self._split.finish())
         self._front = self._new_front()
@@ -283,6 +281,51 @@ class LiveText:
         self._changed = asyncio.Event()
 
 
+async def without_clicks(
+    chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, *, may_pause: Callable[[], bool]
+) -> AsyncGenerator[PcmChunk, None]:
+    """`chunks`, whose last 10 ms are held back as long as they `may_pause`: if so, they end the sound softly.
+
+    Speech that is not interrupted comes as it is, sample by sample.
+    """
+    size = int(_FADE_S * sample_rate) * _SAMPLE_BYTES
+    clock, held, last, is_silent = PlaybackClock(), b"", None, False
+    coming: asyncio.Future[PcmChunk | None] | None = None
+    try:
+        while True:
+            coming = asyncio.ensure_future(anext(chunks, None))
+            coming.add_done_callback(heed)
+            if held and last is not None:
+                await asyncio.wait((coming,), timeout=max(0.0, clock.lead_s(time.monotonic()) - _MARGIN_S))
+                if not coming.done() and may_pause():
+                    yield replace(last, pcm=_faded(held, np.linspace(1, 0, len(held) // _SAMPLE_BYTES)))
+                    held, is_silent = b"", True
+            chunk = await coming
+            if chunk is None:
+                return
+            pcm = chunk.pcm
+            if is_silent and pcm:
+                pcm, is_silent = _faded(pcm[:size], np.linspace(0, 1, min(size, len(pcm)) // 2)) + pcm[size:], False
+            pcm, held = held + pcm, b""
+            if chunk.finish_reason is None and may_pause():
+                pcm, held = pcm[:-size], pcm[-size:]
+            clock.deliver(len(pcm) / _SAMPLE_BYTES / sample_rate, now_s=time.monotonic())
+            last = replace(chunk, pcm=b"", codes=chunk.codes[:0], marks=())
+            yield replace(chunk, pcm=pcm)
+    finally:
+        try:
+            if coming is not None and not coming.done():
+                coming.cancel()
+                await asyncio.wait((coming,))
+        finally:  # also where the waiting task is cancelled; a task that still runs has been cancelled itself
+            if coming is None or coming.done():
+                await chunks.aclose()
+
+
+def _faded(pcm: bytes, gains: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> bytes:
+    return (np.frombuffer(pcm, "<i2") * gains).astype("<i2").tobytes()
+
+
 class LivePlain:
     """`clean` of a text that comes in parts: wherever it is cut, the same comes out."""
 
@@ -292,7 +335,7 @@ class LivePlain:
         self._has_spoken = False
 
     def feed(self, text: str, *, is_last: bool) -> list[Part]:
-        """What is certain with `text`; with the last part all that is left."""
+        """The spoken text that is certain once `text` has come; with the last part all of the rest."""
         self._rest += text
         is_whole = is_last or len(self._rest) > _LONGEST_REST
         end = len(self._rest) if is_whole else _last_boundary(self._rest)
@@ -320,7 +363,7 @@ def _words(text: str) -> list[str]:
 
 
 def _last_boundary(text: str) -> int:
-    """The last place in `text` that no character to come can join with what stands before it; 0 if it is far back."""
+    """The last place in `text` at which no later character can join with an earlier one; 0 if it is far back."""
     for place in range(len(text) - 1, max(0, len(text) - _LONGEST_CLUSTER), -1):
         char = text[place]
         if char.isspace() or unicodedata.category(char)[0] not in "MC":

@@ -1,7 +1,7 @@
 """Text with the markup that language models write, as it is to be spoken: no tag, no mark of Markdown is ever read out.
 
-What is left is prose and pauses. SSML's breaks are pauses of the stated length, its substitutes and spelled words are
-mapped; no loaded model reads phonetic letters, so a `<phoneme>` is spoken as the word that it stands around.
+Prose and pauses are left. SSML's breaks are pauses of the stated length, its substitutes and spelled words are mapped;
+no loaded model reads phonetic letters, so a `<phoneme>` is spoken as the word that it stands around.
 """
 
 import html
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 MAX_PAUSE_S = 10.0
 _STRENGTHS_S = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0.8, "x-strong": 1.2}
-_LONGEST_MARK = 400  # what is not closed by then is no markup
+_LONGEST_MARK = 400  # a tag that is not closed by then is no markup
 
 _ATTRIBUTE = r"""\s+[A-Za-z_:][\w:.-]*\s*=\s*(?:"[^"<]*"|'[^'<]*'|[^\s"'<>=]+)"""
 _TAG = re.compile(rf"<(/?)([A-Za-z][\w:.-]*)((?:{_ATTRIBUTE})*)\s*(/?)>")
@@ -60,7 +60,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Text as it was written, and what is to be spoken of it: prose or a pause, or nothing."""
+    """Text as it was written, and its spoken form: prose, a pause, or nothing."""
 
     written: str
     spoken: str | Pause
@@ -88,11 +88,11 @@ class LiveSpeakable:
         self._last = ""  # character that was given last
         self._at_line_start, self._in_table = True, False
         self._is_marked = self._ends_before = False  # this line; whether a sentence ends before the next one
-        self._unheard = 0  # tags around this place that nobody hears
+        self._unheard = 0  # tags around this place whose text is not spoken
         self._replaced = self._spelled = ""  # the tag whose content is not heard, or letter by letter
 
     def feed(self, text: str, *, is_last: bool) -> list[Said]:
-        """What is certain with `text`; with the last part all that is left."""
+        """The tokens that are certain with `text`; with the last part the rest."""
         self._rest += text
         said = []
         while self._rest:
@@ -109,7 +109,7 @@ class LiveSpeakable:
         return said
 
     def _next(self, rest: str, *, final: bool) -> tuple[int, str | Pause] | None:
-        """How far the next token reaches, and what of it is spoken; None where more text has to come first."""
+        """The end of the next token and its spoken form; None where more text has to come first."""
         if self._at_line_start:
             return self._line_start(rest, final=final)
         match rest[0]:
@@ -131,7 +131,7 @@ class LiveSpeakable:
         return end, self._prose(rest[:end])
 
     def _line_start(self, rest: str, *, final: bool) -> tuple[int, str] | None:
-        """Marks of lists, headings, quotations, tables, code; what stands before ends like a sentence."""
+        """Marks of lists, headings, quotations, tables, code; the text before ends like a sentence."""
         gone = _EMPTY.match(rest) or _FENCE.match(rest) or _RULE.match(rest)
         if gone and (final or gone[0].endswith("\n")):
             self._ends_before = True
@@ -148,7 +148,7 @@ class LiveSpeakable:
         return end, between
 
     def _between(self, *, ends: bool) -> str:
-        """What stands between two lines or blocks: a space, or the end of a sentence."""
+        """The separator of two lines or blocks: a space, or the end of a sentence."""
         if not self._last.strip():
             return ""
         return self._heard(". " if ends and self._last not in _ENDS else " ")

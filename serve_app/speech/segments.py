@@ -3,13 +3,13 @@
 import asyncio
 import hashlib
 import re
+import sys
 import unicodedata
 from bisect import bisect_right
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
 
@@ -34,31 +34,35 @@ _LONGEST_ABBREVIATION = 8
 _WIDE_WEIGHT = 3  # an ideograph takes about as long to say as three letters
 
 
-class Segments(Protocol):
-    """The parts of a text that are spoken one after the other, counted from 0."""
+class Segments:
+    """The parts of a text that are spoken one after the other, counted from 0. These are all there from the start."""
+
+    def __init__(self, text: str, requests: list[SynthesisRequest]) -> None:
+        """`text` is all of the spoken text; `requests` has one for each segment."""
+        self._text, self._segments = text, requests
 
     def known_segment(self, number: int) -> SynthesisRequest | None:
         """The request for a segment, None where there is none yet."""
-        ...
+        return self._segments[number] if number < len(self._segments) else None
 
     async def segment(self, number: int) -> SynthesisRequest | None:
         """As `known_segment`, waiting for it; None behind the last one."""
-        ...
+        return self.known_segment(number)
 
     def is_last(self, number: int) -> bool:
-        """Whether certainly no segment follows."""
+        """Whether certainly no segment follows, and no pause."""
+        return number == len(self._segments) - 1
 
     def start(self, number: int) -> int:
         """Characters of the whole spoken text before a segment."""
-        ...
+        return segment_start(self._text, [request.text for request in self._segments[:number]])
 
     def pause_s(self, number: int) -> float:
         """Silence in front of a segment, or behind the last one."""
-        ...
+        return 0.0
 
     def leave(self, number: int) -> None:
-        """The speech of a segment is over."""
-        ...
+        """The speech of a segment has ended."""
 
 
 class LongText:
@@ -73,7 +77,7 @@ class LongText:
         """The audio of one utterance, whatever its length."""
         requests = segment_requests(request, info.max_segment_chars)
         if len(requests) > 1 or request.word_times:
-            return self.speak(requests[0], _Known(request.text, requests), info)
+            return self.speak(requests[0], Segments(request.text, requests), info)
         return self._insist(request) if request.continues else self._synthesizer.synthesize(request)
 
     async def speak(
@@ -119,7 +123,7 @@ class LongText:
                 following = following or self._begin(await segments.segment(number), opened)
                 if pause_s := segments.pause_s(number):
                     yield replace(nothing, num_text_tokens=tokens_before, pcm=timeline.silence(pause_s))
-            if not has_ended:  # nobody knew that nothing would follow
+            if not has_ended:  # the end was not known when the last chunk came
                 yield replace(nothing, num_text_tokens=tokens_before, finish_reason=cut_short or FinishReason.STOP)
 
     def _begin(self, request: SynthesisRequest | None, opened: AsyncExitStack) -> "_Segment | None":
@@ -149,31 +153,6 @@ class LongText:
                 if begun or loop.time() >= until_s:
                     raise
             await asyncio.sleep(self._pause_s)
-
-
-class _Known:
-    """Segments of a text that is there."""
-
-    def __init__(self, text: str, requests: list[SynthesisRequest]) -> None:
-        self._text, self._requests = text, requests
-
-    def known_segment(self, number: int) -> SynthesisRequest | None:
-        return self._requests[number] if number < len(self._requests) else None
-
-    async def segment(self, number: int) -> SynthesisRequest | None:
-        return self.known_segment(number)
-
-    def is_last(self, number: int) -> bool:
-        return number == len(self._requests) - 1
-
-    def start(self, number: int) -> int:
-        return segment_start(self._text, [request.text for request in self._requests[:number]])
-
-    def pause_s(self, number: int) -> float:
-        return 0.0
-
-    def leave(self, number: int) -> None:
-        pass
 
 
 class _Timeline:
@@ -237,7 +216,7 @@ class _Segment:
         self._first.cancel()
         try:
             await asyncio.wait((self._first,))
-        finally:  # also where whoever waits is cancelled; one that still runs has been cancelled itself
+        finally:  # also where the waiting task is cancelled; a task that still runs has been cancelled itself
             if self._first.done():
                 await self._chunks.aclose()
 
@@ -250,13 +229,13 @@ async def _nothing() -> None:
 
 
 def heed(task: "asyncio.Future[PcmChunk | None]") -> None:
-    """Takes note of how a task ended: what nobody waits for any more needs no log."""
+    """Reads how a task ended, so that asyncio logs no error of a task that is not awaited any more."""
     if not task.cancelled():
         task.exception()
 
 
 def segment_start(text: str, before: list[str]) -> int:
-    """Where in `text` a segment begins; those `before` it follow each other in `text`, with whitespace between."""
+    """Where in `text` a segment begins. The segments `before` it follow each other, with whitespace between."""
     start = 0
     for segment in (*before, ""):
         space = _SPACES.match(text, start)
@@ -268,8 +247,8 @@ def segment_start(text: str, before: list[str]) -> int:
 def segment_requests(request: SynthesisRequest, max_chars: int) -> list[SynthesisRequest]:
     """The request itself if its text is short enough; else one for each segment.
 
-    A later segment continues what is being heard. Its id is the request's with its number behind it, its seed follows
-    from the request's seed and the number: the same request makes the same segments.
+    A later segment continues speech that is being heard. Its id is the request's with its number behind it, its seed
+    follows from the request's seed and the number: the same request makes the same segments.
     """
     first, *later = split_text(request.text, max_chars) or [request.text]
     return [replace(request, text=first, following=tuple(later))] + [
@@ -323,7 +302,7 @@ class LiveSplit:
         self._space = self._looked = 0  # its last whitespace; no end of a sentence or clause is before this place
 
     def feed(self, text: str) -> list[str]:
-        """What can be spoken now, of the segment that is being spoken and of those behind it."""
+        """The text that can be spoken now, of the current segment and of later ones."""
         texts = [""]
         for start in range(0, len(text), self._max_chars):
             self._add(text[start : start + self._max_chars])
@@ -335,11 +314,10 @@ class LiveSplit:
         return texts
 
     def finish(self) -> list[str]:
-        """What is left of the segment."""
         return [self._take(len(self._text))]
 
     def restart(self) -> None:
-        """A segment has ended with what was given."""
+        """A segment has ended with the text so far."""
         rest = self._text[self._given :]
         self._text, self._given, self._positions, self._space, self._looked = "", 0, [0], 0, 0
         self._add(rest)
@@ -366,21 +344,20 @@ class LiveSplit:
         text, (middle, late, limit) = self._text, map(self._reached, (2, 3, 4))
         if middle >= len(text) - 1:
             return 0
-        sentences = [match.end() for match in _SENTENCE.finditer(text, self._looked) if match.end() > middle]
-        clauses = [match.end() for match in _CLAUSE.finditer(text, self._looked) if match.end() > late]
-        ends = [end for end in sentences if not _abbreviates(text, end)] + clauses
-        first = min(ends, default=len(text))
+        sentences = [end for end in _ends(_SENTENCE, text, self._looked) if end > middle]
+        clauses = [end for end in _ends(_CLAUSE, text, self._looked) if end > late]
+        first = min(sentences + clauses, default=len(text))
         if first < len(text) and first <= limit:
             return first
         self._looked = self._space
         if self._positions[-1] <= self._max_chars:
             return 0
-        words = [match.end() for match in _WORD.finditer(text, late, min(limit + 1, len(text)))]
+        words = _ends(_WORD, text, late, limit + 1)
         return words[-1] if words else max(1, limit)
 
 
 def _positions(text: str, before: int = 0) -> list[int]:
-    """What stands before each place in `text`, and before its end, in narrow characters, `before` of them before it."""
+    """The length before each place in `text` and before its end, in narrow characters, after `before` of them."""
     if text.isascii():
         return list(range(before, before + len(text) + 1))
     widths = (_WIDE_WEIGHT if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
@@ -394,16 +371,18 @@ def _best_end(text: str, start: int, limit: int) -> int:
     """
     middle = (start + limit) // 2
     for pattern in (_PARAGRAPH, _SENTENCE, _CLAUSE):
-        ends = [match.end() for match in pattern.finditer(text, start, min(limit + 1, len(text)))]
-        good = [end for end in ends if middle < end <= limit and not (pattern is _SENTENCE and _abbreviates(text, end))]
-        if good:
+        if good := [end for end in _ends(pattern, text, start, limit + 1) if middle < end <= limit]:
             return good[-1]
-    words = [match.end() for match in _WORD.finditer(text, start, min(limit + 1, len(text)))]
+    words = _ends(_WORD, text, start, limit + 1)
     return words[-1] if words and words[-1] > start else _hard_end(text, start, limit)
 
 
-def _abbreviates(text: str, end: int) -> bool:
-    return _NOT_AN_END.search(text[max(0, end - _LONGEST_ABBREVIATION) : end]) is not None
+def _ends(pattern: re.Pattern[str], text: str, start: int, stop: int = sys.maxsize) -> list[int]:
+    """Where matches of `pattern` within these places end; an abbreviation ends no sentence."""
+    ends = [match.end() for match in pattern.finditer(text, start, stop)]
+    if pattern is not _SENTENCE:
+        return ends
+    return [end for end in ends if not _NOT_AN_END.search(text[max(0, end - _LONGEST_ABBREVIATION) : end])]
 
 
 def _hard_end(text: str, start: int, limit: int) -> int:

@@ -1,4 +1,4 @@
-"""Speech of a conversation: text goes in as it is written, events come out as it is spoken; dialects are made of it."""
+"""Speech of a conversation, for dialects: text goes in as it is written, events come out as it is spoken."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.word_times import Spoken, Word, WordTimes
 
-SILENCE_S = 0.1  # what text sounds like that nobody can speak: clients take no audio at all for a failure
+SILENCE_S = 0.1  # of silence for a text without anything to speak: clients take no audio at all for a failure
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
 MAX_AUDIO_BYTES = 4096  # of an event
 _MOST_UNSENT = 8  # events; behind them the decoding waits
@@ -35,11 +35,11 @@ _MOST_TURNS = 256  # that wait
 
 @dataclass(slots=True)
 class Turn:
-    """Text that is spoken as one utterance, and what has become of it."""
+    """Text that is spoken as one utterance, and how far its speech has come."""
 
     number: int  # from 1
     record: RequestRecord
-    text: str = ""  # all of it so far
+    text: str = ""  # the whole text so far
     half: str = ""  # of a surrogate pair, behind it
     is_complete: bool = False
     request: SynthesisRequest | None = None  # None while nothing was asked for
@@ -51,23 +51,22 @@ class Turn:
 
     @property
     def usage(self) -> Usage:
-        """What it has consumed and produced so far."""
         return self.record.usage
 
     @property
     def takes_text(self) -> bool:
-        """Whether it may go on. A live text that nobody has written to for long has ended by itself."""
+        """Whether it may go on. A live text that was not written to for long has ended by itself."""
         return not self.is_complete and not (self.live is not None and self.live.is_written)
 
     def take(self) -> str:
-        """What has not been taken yet. Spaces between ideographs go: clients cut text there and add them."""
+        """The text not taken yet, without spaces between ideographs: clients cut text there and add spaces."""
         end = len(self.text) if self.is_complete else _end_of_certain(self.text)
         before = self.text[max(0, self.taken - 1) : self.taken]
         text, self.taken = self.text[self.taken : end], max(end, self.taken)
         return _CJK_SPACE.sub("", before + text)[len(before) :]
 
     def spoken(self, played_s: float) -> Spoken | None:
-        """What of its text was heard when so much of the session's audio had been; None where nobody knows."""
+        """Its text that was heard once `played_s` of the session's audio had been played; None without word times."""
         if self.start_s is None or played_s <= self.start_s:
             return Spoken("", self.text, None)
         if self.times is None or not self.times.are_known:
@@ -122,10 +121,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What came before is void: nothing of these turns follows.
+    """Earlier turns are void: no more events of them follow.
 
-    `heard` is the turn that was being spoken, or, where the listener told how much was played, the one that was being
-    heard, of which `spoken` had been.
+    `heard`: the turn that was playing at `played_s`, where the client sent it, else the turn being made. `spoken`: how
+    much of its text was heard; None without word times or `played_s`.
     """
 
     turns: tuple[Turn, ...]
@@ -135,7 +134,7 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What the encoder held back, behind the last turn."""
+    """The encoder's rest, behind the last turn."""
 
     data: bytes
 
@@ -156,7 +155,7 @@ Event = Started | Audio | Words | Mark | Cleared | Rest | Done | Failed
 
 
 class Session:
-    """Turns follow each other: `flush` ends one. Events wait for whoever iterates, and the decoding with them.
+    """Turns follow each other: `flush` ends one. Events wait for the iterating task, and the decoding with them.
 
     Use as an asynchronous context manager: leaving it cancels everything behind it.
     """
@@ -236,7 +235,7 @@ class Session:
         self._body = self._body.model_copy(update={"speed": speed})
 
     async def clear(self, played_s: float | None = None) -> Cleared:
-        """Stops speaking, and forgets what was to be: nothing of that follows the event, which is returned as well.
+        """Stops speaking, and forgets the waiting turns: nothing of them follows the event, which is returned as well.
 
         `played_s` is how much of the session's audio the listener has heard, since its beginning or the last `clear`.
         """
@@ -263,7 +262,7 @@ class Session:
         self._changed.set()
 
     async def aclose(self, outcome: str = "cancelled") -> None:
-        """Cancels everything at once; `outcome` is what the log says of it."""
+        """Cancels everything at once; the log gets the `outcome`."""
         await self._stop()
         for turn in self._turns:
             self._end(turn, outcome)
@@ -332,7 +331,7 @@ class Session:
         await self._send(turn, rest)
 
     async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
-        """The turn's audio; a moment of silence where there is text and none of it can be spoken."""
+        """The turn's audio; a moment of silence where its text has nothing to speak."""
         has_spoken = False
         is_there = turn.is_complete and len(turn.text) <= self._settings.max_input_chars
         chosen = self._whole(turn) if is_there or self._live_texts is None else self._live(turn, self._live_texts)
@@ -374,14 +373,8 @@ class Session:
 
     async def _request(self, turn: Turn, body: SpeechBody, *, live: bool = False) -> SynthesisRequest:
         self._caller.request()
-        request = await build_request(
-            body,
-            self._info,
-            self._settings,
-            request_id=turn.record.request_id,
-            client=self._caller.name,
-            live=live,
-        )
+        turn_id, client = turn.record.request_id, self._caller.name
+        request = await build_request(body, self._info, self._settings, request_id=turn_id, client=client, live=live)
         turn.record.begin(request.voice, self._info.sample_rate * body.speed)
         return request
 
@@ -402,12 +395,12 @@ class Session:
 
     async def _stop(self) -> None:
         if self._speaking is not None:
-            if not self._speaking.cancelling():  # a second time would break off what it closes
+            if not self._speaking.cancelling():  # a second cancellation would break off its closing
                 self._speaking.cancel()
             await asyncio.wait((self._speaking,))
 
     def _heard(self, played_s: float | None) -> tuple[Turn | None, Spoken | None]:
-        """The turn at this place of the session's audio, or the first one, and what of it had been spoken."""
+        """The turn at this place of the session's audio, or the first one, and how much of its text had been spoken."""
         turns = [*self._over, *self._turns]
         if played_s is None or not turns:
             return next(iter(self._turns), turns[-1] if turns else None), None

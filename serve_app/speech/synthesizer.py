@@ -1,4 +1,4 @@
-"""The port between the HTTP surface and what turns a request into audio: replicas in production, a fake in tests."""
+"""The port between the HTTP surface and the maker of audio: replicas in production, a fake in tests."""
 
 from collections.abc import AsyncGenerator
 from typing import Protocol
@@ -10,7 +10,7 @@ class Synthesizer(Protocol):
     """Speaks with the one loaded checkpoint."""
 
     async def describe(self) -> ModelInfo:
-        """What is loaded. Raises NotReady while the replicas are loading."""
+        """The loaded checkpoint. Raises NotReady while the replicas are loading."""
         ...
 
     def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:

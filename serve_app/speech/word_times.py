@@ -1,7 +1,7 @@
-"""When which word is heard, and so what had been said when a listener interrupted.
+"""When each word is heard, and so how much had been said when a listener interrupted.
 
-The talker's attention says how far each frame is in the spoken text; what was written for it is found through the parts
-in which it became spoken text.
+The talker's attention says how far each frame is in the spoken text; the written word is found through the parts in
+which the text became spoken text.
 """
 
 import re
@@ -15,7 +15,7 @@ from deployments.voice.live_english import LiveEnglish, Part
 from serve_app.speech.live_text import TURN_CHARS, LivePlain, LiveText
 
 _WORD = re.compile(r"\S+")
-_USUAL_S = 0.3  # of a word whose end nobody knows yet
+_USUAL_S = 0.3  # of a word whose end is not known yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """What of a text a listener has heard."""
+    """The part of a text that a listener has heard."""
 
     text_spoken: str
     text_remaining: str
@@ -61,7 +61,7 @@ class WordTimes:
         self._heard: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
         self._starts_s: list[float] = []  # of the words that have begun
         self._num_told = 0
-        self._told: list[Word] = []  # that nobody has taken
+        self._told: list[Word] = []  # not taken yet
         self._speed = speed
         self._sample_rate, self._num_samples, self._is_over = info.sample_rate, 0, False
 
@@ -88,7 +88,6 @@ class WordTimes:
 
     @property
     def has_told(self) -> bool:
-        """Whether there are words to take."""
         return bool(self._told)
 
     def take(self) -> list[Word]:
@@ -97,7 +96,7 @@ class WordTimes:
         return told
 
     def spoken(self, played_s: float) -> Spoken:
-        """What had been heard once `played_s` of the audio had been played: words that were said for the most part."""
+        """The text heard once `played_s` of the audio had been played, with words that were said for the most part."""
         number = bisect_right(self._starts_s, played_s * self._speed)
         known = [self._word(index) for index in range(max(0, number - 2), number)]
         if known and (known[-1].start_s + known[-1].end_s) / 2 > played_s:
@@ -125,8 +124,8 @@ class WordTimes:
         return Word(text, place.start, place.end, start_s / self._speed, end_s / self._speed)
 
     def _take_parts(self, chars: float) -> None:
-        """Those with the first `chars` characters of the spoken text, and the end of the last word there: the others
-        have time, and one call makes few of them.
+        """The times up to the first `chars` characters of the spoken text, and the end of the last word there. Later
+        words have time, so that one call makes few of them.
         """
         while (part := self._next_part()) is not None and (self._num_spoken <= chars or not part.written[:1].isspace()):
             self._add(part)
@@ -153,8 +152,7 @@ class WordTimes:
 def _begins(written: list[re.Match[str]], spoken: list[re.Match[str]], end: int) -> list[int]:
     """Where the spoken form of each written word begins, of a part whose spoken text ends at `end`.
 
-    Words that are the same on both sides are each other, from the front and from behind; those between share what is
-    between.
+    Words that are equal on both sides match, from the front and from behind; the words between them share the rest.
     """
     ahead = _num_same(written, spoken)
     behind = min(_num_same(written[::-1], spoken[::-1]), len(written) - ahead, len(spoken) - ahead)

@@ -21,6 +21,7 @@ import pytest
 
 from serve_app.cli.ray_settings import free_port
 from tests.e2e import family
+from tests.e2e.raw import SPEECH, ask
 
 COMMAND = shlex.split(os.environ.get("TALKRAY_COMMAND", f"{sys.executable} -m serve_app"))
 START_S = 240.0  # of a busy machine
@@ -150,30 +151,24 @@ class ServerCommand:
 
     def get(self, path: str) -> int | str:
         """Status of a GET, or why there was none."""
-        return self._ask("GET", path, None)
+        return self._ask(path, None)
 
     def speak(self, **fields: object) -> int | str:
         """Status of a short utterance, or why there was none."""
-        return self._ask("POST", "/v1/audio/speech", json.dumps({**_BODY, **fields}))
+        return self._ask(SPEECH, {**_BODY, **fields})
 
-    def _ask(self, method: str, path: str, body: str | None) -> int | str:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+    def _ask(self, path: str, fields: Mapping[str, object] | None) -> int | str:
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            answer.read()
+            return ask(self.port, fields, path=path)[0]
         except (OSError, http.client.HTTPException) as error:
             return type(error).__name__
-        finally:
-            connection.close()
-        return answer.status
 
     @contextlib.contextmanager
     def speaking(self) -> Iterator[http.client.HTTPResponse]:
         """An utterance of minutes, of which some has been heard."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         body = json.dumps({**_BODY, **ENDLESS})
-        connection.request("POST", "/v1/audio/speech", body, {"Content-Type": "application/json"})
+        connection.request("POST", SPEECH, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         assert answer.status == 200
         assert answer.read(1)

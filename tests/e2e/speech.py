@@ -49,10 +49,6 @@ async def shared_calls(http: aiohttp.ClientSession) -> float:
     return num_calls - sum(float(line.split()[-1]) for line in lines if line.startswith(alone) and 'le="1.0"' in line)
 
 
-def within_one_lsb(one: bytes, other: bytes) -> bool:
-    return len(one) == len(other) and int(np.abs(samples(one) - samples(other)).max()) <= 1
-
-
 @ray.remote(num_cpus=0)
 class Probe:
     """Asks the deployments through their handles, inside Ray: handles want an event loop that ends with it."""

@@ -17,7 +17,6 @@ import uuid
 import wave
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -204,21 +203,6 @@ def test_a_missing_tensor_is_named(mark: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr + done.stdout
 
 
-def test_an_unknown_model_is_refused(mark: str) -> None:
-    done = talkray("serve", "--model", "1.7B-CustomVoise", "--port", str(free_port()))
-    assert done.returncode == 1
-    assert "did you mean '1.7B-CustomVoice'" in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
-
-
-def test_a_port_that_talkray_holds_is_refused(server: str) -> None:
-    port = urlsplit(server).port
-    done = talkray("serve", "--model", "embedded", "--port", str(port))
-    assert done.returncode == 1
-    reason = f"127.0.0.1:{port} cannot be used (Address already in use): choose another --port"
-    assert done.stderr == f"talkray: {reason}\n"
-
-
 @pytest.fixture
 def taken_port() -> Iterator[int]:
     """Held by something that is not Talkray."""
@@ -231,46 +215,3 @@ def test_a_taken_port_is_refused(taken_port: int) -> None:
     assert done.returncode == 1
     reason = f"127.0.0.1:{taken_port} cannot be used (Address already in use): choose another --port"
     assert done.stderr == f"talkray: port: {reason}\n"
-
-
-def test_a_broken_config_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "talkray.yaml"
-    file.write_text("talker: {max_seqs: 4}", encoding="utf-8")
-    done = talkray("serve", "--config", str(file))
-    assert done.returncode == 1
-    assert "talker.max_seqs" in done.stderr
-    assert "max_num_seqs" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_say_writes_a_file(server: str, tmp_path: Path) -> None:
-    file = tmp_path / "hi.wav"
-    done = talkray("say", "hi", "-o", str(file), "--url", server)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert str(file) in done.stdout
-    assert file.read_bytes().startswith(b"RIFF")
-
-
-def test_say_passes_the_servers_refusal_on(server: str, tmp_path: Path) -> None:
-    done = talkray("say", "hi", "-o", str(tmp_path / "hi.wav"), "--url", server, "--voice", "nobody")
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"talkray: {server}: HTTP 400: ")
-
-
-def test_doctor_finds_nothing_wrong(tmp_path: Path) -> None:
-    done = talkray("doctor", "--model", "embedded", "--port", str(free_port()))
-    assert done.returncode == 0, done.stdout
-    assert {line.split()[1] for line in done.stdout.splitlines()[1:]} >= {"Python", "ray", "torch", "weights", "port"}
-
-
-def test_doctor_knows_the_talkray_that_holds_its_port(server: str) -> None:
-    done = talkray("doctor", "--model", "embedded", "--port", str(urlsplit(server).port))
-    assert done.returncode == 0, done.stdout
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("ok    port")]
-    assert f"Talkray runs here: {server}" in line
-
-
-def test_doctor_sees_a_taken_port(taken_port: int) -> None:
-    done = talkray("doctor", "--model", "embedded", "--port", str(taken_port))
-    assert done.returncode == 1
-    assert [line for line in done.stdout.splitlines() if line.startswith("FAIL  port")]

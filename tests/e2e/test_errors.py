@@ -18,25 +18,6 @@ pytestmark = pytest.mark.anyio
 CAPACITY = TALKER.max_num_seqs + TALKER.max_num_waiting
 
 
-@pytest.mark.parametrize(
-    ("fields", "status", "param", "code"),
-    [
-        ({"speed": 9}, 400, "speed", "invalid_value"),
-        ({"voice": "nobody"}, 400, "voice", "voice_not_found"),
-        ({"input": ""}, 400, "input", "invalid_value"),
-        ({"model": "other"}, 404, "model", "model_not_found"),
-    ],
-)
-async def test_refusals(
-    http: aiohttp.ClientSession, fields: dict[str, object], status: int, param: str, code: str
-) -> None:
-    async with http.post(PATH, json={**body(), **fields}) as answer:
-        error = (await answer.json())["error"]
-    assert (answer.status, error["param"], error["code"]) == (status, param, code)
-    assert error["type"] == "invalid_request_error"
-    assert error["message"]
-
-
 async def test_a_refusal_of_the_talker(pools: Pools) -> None:
     """Only the talker counts tokens. Over HTTP the embedded voice gets segments, which always fit."""
     long = SynthesisRequest("long", "é" * 4000, voice="nora", non_streaming_mode=True)

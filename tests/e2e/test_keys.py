@@ -74,14 +74,6 @@ async def test_the_openai_client(guarded: Guarded) -> None:
     assert refused.value.code == "invalid_api_key"
 
 
-async def test_what_needs_no_key(client: aiohttp.ClientSession) -> None:
-    for path in ("/health", "/ready", "/v1/audio/voices", "/v1/audio/models"):
-        async with client.get(path) as answer:
-            assert answer.status == 200
-    async with client.get("/v1/models") as answer:
-        assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
-
-
 async def test_rotation(guarded: Guarded, client: aiohttp.ClientSession) -> None:
     new = create_key(guarded.file, "rotated")
     async with client.get("/v1/models", headers=bearer(new)) as answer:

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,33 +9,30 @@ import aiohttp
 import grpc
 import pytest
 
-from serve_app.cli.ray_settings import free_port
-from tests.e2e.processes import MARK, marked
+from tests.e2e.black_box import ServerCommand, serving
 from tests.e2e.sockets import Listener, listeners
-from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start
 
 # Serve 2.60 binds the port on which a replica takes calls from other deployments to every address.
 REPLICA = "ray::ServeReplica"
 CALL = "/ray.serve.ASGIService/HandleRequest"
+BOUND_S = 120
 
 
 @pytest.fixture(scope="module")
-def port() -> int:
-    return free_port()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerCommand]:
+    with serving(tmp_path_factory.mktemp("sockets")) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
-def processes(port: int) -> Iterator[dict[int, str]]:
+def port(server: ServerCommand) -> int:
+    return server.port
+
+
+@pytest.fixture(scope="module")
+def processes(server: ServerCommand) -> dict[int, str]:
     """Of `talkray serve`, each with its command line."""
-    mark = uuid.uuid4().hex
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(MARK, mark)
-        with start("serve", "--model", "embedded", "--port", str(port)) as process:
-            assert process.stdout is not None
-            read_until(process.stdout, "Ctrl-C stops.")
-            yield marked(mark)
-            interrupt(process)
-            process.communicate(timeout=BOUND_S)
+    return server.processes()
 
 
 @pytest.fixture(scope="module")

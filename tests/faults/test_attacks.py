@@ -1,7 +1,8 @@
 """Four clients listen while others attack: `make hostile`. The attacks stand in `intruders.py`.
 
-Nobody who listens may notice: each attack's longest wait for audio is compared with that of a minute without attackers.
-`TALKRAY_ATTACKS` is an expression for the names of those to run, `TALKRAY_MINUTE_S` how long such a minute is.
+No listener may notice: each attack's longest wait for audio is compared with that of a minute without attackers.
+In that minute ordinary clients take the attackers' place, because to share the engine is no attack. `TALKRAY_ATTACKS`
+is an expression for the names of the attacks to run; `TALKRAY_MINUTE_S` is how long such a minute is.
 """
 
 import asyncio
@@ -10,9 +11,9 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -44,6 +45,8 @@ MOST_MIB = 512.0  # that a process may have for the time of an attack, above wha
 GUARD_MIB = 3072.0  # at which the run ends: the machine is needed by others
 BAD = {"500", "502", "504", "closed 1011"}
 TURN = body("Good morning, and thank you for calling.", "ryan", 0, None)
+NEIGHBOURS = 4  # ordinary clients in the minute without attackers
+LONG_TURN = body("Good morning, and thank you for calling.", "ryan", 0, 200)  # 16 s, taken as fast as it comes
 CONFIG = f"""
 api:
   admission:
@@ -221,6 +224,35 @@ class Watch:
         return seen
 
 
+@asynccontextmanager
+async def neighbours(server: ServerCommand, keys: Sequence[str]) -> AsyncIterator[None]:
+    """Ordinary clients speak at length, one utterance after the other, until the block ends."""
+    url = f"http://127.0.0.1:{server.port}"
+
+    async def speak(client: PoliteClient) -> None:
+        while True:
+            stream, _ = await client.speak(0, LONG_TURN, None)
+            assert stream.outcome == "whole", f"a neighbour over {stream.way}: {stream.outcome}, {stream.detail}"
+
+    async with AsyncExitStack() as stack:
+        clients = [
+            PoliteClient(f"neighbour-{number}", key, url, f"127.0.0.{150 + number}", way=WAYS[number % len(WAYS)])
+            for number, key in enumerate(keys)
+        ]
+        for client in clients:
+            await stack.enter_async_context(client)
+        tasks = [asyncio.create_task(speak(client)) for client in clients]
+        try:
+            yield
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def longest_s(stream: Stream) -> float:
     """For how long its listener waited for audio at most."""
     if stream.first_s is None:
@@ -267,7 +299,13 @@ def stand_back() -> None:
         Path("/proc/self/autogroup").write_text("19")
 
 
-async def run(server: ServerCommand, polite: Sequence[str], keys: tuple[str, str], attacks: Sequence[Attack]) -> None:
+async def run(
+    server: ServerCommand,
+    polite: Sequence[str],
+    others: Sequence[str],
+    keys: tuple[str, str],
+    attacks: Sequence[Attack],
+) -> None:
     loop = asyncio.get_running_loop()
     apart = ProcessPoolExecutor(3, mp_context=get_context("spawn"), initializer=stand_back)
 
@@ -286,9 +324,12 @@ async def run(server: ServerCommand, polite: Sequence[str], keys: tuple[str, str
             await watch.recovered()
             warm = replace(watch.seen("warm-up, two attacks at a time"), missed=[])
             watch.begin()
-            await asyncio.sleep(MINUTE_S)
-            watch.check()
-            quiet, before = watch.seen("a minute without attackers"), watch.memory()
+            async with neighbours(server, others):
+                await asyncio.sleep(MINUTE_S)
+                watch.check()
+                quiet = watch.seen("a minute without attackers")
+            await watch.recovered()
+            before = watch.memory()
             rows = [warm, quiet]
             beside = {
                 each.name: asyncio.create_task(struck(each, each.window_s, each.many))
@@ -329,8 +370,9 @@ def test_nobody_who_listens_notices_an_attack(tmp_path: Path) -> None:
     model, file, config = checkpoint(tmp_path / "tiny"), tmp_path / "keys.json", tmp_path / "talkray.yaml"
     config.write_text(CONFIG)
     polite = [create_key(file, f"listener-{number}") for number in range(len(WAYS))]
+    others = [create_key(file, f"neighbour-{number}") for number in range(NEIGHBOURS)]
     keys = create_key(file, "mallory"), create_key(file, "bystander")
     attacks = [attack for attack in ATTACKS if re.search(os.environ.get("TALKRAY_ATTACKS", ""), attack.name)]
     options = ("--model", str(model), "--keys", str(file), "--config", str(config), "--quiet")
     with serving(tmp_path, *options) as server:
-        asyncio.run(run(server, polite, keys, attacks))
+        asyncio.run(run(server, polite, others, keys, attacks))

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from deployments.config import CodecConfig
 from tests.faults.conftest import AT_ONCE, STREAMS
-from tests.faults.listener import Heard
+from tests.faults.listening import Heard, Speaking, wrong
 from tests.faults.pools import CODEC, Service, config, serving, tiny_model
-from tests.faults.speaking import Speaking, wrong
 
 DECODER = "deployments.codec.pool.worker_process"
 

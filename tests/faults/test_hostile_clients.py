@@ -3,7 +3,6 @@
 Clients are told apart by addresses, 127.0.0.x.
 """
 
-import json
 import os
 import threading
 import time
@@ -16,8 +15,8 @@ import pytest
 
 from tests.e2e.black_box import INGRESS, ServerCommand, create_key, serving, talkray
 from tests.e2e.processes import read_logs
+from tests.e2e.raw import RawSocket, ask, connected, deflated, read_to_end, unfinished
 from tests.e2e.sockets import listeners
-from tests.faults.hostile import RawSocket, ask, connected, deflated, read_to_end, unfinished
 
 pytestmark = pytest.mark.hostile
 
@@ -140,40 +139,6 @@ def test_a_revoked_key_speaks_no_more(guarded: Guarded) -> None:
     assert (end["type"], end["code"]) == ("close", 1008)
 
 
-def test_a_key_file_replaced_in_its_place(guarded: Guarded) -> None:
-    key = guarded.create_key("bob")
-    assert guarded.speak("127.0.0.41", key)[0] == 200
-    stat, document = guarded.file.stat(), json.loads(guarded.file.read_text())
-    record = next(record for record in document["keys"] if record["name"] == "bob")
-    old, new = record["sha256"], record["sha256"][::-1]
-    with open(guarded.file, "r+") as file:  # the same inode
-        content = file.read().replace(old, new)
-        file.seek(0)
-        file.write(content)
-    os.utime(guarded.file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert guarded.speak("127.0.0.41", key)[0] == 401
-
-
-def test_utterances_of_one_socket_are_counted(guarded: Guarded) -> None:
-    began_s, spoken = time.monotonic(), 0
-    with connected(guarded.port, "127.0.0.42") as raw:
-        client = RawSocket(raw, key=guarded.key)
-        messages = client.messages()
-        for _ in range(2 * PER_MINUTE):
-            client.say(type="speak", **{**SHORT, "max_new_tokens": 1})
-            kinds = [next(messages)["type"]]
-            if kinds == ["started"]:
-                kinds.append(next(messages)["type"])
-            if kinds != ["started", "done"]:
-                break
-            spoken += 1
-        assert kinds == ["error"]
-        end = next(messages)
-    assert (end["type"], end["code"]) == ("close", 1013)
-    elapsed_s = time.monotonic() - began_s
-    assert PER_MINUTE <= spoken <= PER_MINUTE + 1 + elapsed_s * PER_MINUTE / 60
-
-
 def test_nobody_else_reaches_the_ports_behind_the_proxy(guarded: Guarded) -> None:
     """They believe what X-Forwarded-For says."""
     direct = [listener for listener in listeners([guarded.ingress]) if 30000 <= listener.port < 31000]
@@ -217,26 +182,6 @@ def test_no_log_has_an_id_that_is_not_sane(guarded: Guarded) -> None:
     logs = read_logs(guarded.server.processes())
     assert logs
     assert [str(file) for file, content in logs.items() if b"forged-canary-line" in content] == []
-
-
-@pytest.mark.parametrize(
-    ("origin", "host"),
-    [
-        ("chrome-extension://localhost", "localhost"),
-        ("file://localhost", "localhost"),
-        ("file://", ""),
-        ("null", "localhost"),
-        ("http://evil.example", "localhost"),
-    ],
-)
-def test_only_pages_of_the_server_itself(guarded: Guarded, origin: str, host: str) -> None:
-    headers = {**guarded.bearer(), "Origin": origin, "Host": host}
-    assert ask(guarded.port, path="/v1/models", source="127.0.0.53", headers=headers)[0] in (400, 403)
-
-
-def test_a_name_may_end_with_a_dot(guarded: Guarded) -> None:
-    headers = {**guarded.bearer(), "Origin": "http://localhost.:8000", "Host": "localhost.:8000"}
-    assert ask(guarded.port, path="/v1/models", source="127.0.0.53", headers=headers)[0] == 200
 
 
 def test_a_message_that_is_too_large_is_told_so(guarded: Guarded) -> None:

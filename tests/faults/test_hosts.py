@@ -7,8 +7,8 @@ import pytest
 from deployments.protocol import SynthesisRequest
 from serve_app.config import AppConfig, PoolConfig
 from tests.faults.hosts import Hosts, serving_on_hosts
+from tests.faults.listening import Speaking, requests, wrong
 from tests.faults.pools import config, tiny_model
-from tests.faults.speaking import Speaking, requests, wrong
 
 AT_ONCE = 20
 STREAMS = requests(AT_ONCE, frames=60)

@@ -12,9 +12,8 @@ import pytest
 
 from deployments.protocol import Reference
 from tests.faults.conftest import AT_ONCE, STREAMS
-from tests.faults.listener import Heard
+from tests.faults.listening import Heard, Speaking, requests, wrong
 from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, redeploy, serving, tiny_model
-from tests.faults.speaking import Speaking, requests, wrong
 from tools.experiments.faults.kills import speak
 
 CONTROLLER = "ServeController"

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
-import numpy as np
+
+from tools.experiments.faults.polite import BYTES_PER_S, difference
 
 SENTENCE = "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. "
 _CHUNK_BYTES = 1 << 16
 _LONG_S = 1200.0  # for anything
 _NO_AUDIO_S = 300.0  # for the next audio, on a machine that is busy
-BYTES_PER_S = 48_000
 SEEDS = 4  # different utterances
 
 
@@ -150,17 +150,8 @@ def undisturbed(urls: Sequence[str], key: str, *, sentences: int = 3, seeds: int
 
 def different(heard: Sequence[Heard], expected: dict[int, bytes]) -> list[str]:
     """What is not as it would be undisturbed: codes are equal, PCM may differ by 1 LSB."""
-    return [f"seed {each.seed}: {problem}" for each in heard if (problem := _difference(each, expected[each.seed]))]
-
-
-def _difference(heard: Heard, expected: bytes) -> str | None:
-    if heard.error:
-        return heard.error
-    if len(heard.pcm) != len(expected):
-        return f"{len(heard.pcm)} bytes, not {len(expected)}"
-    ours, theirs = (np.frombuffer(pcm, "<i2").astype(int) for pcm in (heard.pcm, expected))
-    worst = int(np.abs(ours - theirs).max(initial=0))
-    return f"samples differ by {worst}" if worst > 1 else None
+    problems = [(each.seed, each.error or difference(each.pcm, expected[each.seed])) for each in heard]
+    return [f"seed {seed}: {problem}" for seed, problem in problems if problem]
 
 
 def summary(heard: Sequence[Heard]) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.fleet.listeners import BYTES_PER_S, Listeners, different, summary, undisturbed
+from tests.fleet.listeners import Listeners, different, summary, undisturbed
 from tests.serve_app.nodes.metadata import ACTION, interruption, serving
+from tools.experiments.faults.polite import BYTES_PER_S
 from tools.experiments.fleet.fleet import (
     CODEC,
     CODECS,

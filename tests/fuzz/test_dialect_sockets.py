@@ -20,6 +20,7 @@ from serve_app.speech.live_text import LiveTexts
 from tests.fuzz.conftest import BOUND_S, Cases, unstalled
 from tests.fuzz.texts import flood, text
 from tests.serve_app import asgi
+from tests.serve_app.dialects.rows import SOCKETS, SocketRow
 from tests.serve_app.fake import FOLLOWED, followed
 
 pytestmark = pytest.mark.anyio
@@ -27,39 +28,6 @@ pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
 
 FAILURES = (Overloaded("full", 1.0), ReplicaLost(), ValueError("secret"))
-_VOICES = "/v1/text-to-speech/ryan"
-_RAW = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}
-_FLUX: tuple[Json, ...] = (
-    {"type": "Speak", "text": "Hello there "},
-    {"type": "Flush"},
-    {"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": 200}},
-    {"type": "Configure", "speed": 1.1},
-    {"type": "Close"},
-)
-_CONTEXTS: tuple[Json, ...] = (
-    {"text": " ", "voice_settings": {"speed": 1.1}, "context_id": "one"},
-    {"text": "Hello there. ", "context_id": "one", "flush": True},
-    {"text": "", "context_id": "one", "flush": True},
-    {"context_id": "one", "close_context": True},
-    {"close_socket": True},
-)
-DIALECTS: dict[str, tuple[Json, ...]] = {
-    "/v1/speak?encoding=linear16": ({"type": "Clear"}, *_FLUX),
-    "/v2/speak?model=flux-ryan-en": _FLUX,
-    f"{_VOICES}/multi-stream-input?output_format=pcm_24000&sync_alignment=true": _CONTEXTS,
-    f"{_VOICES}/multi-stream-input?output_format=mp3_44100_128": _CONTEXTS,
-    f"{_VOICES}/stream-input?output_format=ulaw_8000": ({"text": ""}, *_CONTEXTS),
-    "/v1/text-to-dialogue/multi-stream-input?output_format=pcm_24000": (
-        {"context_id": "one", "inputs": [{"text": "Hello. ", "voice_id": "ryan"}], "flush": True},
-        *_CONTEXTS,
-    ),
-    "/tts/websocket": (
-        {"context_id": "one", "transcript": "Hello there ", "continue": True, "voice": {"id": "ryan"}}
-        | {"output_format": _RAW, "add_timestamps": True, "flush": True},
-        {"context_id": "one", "transcript": "", "continue": False, "voice": "ryan"},
-        {"context_id": "one", "cancel": True},
-    ),
-}
 
 
 class Chancy:
@@ -114,7 +82,7 @@ def bent(message: Json, chance: random.Random) -> Json:
     return fields
 
 
-def incoming(messages: tuple[Json, ...], chance: random.Random) -> Message:
+def incoming(messages: list[Json], chance: random.Random) -> Message:
     match chance.randrange(20):
         case 0:
             return {"type": "websocket.receive", "bytes": chance.randbytes(chance.randrange(40))}
@@ -130,10 +98,10 @@ async def test_dialects(cases: Cases) -> None:
     api = create_api(speaker, ApiSettings(), live_texts=texts)
     for chance in cases:
         speaker.chance, speaker.failed = chance, []
-        url = chance.choice(list(DIALECTS))
+        name = chance.choice(list(SOCKETS))
         before = asyncio.all_tasks()
         async with asyncio.timeout(BOUND_S), unstalled():
-            cases.count(await converse(api, url, chance, speaker))
+            cases.count(f"{name}: {await converse(api, SOCKETS[name], chance, speaker)}")
         await all_over(speaker, before)
     await texts.aclose()
 
@@ -152,11 +120,12 @@ async def all_over(speaker: Chancy, before: set[asyncio.Task[Any]]) -> None:
         raise AssertionError(f"{speaker.num_open} are spoken to nobody; tasks: {left}") from None
 
 
-async def converse(api: Any, url: str, chance: random.Random, speaker: Chancy) -> str:
+async def converse(api: Any, row: SocketRow, chance: random.Random, speaker: Chancy) -> str:
     """A connection on which the client says a dozen messages, reads or does not, and leaves. How it ended."""
-    path, _, query = url.partition("?")
+    path, _, query = row.path.partition("?")
     connection = asgi.websocket(api, path)
-    connection._scope["query_string"] = query.encode()
+    connection._scope |= {"query_string": query.encode(), "subprotocols": list(row.sample.protocols)}
+    messages = row.messages("Hello there. ")
     async with connection:
         assert (await connection.next())["type"] == "websocket.accept"
         for _ in range(chance.randrange(1, 13)):
@@ -164,7 +133,7 @@ async def converse(api: Any, url: str, chance: random.Random, speaker: Chancy) -
                 connection.stall()
             if chance.random() < 0.2:
                 connection.flow()
-            connection.receive(incoming(DIALECTS[url], chance))
+            connection.receive(incoming(messages, chance))
             for _ in range(chance.choice([0, 1, 30])):
                 await asyncio.sleep(0)
         connection.flow()
@@ -182,4 +151,4 @@ async def converse(api: Any, url: str, chance: random.Random, speaker: Chancy) -
             assert isinstance(json.loads(message["text"]), dict)
         else:
             assert message["bytes"]
-    return f"{path.split('/')[1]}/{path.split('/')[-1]}: {outcome}"
+    return outcome

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
+from urllib.parse import parse_qsl
 
 import pytest
 
@@ -16,10 +17,11 @@ from serve_app.api.errors import translate
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech.live_text import LiveTexts
-from tests.fuzz.client import post
 from tests.fuzz.conftest import BOUND_S, Cases, unstalled
 from tests.fuzz.texts import flood, text
 from tests.serve_app import asgi
+from tests.serve_app.asgi import post
+from tests.serve_app.dialects.rows import POSTS, SOCKETS, PostRow, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, utterance
 
 pytestmark = pytest.mark.anyio
@@ -27,161 +29,6 @@ pytestmark = pytest.mark.anyio
 Json = dict[str, Any]
 SEVERAL = 6  # messages of a socket at most
 WAITS = AdmissionSettings(max_line_s=1000, max_wait_s=1000, max_late_s=1000)
-REST = "/api/v1/services/aigc/multimodal-generation/generation"
-ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "TEXT"}]}
-
-
-@dataclass(frozen=True, slots=True)
-class Socket:
-    """One dialect's WebSocket: what a client may send, where "TEXT" stands for any."""
-
-    path: str
-    messages: Sequence[Json]
-    query: Mapping[str, str] = field(default_factory=dict)
-    protocols: tuple[str, ...] = ()
-
-
-SOCKETS = {
-    "deepgram": Socket(
-        "/v1/speak",
-        [{"type": "Speak", "text": "TEXT"}, {"type": "Flush"}, {"type": "Clear"}, {"type": "Close"}],
-        {"model": "aura-2-ryan-en", "encoding": "linear16", "sample_rate": "24000", "speed": "1.1"},
-    ),
-    "flux": Socket(
-        "/v2/speak",
-        [
-            {"type": "Speak", "text": "TEXT"},
-            {"type": "Flush"},
-            {"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": 50}},
-            {"type": "Configure", "speed": 1.1},
-            {"type": "Close"},
-        ],
-        {"model": "flux-ryan-en", "encoding": "mulaw", "sample_rate": "8000"},
-    ),
-    "elevenlabs": Socket(
-        "/v1/text-to-speech/ryan/multi-stream-input",
-        [
-            {"text": "TEXT", "context_id": "one", "voice_settings": {"speed": 1.1}, "flush": True},
-            {"text": "", "context_id": "one", "flush": True},
-            {"context_id": "one", "close_context": True},
-            {"close_socket": True},
-        ],
-        {"output_format": "pcm_24000", "sync_alignment": "true"},
-    ),
-    "elevenlabs-text": Socket(
-        "/v1/text-to-speech/ryan/stream-input",
-        [{"text": " ", "voice_settings": None}, {"text": "TEXT"}, {"text": ""}],
-        {"output_format": "pcm_16000"},
-    ),
-    "elevenlabs-dialogue": Socket(
-        "/v1/text-to-dialogue/multi-stream-input",
-        [
-            {"context_id": "one", "voices": ["ryan"]},
-            {"context_id": "one", "inputs": [{"text": "TEXT", "voice_id": "ryan"}], "flush": True},
-            {"context_id": "one", "close_context": True},
-        ],
-        {"output_format": "pcm_24000"},
-    ),
-    "cartesia": Socket(
-        "/tts/websocket",
-        [
-            {
-                "context_id": "one",
-                "transcript": "TEXT",
-                "continue": True,
-                "voice": {"mode": "id", "id": "ryan"},
-                "output_format": {"container": "raw", "encoding": "pcm_f32le", "sample_rate": 44100},
-                "generation_config": {"speed": 1.1, "emotion": "calm"},
-            },
-            {"context_id": "one", "transcript": "", "continue": False, "flush": True},
-            {"context_id": "one", "cancel": True},
-        ],
-    ),
-    "realtime": Socket(
-        "/v1/realtime",
-        [
-            {
-                "type": "session.update",
-                "event_id": "mine",
-                "session": {
-                    "output_audio_format": "g711_ulaw",
-                    "audio": {"output": {"format": {"type": "audio/pcm", "rate": 24000}, "voice": "ash", "speed": 1.1}},
-                },
-            },
-            {"type": "conversation.item.create", "item": ITEM},
-            {"type": "response.create", "response": {"input": [ITEM], "audio": {"output": {"voice": {"id": "ash"}}}}},
-            {"type": "response.create"},
-            {"type": "response.cancel"},
-        ],
-        {"model": "gpt-realtime"},
-    ),
-    "dashscope": Socket(
-        "/api-ws/v1/realtime",
-        [
-            {
-                "type": "session.update",
-                "session": {
-                    "voice": "Cherry",
-                    "mode": "commit",
-                    "response_format": "wav",
-                    "sample_rate": 24000,
-                    "speech_rate": 1.1,
-                    "bit_rate": 64,
-                    "language_type": "English",
-                },
-            },
-            {"type": "input_text_buffer.append", "text": "TEXT"},
-            {"type": "input_text_buffer.commit"},
-            {"type": "input_text_buffer.clear"},
-            {"type": "response.cancel"},
-            {"type": "session.finish"},
-        ],
-        {"model": "qwen3-tts-flash-realtime"},
-    ),
-    "vllm-omni": Socket(
-        "/v1/audio/speech/stream",
-        [
-            {"type": "session.config", "voice": "ryan", "response_format": "pcm", "speed": 1.1, "seed": 5},
-            {"type": "input.text", "text": "TEXT"},
-            {"type": "input.done"},
-            {"type": "session.close"},
-        ],
-    ),
-    "nari": Socket(
-        "/v1/audio/speech/ws",
-        [
-            {"type": "request.start", "voice": "ryan", "language": "auto", "instruct": "Softly.", "top_k": 50},
-            {"type": "input_text.append", "sequence": 0, "text": "TEXT"},
-            {"type": "input_text.append", "text": "TEXT"},
-            {"type": "input_text.end", "sequence": 1},
-            {"type": "response.cancel"},
-        ],
-        protocols=("nari.speech.v1",),
-    ),
-    "frames": Socket(
-        "/v1/audio/frames/ws", [{"type": "speak", "input": "TEXT", "voice": "ryan", "seed": 5}, {"type": "cancel"}]
-    ),
-}
-BODIES: dict[str, Json] = {
-    "/v1/speak": {"text": "TEXT"},
-    "/v2/speak": {"text": "TEXT"},
-    "/v1/text-to-speech/ryan/stream/with-timestamps": {
-        "text": "TEXT",
-        "voice_settings": {"speed": 1.1},
-        "language_code": "en",
-        "seed": 5,
-    },
-    "/v1/text-to-dialogue": {"inputs": [{"text": "TEXT", "voice_id": "ryan"}]},
-    "/tts/bytes": {"transcript": "TEXT", "voice": {"id": "ryan"}, "output_format": {"container": "wav"}},
-    "/tts/sse": {"transcript": "TEXT", "voice": "ryan", "language": None, "add_timestamps": True},
-    "/v1/audio/speech": {"input": "TEXT", "voice_id": "ryan", "response_format": "pcm", "stream": True},
-    "/openai/deployments/any/audio/speech": {"input": "TEXT", "voice": "ash", "model": "tts-1-hd-zh", "lang_code": "a"},
-    REST: {"model": "qwen-tts", "input": {"text": "TEXT", "voice": "Cherry"}, "parameters": {"speech_rate": 1.1}},
-    "/v1/audio/speech/batch": {"voice": "ash", "items": [{"input": "TEXT", "overrides": {"speed": 1.1}}]},
-    "/generate": {"text": "TEXT", "speaker": "ryan", "streaming": "true", "x_vector_only_mode": False},
-    "/dev/captioned_speech": {"input": "TEXT", "voice": "ash", "stream": False, "speed": 1.1},
-    "/v1/audio/frames": {"input": "TEXT", "voice": "ash", "seed": 5},
-}
 
 
 class Speaks:
@@ -246,7 +93,7 @@ def filled(value: object, chance: random.Random) -> object:
             return value
         case int() | float() if chance.random() < 0.3:
             return chance.choice(_NUMBERS)
-        case "TEXT":
+        case str() if value.strip() == "TEXT":
             if chance.random() < 0.1:
                 return flood(chance)
             return text(chance)[:2000] if chance.random() < 0.5 else "Hello there. "
@@ -270,11 +117,12 @@ def spoiled(message: object, chance: random.Random) -> Json:
     return {"type": "websocket.receive", "text": told}
 
 
-def sequence(socket: Socket, chance: random.Random) -> Iterator[Json]:
+def sequence(row: SocketRow, chance: random.Random) -> Iterator[Json]:
     """As a client would send them, or in any order."""
     in_order = chance.random() < 0.5
+    messages = row.messages("TEXT")
     for number in range(chance.randint(1, SEVERAL)):
-        message = socket.messages[number % len(socket.messages)] if in_order else chance.choice(socket.messages)
+        message = messages[number % len(messages)] if in_order else chance.choice(messages)
         yield spoiled(filled(message, chance), chance)
 
 
@@ -283,15 +131,16 @@ def sequence(socket: Socket, chance: random.Random) -> Iterator[Json]:
 async def test_messages(cases: Cases, dialect: str, spoken_form: Literal["english"] | None) -> None:
     """Whatever comes: the server tells it or closes, and when the client has left nothing speaks any more."""
     before = asyncio.all_tasks()
-    socket, speaks, texts = SOCKETS[dialect], Speaks(spoken_form), LiveTexts()
+    row, speaks, texts = SOCKETS[dialect], Speaks(spoken_form), LiveTexts()
     api = create_api(speaks, ApiSettings(admission=WAITS), live_texts=texts)
     for chance in cases:
         speaks.chance, speaks.has_lost = chance, False
-        query = {name: str(filled(value, chance)) for name, value in socket.query.items()}
+        path, _, query_string = (row.path + row.query).partition("?")
+        query = {name: str(filled(value, chance)) for name, value in parse_qsl(query_string)}
         query = {name: value if chance.random() < 0.97 else chance.choice(_QUERY) for name, value in query.items()}
-        connection = asgi.websocket(api, socket.path)
+        connection = asgi.websocket(api, path)
         connection._scope["query_string"] = "&".join(f"{name}={_quoted(query[name])}" for name in query).encode()
-        connection._scope["subprotocols"] = list(socket.protocols)
+        connection._scope["subprotocols"] = list(row.sample.protocols)
         connection._scope["extensions"] = {"websocket.http.response": {}}
         async with asyncio.timeout(BOUND_S), unstalled(), connection:
             first = await connection.next()
@@ -300,7 +149,7 @@ async def test_messages(cases: Cases, dialect: str, spoken_form: Literal["englis
                 cases.count("refused")
                 continue
             assert first["type"] == "websocket.accept", first
-            for message in sequence(socket, chance):
+            for message in sequence(row, chance):
                 connection.receive(message)
             if chance.random() < 0.5:
                 await _listen(connection, chance, speaks)
@@ -344,18 +193,18 @@ def _check(message: Mapping[str, Any], speaks: Speaks) -> None:
     assert "internal_error" not in (message.get("text") or ""), message
 
 
-@pytest.mark.parametrize("path", BODIES)
-async def test_bodies(cases: Cases, path: str) -> None:
+@pytest.mark.parametrize("row", POSTS.values(), ids=POSTS)
+async def test_bodies(cases: Cases, row: PostRow) -> None:
     speaks = Speaks()
     api = create_api(speaks, ApiSettings(admission=WAITS))
     for chance in cases:
         speaks.chance = chance
-        content = written(filled(BODIES[path], chance), chance)
+        content = written(filled(row.body("TEXT", **row.more), chance), chance)
         if chance.random() < 0.03:
             content = content[: chance.randrange(len(content))]
         try:
             async with unstalled():
-                answer = await post(api, path, content.encode("utf-8", "replace"))
+                answer = await post(api, row.path, content.encode("utf-8", "replace"))
         except RuntimeError as error:  # behind the first audio of a long text: never a clean end
             if not isinstance(error.__cause__, ReplicaLost | Overloaded):
                 raise

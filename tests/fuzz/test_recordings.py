@@ -12,10 +12,10 @@ from serve_app.api.routes import create_api
 from serve_app.audio import recordings
 from serve_app.audio.recordings import decode_reference
 from serve_app.config import ApiSettings
-from tests.fuzz.client import post
 from tests.fuzz.conftest import Cases
 from tests.fuzz.recordings import RATE, mutated, originals
 from tests.fuzz.test_texts import SPEECH, check
+from tests.serve_app.asgi import post
 from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
 
 

@@ -12,9 +12,9 @@ from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from serve_app.speech.session import SILENCE_S
 from talkray_tools.byte_tokenizer import ADDED_TOKENS
-from tests.fuzz.client import Answer, post
 from tests.fuzz.conftest import Cases
 from tests.fuzz.texts import body, text
+from tests.serve_app.asgi import Answer, post
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
 
 pytestmark = pytest.mark.anyio

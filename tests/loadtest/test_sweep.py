@@ -14,6 +14,8 @@ from loadtest.traces import NoRunError, RunFolder
 from tests.loadtest.test_metrics import SPOKEN
 from tests.loadtest.test_runner import serving, speak_at_once
 
+pytestmark = pytest.mark.anyio
+
 PLAN = Plan(first_rate=1.0, max_rate=8.0, factor=2.0, duration_s=10.0, settle_s=0.0)
 
 
@@ -66,7 +68,6 @@ def test_capacity_is_the_last_rate_before_the_first_that_was_not_held(
     assert capacity([step(2.0**index, share) for index, share in enumerate(shares)], PLAN) == expected
 
 
-@pytest.mark.anyio
 async def test_a_sweep_is_read_back_as_it_was_measured(tmp_path: Path) -> None:
     plan = Plan(first_rate=20.0, max_rate=40.0, factor=2.0, duration_s=0.2, settle_s=0.1)
     async with serving(speak_at_once) as target:
@@ -95,7 +96,6 @@ def test_a_low_rate_is_measured_for_longer() -> None:
     assert [plan.phases(rate)[0].duration_s for rate in plan.rates] == [30.0, 10.0]
 
 
-@pytest.mark.anyio
 async def test_each_rate_has_a_folder_and_a_row(tmp_path: Path) -> None:
     async with serving(speak_at_once) as target:
         settings = Settings(target.url, (), lengths=SpeechLengths(1.0, 0.1), texts=Texts.ONE_SENTENCE)

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.parity.checkpoints import write_tiny
-from tests.parity.ours import Ours
+from tools.experiments.parity.ours import Ours, write_tiny
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""Talkray against what the official package said, recorded in tests/data with `python -m tests.parity.run --record`."""
+"""Talkray against what the official package said.
+
+`python -m tools.experiments.parity.run --record` wrote it to tests/data.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +11,8 @@ import pytest
 
 from deployments.codec.encoder import CodecEncoder
 from deployments.protocol import Codes
-from tests.parity.cases import CASES, DECODINGS, GOLDEN, WAV_DECODING, Case, case_key, reference_audio
-from tests.parity.checkpoints import NAMES, codec_profile, golden_file, talker_digest
-from tests.parity.ours import Ours
+from tools.experiments.parity.cases import CASES, DECODINGS, GOLDEN, WAV_DECODING, ParityCase, case_key, reference_audio
+from tools.experiments.parity.ours import NAMES, Ours, codec_profile, golden_file, talker_digest
 
 KINDS = sorted(NAMES)
 
@@ -35,14 +37,14 @@ def test_golden_files_belong_to_the_generated_weights(kind: str, tiny_checkpoint
 
 
 @pytest.mark.parametrize(("case", "decoding"), DECODED_CASES)
-def test_codes_equal_the_official_ones(case: Case, decoding: str, ours: Callable[[str], Ours]) -> None:
+def test_codes_equal_the_official_ones(case: ParityCase, decoding: str, ours: Callable[[str], Ours]) -> None:
     official = np.load(golden_file(case.kind))[f"codes/{case_key(case, decoding)}"]
     codes = ours(case.kind).codes(case, DECODINGS[decoding], reference_codes(case.kind), extent=GOLDEN)
     np.testing.assert_array_equal(codes, official)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind}/{case.name}")
-def test_audio_equals_the_official_one(case: Case, ours: Callable[[str], Ours]) -> None:
+def test_audio_equals_the_official_one(case: ParityCase, ours: Callable[[str], Ours]) -> None:
     golden = np.load(golden_file(case.kind))
     codes, wav = (golden[f"{what}/{case_key(case, WAV_DECODING)}"] for what in ("codes", "wav"))
     audio = ours(case.kind).wav(case, codes[: GOLDEN.wav_frames], reference_codes(case.kind))

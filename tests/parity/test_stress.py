@@ -6,10 +6,9 @@ import pytest
 from deployments.protocol import Codes
 from talkray_tools.choices import Divergence, near_ties
 from talkray_tools.random_codec import Stress
-from tests.parity.cases import DECODINGS, STRESS, Case, cases_of
-from tests.parity.checkpoints import write_stressed
-from tests.parity.ours import Ours
-from tests.parity.run import NEAR_TIE, STRESSED
+from tools.experiments.parity.cases import DECODINGS, STRESS, ParityCase, cases_of
+from tools.experiments.parity.ours import Ours, write_stressed
+from tools.experiments.parity.run import NEAR_TIE, STRESSED
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +17,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Ours:
 
 
 @pytest.fixture(scope="module")
-def case() -> Case:
+def case() -> ParityCase:
     return cases_of(STRESSED, STRESS)[0]
 
 
@@ -29,21 +28,21 @@ def decoding(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def spoken(ours: Ours, case: Case, decoding: str) -> Codes:
+def spoken(ours: Ours, case: ParityCase, decoding: str) -> Codes:
     return ours.codes(case, DECODINGS[decoding], None, extent=STRESS)
 
 
-def found(ours: Ours, case: Case, decoding: str, expected: Codes) -> list[Divergence]:
+def found(ours: Ours, case: ParityCase, decoding: str, expected: Codes) -> list[Divergence]:
     return ours.divergences(case, DECODINGS[decoding], expected, extent=STRESS)
 
 
-def test_equal_codes_have_no_divergence(ours: Ours, case: Case, decoding: str, spoken: Codes) -> None:
+def test_equal_codes_have_no_divergence(ours: Ours, case: ParityCase, decoding: str, spoken: Codes) -> None:
     assert found(ours, case, decoding, spoken) == []
     assert near_ties([], spoken, NEAR_TIE)[0]
 
 
 def test_a_wrong_code_is_no_near_tie_and_those_behind_it_are_still_compared(
-    ours: Ours, case: Case, decoding: str, spoken: Codes
+    ours: Ours, case: ParityCase, decoding: str, spoken: Codes
 ) -> None:
     wrong = spoken[:4].copy()
     wrong[1, 3] = (wrong[1, 3] + 1000) % 2048
@@ -54,7 +53,7 @@ def test_a_wrong_code_is_no_near_tie_and_those_behind_it_are_still_compared(
     assert f"frame 1, codebook 3, by a margin of {first.margin:.1e}" in detail
 
 
-def test_speech_that_ends_elsewhere_is_a_divergence(ours: Ours, case: Case, decoding: str, spoken: Codes) -> None:
+def test_speech_that_ends_elsewhere_is_a_divergence(ours: Ours, case: ParityCase, decoding: str, spoken: Codes) -> None:
     assert (len(spoken) // 2, 0) in [
         (each.frame, each.codebook) for each in found(ours, case, decoding, spoken[: len(spoken) // 2])
     ]

@@ -2,11 +2,26 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from starlette.types import ASGIApp, Message, Scope
 
 Headers = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One whole response."""
+
+    status: int
+    headers: Headers
+    content: bytes
+
+    @property
+    def content_type(self) -> str:
+        return self.headers["content-type"]
 
 
 class Connection:
@@ -44,6 +59,14 @@ class Connection:
             raise AssertionError(f"the app ended without another message: {self.task}")
         return self._outgoing.get_nowait()
 
+    async def answer(self) -> Answer:
+        """The whole response. Raises what the app raises; fails if it ends before its end."""
+        await self.task
+        start, *parts = (self._outgoing.get_nowait() for _ in range(self._outgoing.qsize()))
+        assert not parts[-1].get("more_body", False)
+        headers = {name.decode(): value.decode() for name, value in start["headers"]}
+        return Answer(start["status"], headers, b"".join(part.get("body", b"") for part in parts))
+
     @property
     def has_sent(self) -> bool:
         """Whether `next()` has a message already."""
@@ -65,22 +88,40 @@ class Connection:
         self._outgoing.put_nowait(message)
 
 
+async def post(app: ASGIApp, path: str, content: bytes, *, content_type: str = "application/json") -> Answer:
+    """What a request is answered with, within half a minute."""
+    async with http(app, "POST", path, body=content, headers={"content-type": content_type}) as connection:
+        async with asyncio.timeout(30):
+            return await connection.answer()
+
+
 def http(app: ASGIApp, method: str, path: str, *, body: object = None, headers: Headers | None = None) -> Connection:
     """A request whose body has arrived; None: nothing has."""
     connection = Connection(app, _scope("http", path, headers or {}) | {"method": method})
     if body is not None:
-        connection.receive({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection.receive({"type": "http.request", "body": content, "more_body": False})
     return connection
 
 
-def websocket(app: ASGIApp, path: str, *, headers: Headers | None = None) -> Connection:
-    """A socket that asks to be accepted."""
-    connection = Connection(app, _scope("websocket", path, headers or {}) | {"subprotocols": []})
+def websocket(
+    app: ASGIApp,
+    path: str,
+    *,
+    headers: Headers | None = None,
+    subprotocols: Sequence[str] = (),
+    denial: bool = True,
+) -> Connection:
+    """A socket that asks to be accepted; `denial`: the server may refuse it with an HTTP response."""
+    extensions: Scope = {"websocket.http.response": {}} if denial else {}
+    scope = _scope("websocket", path, headers or {})
+    connection = Connection(app, scope | {"subprotocols": list(subprotocols), "extensions": extensions})
     connection.receive({"type": "websocket.connect"})
     return connection
 
 
 def _scope(kind: str, path: str, headers: Headers) -> Scope:
+    path, _, query = path.partition("?")
     return {
         "type": kind,
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -88,7 +129,7 @@ def _scope(kind: str, path: str, headers: Headers) -> Scope:
         "scheme": "http" if kind == "http" else "ws",
         "path": path,
         "raw_path": path.encode(),
-        "query_string": b"",
+        "query_string": query.encode(),
         "root_path": "",
         "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
         "client": ("127.0.0.1", 1),

@@ -20,7 +20,6 @@ CUSTOM_VOICE = ModelInfo(
     sample_rate=24000,
     frame_samples=1920,
     num_code_groups=16,
-    max_text_tokens=1000,
 )
 VOICE_DESIGN = replace(CUSTOM_VOICE, name="design", kind=ModelKind.VOICE_DESIGN, voices=())
 FOLLOWED = replace(CUSTOM_VOICE, word_times=True)

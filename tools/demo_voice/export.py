@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
-from deployments.voice.unpack import FORMAT, ROW_SCALE
+from deployments.weights.checkpoint import FORMAT, ROW_SCALE
 from talkray_tools.released import AUDIO_PREPROCESSOR, PREPROCESSOR
 from tools.demo_voice.codec_model import load_trained, official_tensors
 from tools.demo_voice.shape import SHAPE, codec_config
@@ -47,7 +47,7 @@ def export(run: Path, out: Path) -> None:
 def pack(checkpoint: Path, packed: Path, *, without: str = "") -> None:
     """Write `checkpoint` to the new folder `packed`; tensors whose names begin with `without` are left out.
 
-    `deployments/voice/unpack.py` says what a packed folder is and reads it.
+    `deployments/weights/checkpoint.py` says what a packed folder is and reads it.
     """
     shutil.copytree(checkpoint, packed, ignore=shutil.ignore_patterns("*.safetensors"))
     for file in sorted(checkpoint.rglob("*.safetensors")):

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from deployments.talker.attention import Context
-from deployments.talker.kernels.backends import choose_backend
+from deployments.talker.kernels.paged_attention import choose_backend
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kv_cache import KVCache

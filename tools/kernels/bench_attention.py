@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from deployments.talker.kernels.backends import PagedBackend, choose_backend
+from deployments.talker.kernels.paged_attention import PagedBackend, choose_backend
 from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.model.talker import Talker
 from talkray_tools.released import SHAPES

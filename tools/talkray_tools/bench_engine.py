@@ -309,11 +309,11 @@ def measure(
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     result = Report(name, engine.runner.step.name, clock.seconds)
     bench = EngineBench(engine, steps=options.steps, bandwidth=options.bandwidth * 1e12)
-    before = engine.runner.num_eager
+    before = engine.runner.graphs.num_eager
     result.prefills = [bench.prefill_time(prompts) for prompts in (1, 2, 4, 8) if prompts <= config.max_num_seqs]
     result.steps = [bench.step_time(batch) for batch in options.batches if batch <= config.max_num_seqs]
     result.arrivals = [bench.arrivals(rate, streams=options.streams) for rate in options.arrivals]
-    result.eager_passes = engine.runner.num_eager - before
+    result.eager_passes = engine.runner.graphs.num_eager - before
     if torch.cuda.is_available():
         result.memory_gib = torch.cuda.max_memory_reserved() / 2**30
         result.breakdown = list(itertools.chain.from_iterable(bench.breakdown(batch) for batch in options.profile))

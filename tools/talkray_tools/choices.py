@@ -81,8 +81,8 @@ def kept() -> Iterator[list[Choice]]:
     def sample(options: BatchFilter, logits: Tensor, draw: Draw, noise: NoiseSource) -> Tensor:
         everywhere = torch.full_like(logits, torch.inf)
 
-        def keep(which: Draw, codes: Tensor) -> Tensor:
-            values = noise(which, codes)
+        def keep(draw: Draw, codes: Tensor) -> Tensor:
+            values = noise(draw, codes)
             everywhere.scatter_(-1, codes, values)
             return values
 

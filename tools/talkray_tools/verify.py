@@ -32,8 +32,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from deployments.audio.runaway import EndingGuard, runaway_frames
-from deployments.audio.silence import Pcm, first_sound
+from deployments.audio.listening import EndingGuard, Pcm, first_sound, runaway_frames
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, PCM_SCALE, snr_db, to_pcm16
 from deployments.codec.loading import Codec, load_codec

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # these import this module, and a backend is imported where i
 
 @dataclass(frozen=True, slots=True)
 class ChosenBackend:
-    """What decodes a codec on a device."""
+    """The classes that decode a codec on a device."""
 
     backend: "type[Backend]"  # streams whose states go in and come back
     slots: "type[SlotDecoder]"  # streams whose states stay there: beside a talker

@@ -24,7 +24,7 @@ _HALF = SIDE // 2  # and rows
 _LINE = 64  # bytes
 _MOST = 256  # keys of a query, and values of each
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_ssize_t
-_INTERFACE = 4  # what is called here, and how: both files change it together
+_INTERFACE = 4  # version of the functions and their arguments; both files change it together
 _GATHERS = [f"gather_{source}_{target}" for source in _TYPES.values() for target in _TYPES.values()]
 _PARAMETERS = {
     **{name: [*[_POINTER] * 6, *[_COUNT] * 3] for name in _GATHERS},
@@ -43,11 +43,11 @@ _WORDS = 16  # of a step of a replay: the function and its arguments
 
 
 class Kind(IntEnum):
-    """What becomes of the sums of a convolution, as cpu_kernels.c numbers it."""
+    """The form in which the sums of a convolution are stored, numbered as in cpu_kernels.c."""
 
     WIDE = 0  # float32
     ADDED = 1  # to float32
-    ROUNDED = 2  # bfloat16, and so are those below
+    ROUNDED = 2  # bfloat16, as the kinds below
     SNAKED = 3
     GELU = 4
     GATED = 5
@@ -67,12 +67,13 @@ def _built() -> dict[str, _Function]:
 
 _functions = _built()
 BUILT = bool(_functions)
-# What multiplies bfloat16 here: 0 nothing, 1 AVX-512's dot products, 2 AMX. Asked once: AMX wants the kernel's leave.
+# The unit that multiplies bfloat16 here: 0 none, 1 AVX-512's dot products, 2 AMX. Asked once, because AMX needs the
+# kernel's permission.
 MATRIX_UNITS = _functions["matrix_units"]() if BUILT else 0
 
 
 class _Calls(threading.local):
-    """Those of this thread, while they are recorded."""
+    """The calls of this thread, while they are recorded."""
 
     recorded: list[tuple[int, ...]] | None = None
 
@@ -91,7 +92,7 @@ def _call(name: str, *words: int | None) -> None:
 class Recording:
     """Calls of kernels, to be made again at once, with other tensors in place of some.
 
-    Between two kernels Python and torch take 50 us: what they need has left the cache, which weights flow through.
+    Between two kernels Python and torch take 50 us, because the weights have pushed their memory out of the cache.
     """
 
     def __init__(self, calls: Callable[[], object], tensors: Sequence[Tensor]) -> None:
@@ -109,7 +110,7 @@ class Recording:
         self._numbers = torch.tensor([numbers[word] for word in words if word in numbers])
 
     def replay(self, tensors: Sequence[Tensor]) -> None:
-        """The calls, with these tensors in place of those that they were recorded with."""
+        """The calls, with these tensors in place of the recorded ones."""
         pointers = torch.tensor([tensor.data_ptr() for tensor in tensors])
         self._words[self._places] = pointers[self._numbers]
         _functions["replay"](self._words.data_ptr(), len(self._words) // _WORDS)
@@ -125,9 +126,10 @@ def fits(weight: Tensor) -> bool:
 
 
 class _HugePages:
-    """Memory for weights in pages of 2 MB, where the kernel has them to give.
+    """Memory for weights in pages of 2 MB, where the kernel has them.
 
-    A core reads weights a quarter faster from those: prefetching ends at pages, and their addresses have to be found.
+    A core reads weights a quarter faster from large pages, because prefetching ends at pages, and their addresses have
+    to be found.
     """
 
     _CHUNK, _PAGE = 32 << 20, 2 << 20
@@ -243,7 +245,7 @@ class ExactConvolution:
 
 
 def unfolded(rows: Tensor, taps: int, dilation: int, new: New) -> Tensor:
-    """What each row of a convolution is a product of, [B, time, taps * in], of rows [B, context + time, in]."""
+    """The rows [B, time, taps * in] whose products are a convolution of rows [B, context + time, in]."""
     streams, length, channels = rows.shape
     time = length - (taps - 1) * dilation
     out = new("unfolded", (streams, time, taps * channels), rows.dtype)

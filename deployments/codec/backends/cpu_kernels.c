@@ -2,8 +2,8 @@
  *
  * torch takes five passes for a snake (a product, a sine, a square, a sum and a rounding). oneDNN reads the weights of
  * a product of few rows at 10 GB/s, of which a core can read 15, and reaches a third of what its matrix units can do
- * for a convolution of few channels. Built at install time where a compiler is there (pyproject.toml); cpu_kernels.py
- * calls it, and torch_backend.py torch where it was not built.
+ * for a convolution of few channels. Built at install time where a compiler is there (pyproject.toml); cpu.py
+ * calls it, and torch.py calls torch where it was not built.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -20,7 +20,7 @@
 #endif
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* That of all functions here, as cpu_kernels.py has it: one built for another one is not called. */
+/* That of all functions here, as cpu.py has it: one built for another one is not called. */
 int interface(void) { return 4; }
 
 ALWAYS_INLINE float widened(uint16_t half) {
@@ -147,7 +147,7 @@ FOR_THIS_CPU void add_bfloat16(float *restrict sum, const uint16_t *restrict hal
 
 /* Convolutions in bfloat16; a matrix product is one of one tap. The weight stands in the order in which it is read, in
  * tiles of 32 inputs and 16 outputs as the units of a core want them:
- * [outputs / 32][taps][inputs / 32][2][16 pairs of inputs][16 outputs][2], cpu_kernels.py packs it. */
+ * [outputs / 32][taps][inputs / 32][2][16 pairs of inputs][16 outputs][2], cpu.py packs it. */
 enum { NONE, AVX512_BF16, AMX_BF16 };
 enum { SIDE = 32, HALF = SIDE / 2, TILE = SIDE * HALF }; /* inputs and outputs of a step; values of one tile of weights */
 enum { AHEAD = 2048 }; /* bytes: weights are fetched so far before they are multiplied with */
@@ -397,7 +397,7 @@ static void configure_tiles(ptrdiff_t rows) { (void)rows; }
 static void release_tiles(void) {}
 #endif
 
-/* What becomes of sums and their bias [outputs] float32, as cpu_kernels.py numbers it: `out` [rows, outputs] is float32,
+/* What becomes of sums and their bias [outputs] float32, as cpu.py numbers it: `out` [rows, outputs] is float32,
  * or has that added to it, or is bfloat16, also behind a snake of that amplitude [outputs], behind gelu, or, with half
  * as many outputs, the product of silu of the first 16 of 32 with the others. */
 enum { WIDE, ADDED, ROUNDED, SNAKED, GELU, GATED };

@@ -1,4 +1,4 @@
-"""Products of layers in torch, their weights packed once; on a CPU that multiplies bfloat16 those of cpu.py.
+"""Products of layers in torch, their weights packed once; on a CPU that multiplies bfloat16 the products of cpu.py.
 
 And the memory that calls take: on a CPU each thread has some that it uses again and again.
 """
@@ -24,7 +24,7 @@ _ENOUGH_ROWS = 128
 
 
 class TorchProduct:
-    """A convolution [B, context + time, in] -> [B, time, out] with its weight in the order of those who read it.
+    """A convolution [B, context + time, in] -> [B, time, out] with its weight in the order in which it is read.
 
     Few rows are multiplied as a matrix, after they were copied tap by tap. Many are a convolution, which needs no
     copies, but takes milliseconds for a handful of rows, however few the channels are.
@@ -82,7 +82,7 @@ class TorchProduct:
         return out.squeeze(2).transpose(1, 2)
 
     def _unfolded(self, rows: Tensor) -> Tensor:
-        """What each output row is a product of, [B, time, taps * in]."""
+        """The rows [B, time, taps * in] whose products are the output rows."""
         batch, length, channels = rows.shape
         shape = (batch, length - self._context, self._taps, channels)
         strides = (length * channels, channels, self._dilation * channels, 1)
@@ -112,7 +112,7 @@ class ProductToOneChannel:
 
 class _Scratch(threading.local):
     """Memory that a thread uses again and again: new memory costs a page fault for every 4 KB. Not on a GPU, where
-    torch keeps what was freed, and gives it to others.
+    torch keeps freed memory itself.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class _Scratch(threading.local):
 
     @contextmanager
     def kept(self) -> Iterator[list[Tensor]]:
-        """What is taken meanwhile; it stays where it is while that is held, also when larger buffers are needed."""
+        """Buffers taken inside the block. They stay in place while the list is held."""
         taken: list[Tensor] = []
         self._taken = taken
         try:

@@ -1,7 +1,7 @@
 """The forward pass in torch, on any device. On a CPU every layer is one convolution, its weights packed once.
 
-In bfloat16 on a CPU that multiplies it, kernels of our own (cpu_kernels.py) make what they fit. Where they make all,
-as of the released shape, the calls of a batch are recorded and replayed.
+In bfloat16 on a CPU that multiplies it, kernels of our own (cpu.py) compute the layers that they fit. Where they
+compute all layers, as of the released shape, the calls of a batch are recorded and replayed.
 
 In a lower precision only the products are: what is added up, the snakes, the last convolution and attention stay in
 float32. On a CPU, layers of many channels are bound by their weights and take all streams together. The others are
@@ -42,10 +42,10 @@ class TorchBackend(Backend):
     """Folded weights, packed."""
 
     def __init__(self, folded: FoldedDecoder, precision: str = "float32") -> None:
-        """`precision` is that of the products.
+        """`precision` is the precision of the products.
 
-        From here on cuDNN does not cut off float32 to TF32 in this process. On stressed weights that is no better than
-        34 dB, and float32 is what other types are judged by, and what streams are repaired in.
+        From here on cuDNN does not cut off float32 to TF32 in this process. On stressed weights TF32 is no better than
+        34 dB, and float32 has to judge other types and to repair streams.
         """
         torch.backends.cudnn.allow_tf32 = False
         self.config, self.device, self.precision = folded.config, folded.tables.device, precision
@@ -124,11 +124,11 @@ class TorchBackend(Backend):
         return tables[0][0, 0], tables[1][0, 0]
 
     def _is_own(self, *layers: Conv | Linear) -> bool:
-        """Whether these products are those of our kernels."""
+        """Whether our kernels compute these products."""
         return all(isinstance(self.products[layer], Convolution | ExactConvolution) for layer in layers)
 
     def _silence(self) -> Iterator[Tensor]:
-        """What a stream remembers before its first frame."""
+        """The state of a stream before its first frame."""
         config = self.config
         for layer in self.folded.remembering:
             self.memories[layer] = len(self.memories)
@@ -174,7 +174,7 @@ class _TorchCall(Call):
         return Signal(F.embedding(self.codes + folded.offsets, folded.tables).sum(dim=2))
 
     def _new(self, name: str) -> New:
-        """Memory for what a kernel makes, until one of the same name makes something."""
+        """Memory for a kernel's result, until another kernel takes the same name."""
         device = self._backend.device
         return lambda part, shape, dtype: scratch.take(f"{name} {part}", shape, device, dtype)
 
@@ -226,7 +226,7 @@ class _TorchCall(Call):
         return Signal(y.transpose(1, 2).flatten(2))
 
     def _turned(self, index: int) -> list[tuple[Tensor, Tensor]]:
-        """What each stream remembers in a layer, and what is to be filled with what it will. Pieces may have both."""
+        """A layer's memory of each stream, and the tensors for its next memory. Pieces may have both."""
         pairs = [(memory[index], following[index]) for memory, following in zip(self.memories, self.nexts, strict=True)]
         for memory, (_, following) in zip(self.memories, pairs, strict=True):
             memory[index] = following
@@ -269,7 +269,7 @@ class _TorchCall(Call):
         return Signal(y if residual is None else add(residual.rows, y), snake)
 
     def _rows(self, x: Signal, conv: Conv) -> Tensor:
-        """Those that a convolution reads, its context first."""
+        """The rows that a convolution reads, its context first."""
         (batch, time, channels), dtype = x.rows.shape, self._backend.products[conv].dtype
         if not conv.context and x.snake is None and x.rows.dtype == dtype:
             return x.rows

@@ -68,18 +68,17 @@ class TritonBackend:
 
     @torch.inference_mode()
     def reset(self, slot: int) -> None:
-        """Begin a new stream in a slot."""
         self._flat[slot].zero_()
         self.positions[slot].zero_()
 
     @torch.inference_mode()
     def state(self, slot: int, position: int) -> DecoderState:
-        """A copy of what a slot remembers of its stream, behind `position` frames."""
+        """A copy of a slot's state, behind `position` frames."""
         return DecoderState(position, tuple(tensor.clone() for tensor in self._remembered(slot)))
 
     @torch.inference_mode()
     def resume(self, slot: int, state: DecoderState) -> None:
-        """Go on in a slot from what another one remembered."""
+        """Go on in a slot from another slot's state."""
         torch._foreach_copy_(self._remembered(slot), list(state.tensors))
         self.positions[slot].fill_(state.position)
 
@@ -230,44 +229,24 @@ class _TritonCall(Call):
             shared_bytes=self.backend.shared_bytes,
         )
         unused = step.weight
+        snake, bias = step.snake, unused if step.bias is None else step.bias
         triton_kernels.conv_kernel[(-(-num_out // tiles["BLOCK_N"]), -(-len(x) // tiles["BLOCK_M"]))](
-            x,
-            x if step.memory is None else step.memory,
-            self.slots,
-            step.weight,
-            unused if step.gate is None else step.gate,
-            unused if step.bias is None else step.bias,
-            x if step.residual is None else step.residual,
-            y,
-            snaked,
-            unused if step.snake is None else step.snake.frequency,
-            unused if step.snake is None else step.snake.amplitude,
-            len(x),
-            time,
-            num_in,
-            num_out,
-            num_out if step.snake is None else len(step.snake.amplitude),
-            step.dilation,
-            0 if step.memory is None else step.memory.stride(0),
-            self.config.rms_norm_eps,
-            TAPS=taps,
-            NORM=step.norm,
-            GATED=step.gate is not None,
-            BIAS=step.bias is not None,
-            GELU=step.gelu,
-            RESIDUAL=step.residual is not None,
-            PLAIN=step.plain,
-            WAVE=step.snake is not None,
-            PRECISION=self.backend.products,
-            **self._launch,
-            **tiles,
-        )
+            x, x if step.memory is None else step.memory, self.slots,
+            step.weight, unused if step.gate is None else step.gate, bias,
+            x if step.residual is None else step.residual, y, snaked,
+            unused if snake is None else snake.frequency, unused if snake is None else snake.amplitude,
+            len(x), time, num_in, num_out, num_out if snake is None else len(snake.amplitude),
+            step.dilation, 0 if step.memory is None else step.memory.stride(0), self.config.rms_norm_eps,
+            TAPS=taps, NORM=step.norm, GATED=step.gate is not None, BIAS=step.bias is not None, GELU=step.gelu,
+            RESIDUAL=step.residual is not None, PLAIN=step.plain, WAVE=snake is not None,
+            PRECISION=self.backend.products, **self._launch, **tiles,
+        )  # fmt: skip
         return y, snaked
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one launch computes, as `conv_kernel` describes it."""
+    """The flags of one launch, as `conv_kernel` describes them."""
 
     weight: Tensor  # [taps, in, out]
     bias: Tensor | None

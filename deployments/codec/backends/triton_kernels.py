@@ -1,7 +1,7 @@
 """Triton kernels of the decoder on a GPU: few and large, since a frame is bound by launches.
 
-Rows are [B * time, channels]; what a stream remembers is found through its slot, so that gathering and scattering state
-costs no copies. `triton.py` launches them; the tests compare them with `reference.py`.
+Rows are [B * time, channels]; a stream's state is found through its slot, so that gathering and scattering state costs
+no copies. `triton.py` launches them; the tests compare them with plain PyTorch.
 """
 
 import triton
@@ -37,7 +37,7 @@ def conv_kernel(
     RESIDUAL: tl.constexpr, PLAIN: tl.constexpr, WAVE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """y = x (through TAPS taps, TAPS = 1 is a plain product) * weight + ..., then what the flags ask for.
+    """y = x (through TAPS taps, TAPS = 1 is a plain product) * weight + ..., then the operations of the flags.
 
     weight is [TAPS * in, out]. Rows before the call's first come from state
     [slots, context, in], whose slots lie `state_stride` apart. NORM divides each

@@ -24,8 +24,8 @@ from deployments.gpu.graphs import Graphs, Staging, buckets
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, *range(96, 4096, 32))
 _STAGED_WRITES = 16  # each may hold all codes of a slot
 _SWEPT_FRAMES, _SWEPT_AT_ONCE = 64, 4  # of a stream that holds many codes; such streams: bounds memory
-# Recorded calls, for each frame of the largest one; and what convolutions remember and the allocator keeps. Both
-# measured, with 8, 128 and 256 streams.
+# Recorded calls, for each frame of the largest one; and the memory of convolutions and of the allocator. Both measured,
+# with 8, 128 and 256 streams.
 _CALL_FRAME_BYTES = 5_700_000
 _MORE_BYTES = 600 << 20
 
@@ -50,7 +50,7 @@ PRECISIONS = (
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """What was asked of a slot since its stream began."""
+    """The calls of a slot since its stream began."""
 
     slot: int
     called: int = 0  # frames
@@ -60,8 +60,8 @@ class _Stream:
 class TritonSlots(SlotDecoder):
     """Slots over captured calls on a CUDA stream of their own.
 
-    The stream waits for what the current stream has been given when codes are written, so that a frame starts the
-    moment its codes exist.
+    When codes are written the stream waits for the work queued on the current stream, so that a frame starts the moment
+    its codes exist.
     """
 
     def __init__(
@@ -164,8 +164,8 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def snr_db(self, every: Tensor, audio: Tensor) -> float:
-        """Signal over error of codes [streams, frames, groups], not captured, where `audio` is what they should be:
-        int16 [streams, samples]; minus infinity where what they are is not finite.
+        """Signal over error of codes [streams, frames, groups], not captured, against `audio`: int16 [streams,
+        samples]; minus infinity where the samples are not finite.
         """
         frames = every.shape[1]
         sizes = parts(frames, call_sizes(GPU_RAMP))
@@ -202,7 +202,7 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
-        """`codes` may be what the current stream is about to compute."""
+        """The current stream may be about to compute `codes`."""
         self.stream.wait_stream(torch.cuda.current_stream())
         if codes.is_cuda:
             codes.record_stream(self.stream)
@@ -269,7 +269,6 @@ class TritonSlots(SlotDecoder):
         return self.decoder.codes[stream.slot, numbers % CODE_RING].long()
 
     def release(self, flight: "_GpuFlight") -> None:
-        """Take a landed flight's pinned memory back."""
         self._free.append(flight)
 
 
@@ -286,7 +285,7 @@ class _GpuFlight(Flight):
         self._samples = self._frames = 0  # of each stream
 
     def start(self, call: tuple[int, int], slots: list[int], streams: list[_Stream]) -> None:
-        """Enqueue the call on the current stream; `streams` are those of the first slots, the others pad."""
+        """Enqueue the call on the current stream; `streams` belong to the first slots, the other slots pad."""
         host, count = self._slots[: len(slots)], len(streams)
         host.copy_(torch.tensor(slots, dtype=torch.int32))
         pcm, broken = self._owner.replay(call, host)
@@ -323,12 +322,12 @@ def fitting_slots(
     prepare: Prepare,
     report: Callable[[str], None],
 ) -> TritonSlots:
-    """What `make` makes of the first of PRECISIONS that is as good as `exact` on every code, else of the last: no start
-    fails here.
+    """The result of `make` for the first of PRECISIONS that is as good as `exact` on every code, else for the last: no
+    start fails here.
     """
     every = every_code(exact.config)
     audio = torch.cat([_audio(exact, codes) for codes in torch.split(every, _SWEPT_AT_ONCE)])
-    torch.cuda.empty_cache()  # weights and slots within what this took would keep it from everyone else
+    torch.cuda.empty_cache()  # weights and slots in this memory would keep it from the rest of the engine
     noise_db, failed = 0.0, ""
     for precision in PRECISIONS:
         if precision.dtype is torch.bfloat16 and noise_db > -inf:

@@ -21,11 +21,11 @@ from deployments.errors import EngineError
 from deployments.protocol import Codes
 
 _SMOOTHING = 0.1  # weight of the newest batch
-_HICCUP = 4.0  # a call that takes more times what others did says nothing of the next ones: the machine stood still
+_HICCUP = 4.0  # a call that takes more times as long as others says nothing of later calls: the machine stood still
 _USABLE = 0.9  # of the workers' time: busier ones fall behind with the next burst
-_LONG = 1.2  # times what calls take on average; a stream reckons with that where others share its call
-# Before the first call workers carry half of what those of the start say, which had cores and memory to themselves,
-# and no less than so many streams: one that is decoded tells more than a start on a busy machine.
+_LONG = 1.2  # times the mean of calls; a stream expects this time where others share its call
+# Before the first call workers carry half as many streams as the calls of the start say, which had cores and memory to
+# themselves, and no less than so many streams: one that is decoded tells more than a start on a busy machine.
 _UNTRIED = 0.5
 _LEAST_UNTRIED = 2.0
 _USUAL_FRAMES = 8  # of a call: short ones at a stream's beginning, wide ones behind it
@@ -47,13 +47,13 @@ class DecodeJob:
     codes: Codes  # [frames, num_code_groups]
     state: DecoderState
     deadline_s: float  # when its listener needs them, of time.monotonic()
-    silent: bool = False  # only the state is wanted, somebody else made the audio
+    silent: bool = False  # only the state is wanted: the talker's GPU made the audio
     followed_by: int = 0  # frames of further silent jobs of this stream
     stalled_s: float = 0.0  # silence that its listener has heard so far
 
     @property
     def shape(self) -> tuple[int, bool]:
-        """What the jobs of one call have in common."""
+        """The shape that the jobs of one call share."""
         return len(self.codes), self.silent
 
     def stall_s(self, now_s: float) -> float:
@@ -141,11 +141,11 @@ class DecodeGate:
         largest: Mapping[int, int] | None = None,
         tried_s: float = 0.0,
     ) -> None:
-        """`frame_s` is how long a frame plays.
+        """`frame_s`: seconds that a frame plays.
 
-        Jobs share a batch only as long as the call is expected to end within what suits so many workers. `largest` says
-        how many jobs of so many frames have been decoded together: more would be a new shape. `tried_s` is what
-        `seconds_per_frame` was before anybody asked, 0 where that is not known.
+        Jobs share a batch only while the call is expected to end within the time that suits so many workers. `largest`
+        is by frames how many jobs have been decoded together: more would be a new shape. `tried_s` is
+        `seconds_per_frame` as the start measured it, 0 where that is not known.
         """
         self._decode, self._frame_s = decode, frame_s
         self._max_batch_size, self._max_batch_frames = MAX_BATCH_SIZE, MAX_BATCH_FRAMES  # jobs; frames of all of them
@@ -153,14 +153,14 @@ class DecodeGate:
         self._workers = workers
         self._has_many_workers = workers >= MANY_WORKERS
         self._idle_workers = workers
-        self._returns_s: list[float] = []  # until then streams with little time may ask again, each for one worker
+        self._returns_s: list[float] = []  # until each, one idle worker is kept for a stream close to its deadline
         self._waiting: list[_Waiter] = []  # by deadline
         self._gathered: list[_Waiter] | None = None  # the batch that `@serve.batch` gathers
         self._numbers = count()
         self._running: set[asyncio.Future[list[Decoded | BaseException]]] = set()
         self.batches = 0  # let through so far
         self.jobs = 0  # in those batches
-        # Of a worker, besides what a call costs itself (CALL_FRAMES), smoothed; 0 before the first batch.
+        # Of a worker, besides the cost of the call itself (CALL_FRAMES), smoothed; 0 before the first batch.
         self.seconds_per_frame, self._tried_s = 0.0, tried_s
         self.wait_s = 0.0  # of jobs that are wanted soon, for a worker, smoothed
 
@@ -176,9 +176,9 @@ class DecodeGate:
 
     @property
     def capacity(self) -> float:
-        """Streams that the workers decode in real time by what calls have taken; infinite while that is not known.
+        """Streams that the workers decode in real time by the time of calls so far; infinite while that is not known.
 
-        A replica that has just started is the one with the fewest streams: the next ones all come at once.
+        A replica that has just started has the fewest streams, so the next streams all come to it at once.
         """
         seconds_per_frame = self.seconds_per_frame or self._tried_s
         if not seconds_per_frame:
@@ -226,7 +226,7 @@ class DecodeGate:
         """Until when a job, one of so many `alike`, waits though a worker is idle."""
         frames, silent = shape = waiter.job.shape
         if silent or not self._has_many_workers or self._idle_workers == self._workers:
-            return waiter.came_s  # where nothing is decoded nobody may come whom it could wait for
+            return waiter.came_s  # without a call under way no other job may come to share one
         patience_s = _PATIENCE_S if alike < self._size(self._max_batch_size, shape) else 0.0
         if self._idle_workers == 1:
             patience_s = _LAST_WORKER_S
@@ -234,9 +234,9 @@ class DecodeGate:
         return min(waiter.came_s + patience_s, waiter.deadline_s - call_s - _PLENTY_S)
 
     def _next_batch(self, first: _Waiter, now_s: float) -> list[_Waiter]:
-        """Those that share a call with `first`, as many as let the most urgent come in time, where it still can.
+        """Jobs that share a call with `first`: as many as let the most urgent one come in time, where it still can.
 
-        Of many workers another one is soon free for those that have time.
+        Of many workers another one is soon free for jobs that have time.
         """
         fitting = [waiter for waiter in self._waiting if waiter.job.shape == first.job.shape]
         if self._has_many_workers and first.is_urgent(now_s):
@@ -247,7 +247,7 @@ class DecodeGate:
         return batch
 
     def _size(self, waiting: int, shape: tuple[int, bool], left_s: float = inf) -> int:
-        """Jobs of one call: few sizes, all of which were called before (see planner.py); silent jobs go alone."""
+        """Jobs of one call: few sizes, all of which were called before (see plan.py); silent jobs go alone."""
         frames, silent = shape
         known = self._largest.get(frames, self._max_batch_size)
         most_frames, in_time = self._frames_within(self._max_call_s), self._frames_within(left_s / _LONG)
@@ -257,7 +257,7 @@ class DecodeGate:
         return 1 if silent else 1 << max(0, most.bit_length() - 1)
 
     def _frames_within(self, call_s: float) -> int:
-        """Of one call that takes no longer, by what frames have cost so far."""
+        """Frames of one call that takes no longer, by the cost of frames so far."""
         most = call_s / self.seconds_per_frame - CALL_FRAMES if self.seconds_per_frame else inf
         return max(0, int(min(self._max_batch_frames, most)))
 
@@ -281,7 +281,7 @@ class DecodeGate:
         self, running: asyncio.Future[list[Decoded | BaseException]], batch: list[_Waiter], seconds: float
     ) -> None:
         self._running.discard(running)
-        if self._gathered is batch:  # all of it was cancelled, or failed, before
+        if self._gathered is batch:  # the whole batch was cancelled, or failed, before
             self._gathered = None
         if not batch[0].job.silent:  # which costs far less a frame
             frames = sum(len(waiter.job.codes) for waiter in batch) + CALL_FRAMES

@@ -1,4 +1,4 @@
-"""What a codec replica has to do: its streams, the frames that wait for a decoder, and its workers. Knows no Ray."""
+"""The load of a codec replica: its streams, the frames that wait for a decoder, and its workers. Knows no Ray."""
 
 import asyncio
 import math
@@ -31,12 +31,12 @@ Synthesize = Callable[[SynthesisRequest, Generate], AsyncGenerator[PcmChunk, Non
 
 
 class Capacity:
-    """How many streams a replica decodes at once: no more than its workers can make in real time by what their calls
-    have taken, and no more than it has seen come in time. They enter in order.
+    """How many streams a replica decodes at once: no more than its workers can make in real time by the time of their
+    calls, and no more than have come in time. They enter in order.
 
-    On a machine that is too slow for one stream there would be one place, and who speaks without a pause would hold it
-    for good. So a client that has none of the places competes with other clients, not with how many places they hold;
-    two clients have a place in any case.
+    On a machine that is too slow for one stream there would be one place, and a client that speaks without a pause
+    would hold it for good. So a client that has none of the places competes with other clients, not with how many
+    places they hold; two clients have a place in any case.
 
     All methods belong to one event loop, times to one clock.
     """
@@ -55,7 +55,7 @@ class Capacity:
     @asynccontextmanager
     async def enter(self, client: str, *, at_once: bool) -> AsyncIterator[None]:
         """Room for as long as the context lasts, at the end of the line, or whether there is any or not."""
-        enters = at_once or self._has_room(client)  # those in the line have none
+        enters = at_once or self._has_room(client)  # waiting streams have none
         place = self._take(client) if enters else await self._wait(client)
         try:
             yield
@@ -63,7 +63,7 @@ class Capacity:
             self._leave(place)
 
     def decoded(self, stall_s: float, *, now_s: float) -> None:
-        """Learn from a call which was late for a listener who has heard `stall_s` of silence in all; 0.0: for none."""
+        """Learn from a call. `stall_s`: silence in all of a listener for whom it was late; 0.0 for none."""
         self.limit.delivered(late=stall_s > self._max_late_s, streams=len(self._places), now_s=now_s)
         self._admit()
 
@@ -119,7 +119,7 @@ class _Stream:
 
 
 class CodecLoad:
-    """Counts what passes through. All methods belong to one event loop."""
+    """Counts the frames that pass through. All methods belong to one event loop."""
 
     def __init__(
         self, config: CodecConfig, *, frame_s: float, workers_carry: Callable[[], float] = lambda: math.inf
@@ -148,10 +148,10 @@ class CodecLoad:
     async def stream(
         self, synthesize: Synthesize, request: SynthesisRequest, generate: Generate
     ) -> AsyncGenerator[PcmChunk, None]:
-        """What `synthesize(request, generate)` yields, counted on its way in and out.
+        """The chunks of `synthesize(request, generate)`, counted on their way in and out.
 
-        Decoding of a stream that nobody hears yet begins when there is room for it. The talker begins at once: its
-        pool must see what is asked for, and codes are small.
+        Decoding of a stream that is not heard yet begins when there is room for it. The talker begins at once, because
+        its pool must see the demand, and codes are small.
         """
         counts, room = _Stream(), AsyncExitStack()
         client, is_heard = request.client, request.is_heard
@@ -160,7 +160,7 @@ class CodecLoad:
             async with aclosing(generate(request)) as chunks:
                 async for chunk in chunks:
                     if len(chunk.codes) and not counts.arrived and request.gpu_frames < ALL_FRAMES:
-                        at_once = is_heard or request.gpu_frames > 0  # what a GPU has made of it shall not wait
+                        at_once = is_heard or request.gpu_frames > 0  # samples that a GPU has made shall not wait
                         await room.enter_async_context(self._capacity.enter(client, at_once=at_once))
                     counts.arrived += len(chunk.codes)
                     yield chunk

@@ -11,7 +11,7 @@ RAMP = (1, 1, 2, 4, 8, 12)  # of a CPU, whose last chunks are the widest where f
 # Where streams share calls. If the replica dies while a first chunk plays, another one takes over in time: to hear of
 # it, to have a talker read the prompt again and to decode takes 0.18 s on a busy host.
 SHARED_RAMP = (3, 3, 4, 8)
-GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are those that one call of a GPU decodes of each stream
+GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are all that one call of a GPU decodes of each stream
 # Of one call of a worker. More frames cost no less each, and busy cores, which share their memory, take far longer.
 MAX_BATCH_SIZE = 16
 MAX_BATCH_FRAMES = 16
@@ -20,16 +20,16 @@ MAX_CALL_S = 0.25
 # With so many workers another one is free soon: streams share longer calls, and may wait for each other.
 MANY_WORKERS = 4
 LONG_CALL_S = 0.4
-# What a call costs besides its frames, in frames: 4 on a Xeon with AMX, 3 with the embedded voice.
+# The cost of a call besides its frames, in frames: 4 on a Xeon with AMX, 3 with the embedded voice.
 CALL_FRAMES = 4.0
 _LONGEST_FIRST = 4  # frames of a first chunk
-_OF_PLAYING = 0.6  # of the time that a chunk plays, what the next one may take: some take half as long again
+_OF_PLAYING = 0.6  # share of a chunk's playing time that the next chunk may take: some take half as long again
 # Of calls that only bring the decoder's state behind frames that exist, besides the sizes of chunks.
 REPLAY_SIZES = (12, 24, 48, 96, 192)
 
 
 def chosen_ramp(chunk_frames: tuple[int, ...] | None, workers: int) -> tuple[int, ...]:
-    """What chunks grow by: `chunk_frames`, or what suits so many workers."""
+    """The sizes by which chunks grow: `chunk_frames`, or sizes that suit so many workers."""
     return chunk_frames or (SHARED_RAMP if workers >= MANY_WORKERS else RAMP)
 
 
@@ -38,10 +38,9 @@ def paced(
 ) -> tuple[int, ...]:
     """The ramp, begun with chunks as long as it takes to make the next one while they play.
 
-    `seconds_per_frame` is what a frame costs a worker besides the call (CALL_FRAMES), `wait_s` how long chunks that are
-    wanted soon wait for a worker on average: some twice as long. `frame_s` is how long a frame plays. Where calls are
-    `shared`, the ramp ends with chunks that play while a full call is made: the shorter they are, the more streams
-    share one.
+    `seconds_per_frame` is the cost of a frame besides the call (CALL_FRAMES). `wait_s` is the mean time that urgent
+    chunks wait for a worker; some wait twice as long. `frame_s` is how long a frame plays. Where calls are `shared`,
+    the ramp ends with chunks that play while a full call is made: the shorter they are, the more streams share one.
     """
     sizes = [size for size in sorted({*ramp}) if size <= _LONGEST_FIRST] or [ramp[0]]
 
@@ -136,14 +135,14 @@ class ChunkPlan:
         self._num_chunks = 0
 
     def skip(self, frames: int) -> None:
-        """Go on where the ramp would be behind `frames` frames: somebody else has decoded them."""
+        """Go on where the ramp would be behind `frames` frames, which were decoded elsewhere."""
         decoded = 0
         while self._num_chunks < len(self._ramp) and decoded + self._ramp[self._num_chunks] <= frames:
             decoded += self._ramp[self._num_chunks]
             self._num_chunks += 1
 
     def _wanted(self, load: int, lead_s: float) -> int:
-        """What the ramp says; under load as wide as the listener's lead allows."""
+        """The ramp's size; under load as wide as the listener's lead allows."""
         planned, *wider = self._ramp[self._num_chunks :] or self._ramp[-1:]
         if not self._num_chunks:
             return planned

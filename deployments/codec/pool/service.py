@@ -1,18 +1,16 @@
-"""What a codec replica does, without Ray: a request and a source of frames in, PCM out."""
+"""The work of a codec replica, without Ray: a request and a source of frames in, PCM out."""
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 
 import numpy as np
 
-from deployments.audio.runaway import EndingGuard
-from deployments.audio.silence import LeadingSilence
+from deployments.audio.listening import EndingGuard, LeadingSilence
 from deployments.codec.loading import decodes_in_processes, load_codec
-from deployments.codec.pool.channel import DecoderChoice
 from deployments.codec.pool.gate import Decoded, DecodeGate, DecodeJob, decode_batch
 from deployments.codec.pool.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, longest_call_s, paced
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
-from deployments.codec.pool.worker_client import WorkerProcesses
+from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses
 from deployments.codec.pool.workers import Workers
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
@@ -22,7 +20,7 @@ from deployments.serving.frames import Generate, all_frames
 
 
 class Placement:
-    """How much of a stream the talker's GPU decodes: what the streams that are decoded here leave no time for."""
+    """How much of a stream the talker's GPU decodes: the part for which this replica has no time."""
 
     def __init__(self, config: CodecConfig) -> None:
         self._config = config
@@ -78,12 +76,11 @@ class CodecService:
 
     @property
     def frame_s(self) -> float:
-        """Seconds of audio of a frame."""
         return self._codec.frame_s
 
     @property
     def failure(self) -> str | None:
-        """What is broken beyond repair."""
+        """The part that is broken beyond repair; None while all is well."""
         if self.workers.hang:
             return "a decoder thread of this codec replica hangs"
         if self._processes is not None and self._processes.is_broken:

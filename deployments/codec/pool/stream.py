@@ -6,13 +6,11 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import numpy as np
 
-from deployments.audio.runaway import EndingGuard
-from deployments.audio.silence import LeadingSilence
+from deployments.audio.listening import EndingGuard, LeadingSilence
 from deployments.codec.pool.gate import Decoded, DecodeJob
 from deployments.codec.pool.plan import ChunkPlan
 from deployments.codec.state import DecoderState
@@ -42,9 +40,7 @@ class FrameBuffer(Frames):
         self._reading = asyncio.create_task(self._read())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         assert self._reading is not None
         self._reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -53,7 +49,7 @@ class FrameBuffer(Frames):
 
     @property
     def ended(self) -> bool:
-        """Whether no frame will come behind those available; raises what ended the stream once those are taken."""
+        """Whether no further frame will come. Once all are taken, raises the error that ended the stream."""
         if self._error is not None and not self._frames:
             raise self._error
         return self.finish_reason is not None or self._error is not None
@@ -79,13 +75,13 @@ class FrameBuffer(Frames):
 
 @dataclass(frozen=True, slots=True)
 class DecodingStart:
-    """Where decoding begins: at a stream's first frame, or behind what its listener has."""
+    """Where decoding begins: at a stream's first frame, or behind the samples that its listener has."""
 
     state: DecoderState
     behind: Codes | None = None  # frames that were heard, which the state must still be brought behind
-    undelivered: Codes | None = None  # frames whose audio is missing though whoever asks has their codes
+    undelivered: Codes | None = None  # frames whose audio is missing although the caller has their codes
     position: int = 0  # samples that were delivered
-    skipped: int = 0  # of them, those of the first frame that is undelivered
+    skipped: int = 0  # of them, samples of the first frame that is undelivered
     in_hand_s: float = 0.0  # as in Progress
 
 
@@ -113,15 +109,15 @@ class StreamDecoder:
             self._clock.due_s = time.monotonic() + start.in_hand_s
             plan.skip(start.position // frame_samples)
         self._state = start.state
-        self._behind = [] if start.behind is None else list(start.behind)  # what `_state` must be brought behind
+        self._behind = [] if start.behind is None else list(start.behind)  # frames that `_state` does not include yet
 
     async def run(
         self, chunks: AsyncGenerator[FrameChunk, None], *, gpu_frames: int = 0
     ) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of the frames that `chunks` brings. The last chunk has the finish reason: theirs, or that of the guard.
+        """Audio of the frames that `chunks` brings. The last chunk has the finish reason, of `chunks` or of the guard.
 
         The audio of the first `gpu_frames` is taken from `chunks`, while the decoder's state is brought behind it.
-        Raises what `chunks` raises, after the audio of the frames before it.
+        Raises the errors of `chunks`, after the audio of the frames before them.
         """
         skipped, known = self._start.skipped, self._start.undelivered
         num_known, reason = 0 if known is None else len(known), None
@@ -215,7 +211,7 @@ class StreamDecoder:
 
 
 async def _cancel(task: asyncio.Task[DecoderState] | None) -> None:
-    """End a task, if there is one, whose outcome nobody wants any more."""
+    """End a task, if there is one, whose outcome is not needed any more."""
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -1,8 +1,8 @@
-"""The replica's side of its decoder processes: starts them, has them decode, replaces those that end.
+"""The replica's side of its decoder processes: starts them, has them decode, replaces ended ones.
 
 Decoding is hundreds of short steps of Python, so that threads of one process wait for each other and for the event loop
 in which everything else of the replica runs: on sixteen cores two replicas of seven threads made 27 seconds of audio a
-second, seven of two 63.
+second, seven of two 63. Their messages stand here as well.
 """
 
 import json
@@ -16,24 +16,60 @@ import threading
 import time
 import weakref
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
+import numpy as np
+from numpy.typing import NDArray
+
 from deployments.codec.decoder import CodecDecoder, Tried
-from deployments.codec.pool.channel import FORK, DecoderChoice, SharedJob, SharedOutcomes
 from deployments.codec.pool.gate import Decoded, DecodeJob
 from deployments.codec.pool.workers import CHECK_S, LONGEST_IDLENESS_S
 from deployments.codec.state import DecoderState, SharedStates, Slot
 from deployments.errors import CodecLost, EngineError
+from deployments.protocol import Codes
 from deployments.serving.starvation import ThreadWork
 
 logger = logging.getLogger(__name__)
 
 _FORK_S = 10.0  # that a new worker may take to say its number
 _STOP_S = 5.0
-# What a process must not have that is forked: threads.
+# A process that is forked must not have threads.
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+FORK = b"f"  # goes with the socket of a new worker
+
+SharedOutcome = tuple[NDArray[np.int16], int] | Exception  # audio and the position behind it, or the error
+
+
+@dataclass(frozen=True, slots=True)
+class SharedJob:
+    """A DecodeJob whose state lies in shared memory, and where the one behind it shall be written."""
+
+    codes: Codes
+    position: int
+    source: int | None  # slot; None at a stream's beginning
+    target: int
+    silent: bool
+    followed_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedOutcomes:
+    """Of the jobs of a call, in their order."""
+
+    outcomes: list[SharedOutcome]
+    repaired: int  # calls of a stream that were made again in float32
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderChoice:
+    """The decoder to load, and the shapes of its calls."""
+
+    directory: str
+    precision: str
+    chunk_frames: tuple[int, ...]
+    max_call_s: float
 
 
 class WorkerProcesses:
@@ -56,7 +92,7 @@ class WorkerProcesses:
             )
         os.close(descriptor)
         self._idle: SimpleQueue[_WorkerProcess] = SimpleQueue()
-        # As soon as nobody has this any more, or Python ends. In a cycle connections would be closed first, and twice.
+        # Called once this object is gone, or Python ends. In a cycle connections would be closed first, and twice.
         self.stop = weakref.finalize(self, _stop, self._control, self._first, self._idle)
         with ExitStack() as failed:
             failed.callback(self.stop)
@@ -103,7 +139,7 @@ class WorkerProcesses:
         return SharedJob(job.codes, state.position, source, target, job.silent, job.followed_by)
 
     def _call(self, jobs: list[SharedJob]) -> SharedOutcomes | None:
-        """What a worker says; None where it died."""
+        """A worker's outcomes; None where it died."""
         worker = self._idle.get()
         try:
             outcomes = worker.call(jobs)
@@ -144,7 +180,6 @@ class _WorkerProcess:
         return outcomes
 
     def close(self) -> None:
-        """It ends by itself then."""
         self._connection.close()
 
 

@@ -19,13 +19,13 @@ from pathlib import Path
 import torch
 
 from deployments.codec.decoder import CodecDecoder, warm_up
-from deployments.codec.pool.channel import DecoderChoice, SharedJob, SharedOutcome, SharedOutcomes
 from deployments.codec.pool.gate import Decoded, DecodeJob, decode_batch
+from deployments.codec.pool.worker_client import DecoderChoice, SharedJob, SharedOutcome, SharedOutcomes
 from deployments.codec.state import DecoderState, SharedStates
 
 
 def serve(connection: Connection, decoder: CodecDecoder, states: SharedStates) -> None:
-    """Decode what comes, until the other end closes."""
+    """Decode the jobs that come, until the other end closes."""
     initial = decoder.initial_state()
 
     def state(job: SharedJob) -> DecoderState:
@@ -62,8 +62,8 @@ def main(control: int, descriptor: int, choice: str) -> None:
     states = SharedStates(decoder.initial_state(), descriptor)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process that has threads must not be forked"
     gc.collect()
-    gc.freeze()  # what is there stays shared
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers that end
+    gc.freeze()  # objects that exist now stay shared
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers that end
     with socket.socket(fileno=control) as ours:
         ours.sendall(json.dumps(asdict(tried)).encode() + b"\n")
         while received := _received(ours):

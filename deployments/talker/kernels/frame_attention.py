@@ -19,7 +19,8 @@ def _frame_attention(
 ):  # fmt: skip
     """One program of one warp per (row, query head). Caches [rows, kv_heads, length, head_dim].
 
-    Everything has the shape [length, head_dim / 2], what belongs to one position repeated: no values change threads.
+    All tensors have the shape [length, head_dim / 2], with values of one position repeated, so that no value changes
+    threads.
     """
     row, head = tl.program_id(0), tl.program_id(1)
     group: tl.constexpr = heads // kv_heads

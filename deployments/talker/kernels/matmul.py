@@ -2,7 +2,7 @@
 
 Three forms cover a decoder layer. All may divide by the root mean square of their input: RMSNorm's weight is folded
 into the matrix, and `1 / rms` is a factor of the whole row, so it is applied behind the product. The sums of squares
-come from whoever wrote the row: each program of the writing kernel leaves the sum over its columns.
+come from the kernel that wrote the row: each of its programs leaves the sum over its columns.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deployments.gpu.launch import prefetch_to_l2, wait_for_predecessor
+from deployments.talker.kernels.measured_tiles import MEASURED
 
 # Rows up to which plain multiply-adds beat the tensor cores' padding to 16 rows.
 MAX_VECTOR_ROWS = 4
@@ -86,7 +87,7 @@ def _finish(
     total, up, partial, bias, added, out, squares_out, n, m, inside, place, rows_stride, eps,
     k_size: tl.constexpr, gated: tl.constexpr,
 ):  # fmt: skip
-    """Everything behind the product [block_m, block_n], and the sums of squares of what was stored."""
+    """All work behind the product [block_m, block_n], and the sums of squares of the stored values."""
     if partial is not None:
         scale = tl.rsqrt(tl.sum(partial, axis=0) / k_size + eps)[:, None]
         total *= scale
@@ -287,7 +288,7 @@ def _normalise(x, squares, weight, out, rows_stride, eps, parts: tl.constexpr, w
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What is computed around `x @ weight.T`, in this order: `/ rms(x)`, the gate, the bias, the residual."""
+    """The operations around `x @ weight.T`, in this order: `/ rms(x)`, the gate, the bias, the residual."""
 
     eps: float | None = None  # normalise the input rows, whose norm weight is folded into the matrix
     gated: bool = False  # weight [2 * n, k]: silu of the first half's product times the second's
@@ -343,3 +344,28 @@ def like_rows(rows: int, width: int, like: Tensor, *, max_parts: int = 1024) -> 
         (max_parts, max(_MAX_BLOCK_M, triton.next_power_of_2(rows))), dtype=torch.float32, device=like.device
     )
     return Rows(torch.empty((rows, width), dtype=like.dtype, device=like.device), squares, 1)
+
+
+def tile_for(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:
+    """The tile measured for the least number of rows that is not below `rows`, else one that divides the shape."""
+    measured = MEASURED.get((columns, depth, gated), {})
+    fitting = [most_rows for most_rows in measured if rows <= most_rows]
+    if not fitting:
+        return default_tile(columns, depth, gated=gated, rows=rows)
+    form, block_n, block_k, warps, stages, chains, block_m = measured[min(fitting)]
+    return Tile(Form(form), block_n, block_k, warps, stages, chains, block_m)
+
+
+def default_tile(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:
+    if rows <= MAX_VECTOR_ROWS:
+        return Tile(Form.VECTOR, _divisor(columns, 16 if depth <= 1024 and not gated else 4), _divisor(depth, 256), 4)
+    if rows <= 32:
+        return Tile(Form.PIPELINED, _divisor(columns, 16), _divisor(depth, 128), 4, 6)
+    stages = 2 if gated else 3
+    block_m = 16 if rows <= SHARED_ROWS else SHARED_ROWS
+    return Tile(Form.PIPELINED, _divisor(columns, 32), _divisor(depth, 128), 4, stages, block_m=block_m)
+
+
+def _divisor(size: int, largest: int) -> int:
+    """The largest power of two up to `largest` that divides `size`."""
+    return min(size & -size, largest)

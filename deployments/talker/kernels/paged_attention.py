@@ -1,7 +1,12 @@
 """Attention of one new position per row over its paged context: QK-norm, RoPE, the cache write, the softmax.
 
 The new position's key and value are taken from the QKV product, not from the cache, so nothing waits for the write.
+The backend, our kernel or flash-attn's, is chosen once, when the engine starts.
 """
+
+import importlib.util
+import logging
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -12,6 +17,9 @@ from deployments.gpu.launch import wait_for_predecessor
 from deployments.talker.attention import Context
 from deployments.talker.kernels.qkv import HeadNorms, Heads, new_position, rotated
 
+logger = logging.getLogger(__name__)
+
+_FLASH_PAGE = 256  # rows that a page of flash-attn's paged kernel is a multiple of
 MIN_BLOCK = 16  # positions: the tensor cores' smallest product
 _MAX_TILE = 64  # positions of a paged context that one iteration covers
 
@@ -57,7 +65,8 @@ def _paged_attention(
 ):  # fmt: skip
     """One program per (row, kv head, split of the context). Caches [slots, kv_heads, head_dim].
 
-    The last program of a row's head merges, always in the order of the splits: the sum does not depend on who is last.
+    The last program of a row's head merges, always in the order of the splits, so that the sum does not depend on which
+    program is last.
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = heads // kv_heads
@@ -137,7 +146,7 @@ def _paged_attention(
 
 
 class PagedScratch:
-    """What the programs of a split context leave for the one that merges."""
+    """Partial results of the programs of a split context, for the program that merges."""
 
     def __init__(self, rows: int, heads: Heads, splits: int, device: torch.device) -> None:
         self.splits = splits
@@ -206,3 +215,85 @@ def prepare_rows(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tens
         qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slots, queries,
         norms.eps, heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, pdl=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
+
+
+class PagedBackend(Protocol):
+    """Attention of one new position per row, from the rows of the QKV product on."""
+
+    name: str
+
+    def __call__(self, qkv: Tensor, norms: HeadNorms, caches: tuple[Tensor, Tensor], context: Context) -> Tensor:
+        """Write the rows' keys and values [slots, kv_heads, head_dim]; returns [rows, heads * head_dim]."""
+        ...
+
+
+class TritonAttention:
+    """One kernel for everything: it reads the block tables and splits long contexts."""
+
+    name = "triton"
+
+    def __init__(self, heads: Heads, *, block_size: int, pdl: bool) -> None:
+        self.heads, self.block_size, self.pdl = heads, block_size, pdl
+        self._scratch: dict[int, tuple[PagedScratch, Tensor]] = {}
+
+    def __call__(self, qkv: Tensor, norms: HeadNorms, caches: tuple[Tensor, Tensor], context: Context) -> Tensor:
+        """The result is valid until the next call with as many rows."""
+        rows = len(qkv)
+        if rows not in self._scratch:
+            scratch = PagedScratch(rows, self.heads, splits_for(rows), qkv.device)
+            self._scratch[rows] = scratch, qkv.new_empty((rows, self.heads.query * self.heads.dim))
+        scratch, out = self._scratch[rows]
+        attend_paged(qkv, norms, self.heads, caches, context, self.block_size, scratch, out, pdl=self.pdl)
+        return out
+
+
+class FlashAttention:
+    """Our kernel up to the cache write, then flash-attn's paged decode."""
+
+    name = "flash_attn"
+
+    def __init__(self, heads: Heads, *, block_size: int, pdl: bool) -> None:
+        assert block_size % _FLASH_PAGE == 0
+        self.heads, self.block_size, self.pdl = heads, block_size, pdl
+        self._attend: Any = importlib.import_module("flash_attn").flash_attn_with_kvcache
+        self._queries: dict[int, Tensor] = {}
+
+    def __call__(self, qkv: Tensor, norms: HeadNorms, caches: tuple[Tensor, Tensor], context: Context) -> Tensor:
+        rows = len(qkv)
+        if rows not in self._queries:
+            self._queries[rows] = qkv.new_empty((rows, 1, self.heads.query, self.heads.dim))
+        queries = self._queries[rows]
+        prepare_rows(qkv, norms, self.heads, caches, context, queries, pdl=self.pdl)
+        pages = (cache.view(-1, self.block_size, self.heads.key, self.heads.dim) for cache in caches)
+        out: Tensor = self._attend(
+            queries, *pages, cache_seqlens=context.lengths, block_table=context.block_tables, causal=True
+        )
+        return out.view(rows, -1)
+
+
+def choose_backend(wanted: str, heads: Heads, *, block_size: int, dtype: torch.dtype, pdl: bool = True) -> PagedBackend:
+    """`wanted`: "triton", "flash_attn" or "auto", which is our own: it measures as fast or faster.
+
+    Raises ValueError, with the reason, where flash-attn is demanded and cannot be used, or no kernel takes the blocks.
+    """
+    if block_size % MIN_BLOCK:
+        raise ValueError(f"KV blocks hold a multiple of {MIN_BLOCK} positions on a GPU, not {block_size}")
+    if wanted != "flash_attn":
+        logger.info("attention backend: triton")
+        return TritonAttention(heads, block_size=block_size, pdl=pdl)
+    missing = _why_not_flash(block_size, dtype)
+    if missing is not None:
+        raise ValueError(f"attention backend flash_attn: {missing}")
+    logger.info("attention backend: flash_attn %s", importlib.import_module("flash_attn").__version__)
+    return FlashAttention(heads, block_size=block_size, pdl=pdl)
+
+
+def _why_not_flash(block_size: int, dtype: torch.dtype) -> str | None:
+    """The reason why flash-attn cannot be used, None where it can."""
+    if importlib.util.find_spec("flash_attn") is None:
+        return "flash-attn is not installed"
+    if block_size % _FLASH_PAGE:
+        return f"flash-attn needs KV blocks of a multiple of {_FLASH_PAGE} positions, they have {block_size}"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"flash-attn computes in half precision, the model is {dtype}"
+    return None

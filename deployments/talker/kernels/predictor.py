@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul
+from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, tile_for
 from deployments.talker.kernels.sampler import Embeddings, FrameOutputs, begin_frame, sample_code
 from deployments.talker.kernels.stack import FrameCache, FusedStack, fold_norm
-from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.model.talker import Talker
 from deployments.talker.sampling import BatchFilter, Draw
 
@@ -72,7 +71,7 @@ class FusedPredictor:
         return Rows(done.values[rows:], done.squares[:, rows:], done.parts)
 
     def _project(self, hidden: Tensor, out: Rows) -> None:
-        """The talker's hidden states become the first rows of `out`. Launched plainly: nobody knows what ran before."""
+        """The talker's hidden states become the first rows of `out`. Launched plainly: the kernel before is unknown."""
         if isinstance(self._projection, torch.nn.Identity):
             out.values[: len(hidden)].copy_(hidden)
             return

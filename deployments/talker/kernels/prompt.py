@@ -54,7 +54,7 @@ def _prompt_attention(
         fade = tl.exp(top - higher)
         acc = tl.dot(weights.to(value.dtype), value, acc * fade[:, None], input_precision="ieee")
         top, total = higher, total * fade + tl.sum(weights, axis=1)
-    total = tl.where(is_mine, total, 1.0)  # who is nobody sees nobody
+    total = tl.where(is_mine, total, 1.0)  # a padding row sees no row
     tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_mine[:, None])
 
 
@@ -79,7 +79,7 @@ class PromptAttention:
 
 def attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], context: Context, owners: Tensor, heads: Heads,
                   out: Tensor, *, pdl: bool = False) -> None:  # fmt: skip
-    """Queries [rows, heads, head_dim] over what is at the rows' own slots -> out [rows, heads * head_dim]."""
+    """Queries [rows, heads, head_dim] over keys and values at the rows' own slots -> out [rows, heads * head_dim]."""
     rows = len(queries)
     keys, values = caches
     tile = min(_KEYS, max(_QUERIES, triton.next_power_of_2(rows)))

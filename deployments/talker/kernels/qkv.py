@@ -1,4 +1,4 @@
-"""What the rows of a QKV product are before they are compared: normalised by head, and rotated by position.
+"""From the rows of a QKV product to queries and keys: normalised by head, and rotated by position.
 
 Rows are [rows, (heads + 2 * kv_heads) * head_dim].
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """What turns raw queries and keys into what attention compares."""
+    """Weights and rotations that turn raw queries and keys into the compared ones."""
 
     query: Tensor  # [head_dim] weight of the queries' RMSNorm
     key: Tensor  # [head_dim]

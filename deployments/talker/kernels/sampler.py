@@ -1,8 +1,8 @@
-"""From logits to a code to what the code becomes next, one program per row.
+"""From logits to a code and its embedding, one program per row.
 
-The code is that of `deployments.talker.sampling`: the same filters in the same order, the same noise bits. Top-k and
-top-p are thresholds found by bisecting the logits' bits, so nothing is sorted. Where several candidates equal the one
-at the border of top-p, all stay: a sort keeps an arbitrary part of them.
+The code equals the one of `deployments.talker.sampling`: the same filters in the same order, the same noise bits. Top-k
+and top-p are thresholds found by bisecting the logits' bits, so nothing is sorted. Where several candidates equal the
+one at the border of top-p, all stay: a sort keeps an arbitrary part of them.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def _ordered(values):
 def _last_of(keys, wanted, bits: tl.constexpr):
     """The largest number that at least `wanted` keys reach, in its first `bits` bits: two bits with each sum.
 
-    Three counts of 20 bits share an int64: what a sum over the program costs is its latency.
+    Three counts of 20 bits share an int64: the cost of a sum over the program is its latency.
     """
     one = tl.full([], 1, tl.uint32)
     threshold = one * 0
@@ -172,7 +172,7 @@ def _sample_first_code(
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """What a codebook's codes become."""
+    """Embeddings of a codebook's codes."""
 
     projected: Tensor  # [vocab, predictor hidden]: the predictor's next input
     summed: Tensor  # [vocab, talker hidden]: the term of the talker's next input
@@ -180,7 +180,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class FrameOutputs:
-    """What the codebooks of a frame leave behind."""
+    """Results of the codebooks of a frame."""
 
     codes: Tensor  # [rows, groups] int64
     sums: Tensor  # [rows, talker hidden] float32, the terms so far
@@ -227,7 +227,7 @@ def sample_code(logits: Tensor, options: BatchFilter, draw: Draw, embeddings: Em
 
 @dataclass(frozen=True, slots=True)
 class FirstCodeRules:
-    """What keeps codes of codebook 0 from being sampled."""
+    """Rules that keep codes of codebook 0 from being sampled."""
 
     state_rows: Tensor  # [rows] int64: each row's place in `seen`
     seen: Tensor  # [state rows, vocab] bool: codes that the row has had

@@ -8,11 +8,10 @@ import triton
 from torch import Tensor
 
 from deployments.talker.attention import Context
-from deployments.talker.kernels.backends import PagedBackend
 from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start
-from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, measure_squares, normalise
+from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, measure_squares, normalise, tile_for
+from deployments.talker.kernels.paged_attention import PagedBackend
 from deployments.talker.kernels.qkv import HeadNorms, Heads
-from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.model.config import TransformerConfig
 from deployments.talker.model.layers import DecoderLayer, DecoderStack
 
@@ -88,7 +87,7 @@ class FusedStack:
         return rows
 
     def advance(self, rows: Rows, position: int, cache: FrameCache) -> Rows:
-        """One position of a frame; before the final norm, which whoever multiplies by it next can fold in."""
+        """One position of a frame; before the final norm, which the next product can fold in."""
         count = len(rows.values)
         for number, layer in enumerate(self.layers):
             qkv = self._project(layer, rows)
@@ -101,7 +100,7 @@ class FusedStack:
     def measured(self, x: Tensor) -> Rows:
         """Rows that no kernel of this stack wrote, with the sums of their squares."""
         rows = Rows(x, self._input.squares, 1)
-        measure_squares(rows)  # launched plainly: nobody knows what ran before
+        measure_squares(rows)  # launched plainly, because the kernel before it is unknown
         return rows
 
     def input_rows(self, count: int) -> Rows:

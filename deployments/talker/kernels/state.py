@@ -90,7 +90,7 @@ def _settle(rows, packed, hidden, out, packed_width, scratch_row, width: tl.cons
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What the first half of a step knows of the rows of a batch, by index."""
+    """The state that the first half of a step reads of the rows of a batch, by index."""
 
     hidden: Tensor  # [batch, hidden]
     seeds: Tensor  # [batch] int64
@@ -103,7 +103,7 @@ class Gathered:
 
 
 class StateKernels:
-    """Gathers from and scatters to one state; owns what it gathers into. Results are valid until the next call."""
+    """Gathers from and scatters to one state; owns the gathered tensors. Results are valid until the next call."""
 
     def __init__(self, state: BatchState, text: Tensor, *, padding: int) -> None:
         self.state, self.text, self.padding = state, text, padding

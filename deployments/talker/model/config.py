@@ -65,7 +65,7 @@ class ControlTokens:
 
 @dataclass(frozen=True, slots=True)
 class TextNeeds:
-    """What text has to be like before the checkpoint can speak it: Talkray's own addition to `config.json`."""
+    """The form that text needs before the checkpoint can speak it: Talkray's own addition to `config.json`."""
 
     spoken_form: Literal["english"] | None = None  # normalised to spoken words
     max_segment_chars: Annotated[int, Field(ge=1, strict=True)] = 1000

@@ -1,7 +1,7 @@
 """The Qwen3 decoder stack over rows.
 
 A *row* is one position of one sequence. Rows of many sequences, prompts and running speech alike, go through the stack
-together; what a row attends to is decided by the `Attend` callback, which owns the keys and values. Source: the
+together; the `Attend` callback, which owns the keys and values, decides to which rows a row attends. Source: the
 official `modeling_qwen3_tts.py`, whose interleaved multi-axis RoPE has three equal positions: plain rotate-half RoPE.
 """
 
@@ -15,7 +15,7 @@ from deployments.talker.model.config import TransformerConfig
 
 
 class Attend(Protocol):
-    """Stores the rows' keys and values of a layer and returns what each row attends to."""
+    """Stores the rows' keys and values of a layer and returns each row's attention."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[rows, heads, head_dim], [rows, kv_heads, head_dim] twice -> [rows, heads, head_dim]."""

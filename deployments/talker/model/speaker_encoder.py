@@ -4,6 +4,7 @@ ECAPA-TDNN (Desplanques et al. 2020, arXiv:2005.07143) on a log-mel spectrogram,
 """
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ _PADDING = (_FFT_SIZE - _HOP) // 2
 
 @dataclass(frozen=True, slots=True)
 class SpeakerEncoderConfig:
-    """`speaker_encoder_config`; the released files leave out what equals these defaults."""
+    """`speaker_encoder_config`; the released files leave out fields that equal these defaults."""
 
     enc_dim: int = 1024
     mel_dim: int = 128
@@ -35,7 +36,7 @@ class SpeakerEncoderConfig:
 
     @property
     def min_samples(self) -> int:
-        """The shortest audio whose spectrogram is longer than what any layer reflects at an edge."""
+        """The shortest audio whose spectrogram is longer than any layer's reflection at an edge."""
         reflected = ((k - 1) * d // 2 for k, d in zip(self.enc_kernel_sizes, self.enc_dilations, strict=True))
         return max(_PADDING + 1, (max(reflected) + 1) * _HOP)
 
@@ -47,16 +48,9 @@ class Convolution(nn.Conv1d):
         super().__init__(inputs, outputs, kernel, dilation=dilation, padding="same", padding_mode="reflect")
 
 
-class TimeDelayBlock(nn.Module):
-    """Convolution and ReLU."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> None:
-        super().__init__()
-        self.conv = Convolution(inputs, outputs, kernel, dilation)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[batch, inputs, frames] -> [batch, outputs, frames]."""
-        return F.relu(self.conv(x))
+def time_delay_block(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Sequential:
+    """Convolution and ReLU: [batch, inputs, frames] -> [batch, outputs, frames]."""
+    return nn.Sequential(OrderedDict(conv=Convolution(inputs, outputs, kernel, dilation), relu=nn.ReLU()))
 
 
 class Res2NetBlock(nn.Module):
@@ -66,7 +60,7 @@ class Res2NetBlock(nn.Module):
         super().__init__()
         width = channels // scale
         self.scale = scale
-        self.blocks = nn.ModuleList(TimeDelayBlock(width, width, kernel, dilation) for _ in range(scale - 1))
+        self.blocks = nn.ModuleList(time_delay_block(width, width, kernel, dilation) for _ in range(scale - 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, channels, frames] -> the same shape."""
@@ -100,9 +94,9 @@ class SERes2NetBlock(nn.Module):
         super().__init__()
         inputs, channels = config.enc_channels[layer - 1], config.enc_channels[layer]
         kernel, dilation = config.enc_kernel_sizes[layer], config.enc_dilations[layer]
-        self.tdnn1 = TimeDelayBlock(inputs, channels)
+        self.tdnn1 = time_delay_block(inputs, channels)
         self.res2net_block = Res2NetBlock(channels, config.enc_res2net_scale, kernel, dilation)
-        self.tdnn2 = TimeDelayBlock(channels, channels)
+        self.tdnn2 = time_delay_block(channels, channels)
         self.se_block = SqueezeExcitation(channels, config.enc_se_channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,7 +110,7 @@ class AttentiveStatisticsPooling(nn.Module):
 
     def __init__(self, channels: int, attention_channels: int) -> None:
         super().__init__()
-        self.tdnn = TimeDelayBlock(channels * 3, attention_channels)
+        self.tdnn = time_delay_block(channels * 3, attention_channels)
         self.conv = Convolution(attention_channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -140,10 +134,10 @@ class SpeakerEncoder(nn.Module):
         super().__init__()
         self.shape = shape
         channels = shape.enc_channels
-        first = TimeDelayBlock(shape.mel_dim, channels[0], shape.enc_kernel_sizes[0], shape.enc_dilations[0])
+        first = time_delay_block(shape.mel_dim, channels[0], shape.enc_kernel_sizes[0], shape.enc_dilations[0])
         middle = (SERes2NetBlock(shape, layer) for layer in range(1, len(channels) - 1))
         self.blocks = nn.ModuleList([first, *middle])
-        self.mfa = TimeDelayBlock(channels[-1], channels[-1], shape.enc_kernel_sizes[-1], shape.enc_dilations[-1])
+        self.mfa = time_delay_block(channels[-1], channels[-1], shape.enc_kernel_sizes[-1], shape.enc_dilations[-1])
         self.asp = AttentiveStatisticsPooling(channels[-1], shape.enc_attention_channels)
         self.fc = Convolution(channels[-1] * 2, shape.enc_dim)
 

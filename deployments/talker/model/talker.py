@@ -1,26 +1,13 @@
 """The talker: codebook 0 of each frame, and the sum of embeddings that is its next input."""
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.layers import Attend, DecoderStack, RotaryTable
 from deployments.talker.model.predictor import CodePredictor
-
-
-class TextProjection(nn.Module):
-    """Text embeddings to the talker's width."""
-
-    def __init__(self, text_hidden_size: int, hidden_size: int) -> None:
-        super().__init__()
-        self.linear_fc1 = nn.Linear(text_hidden_size, text_hidden_size)
-        self.linear_fc2 = nn.Linear(text_hidden_size, hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[tokens, text_hidden] -> [tokens, hidden]."""
-        out: Tensor = self.linear_fc2(F.silu(self.linear_fc1(x)))
-        return out
 
 
 class TalkerStack(DecoderStack):
@@ -42,12 +29,15 @@ class Talker(nn.Module):
         super().__init__()
         self.config = config
         self.model = TalkerStack(config)
-        self.text_projection = TextProjection(config.text_hidden_size, config.talker.hidden_size)
+        fc1 = nn.Linear(config.text_hidden_size, config.text_hidden_size)
+        fc2 = nn.Linear(config.text_hidden_size, config.talker.hidden_size)
+        # [tokens, text_hidden] -> [tokens, hidden]
+        self.text_projection = nn.Sequential(OrderedDict(linear_fc1=fc1, silu=nn.SiLU(), linear_fc2=fc2))
         self.codec_head = nn.Linear(config.talker.hidden_size, config.vocab_size, bias=False)
         self.code_predictor = CodePredictor(config)
 
     def prepare(self, *, max_positions: int) -> None:
-        """Compute, after the weights are in place, what is constant: rotations and the mask of ids never sampled."""
+        """Compute constants after the weights are in place: rotations and the mask of ids never sampled."""
         weight = self.codec_head.weight
         self.rotary = RotaryTable(self.config.talker, positions=max_positions, like=weight)
         self.code_predictor.prepare(like=weight)

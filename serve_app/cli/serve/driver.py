@@ -28,13 +28,13 @@ _VITAL = ("raylet", "gcs_server")
 
 
 class Supervisor:
-    """Who started us, at the other end of two pipes."""
+    """The process that started this one, at the other end of two pipes."""
 
     def __init__(self, events: TextIO) -> None:
         self._events, self._lock = events, threading.Lock()
 
     def say(self, kind: str, text: str) -> None:
-        """Pass an event on, as long as there is somebody."""
+        """Pass an event on, as long as the supervisor is there."""
         try:
             with self._lock:
                 self._events.write(f"{json.dumps([kind, text])}\n")
@@ -43,11 +43,10 @@ class Supervisor:
             pass  # the thread that waits for the supervisor's end clears up
 
     def stage(self, text: str) -> None:
-        """The start has come this far."""
         self.say("stage", text)
 
     def clear_up_after(self, folder: RunFolder) -> None:
-        """Wait for the supervisor's end, and do in its place what it promises."""
+        """Wait for the supervisor's end, and then clear up in its place."""
         sys.stdin.read()
         folder.end_processes()
         folder.keep_logs()

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.errors import StartError
-from deployments.serving import progress
 from serve_app.cli import ray_settings
 from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import AppConfig
@@ -25,7 +24,7 @@ APP_NAME = "talkray"
 # Clients such as LiveKit keep idle connections for two minutes.
 _KEEP_ALIVE_S = 130
 _POLL_S = 0.25
-# What Serve says of a deployment whose constructor raised, also while it tries again.
+# Serve's message of a deployment whose constructor raised, also while it tries again.
 _RAISED = "failed to start"
 # Where the exception stands in a traceback: all else is indented, or a "Traceback" line without a message.
 _EXCEPTION = re.compile(r"^(?:\w+\.)*[A-Z]\w*: ", re.MULTILINE)
@@ -57,7 +56,7 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
     """
     config = _for_host(config, address.host)
     check_port(address)
-    for name, value in (folder.environment | {progress.VARIABLE: str(folder.path / "progress")}).items():
+    for name, value in folder.environment.items():
         os.environ.setdefault(name, value)
     ray_settings.apply_local()
     os.environ["TALKRAY_HOST"] = address.in_url  # HAProxy alone listens there
@@ -83,7 +82,7 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
 
 
 def stop(report: Report) -> None:
-    """End what `start` has started, however far it came."""
+    """End everything that `start` has started, also where it was not finished."""
     import ray
     from ray import serve
 
@@ -115,18 +114,18 @@ def check_port(address: Address) -> None:
 
 
 def _for_host(config: AppConfig, host: str) -> AppConfig:
-    """The ingress sees only where Serve listens: what follows from our own host is decided here. Raises StartError."""
+    """The settings for a server at `host`. The ingress sees only where Serve listens. Raises StartError."""
     access = config.api.access.for_host(host)
     return config.model_copy(update={"api": config.api.model_copy(update={"access": access})})
 
 
 def _http_options(address: Address) -> dict[str, Any]:
-    """Whoever reaches the ports behind HAProxy can say which address a request is from: nobody else does."""
+    """Replicas listen on loopback, because a client that reaches the ports behind HAProxy can claim any address."""
     return {"host": "127.0.0.1", "port": address.port, "keep_alive_timeout_s": _KEEP_ALIVE_S}
 
 
 def _logical_cpus(config: AppConfig) -> int:
-    """Those this process may use, or as many as all replicas ask for: a small machine runs them all the same."""
+    """CPUs that Ray counts: this process's, or as many as all replicas ask for, so that a small machine runs them."""
     scaled = ((config.codec_pool, config.codec_scaling), (config.talker_pool, config.talker_scaling))
     most = [(pool, scaling.max_replicas if scaling else pool.replicas) for pool, scaling in scaled]
     pools = [(config.ingress_pool, config.ingress_pool.replicas), *most]
@@ -149,7 +148,7 @@ class _Beside(threading.Thread):
     """Work that goes on beside the rest of the start."""
 
     def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__(daemon=True)  # whoever stops the start does not wait for it
+        super().__init__(daemon=True)  # a start that is stopped does not wait for it
         self._work = work
         self._error: Exception | None = None
         self.start()
@@ -161,7 +160,6 @@ class _Beside(threading.Thread):
             self._error = error
 
     def check(self) -> None:
-        """Raise what the work has raised."""
         if self._error is not None:
             raise self._error
 
@@ -183,7 +181,7 @@ _STATES = {"UPDATING": "starting", "HEALTHY": "ready"}
 def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = lambda: None) -> None:
     """Deploy the application on a running Serve, return once all of it runs.
 
-    `report` gets a line whenever a deployment's state changes; `check` may raise what makes waiting vain. Raises
+    `report` gets a line whenever a deployment's state changes; `check` raises where waiting has become vain. Raises
     StartError as soon as a constructor has raised: on one machine it would raise again.
     """
     from ray import serve
@@ -192,7 +190,7 @@ def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = l
 
     target = serve.RunTarget(build_app(config), name=APP_NAME, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)
-    started_s, last, stages = time.monotonic(), "", progress.StageLog.here()
+    started_s, last = time.monotonic(), ""
     while (application := serve.status().applications[APP_NAME]).status != "RUNNING":
         if failures := _failures(application):
             raise StartError("\n".join(failures))
@@ -202,13 +200,11 @@ def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = l
         if line != last:
             report(f"{line} ({time.monotonic() - started_s:.0f} s)")
             last = line
-        for stage in stages.new_lines():
-            report(stage)
         time.sleep(_POLL_S)
 
 
 def _failures(application: Any) -> list[str]:
-    """What has failed for good in Serve's ApplicationStatusOverview, a line each."""
+    """Final failures in Serve's ApplicationStatusOverview, a line each."""
     failed = [
         f"{name} did not start: {root_cause(deployment.message)}"
         for name, deployment in application.deployments.items()

@@ -1,9 +1,9 @@
 """The private folder of one running server, which also marks its processes.
 
-Ray's sessions and HAProxy's configuration have well-known paths in /tmp, which whoever comes first owns and Ray opens
-to everybody. Here each server has a folder that only its user may enter and whose name nobody can guess. It is short,
-because AF_UNIX takes 107 bytes, of which HAProxy's admin socket needs 80 and Ray's sockets 64 below it; it is not in
-/run/user, which is a small tmpfs, and gone at logout.
+Ray's sessions and HAProxy's configuration have well-known paths in /tmp, which belong to the user that comes first and
+which Ray opens to all users. Here each server has a folder that only its user may enter and whose name cannot be
+guessed. It is short, because AF_UNIX takes 107 bytes, of which HAProxy's admin socket needs 80 and Ray's sockets 64
+below it; it is not in /run/user, which is a small tmpfs, and gone at logout.
 
 Everything that Ray starts writes its output into the folder, also what opens a session of its own (workers), erases
 its environment (Ray's agents) or outlives who started it (HAProxy). So a process belongs to a server if it has a file
@@ -48,7 +48,7 @@ class RunFolder:
 
     @property
     def ray(self) -> Path:
-        """Ray's own, which it opens to everybody: who cannot pass through ours does not come there."""
+        """Ray's own folder, which Ray opens to all users; it is inside ours, which only this user may enter."""
         return self.path / "ray"
 
     @property
@@ -57,7 +57,7 @@ class RunFolder:
         return self.path / "driver.log"
 
     def processes(self) -> list[int]:
-        """What works for this server, but for the process that asks."""
+        """Processes that work for this server, without the calling one."""
         processes = {int(process.name): process for process in Path("/proc").glob("[0-9]*")}
         return [number for number, process in processes.items() if number != os.getpid() and self._is_written(process)]
 
@@ -99,13 +99,13 @@ class RunFolder:
 
 @contextlib.contextmanager
 def created(report: Callable[[str], None]) -> Iterator[RunFolder]:
-    """A new folder, held until the end of the block. Clears what dead servers left before, and says so."""
+    """A new folder, held until the end of the block. Clears the folders of dead servers before, and reports it."""
     clear_dead(report)
     folder = RunFolder(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent())))  # 0700
     if len(str(folder.path)) > _LONGEST:
         folder.remove()
         raise StartError(f"{parent()} is too long a path for sockets: set RAY_TMPDIR to a shorter one")
-    # Another start takes a lock that nobody holds for a dead server's.
+    # Another start takes a free lock for a dead server's.
     lock = os.open(folder.path / f"{_LOCK}.new", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     (folder.path / f"{_LOCK}.new").rename(folder.path / _LOCK)
@@ -129,7 +129,7 @@ def parent() -> Path:
 
 
 def clear_dead(report: Callable[[str], None]) -> None:
-    """End what servers of this user left when nobody of them was there to do it."""
+    """End the processes that dead servers of this user have left."""
     for path in _ours(f"{_PREFIX}*", parent()):
         with contextlib.suppress(FileNotFoundError, BlockingIOError), (path / _LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -33,11 +34,11 @@ _SAME_MOMENT_S = 0.5
 
 
 class ServerLost(TalkrayError):
-    """The server ended, or lost what it cannot do without; the message says what."""
+    """The server ended, or lost a process that it needs; the message names the process."""
 
 
 class Stopped(SystemExit):
-    """Somebody wants this process to end."""
+    """A signal ended this process."""
 
 
 class Driver:
@@ -73,7 +74,7 @@ class Driver:
         raise StartError(self._how_it_ended())
 
     def wait(self) -> None:
-        """Return when somebody wants the server to end. Raises ServerLost."""
+        """Return when the server is to end. Raises ServerLost."""
         try:
             _, lost = next(self._events(), ("", ""))
             time.sleep(_SAME_MOMENT_S)
@@ -106,18 +107,26 @@ class Driver:
 def running(
     config: AppConfig, address: Address, report: Report, *, show: Callable[[Entry], None] | None = None
 ) -> Iterator[Driver]:
-    """Start the application, yield it once it speaks, leave nothing of it. Raises StartError and ServerLost.
+    """Start the application, yield once it speaks, end all its processes. Raises StartError and ServerLost.
 
     `show` gets an entry for each request.
     """
+    is_ready = threading.Event()
+
+    def report_start(stage: str) -> None:
+        if not is_ready.is_set():  # replicas that start later are no news
+            with contextlib.suppress(OSError):
+                report(stage)
+
     with (
         _ended_by_signals(),
         run_folder.created(report) as folder,
-        request_log.shown(show, folder.path) if show else contextlib.nullcontext(),
+        request_log.shown(show or (lambda entry: None), folder.path, report=report_start),
     ):
         driver = Driver(config, address, folder, report)
         try:
             driver.await_ready()
+            is_ready.set()
             yield driver
         except (StartError, ServerLost) as error:
             driver.end()
@@ -130,12 +139,12 @@ def running(
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """The first of them raises Stopped wherever this process is; those after it are too impatient."""
+    """The first signal raises Stopped wherever this process is; later signals are ignored."""
 
     def stop(number: int, _: FrameType | None) -> None:
         for each in _SIGNALS:
             signal.signal(each, signal.SIG_IGN)
-        if number == signal.SIGHUP:  # the terminal is gone: what is printed from here on would be an error
+        if number == signal.SIGHUP:  # the terminal is gone: a print would be an error from here on
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             os.dup2(nowhere, sys.stderr.fileno())

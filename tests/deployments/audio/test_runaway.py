@@ -6,8 +6,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from deployments.audio.runaway import EndingGuard, runaway_frames
-from deployments.audio.silence import Pcm
+from deployments.audio.listening import EndingGuard, Pcm, runaway_frames
 from deployments.protocol import (
     Codes,
     FinishReason,
@@ -19,6 +18,8 @@ from deployments.protocol import (
     SynthesisRequest,
 )
 from deployments.serving.frames import forward
+
+pytestmark = pytest.mark.anyio
 
 RATE, SAMPLES, GROUPS, TOKENS = 2400, 192, 2, 20  # frames of 80 ms
 LATE = runaway_frames(TOKENS, SAMPLES / RATE) // 2  # frames by which a text is expected to be spoken
@@ -220,7 +221,6 @@ async def listen(talker: Talker, **changes: bool) -> list[PcmChunk]:
         return [chunk async for chunk in chunks]
 
 
-@pytest.mark.anyio
 async def test_a_talker_is_left_where_its_speech_is_over() -> None:
     talker = Talker(Script().speech(SPOKEN).room(900, -60))
     chunks = await listen(talker)
@@ -228,14 +228,12 @@ async def test_a_talker_is_left_where_its_speech_is_over() -> None:
     assert (talker.was_left, talker.num_sent) == (True, sum(len(chunk.codes) for chunk in chunks))
 
 
-@pytest.mark.anyio
 async def test_silence_is_not_sent_before_it_is_known_to_be_all() -> None:
     chunks = await listen(Talker(Script().room(900, -70)))
     assert chunks[-1].finish_reason is SILENCE
     assert b"".join(chunk.pcm for chunk in chunks) == b""
 
 
-@pytest.mark.anyio
 async def test_who_ignores_the_end_is_not_guarded() -> None:
     chunks = await listen(Talker(Script().speech(SPOKEN).room(300, -60)), ignore_eos=True)
     assert (chunks[-1].finish_reason, sum(len(chunk.codes) for chunk in chunks)) == (LENGTH, SPOKEN + 300)

@@ -16,6 +16,8 @@ from deployments.protocol import FinishReason, FrameChunk
 from deployments.serving.calls import call, stream, translate
 from deployments.serving.failover import persist
 
+pytestmark = pytest.mark.anyio
+
 
 def from_replica(cause: Exception) -> Exception:
     """What a caller gets for an exception that a replica raised: of the exception's own class and Ray's."""
@@ -116,14 +118,12 @@ def test_other_exceptions_stay_what_they_are() -> None:
     assert translate(error, TalkerLost) is error
 
 
-@pytest.mark.anyio
 async def test_a_stream_passes_its_items_on() -> None:
     handle = Handle("a", "b")
     assert await collect(stream(handle, "generate", "request", lost=TalkerLost)) == ["a", "b"]
     assert handle.calls == [("generate", True), ("request",)]
 
 
-@pytest.mark.anyio
 async def test_an_error_comes_behind_the_items_before_it() -> None:
     handle = Handle("a", from_replica(InvalidRequest("too long", "input")))
     async with aclosing(stream(handle, "generate", "request", lost=TalkerLost)) as items:
@@ -134,7 +134,6 @@ async def test_an_error_comes_behind_the_items_before_it() -> None:
     assert handle.response.cancelled
 
 
-@pytest.mark.anyio
 async def test_a_call_that_has_ended_holds_its_request_no_more() -> None:
     request = Request()
     held = weakref.ref(request)
@@ -147,7 +146,6 @@ async def test_a_call_that_has_ended_holds_its_request_no_more() -> None:
         gc.enable()
 
 
-@pytest.mark.anyio
 async def test_leaving_a_stream_cancels_the_call() -> None:
     handle = Handle("a", "b")
     async with aclosing(stream(handle, "generate", "request", lost=TalkerLost)) as items:
@@ -156,14 +154,12 @@ async def test_leaving_a_stream_cancels_the_call() -> None:
     assert handle.response.cancelled
 
 
-@pytest.mark.anyio
 async def test_a_call_that_serve_cancels_is_a_move_and_not_a_cancelled_reader() -> None:
     handle = Handle(1, asyncio.CancelledError())
     with pytest.raises(Moved, match="cancelled"):
         await collect(stream(handle, "generate", "request", lost=TalkerLost))
 
 
-@pytest.mark.anyio
 async def test_forty_calls_that_serve_cancels_in_bursts_cost_a_stream_nothing() -> None:
     """A socket's contexts share one HTTP request: Serve cancels the calls of all of them when one is left."""
     beat, frame, last = (
@@ -182,7 +178,6 @@ async def test_forty_calls_that_serve_cancels_in_bursts_cost_a_stream_nothing() 
     assert next(calls, None) is None
 
 
-@pytest.mark.anyio
 async def test_a_call_is_cancelled_once_it_has_been_taken() -> None:
     taken = asyncio.Event()
     handle = Handle(taken, 1, asyncio.Event())
@@ -198,7 +193,6 @@ async def test_a_call_is_cancelled_once_it_has_been_taken() -> None:
             await asyncio.sleep(0)
 
 
-@pytest.mark.anyio
 async def test_a_plain_call_returns_or_raises_one_of_ours() -> None:
     handle = Handle("info")
     assert await call(handle, "describe", lost=TalkerLost) == "info"
@@ -207,7 +201,6 @@ async def test_a_plain_call_returns_or_raises_one_of_ours() -> None:
         await call(Handle(ActorDiedError()), "describe", lost=TalkerLost)
 
 
-@pytest.mark.anyio
 async def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serving.calls._SILENCE_S", 0.05)
     handle = Handle("a", asyncio.Event())
@@ -218,7 +211,6 @@ async def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPat
     assert handle.response.cancelled
 
 
-@pytest.mark.anyio
 async def test_a_call_that_no_replica_takes_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serving.calls._ACCEPT_S", 0.05)
     handle = Handle(asyncio.Event())
@@ -227,7 +219,6 @@ async def test_a_call_that_no_replica_takes_is_lost(monkeypatch: pytest.MonkeyPa
     assert handle.response.cancelled
 
 
-@pytest.mark.anyio
 async def test_the_time_a_reader_takes_is_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serving.calls._SILENCE_S", 0.05)
     async with aclosing(stream(Handle("a", "b"), "generate", "request", lost=TalkerLost)) as items:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from deployments.audio.silence import LeadingSilence
+from deployments.audio.listening import LeadingSilence
 from deployments.protocol import Codes, FinishReason, FrameChunk, Mark, Progress
 from deployments.serving.failover import Received
 from deployments.serving.frames import Audio, Frames
@@ -41,8 +41,8 @@ def test_marks_are_taken_once() -> None:
     frames = Frames(SAMPLES)
     frames.add(FrameChunk(codes(1), 5, marks=(Mark("codes", 1),)))
     frames.add(FrameChunk(codes(2), 5))
-    assert [mark.stage for mark in frames.take_marks()] == ["codes", "from-talker"]
-    assert frames.take_marks() == ()
+    assert [mark.stage for mark in frames.take_news()[0]] == ["codes", "from-talker"]
+    assert frames.take_news() == ((), (), None)
 
 
 def test_what_is_held_back_as_quiet_is_not_delivered() -> None:

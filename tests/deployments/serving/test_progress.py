@@ -1,27 +1,29 @@
+import json
+import logging
+import os
 from pathlib import Path
 
 import pytest
 
-from deployments.serving.progress import VARIABLE, StageLog, report_stage
+from deployments.serving.progress import VARIABLE, report_stage, tell
 
 
-def test_what_is_reported_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "progress"
-    monkeypatch.setenv(VARIABLE, str(file))
-    stages = StageLog.here()
-    assert stages.new_lines() == []
+def test_what_is_told_is_a_line_of_json_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tmp_path / "told"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    monkeypatch.setenv(VARIABLE, str(pipe))
     report_stage("one")
-    report_stage("two")
-    assert stages.new_lines() == ["one", "two"]
-    with file.open("a", encoding="utf-8") as half:
-        half.write("thr")
-    assert stages.new_lines() == []
-    with file.open("a", encoding="utf-8") as rest:
-        rest.write("ee\n")
-    assert stages.new_lines() == ["three"]
+    tell("request", "two", 3)
+    lines = os.read(reader, 4096).decode().splitlines()
+    os.close(reader)
+    assert [json.loads(line) for line in lines] == [["stage", "one"], ["request", "two", 3]]
 
 
-def test_without_a_listener_it_is_only_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_listener_it_is_only_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    report_stage("one")
-    assert StageLog.here().new_lines() == []
+    with caplog.at_level(logging.INFO):
+        report_stage("one")
+    assert caplog.messages == ["one"]

@@ -14,6 +14,8 @@ from ray.serve.config import RequestRouterConfig
 from deployments.protocol import GenerateRequest, SynthesisRequest
 from deployments.serving.routing import LeastBusy
 
+pytestmark = pytest.mark.anyio
+
 HERE, THERE = "a" * 56, "b" * 56
 POOL = DeploymentID("CodecDecoder", "talkray")
 REQUEST = SynthesisRequest("r", "Hello.")
@@ -62,26 +64,22 @@ async def choices(replicas: list[Replica], request: object = REQUEST, times: int
     return Counter([await chosen(router(*replicas), request) for _ in range(times)])
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("request_", [REQUEST, GenerateRequest(REQUEST), None])
 async def test_of_equals_the_one_on_the_own_node(request_: object) -> None:
     replicas = [Replica(number, THERE if number else HERE, 3) for number in range(8)]
     assert await choices(replicas, request_) == {HERE: 200}
 
 
-@pytest.mark.anyio
 async def test_a_node_that_has_more_to_do_gives_work_away() -> None:
     replicas = [Replica(0, HERE, 4), Replica(1, HERE, 3), Replica(2, THERE, 2), Replica(3, THERE, 2)]
     assert await choices(replicas) == {THERE: 200}
 
 
-@pytest.mark.anyio
 async def test_all_replicas_of_the_own_node_take_part() -> None:
     replicas = [Replica(0, HERE, 3), Replica(1, HERE, 1), Replica(2, THERE, 2)]
     assert await choices(replicas) == {HERE: 200}
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("wrap", [lambda request: request, GenerateRequest])
 async def test_what_is_asked_again_may_go_anywhere(wrap: object) -> None:
     replicas = [Replica(0, HERE, 0), Replica(1, THERE, 0)]
@@ -89,14 +87,12 @@ async def test_what_is_asked_again_may_go_anywhere(wrap: object) -> None:
     assert 50 < counts[HERE] < 150
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("node_id", [HERE, THERE])
 async def test_on_one_side_only_all_take_part(node_id: str) -> None:
     replicas = [Replica(0, node_id, 0), Replica(1, node_id, 0)]
     assert await choices(replicas) == {node_id: 200}
 
 
-@pytest.mark.anyio
 async def test_the_one_with_the_least_to_do_of_all() -> None:
     replicas = [Replica(number, HERE if number % 2 else THERE, 3) for number in range(9)]
     for idle in replicas:
@@ -108,7 +104,6 @@ async def test_the_one_with_the_least_to_do_of_all() -> None:
         idle.queue_len = 3
 
 
-@pytest.mark.anyio
 async def test_of_a_large_pool_some_are_looked_at_on_both_sides() -> None:
     replicas = [Replica(number, HERE if number < 50 else THERE, 0) for number in range(100)]
     (candidates,) = await router(*replicas).choose_replicas(replicas, None)

@@ -61,6 +61,16 @@ def drain(engine: Engine, failures: dict[int, Exception] | None = None) -> dict[
     return {number: Spoken.join(of_one) for number, of_one in chunks.items()}
 
 
+def chunks_of(engine: Engine, request: GenerateRequest) -> list[FrameChunk]:
+    """What is sent of a request that is alone."""
+    engine.add(0, request)
+    chunks = []
+    while not engine.is_idle:
+        chunks += [chunk for _, chunk in engine.step().chunks]
+    engine.check_integrity()
+    return chunks
+
+
 def speak(engine: Engine, request: GenerateRequest) -> Spoken:
     engine.add(0, request)
     return drain(engine)[0]

@@ -12,12 +12,13 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import CODE_RING, Pcm, PlainSlots
 from deployments.codec.state import DecoderState
 from deployments.errors import InvalidRequest, Overloaded
-from deployments.protocol import ALL_FRAMES, Codes, FrameChunk, GenerateRequest, Reference
+from deployments.protocol import ALL_FRAMES, Codes, Reference
 from deployments.talker.audio import AudioStreams
 from deployments.talker.engine import Engine, StepOutput
 from deployments.talker.loading import build_engine
+from tests.clock import Clock
 from tests.deployments.talker.conftest import CONFIG
-from tests.deployments.talker.driving import ask, resumed, speak
+from tests.deployments.talker.driving import ask, chunks_of, resumed, speak
 
 FRAME_S = 0.08
 
@@ -118,14 +119,6 @@ def test_slots_are_used_again_also_after_leaving(audio: AudioStreams, decoder: C
             assert_close(heard, whole(decoder, np.concatenate([random_codes(1), codes])))
     assert audio.take() == []
     assert audio.is_idle
-
-
-@dataclass
-class Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @dataclass
@@ -379,11 +372,7 @@ def test_a_slot_never_holds_more_codes_than_fit() -> None:
 @pytest.mark.parametrize("frames", [0, 1, 6, 14, ALL_FRAMES])
 def test_the_engine_sends_audio_beside_the_codes(engine: Engine, decoder: CodecDecoder, frames: int) -> None:
     request = replace(ask(frames=14, ignore_eos=True), gpu_frames=frames)
-    engine.add(3, request)
-    chunks = []
-    while not engine.is_idle:
-        chunks += [chunk for _, chunk in engine.step().chunks]
-    engine.scheduler.check_integrity()
+    chunks = chunks_of(engine, request)
     codes = np.concatenate([chunk.codes for chunk in chunks])
     assert np.array_equal(codes, speak(engine, ask(frames=14, ignore_eos=True)).codes)
     assert_close(b"".join(chunk.pcm for chunk in chunks), whole(decoder, codes)[: frames * decoder.frame_samples])
@@ -415,21 +404,10 @@ def test_a_clone_goes_on_from_its_recording(
     if behind:
         request = resumed(request, codes[:behind], samples=behind * decoder.frame_samples)
     expected = whole(decoder, np.concatenate([recorded, codes]))[(len(recorded) + behind) * decoder.frame_samples :]
-    for number in range(2):  # the second time the recording is known
-        cloning.add(number, replace(request, gpu_frames=ALL_FRAMES))
-        chunks = []
-        while not cloning.is_idle:
-            chunks += [chunk for _, chunk in cloning.step().chunks]
+    for _ in range(2):  # the second time the recording is known
+        chunks = chunks_of(cloning, replace(request, gpu_frames=ALL_FRAMES))
         assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes[behind:])
         assert_close(b"".join(chunk.pcm for chunk in chunks), expected)
-
-
-def chunks_alone(engine: Engine, request: GenerateRequest) -> list[FrameChunk]:
-    engine.add(0, request)
-    chunks = []
-    while not engine.is_idle:
-        chunks += [chunk for _, chunk in engine.step().chunks]
-    return chunks
 
 
 def test_a_clone_by_its_prompt_sounds_the_same_where_its_recording_was_never_heard(
@@ -437,12 +415,12 @@ def test_a_clone_by_its_prompt_sounds_the_same_where_its_recording_was_never_hea
 ) -> None:
     reference = Reference(RECORDING[:9600], "Said.")
     request = replace(ask(frames=14, voice=None, ignore_eos=True, reference=reference), gpu_frames=ALL_FRAMES)
-    chunks = chunks_alone(cloning, request)
+    chunks = chunks_of(cloning, request)
     (prompt,) = [chunk.clone_prompt for chunk in chunks if chunk.clone_prompt is not None]
     lean = replace(
         request, synthesis=replace(request.synthesis, reference=replace(reference, audio=None, prompt=prompt))
     )
-    again = chunks_alone(build_engine(tiny_checkpoint("Base"), CONFIG), lean)
+    again = chunks_of(build_engine(tiny_checkpoint("Base"), CONFIG), lean)
     assert np.array_equal(np.concatenate([c.codes for c in again]), np.concatenate([c.codes for c in chunks]))
     pcm = np.frombuffer(b"".join(chunk.pcm for chunk in chunks), np.int16)
     assert_close(b"".join(chunk.pcm for chunk in again), pcm)

@@ -58,9 +58,9 @@ def assert_same(spoken: list[Spoken], expected: list[Spoken]) -> None:
 def test_recorded_steps_give_the_codes_of_plain_ones(checkpoint: Path) -> None:
     plain, recorded = load(checkpoint), load(checkpoint)
     warm_up(recorded)
-    before = recorded.runner.num_eager
+    before = recorded.runner.graphs.num_eager
     assert_same(speak_all(recorded, REQUESTS, steps_between=2), speak_all(plain, REQUESTS, steps_between=2))
-    assert recorded.runner.num_eager == before
+    assert recorded.runner.graphs.num_eager == before
 
 
 def test_greedy_codes_are_those_of_the_cpu(checkpoint: Path) -> None:
@@ -69,4 +69,4 @@ def test_greedy_codes_are_those_of_the_cpu(checkpoint: Path) -> None:
     expected = speak_all(load(checkpoint, device="cpu"), GREEDY_REQUESTS)
     assert_same(speak_all(recorded, GREEDY_REQUESTS), expected)
     assert_same(speak_all(recorded, GREEDY_REQUESTS, steps_between=3), expected)
-    assert recorded.runner.num_eager == 0
+    assert recorded.runner.graphs.num_eager == 0

@@ -79,7 +79,7 @@ def test_codes_do_not_depend_on_company(shape: object, tmp_path: Path, monkeypat
     engine = load(tmp_path / "checkpoint")
     assert "fused" in engine.runner.step.name
     warm_up(engine)
-    before = engine.runner.num_eager
+    before = engine.runner.graphs.num_eager
     alone = [speak(engine, request) for request in requests]
 
     def check(codes: list[np.ndarray]) -> None:
@@ -91,7 +91,7 @@ def test_codes_do_not_depend_on_company(shape: object, tmp_path: Path, monkeypat
     later = [resumed(request, one.codes[:4]) for request, one in zip(requests, alone, strict=True)]
     rests = speak_all(engine, later, steps_between=1)
     check([np.concatenate((one.codes[:4], rest.codes)) for one, rest in zip(alone, rests, strict=True)])
-    assert engine.runner.num_eager == before
+    assert engine.runner.graphs.num_eager == before
 
     tight = load(tmp_path / "checkpoint", num_blocks=30)
     preempted: list[Sequence] = []

@@ -25,7 +25,7 @@ from deployments.talker.model.talker import Talker
 from deployments.talker.runner import LaunchedStep
 from deployments.talker.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
-from tests.deployments.talker.driving import GREEDY, Spoken, ask, drain, resumed, speak, speak_all
+from tests.deployments.talker.driving import GREEDY, Spoken, ask, chunks_of, drain, resumed, speak, speak_all
 
 LONG_TEXT = "A text that is a good deal longer than the other ones, so that its prompt takes several passes. " * 2
 MIX = [
@@ -293,8 +293,8 @@ def test_end_of_speech_can_be_ignored(engine: Engine, monkeypatch: pytest.Monkey
 
 
 def test_a_runaway_is_cut_by_the_length_of_its_text(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.audio.runaway._LONGEST_TOKEN_S", 0.16)
-    monkeypatch.setattr("deployments.audio.runaway._LEAST_S", 9 * 0.08)
+    monkeypatch.setattr("deployments.audio.listening._LONGEST_TOKEN_S", 0.16)
+    monkeypatch.setattr("deployments.audio.listening._LEAST_S", 9 * 0.08)
     engine = build_engine(checkpoint, CONFIG)
     push_end_of_speech(monkeypatch, -1e4)
     requests = [ask("Hey", frames=90), ask("Hello you.", frames=90), ask("Hello you.", frames=20)]
@@ -410,10 +410,7 @@ def test_frames_a_listener_does_not_need_yet_are_sent_together(
     monkeypatch.setattr(engine, "_max_held", 4)
     monkeypatch.setattr("deployments.talker.engine.time.monotonic", lambda: 9.0)
     monkeypatch.setattr(engine.scheduler, "_now_s", lambda: 9.0)
-    engine.add(0, MIX[0])
-    chunks = []
-    while not engine.is_idle:
-        chunks += [chunk for _, chunk in engine.step().chunks]
+    chunks = chunks_of(engine, MIX[0])
     sizes = [len(chunk.codes) for chunk in chunks]
     assert sizes[:8] == [1, 1, 1, 1, 1, 1, 4, 4][: len(sizes)]  # 6 frames last for more than 0.4 s
     assert same(Spoken.join(chunks), alone[0])
@@ -662,10 +659,9 @@ def test_a_stream_handed_over_behind_its_last_codes_gets_its_last_audio(checkpoi
     engine = build_engine(checkpoint, CONFIG)
     request = ask("Short.", frames=6, ignore_eos=True)
     frames = speak(engine, request).codes
-    engine.add(1, replace(resumed(request, frames, samples=4 * engine.info.frame_samples), gpu_frames=ALL_FRAMES))
-    chunks = []
-    while not engine.is_idle:
-        chunks += [chunk for _, chunk in engine.step().chunks]
+    chunks = chunks_of(
+        engine, replace(resumed(request, frames, samples=4 * engine.info.frame_samples), gpu_frames=ALL_FRAMES)
+    )
     assert sum(len(chunk.pcm) for chunk in chunks) == 2 * 2 * engine.info.frame_samples
     assert chunks[-1].finish_reason is FinishReason.LENGTH
 
@@ -684,4 +680,4 @@ def test_a_later_segment_that_would_not_fit_is_refused_with_the_first(checkpoint
 
 
 def _fits(engine: Engine, text: str) -> bool:
-    return engine.prompts.build(ask(text)).num_rows < engine.info.max_text_tokens
+    return engine.prompts.build(ask(text)).num_rows < engine.runner.shape.max_model_len

@@ -12,11 +12,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, GenerateRequest, Sampling, SynthesisRequest
-from deployments.talker.block_manager import BlockManager
-from deployments.talker.input_tables import InputTables
-from deployments.talker.kv_cache import KVCache
+from deployments.talker.kv_cache import BlockManager, KVCache
 from deployments.talker.model.talker import Talker
-from deployments.talker.prompt import Prompt
+from deployments.talker.prompt import InputTables, Prompt
 from deployments.talker.runner import ModelRunner, NetworkKind, RunnerShape
 from deployments.talker.sequence import FrameLimit, Sequence
 from tools.kernels.bench import random_talker

@@ -249,7 +249,7 @@ def test_stressed_weights_speak(place: Place, stress: Stress, tmp_path: Path) ->
 def test_recorded_steps_of_every_size_are_those_that_run_as_they_are(place: Place, checkpoint: Path) -> None:
     """The very bits: a recording launches the same kernels."""
     recorded, plain = load(checkpoint, place, streams=128), load(checkpoint, place, streams=128, recorded=False)
-    before = recorded.runner.num_eager
+    before = recorded.runner.graphs.num_eager
     assert recorded.runner.buckets == [1, 2, 8, 16, 32, 48, 64, 96, 128]
     for size in recorded.runner.buckets:
         requests = [
@@ -258,8 +258,8 @@ def test_recorded_steps_of_every_size_are_those_that_run_as_they_are(place: Plac
         ]
         for one, other in zip(speak_all(recorded, requests), speak_all(plain, requests), strict=True):
             np.testing.assert_array_equal(one.codes, other.codes, f"{size} streams")
-    assert recorded.runner.num_eager == before
-    assert plain.runner.num_eager > 6 * len(recorded.runner.buckets)
+    assert recorded.runner.graphs.num_eager == before
+    assert plain.runner.graphs.num_eager > 6 * len(recorded.runner.buckets)
 
 
 PROMPT_ROWS = (9, 17, 30, 63, 64, 65, 96, 127, 128, 129, 200, 257, 511, 512, 513, 900)
@@ -313,14 +313,14 @@ def test_prompts_of_any_length_are_those_of_float32(
 ) -> None:
     """Fused kernels take the first 512 rows, plain PyTorch those behind them."""
     engine = load(checkpoint, place, streams=4, by_rows=False)
-    before, errors = engine.runner.num_eager, {}
+    before, errors = engine.runner.graphs.num_eager, {}
     for rows in PROMPT_ROWS:
         sequence = prompted(engine, rows, 0)
         [errors[rows]] = relative_errors(hidden_of(engine.runner, [sequence]), exact_hidden(rows)[None])
         engine.runner.blocks.free(0)
     assert max(errors.values()) < tolerance(place), errors
     if place.device == "cuda":
-        assert engine.runner.num_eager == before
+        assert engine.runner.graphs.num_eager == before
 
 
 def test_prompts_that_share_a_pass_do_not_see_each_other(

@@ -3,7 +3,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from deployments.talker.watchdog import EXIT_CODE, Watchdog
+from deployments.talker.process import EXIT_CODE, Watchdog
 
 
 def watch(device: str) -> tuple[Watchdog, SimpleQueue[int]]:
@@ -27,7 +27,7 @@ def test_between_steps_nothing_is_expected() -> None:
 
 
 def test_a_step_on_a_cpu_that_works_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.talker.watchdog._LONGEST_IDLENESS_S", 0.3)
+    monkeypatch.setattr("deployments.talker.process._LONGEST_IDLENESS_S", 0.3)
     beats: SimpleQueue[int] = SimpleQueue()
     watchdog = Watchdog("cpu", lambda: beats.put(1), give_up=lambda code: pytest.fail("it worked"))
     with watchdog.running(), watchdog.step():

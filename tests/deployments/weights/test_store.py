@@ -38,14 +38,14 @@ class FakeHub:
 
     def __init__(self, *, cached: Path | None = None, remote: Path | None = None) -> None:
         self.cached, self.remote = cached, remote
-        self.calls: list[tuple[str, str | None, bool]] = []
+        self.calls: list[tuple[str, bool]] = []
 
-    def look(self, name: str, *, revision: str | None, local_files_only: bool) -> str:
-        self.calls.append((name, revision, local_files_only))
+    def look(self, name: str, *, local_files_only: bool) -> str:
+        self.calls.append((name, local_files_only))
         return str(self._found(self.cached))
 
-    def fetch(self, name: str, revision: str | None, report: object) -> Path:
-        self.calls.append((name, revision, False))
+    def fetch(self, name: str, report: object) -> Path:
+        self.calls.append((name, False))
         return self._found(self.remote)
 
     def _found(self, directory: Path | None) -> Path:
@@ -143,8 +143,8 @@ def test_a_misspelt_name_gets_a_hint_and_the_list() -> None:
 
 def test_the_cache_is_enough(tmp_path: Path, use_hub: Any) -> None:
     hub = use_hub(FakeHub(cached=make_checkpoint(tmp_path)))
-    assert locate("1.7B-Base", revision="v1") == tmp_path
-    assert hub.calls == [("Qwen/Qwen3-TTS-12Hz-1.7B-Base", "v1", True)]
+    assert locate("1.7B-Base") == tmp_path
+    assert hub.calls == [("Qwen/Qwen3-TTS-12Hz-1.7B-Base", True)]
 
 
 @pytest.mark.parametrize("cached", [None, ("config.json",)])
@@ -153,7 +153,7 @@ def test_what_the_cache_lacks_is_downloaded(cached: tuple[str, ...] | None, tmp_
     remote = make_checkpoint(tmp_path / "remote")
     hub = use_hub(FakeHub(cached=partial, remote=remote))
     assert locate("1.7B-Base") == remote
-    assert [local for _, _, local in hub.calls] == [True, False]
+    assert [local for _, local in hub.calls] == [True, False]
 
 
 def test_a_failed_download_says_what_to_do(use_hub: Any) -> None:
@@ -201,7 +201,7 @@ def test_only_what_is_here_is_found(tmp_path: Path, use_hub: Any, monkeypatch: p
     hub = use_hub(FakeHub(remote=make_checkpoint(tmp_path / "remote")))
     monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path / "cache"))
     assert [find(model) for model in ("1.7B-Base", "embedded")] == [None, None]
-    assert [local for _, _, local in hub.calls] == [True]
+    assert [local for _, local in hub.calls] == [True]
     assert locate("embedded") == find("embedded")
 
 

@@ -8,6 +8,8 @@ from serve_app.api.catalogue import ALIASES, RELEASED, aliases, resolve, voice_l
 from serve_app.config import ApiSettings
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 
+pytestmark = pytest.mark.anyio
+
 RELEASED_SPEAKERS = tuple(RELEASED)
 
 
@@ -48,7 +50,6 @@ def test_no_speakers_have_no_aliases() -> None:
     assert voice_list(replace(CUSTOM_VOICE, voices=())) == []
 
 
-@pytest.mark.anyio
 async def test_models(client: httpx.AsyncClient) -> None:
     listed = (await client.get("/v1/models")).json()
     names = [model["id"] for model in listed["data"]]
@@ -61,7 +62,6 @@ async def test_models(client: httpx.AsyncClient) -> None:
     assert [model["id"] for model in (await client.get("/v1/audio/models")).json()["models"]] == names
 
 
-@pytest.mark.anyio
 async def test_voices(client: httpx.AsyncClient) -> None:
     listed = (await client.get("/v1/audio/voices")).json()
     assert listed["voices"] == listed["data"]
@@ -75,7 +75,6 @@ async def test_voices(client: httpx.AsyncClient) -> None:
     assert listed["uploaded_voices"] == []
 
 
-@pytest.mark.anyio
 async def test_every_voice_of_the_embedded_model_is_described(
     client: httpx.AsyncClient, synthesizer: FakeSynthesizer
 ) -> None:

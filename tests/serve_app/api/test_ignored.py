@@ -14,6 +14,8 @@ from serve_app.api.request import parse_object, parse_speech
 from tests.serve_app.dialects.client import Client, connect
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer, utterance
 
+pytestmark = pytest.mark.anyio
+
 EMBEDDED = replace(CUSTOM_VOICE, languages=("english",), supports_instructions=False, spoken_form="english")
 
 
@@ -83,7 +85,6 @@ def matched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.anyio
 async def test_of_many_unknown_fields_only_those_that_are_named_are_looked_at(
     client: httpx.AsyncClient, matched: list[str]
 ) -> None:
@@ -93,7 +94,6 @@ async def test_of_many_unknown_fields_only_those_that_are_named_are_looked_at(
     assert len(matched) == 8
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("path", "messages", "told"),
     [

@@ -35,26 +35,15 @@ def test_each_key_has_a_record_of_its_own(file: Path) -> None:
     assert (keys.find(ada).name, keys.find(bob).name) == ("ada", "bob")
 
 
-@pytest.mark.parametrize("change", [lambda key: key[:-1], lambda key: key + "A", str.upper, lambda key: f" {key}"])
-def test_nothing_but_the_whole_key_is_valid(file: Path, change: object) -> None:
-    assert callable(change)
+NO_KEYS = ("", "talkray-", "sk-123", "é", "\udc80", "talkray-00000000-" + "A" * 43)
+
+
+def test_nothing_but_the_whole_key_is_valid(file: Path) -> None:
     key = create_key(file, "ada")
-    with pytest.raises(Unauthorized, match="not valid"):
-        Keys(file).find(change(key))
-
-
-def test_the_last_character_counts(file: Path) -> None:
-    key = create_key(file, "ada")
-    other = key[:-1] + ("A" if key[-1] != "A" else "B")
-    with pytest.raises(Unauthorized):
-        Keys(file).find(other)
-
-
-@pytest.mark.parametrize("key", ["", "talkray-", "sk-123", "é", "\udc80", "talkray-00000000-" + "A" * 43])
-def test_what_is_no_key(file: Path, key: str) -> None:
-    create_key(file, "ada")
-    with pytest.raises(Unauthorized, match="not valid"):
-        Keys(file).find(key)
+    last = "A" if key[-1] != "A" else "B"
+    for other in (key[:-1], key[:-1] + last, key + "A", key.upper(), f" {key}", *NO_KEYS):
+        with pytest.raises(Unauthorized, match="not valid"):
+            Keys(file).find(other)
 
 
 def test_no_key_at_all_says_how_to_send_one(file: Path) -> None:

@@ -72,7 +72,7 @@ def test_only_marked_requests_are_marked_further() -> None:
 
 async def test_header_and_histogram_tell_of_the_first_marks_that_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
     observed: list[str] = []
-    monkeypatch.setattr(metrics.STAGES, "observe", lambda seconds, tags: observed.append(tags["stage"]))
+    monkeypatch.setattr(metrics.STAGES, "record", lambda seconds, tags: observed.append(tags["stage"]))
     request = marked(SynthesisRequest("r", "Hello."), 0)
     script = [PcmChunk(b"12", CODES, 1, marks=request.marks), PcmChunk(b"34", CODES, 1, marks=request.marks)]
     script = [reached(chunk, stage) for chunk, stage in zip(script, ("from-talker", "of-a-later-segment"), strict=True)]

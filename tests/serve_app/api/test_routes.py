@@ -24,24 +24,10 @@ from serve_app.audio import recordings
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.speech.admission import always
-from tests.serve_app import asgi
+from tests.serve_app import asgi, fake
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.audio.test_recordings import data_url, recording
-from tests.serve_app.fake import (
-    BASE,
-    CUSTOM_VOICE,
-    FOLLOWED,
-    FOLLOWED_MS,
-    FOLLOWED_TEXT,
-    NUM_TEXT_TOKENS,
-    VOICE_DESIGN,
-    FakeSynthesizer,
-    Step,
-    chunk,
-    followed,
-    pcm_of,
-    utterance,
-)
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
 
@@ -113,21 +99,21 @@ async def test_events_carry_every_format_as_one_stream(audio_format: AudioFormat
     audio = b"".join(base64.b64decode(str(event["audio"])) for event in deltas)
     assert len(audio) == len(bare.content)
     assert audio == bare.content or audio_format is AudioFormat.OPUS  # whose streams have a random serial number
-    usage = {"input_tokens": NUM_TEXT_TOKENS, "output_tokens": 4, "total_tokens": NUM_TEXT_TOKENS + 4}
+    usage = {"input_tokens": fake.NUM_TEXT_TOKENS, "output_tokens": 4, "total_tokens": fake.NUM_TEXT_TOKENS + 4}
     assert last == {"type": "speech.audio.done", "usage": usage}
 
 
 async def test_events_carry_words_on_request() -> None:
-    asked = PCM | {"input": FOLLOWED_TEXT, "word_timestamps": True}
-    events = events_of(await post(FakeSynthesizer(FOLLOWED, followed()), asked | {"stream_format": "sse"}))
+    asked = PCM | {"input": fake.FOLLOWED_TEXT, "word_timestamps": True}
+    events = events_of(await post(FakeSynthesizer(fake.FOLLOWED, fake.followed()), asked | {"stream_format": "sse"}))
     told = [word for event in events if event["type"] == "speech.audio.words" for word in event["words"]]  # type: ignore[attr-defined]
     assert [(word["word"], round(1000 * word["start"])) for word in told] == list(
-        zip(FOLLOWED_TEXT.split(), FOLLOWED_MS, strict=True)
+        zip(fake.FOLLOWED_TEXT.split(), fake.FOLLOWED_MS, strict=True)
     )
     assert told[-1]["end"] == 0.88
     audio = b"".join(base64.b64decode(str(event["audio"])) for event in events if "audio" in event)
-    assert audio == pcm_of(followed())
-    bare = await post(FakeSynthesizer(FOLLOWED, followed()), asked)
+    assert audio == pcm_of(fake.followed())
+    bare = await post(FakeSynthesizer(fake.FOLLOWED, fake.followed()), asked)
     assert bare.headers["x-ignored"].startswith("word_timestamps (only events carry words")
     assert bare.content == audio
 
@@ -286,7 +272,7 @@ async def test_a_voice_is_missing_and_the_answer_lists_them() -> None:
 
 
 async def test_voice_design_needs_instructions_and_no_voice() -> None:
-    synthesizer = speaking(VOICE_DESIGN)
+    synthesizer = speaking(fake.VOICE_DESIGN)
     assert error_of(await post(synthesizer, BODY))["param"] == "instructions"
     assert (await post(synthesizer, BODY | {"instructions": "An old sailor"})).status_code == 200
     [request] = synthesizer.requests
@@ -295,14 +281,14 @@ async def test_voice_design_needs_instructions_and_no_voice() -> None:
 
 async def test_a_recording_for_a_model_that_does_not_clone_is_refused_before_a_voice_is_missed() -> None:
     sent = {"input": "Hello", "ref_audio": data_url(recording())}
-    for info in (CUSTOM_VOICE, VOICE_DESIGN):
+    for info in (CUSTOM_VOICE, fake.VOICE_DESIGN):
         error = error_of(await post(speaking(info), sent))
         assert error["param"] == "ref_audio"
         assert "does not clone voices: load a Base checkpoint" in (error["message"] or "")
 
 
 async def test_base_needs_a_recording_and_what_it_says() -> None:
-    synthesizer, ref_audio = speaking(BASE), data_url(recording())
+    synthesizer, ref_audio = speaking(fake.BASE), data_url(recording())
     assert error_of(await post(synthesizer, BODY))["param"] == "ref_audio"
     assert error_of(await post(synthesizer, BODY | {"ref_audio": ref_audio}))["param"] == "ref_text"
     assert error_of(await post(synthesizer, BODY | {"ref_audio": "http://x/a.wav", "ref_text": "x"}))["param"] == (
@@ -312,13 +298,13 @@ async def test_base_needs_a_recording_and_what_it_says() -> None:
     assert (await post(synthesizer, BODY | {"ref_audio": ref_audio, "x_vector_only_mode": True})).status_code == 200
     spoken, embedded = (request.reference for request in synthesizer.requests)
     assert spoken is not None
-    assert (spoken.audio.size, spoken.text, spoken.x_vector_only) == (BASE.sample_rate, "It says.", False)
+    assert (spoken.audio.size, spoken.text, spoken.x_vector_only) == (fake.BASE.sample_rate, "It says.", False)
     assert embedded is not None
     assert (embedded.text, embedded.x_vector_only) == (None, True)
 
 
 async def test_a_checkpoint_that_cannot_follow_instructions_speaks_without() -> None:
-    synthesizer = speaking(BASE)
+    synthesizer = speaking(fake.BASE)
     body = BODY | {"ref_audio": data_url(recording()), "x_vector_only_mode": True, "instructions": "Softly " * 1000}
     assert (await post(synthesizer, body)).status_code == 200
     assert synthesizer.requests[0].instructions is None
@@ -359,14 +345,14 @@ async def test_a_failure_is_logged_with_its_request_and_answered_without_details
 
 
 async def test_silence_before_an_error_does_not_begin_the_answer() -> None:
-    script: list[Step] = [chunk(b""), chunk(b""), Overloaded("full")]
+    script: list[fake.Step] = [chunk(b""), chunk(b""), Overloaded("full")]
     for stream_format in ("audio", "sse"):
         response = await post(FakeSynthesizer(script=script), BODY | {"stream_format": stream_format})
         assert response.status_code == 429
 
 
 async def test_an_utterance_without_audio_is_a_valid_empty_file() -> None:
-    silent: list[Step] = [chunk(b"", frames=0)]
+    silent: list[fake.Step] = [chunk(b"", frames=0)]
     assert (await post(FakeSynthesizer(script=silent), PCM)).content == b""
     assert len((await post(FakeSynthesizer(script=silent), BODY | {"response_format": "wav"})).content) == 44
     for audio_format in (AudioFormat.MP3, AudioFormat.OPUS, AudioFormat.AAC, AudioFormat.FLAC):
@@ -425,7 +411,7 @@ async def test_a_large_body_that_waits_too_long_is_a_429(monkeypatch: pytest.Mon
 
 async def test_a_recording_over_the_limit_is_a_413(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "MAX_BYTES", 100)
-    async with client_for(speaking(BASE)) as client:
+    async with client_for(speaking(fake.BASE)) as client:
         body = BODY | {"ref_audio": data_url(recording(1.25)), "x_vector_only_mode": True}
         response = await client.post(SPEECH, json=body)
     assert (response.status_code, error_of(response)["param"]) == (413, "ref_audio")

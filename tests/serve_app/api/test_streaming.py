@@ -65,25 +65,19 @@ async def test_a_client_that_leaves_while_a_chunk_is_awaited(spoken: list[Step],
 
 
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
-async def test_a_client_that_leaves_while_a_chunk_is_being_sent(stream_format: str) -> None:
+@pytest.mark.parametrize("who", ["client", "server"])
+async def test_who_leaves_or_cancels_while_a_chunk_is_being_sent(who: str, stream_format: str) -> None:
     synthesizer = FakeSynthesizer(script=utterance())
     async with speech(synthesizer, stream_format=stream_format) as connection:
         connection.stall()
         await connection.sending.wait()
         assert not synthesizer.closed.is_set()
-        connection.receive(DISCONNECT)
-        await connection.task
-        assert synthesizer.closed.is_set()
-
-
-async def test_a_server_that_cancels_the_call_while_a_chunk_is_being_sent() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
-    async with speech(synthesizer) as connection:
-        connection.stall()
-        await connection.sending.wait()
-        connection.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await connection.task
+        if who == "client":
+            connection.receive(DISCONNECT)
+        else:
+            connection.task.cancel()
+        await asyncio.wait((connection.task,))
+        assert connection.task.cancelled() == (who == "server")
         assert synthesizer.closed.is_set()
 
 

@@ -9,15 +9,17 @@ import pytest
 import soundfile
 
 from serve_app.api.response import RAW
-from serve_app.audio.formats import AudioFormat, Encoder, Rendering, Resampler, Tempo, factors, open_encoder
+from serve_app.audio.formats import AudioFormat, CodecEncoder, Filter, RawEncoder, Rendering, factors, open_encoder
 from tests.serve_app.fake import CUSTOM_VOICE, tone
+
+pytestmark = pytest.mark.anyio
 
 RATE, FRAME = CUSTOM_VOICE.sample_rate, CUSTOM_VOICE.frame_samples
 SECONDS = 2
 CONTAINERS = [audio_format for audio_format in AudioFormat if audio_format not in RAW]
 
 
-def encoder_for(audio_format: AudioFormat, num_bytes: int | None = None) -> Encoder:
+def encoder_for(audio_format: AudioFormat, num_bytes: int | None = None) -> RawEncoder | CodecEncoder:
     return open_encoder(audio_format, RATE, frame_samples=FRAME, num_bytes=num_bytes)
 
 
@@ -56,7 +58,6 @@ def test_soundfile_reads_the_stream(audio_format: AudioFormat) -> None:
     assert samples.size / rate == pytest.approx(SECONDS, abs=0.1)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("audio_format", [AudioFormat.FLAC, AudioFormat.WAV])
 async def test_soundfile_reads_a_whole_body_sample_by_sample(audio_format: AudioFormat) -> None:
     pcm = tone(RATE + 777)
@@ -120,8 +121,8 @@ def test_a_rate_that_opus_does_not_know_is_resampled() -> None:
 
 
 def stretch(pcm: bytes, speed: float, piece_samples: int = FRAME) -> bytes:
-    tempo, size = Tempo(speed, RATE), piece_samples * 2
-    return b"".join([tempo.stretch(pcm[start : start + size]) for start in range(0, len(pcm), size)]) + tempo.close()
+    tempo, size = Filter(RATE, speed=speed), piece_samples * 2
+    return b"".join([tempo.feed(pcm[start : start + size]) for start in range(0, len(pcm), size)]) + tempo.close()
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.5, 0.8, 1.25, 2.0, 3.0, 4.0])
@@ -138,14 +139,14 @@ def test_the_result_does_not_depend_on_how_the_audio_is_cut(speed: float) -> Non
 
 @pytest.mark.parametrize("num_samples", [FRAME, RATE])
 def test_little_is_held_back(num_samples: int) -> None:
-    tempo = Tempo(1.25, RATE)
-    stretched = len(tempo.stretch(tone(num_samples)) + tempo.stretch(tone(num_samples, start=num_samples))) // 2
+    tempo = Filter(RATE, speed=1.25)
+    stretched = len(tempo.feed(tone(num_samples)) + tempo.feed(tone(num_samples, start=num_samples))) // 2
     assert stretched >= (2 * num_samples - 0.1 * RATE) / 1.25
 
 
 def test_nothing_in_nothing_out() -> None:
-    tempo = Tempo(1.25, RATE)
-    assert tempo.stretch(b"") + tempo.close() == b""
+    tempo = Filter(RATE, speed=1.25)
+    assert tempo.feed(b"") + tempo.close() == b""
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.49, 0.5, 1.0, 2.0, 2.01, 4.0])
@@ -175,18 +176,17 @@ def test_floats_are_the_samples() -> None:
 
 @pytest.mark.parametrize("rate", [8000, 16000, 22050, 44100, 48000])
 def test_another_rate_is_the_same_tone(rate: int) -> None:
-    resampler = Resampler(RATE, rate)
+    resampler = Filter(RATE, output_rate=rate)
     pcm = tone(RATE)
-    pieces = [resampler.resample(pcm[start : start + 2 * FRAME]) for start in range(0, len(pcm), 2 * FRAME)]
+    pieces = [resampler.feed(pcm[start : start + 2 * FRAME]) for start in range(0, len(pcm), 2 * FRAME)]
     assert len(pieces[0]) / 2 / rate > FRAME / RATE - 0.006  # hardly anything is held back
     samples = np.frombuffer(b"".join([*pieces, resampler.close()]), "<i2")
     assert abs(samples.size - rate) <= 2
     assert pitch(samples[rate // 4 : rate * 3 // 4].astype(float), rate) == pytest.approx(440, abs=2)
-    whole = Resampler(RATE, rate)
-    assert whole.resample(pcm) + whole.close() == samples.tobytes()
+    whole = Filter(RATE, output_rate=rate)
+    assert whole.feed(pcm) + whole.close() == samples.tobytes()
 
 
-@pytest.mark.anyio
 async def test_a_rendering_that_is_drained_goes_on_afresh() -> None:
     rendering = Rendering(AudioFormat.PCM, RATE, FRAME, speed=2.0, output_rate=8000)
     turns = [await rendering.feed(tone(RATE)) + await rendering.drain() for _ in range(2)]

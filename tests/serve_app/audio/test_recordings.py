@@ -21,6 +21,8 @@ from serve_app.audio.recordings import by_prompt, decode_reference, learn, read_
 from tests.serve_app.audio.test_formats import pitch
 from tests.serve_app.fake import BASE, tone
 
+pytestmark = pytest.mark.anyio
+
 RATE = 24000
 
 
@@ -171,7 +173,6 @@ def test_what_browsers_and_phones_record(container: str, codec: str) -> None:
     assert pitch(audio, RATE) == pytest.approx(440, abs=2)
 
 
-@pytest.mark.anyio
 async def test_what_was_sent_before_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
 
@@ -202,7 +203,6 @@ async def read(ref_audio: str, name: str, *, x_vector_only: bool = False) -> Ref
     return await read_aside(ref_audio, "Said.", replace(BASE, name=name), x_vector_only=x_vector_only)
 
 
-@pytest.mark.anyio
 async def test_what_replicas_made_of_a_recording_stands_for_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     ref_audio = data_url(recording(0.625))
     learn(await read(ref_audio, "prompts"), ClonePrompt(SPEAKER, CODES))
@@ -217,14 +217,12 @@ async def test_what_replicas_made_of_a_recording_stands_for_its_samples(monkeypa
         np.testing.assert_array_equal(known.prompt.codes, CODES)
 
 
-@pytest.mark.anyio
 async def test_another_model_is_asked_with_samples() -> None:
     ref_audio = data_url(recording(0.625))
     learn(await read(ref_audio, "one model"), ClonePrompt(SPEAKER, CODES))
     assert (await read(ref_audio, "another model")).audio is not None
 
 
-@pytest.mark.anyio
 async def test_a_speaker_vector_is_no_prompt_for_a_clone_in_context() -> None:
     ref_audio = data_url(recording(0.75))
     learn(await read(ref_audio, "vector", x_vector_only=True), ClonePrompt(SPEAKER))
@@ -239,7 +237,6 @@ async def test_a_speaker_vector_is_no_prompt_for_a_clone_in_context() -> None:
     np.testing.assert_array_equal(prompt.codes, CODES)
 
 
-@pytest.mark.anyio
 async def test_a_prompt_that_has_given_way_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = ClonePrompt(SPEAKER, CODES)
     prompts = ByRecording[ClonePrompt](max_bytes=prompt.nbytes, size=lambda each: each.nbytes)

@@ -12,11 +12,13 @@ from typer.testing import CliRunner
 from deployments.errors import Overloaded, TalkrayError
 from serve_app.api.keys import create_key
 from serve_app.api.routes import create_api
-from serve_app.cli.check_client import dialects
 from serve_app.cli.main import cli
 from serve_app.config import AccessSettings, ApiSettings
+from serve_app.dialects import DIALECTS
 from serve_app.speech.live_text import LiveTexts
 from tests.serve_app.fake import FakeSynthesizer, Step, utterance
+
+SAMPLES = {dialect.name: dialect.sample for dialect in DIALECTS if dialect.sample is not None}
 
 
 class Server:
@@ -57,16 +59,18 @@ def test_every_dialect_is_asked_and_its_clients_are_told(key: Path) -> None:
     with Server(list(utterance()), key) as server:
         result = CliRunner().invoke(cli, ["check-client", f"{server.url}/"])
     assert result.exit_code == 0, result.output
-    for dialect in dialects(server.url, "serena"):
-        assert f"ok      {dialect.name}: first audio" in result.output
-        assert all(line in result.output for line in dialect.lines)
+    words = {"voice": "serena", "url": server.url, "sockets": server.url.replace("http", "ws")}
+    for dialect, sample in SAMPLES.items():
+        assert f"ok      {dialect}: first audio" in result.output
+        assert all(line in result.output for line in sample.filled(**words).clients)
+    assert "$" not in result.output
 
 
 def test_what_fails_is_said(key: Path) -> None:
     with Server([Overloaded("full", 2.0)], key) as server:
         result = CliRunner().invoke(cli, ["check-client", server.url])
     assert result.exit_code == 1
-    assert result.output.count("FAILED") == len(dialects(server.url, "serena"))
+    assert result.output.count("FAILED") == len(SAMPLES)
     assert "deepgram.TTS(" not in result.output
 
 

@@ -15,9 +15,8 @@ from serve_app.api.errors import Unauthorized
 from serve_app.api.keys import KeyFileError, Keys
 from serve_app.cli import main as module
 from serve_app.cli import ray_settings
-from serve_app.cli.console import Progress
 from serve_app.cli.doctor import Finding
-from serve_app.cli.main import cli, main
+from serve_app.cli.main import Progress, cli, main
 from serve_app.cli.ray_settings import for_a_node, free_port
 from serve_app.cli.serve.local_server import Address
 from serve_app.config import AppConfig, ConfigError, read_config

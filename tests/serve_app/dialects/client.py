@@ -23,14 +23,10 @@ async def connect(
     settings: ApiSettings | None = None,
     subprotocols: Sequence[str] = (),
 ) -> AsyncIterator[asgi.Connection]:
-    path, _, query = path.partition("?")
     texts = LiveTexts()
     api = create_api(synthesizer, settings or ApiSettings(), live_texts=texts)
-    connection = asgi.websocket(api, path, headers={"x-request-id": "conn", **(headers or {})})
-    connection._scope["query_string"] = query.encode()
-    connection._scope["subprotocols"] = list(subprotocols)
-    connection._scope["extensions"] = {"websocket.http.response": {}}
-    async with connection:
+    named = {"x-request-id": "conn", **(headers or {})}
+    async with asgi.websocket(api, path, headers=named, subprotocols=subprotocols) as connection:
         yield connection
     await texts.aclose()
 

@@ -112,21 +112,6 @@ async def test_contexts_speak_beside_each_other() -> None:
             await client.until(type="done")
 
 
-async def test_a_cancelled_context_is_silent_at_once() -> None:
-    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    async with connect(synthesizer, PATH) as connection:
-        client = await Client(connection).accepted()
-        client.send(write("A long story", more=False))
-        await synthesizer.waiting.wait()
-        await client.until(type="chunk")
-        client.send({"context_id": "one", "cancel": True}, {"context_id": "unknown", "cancel": True})
-        await synthesizer.closed.wait()
-        synthesizer.script = utterance(1)
-        client.send(write("New", context="two", more=False))
-        messages, _ = await client.until(type="done")
-        assert {message["context_id"] for message in messages} == {"two"}
-
-
 async def test_a_flush_is_answered_behind_its_audio() -> None:
     async with connect(FakeSynthesizer(script=utterance(1)), PATH) as connection:
         client = await Client(connection).accepted()

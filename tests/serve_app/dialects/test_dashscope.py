@@ -96,25 +96,6 @@ async def test_a_cancelled_response_ends_and_the_session_goes_on() -> None:
         assert audio_of(messages) == pcm_of(utterance())
 
 
-async def test_errors_have_a_code() -> None:
-    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as connection:
-        client = await created(connection)
-        for message, param in (
-            ({"type": "nonsense"}, "type"),
-            ({"type": "session.update"}, "session"),
-            (update(mode="eager"), "session"),
-            (update(response_format="flac"), "response_format"),
-            (update(sample_rate=5), "sample_rate"),
-            (append(5), "text"),  # type: ignore[arg-type]
-        ):
-            client.send(message)
-            (error,), _ = await client.until(type="error")
-            assert error["error"]["param"] == param
-        client.send(append("Hello"), FINISH)
-        (*_, error, _end), _ = await client.until(closed=1013)
-        assert error["error"]["code"] == "rate_limit_exceeded"
-
-
 async def test_one_text_over_http(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
     body = {"model": "qwen3-tts-flash", "input": {"text": "Hello.", "voice": "ryan", "language_type": "German"}}
     answer = (await client.post(REST, json=body)).json()

@@ -1,10 +1,7 @@
-import asyncio
-
 import pytest
 
-from deployments.errors import Overloaded
 from tests.serve_app.dialects.client import Client, Json, connect
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, tone, utterance
 
 pytestmark = pytest.mark.anyio
 
@@ -61,42 +58,9 @@ async def test_without_the_subprotocol_it_is_the_native_socket() -> None:
         await client.until(type="done")
 
 
-async def test_a_cancelled_response_ends_the_socket() -> None:
-    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    async with connect(synthesizer, PATH, subprotocols=["nari.speech.v1"]) as connection:
-        client = await created(connection)
-        client.send(START, append("A long ", 0), append("story.", 1), END)
-        await synthesizer.waiting.wait()
-        client.send({"type": "response.cancel"})
-        (*_, done, _end), _ = await client.until(closed=1000)
-        assert done["stop_reason"] == "cancelled"
-        assert synthesizer.closed.is_set()
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        (append("Hello", 0), "type"),
-        ({**START, "voice": "nobody"}, "voice"),
-        ({**START, "speed": 9}, "speed"),
-        ({"type": "nonsense"}, "type"),
-    ],
-)
-async def test_what_is_refused(message: Json, param: str) -> None:
+async def test_pieces_are_numbered() -> None:
     async with connect(FakeSynthesizer(script=utterance()), PATH, subprotocols=["nari.speech.v1"]) as connection:
         client = await created(connection)
-        client.send(message)
-        (error,), _ = await client.until(type="error")
-        assert error["error"]["param"] == param
         client.send(START, append("Hello", 5), append("Hello", 5))
         (*_, error), _ = await client.until(type="error")
         assert error["error"]["param"] == "sequence"
-
-
-async def test_a_failure_is_told() -> None:
-    synthesizer = FakeSynthesizer(script=[Overloaded("full", 2.0)])
-    async with connect(synthesizer, PATH, subprotocols=["nari.speech.v1"]) as connection:
-        client = await created(connection)
-        client.send(START, append("Hello", 0), END)
-        messages, _ = await client.until(closed=1013)
-        assert messages[-2]["error"]["code"] == "rate_limit_exceeded"

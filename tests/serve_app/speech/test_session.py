@@ -17,23 +17,12 @@ from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import LongText
 from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Done, Event, Failed, Mark, Session, Started, Words
 from serve_app.speech.word_times import Spoken
-from tests.serve_app.fake import (
-    CUSTOM_VOICE,
-    FOLLOWED,
-    FOLLOWED_MS,
-    FOLLOWED_TEXT,
-    FakeSynthesizer,
-    Step,
-    chunk,
-    followed,
-    pcm_of,
-    tone,
-    utterance,
-)
+from tests.serve_app import fake
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
 
-FRAME = tone(CUSTOM_VOICE.frame_samples)
+FRAME = fake.tone(CUSTOM_VOICE.frame_samples)
 BODY = SpeechBody(input="", voice="ryan", any_language=True, seed=7)
 
 
@@ -220,7 +209,7 @@ async def test_clear_while_nobody_reads() -> None:
 
 
 async def test_audio_is_of_whole_samples() -> None:
-    script = [chunk(tone(5001)), *utterance()]
+    script = [chunk(fake.tone(5001)), *utterance()]
     for audio_format, size in ((AudioFormat.PCM, 2), (AudioFormat.FLOAT, 4)):
         async with open_session(FakeSynthesizer(script=script), Delivery(audio_format)) as session:
             session.append("Hello")
@@ -278,16 +267,16 @@ class Following(FakeSynthesizer):
     """Says where its words are, as what stands in front of the pools does."""
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        async with aclosing(LongText(super()).synthesize(replace(request, live=None), FOLLOWED)) as chunks:
+        async with aclosing(LongText(super()).synthesize(replace(request, live=None), fake.FOLLOWED)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
 
 @asynccontextmanager
-async def followed_session(script: list[Step], *, speed: float = 1.0) -> AsyncIterator[Session]:
+async def followed_session(script: list[fake.Step], *, speed: float = 1.0) -> AsyncIterator[Session]:
     body = BODY.model_copy(update={"word_timestamps": True, "speed": speed})
     delivery = Delivery(AudioFormat.PCM, speed=speed)
-    async with open_session(Following(FOLLOWED, script), delivery, info=FOLLOWED, body=body) as session:
+    async with open_session(Following(fake.FOLLOWED, script), delivery, info=fake.FOLLOWED, body=body) as session:
         yield session
 
 
@@ -301,22 +290,22 @@ def words_of(events: list[Event]) -> list[tuple[str, int, int]]:
 async def test_words_are_told_beside_the_audio_which_is_the_same(speed: float) -> None:
     async with open_session(FakeSynthesizer(script=utterance(11)), Delivery(AudioFormat.PCM, speed=speed)) as session:
         session.configure(speed=speed)
-        session.append(FOLLOWED_TEXT)
+        session.append(fake.FOLLOWED_TEXT)
         session.close()
         plain = await events_of(session)
-    async with followed_session([*followed()], speed=speed) as session:
-        session.append(FOLLOWED_TEXT)
+    async with followed_session([*fake.followed()], speed=speed) as session:
+        session.append(fake.FOLLOWED_TEXT)
         session.close()
         events = await events_of(session)
-    begins = [round(begin / speed) for begin in (*FOLLOWED_MS, 880)]
-    assert words_of(events) == list(zip(FOLLOWED_TEXT.split(), begins[:-1], begins[1:], strict=True))
+    begins = [round(begin / speed) for begin in (*fake.FOLLOWED_MS, 880)]
+    assert words_of(events) == list(zip(fake.FOLLOWED_TEXT.split(), begins[:-1], begins[1:], strict=True))
     assert audio_of(events) == audio_of(plain)
     assert [event for event in plain if isinstance(event, Words)] == []
 
 
 async def test_a_word_is_told_no_later_than_the_next_one_sounds() -> None:
-    async with followed_session([*followed()]) as session:
-        session.append(FOLLOWED_TEXT)
+    async with followed_session([*fake.followed()]) as session:
+        session.append(fake.FOLLOWED_TEXT)
         session.close()
         events = await events_of(session)
     before_ms = 0.0
@@ -328,16 +317,16 @@ async def test_a_word_is_told_no_later_than_the_next_one_sounds() -> None:
 
 
 async def test_words_of_later_turns_count_from_their_own_beginning() -> None:
-    async with followed_session([*followed()]) as session:
+    async with followed_session([*fake.followed()]) as session:
         for _ in range(2):
-            session.append(FOLLOWED_TEXT)
+            session.append(fake.FOLLOWED_TEXT)
             session.flush()
         session.close()
         events = await events_of(session)
     told = [event for event in events if isinstance(event, Words)]
     assert words_of(events)[:5] == words_of(events)[5:]
     begins = [round(1000 * word.start_s) for event in told for word in event.in_session()]
-    assert begins == [*FOLLOWED_MS, *(880 + begin for begin in FOLLOWED_MS)]
+    assert begins == [*fake.FOLLOWED_MS, *(880 + begin for begin in fake.FOLLOWED_MS)]
 
 
 @pytest.mark.parametrize(
@@ -347,21 +336,21 @@ async def test_words_of_later_turns_count_from_their_own_beginning() -> None:
 async def test_an_interruption_knows_what_had_been_spoken(
     played_ms: int, text_spoken: str, last_word: str | None
 ) -> None:
-    async with followed_session([*followed(10), asyncio.Event()]) as session:
+    async with followed_session([*fake.followed(10), asyncio.Event()]) as session:
         events = aiter(session)
-        session.append(FOLLOWED_TEXT)
+        session.append(fake.FOLLOWED_TEXT)
         session.flush()
         while not isinstance(event := await anext(events), Words) or event.words[-1].text != "all":
             pass
         cleared = await session.clear(played_ms / 1000)
         assert cleared.heard is not None
         assert cleared.heard.number == 1
-        assert cleared.spoken == Spoken(text_spoken, FOLLOWED_TEXT[len(text_spoken) :], last_word)
+        assert cleared.spoken == Spoken(text_spoken, fake.FOLLOWED_TEXT[len(text_spoken) :], last_word)
         assert await anext(events) == cleared
 
 
 async def test_an_interruption_of_a_text_that_is_being_written() -> None:
-    async with followed_session([*followed(10), asyncio.Event()]) as session:
+    async with followed_session([*fake.followed(10), asyncio.Event()]) as session:
         events = aiter(session)
         session.append("Hello there all of ")
         while not isinstance(event := await anext(events), Words) or event.words[-1].text != "there":
@@ -372,11 +361,11 @@ async def test_an_interruption_of_a_text_that_is_being_written() -> None:
 
 
 async def test_a_turn_is_heard_behind_its_end_and_a_clear_begins_a_new_count() -> None:
-    async with followed_session([*followed()]) as session:
+    async with followed_session([*fake.followed()]) as session:
         events = aiter(session)
         for round_ in (1, 2):
             for _ in range(2):
-                session.append(FOLLOWED_TEXT)
+                session.append(fake.FOLLOWED_TEXT)
                 marked = session.flush()
                 while await anext(events) != Mark(marked):
                     pass
@@ -392,7 +381,7 @@ async def test_a_turn_is_heard_behind_its_end_and_a_clear_begins_a_new_count() -
 
 async def test_nothing_is_claimed_where_no_word_is_known() -> None:
     async with open_session(FakeSynthesizer(script=[*utterance(3)[:3], asyncio.Event()])) as session:
-        session.append(FOLLOWED_TEXT)
+        session.append(fake.FOLLOWED_TEXT)
         session.flush()
         events = aiter(session)
         while not isinstance(await anext(events), Audio):
@@ -401,7 +390,7 @@ async def test_nothing_is_claimed_where_no_word_is_known() -> None:
 
 
 async def test_what_was_spoken_of_spaced_ideographs() -> None:
-    async with followed_session([*followed(8), asyncio.Event()]) as session:
+    async with followed_session([*fake.followed(8), asyncio.Event()]) as session:
         session.append("你好， 世 界 and more of it")
         session.flush()
         events = aiter(session)

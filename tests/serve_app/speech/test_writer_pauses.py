@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deployments.protocol import FinishReason, PcmChunk
-from serve_app.speech.writer_pauses import without_clicks
+from serve_app.speech.live_text import without_clicks
 from tests.serve_app.fake import chunk, pcm_of, tone
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from deployments.voice.unpack import unpack
+from deployments.weights.checkpoint import unpack
 from tools.demo_voice.export import pack
 
 

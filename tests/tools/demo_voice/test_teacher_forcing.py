@@ -7,14 +7,12 @@ import torch
 from torch import Tensor
 
 from deployments.protocol import FinishReason, GenerateRequest, SynthesisRequest
-from deployments.talker.block_manager import BlockManager
-from deployments.talker.input_tables import InputTables
-from deployments.talker.kv_cache import KVCache
+from deployments.talker.kv_cache import BlockManager, KVCache
 from deployments.talker.loading import load_talker
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.talker import Talker
 from deployments.talker.prefill import Part, PrefillInputs
-from deployments.talker.prompt import PromptBuilder
+from deployments.talker.prompt import InputTables, PromptBuilder
 from deployments.talker.runner import ModelRunner, RunnerShape
 from deployments.talker.sequence import FrameLimit, Sequence
 from deployments.talker.tokenizer import TextTokenizer

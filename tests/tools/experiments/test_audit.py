@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deployments.protocol import Codes, FinishReason
-from tests.faults.listener import Heard
+from tests.faults.listening import Heard
 from tools.experiments.gpu import audit as module
 from tools.experiments.gpu.audit import Audit, Pcm, audit
 

@@ -8,7 +8,7 @@ import socket
 from dataclasses import replace
 from functools import cache
 
-from tests.faults.hostile import SPEECH, frame
+from tests.e2e.raw import SPEECH, frame
 from tools.experiments.faults.intruder import (
     CONTEXTS,
     DASHSCOPE,

@@ -8,11 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 import aiohttp
 
-from tests.faults.hostile import SPEECH
-from tests.fuzz.test_dialects import BODIES, REST, SOCKETS
+from tests.e2e.raw import SPEECH
+from tests.serve_app.dialects.rows import POSTS, REST, SOCKETS
 from tools.experiments.faults import floods
 from tools.experiments.faults.intruder import (
     CONTEXTS,
@@ -153,7 +154,7 @@ TEXTS = tuple(
 def bent(value: object, chance: random.Random) -> object:
     """A message or body in which texts and numbers are what they should not be."""
     match value:
-        case "TEXT":
+        case str() if value.strip() == "TEXT":
             return chance.choice(TEXTS)
         case bool():
             return value
@@ -175,14 +176,16 @@ async def sends_anything(me: Intruder) -> str:
     """To any dialect: its own messages with numbers that are none, and 64 KB of what is slow to read."""
     chance = random.Random()
     if chance.random() < 0.5:
-        path, body = chance.choice([*BODIES.items()])
-        return await me.post(path, spelled(bent(body, chance)).encode())
-    kind = chance.choice([*SOCKETS.values()])
-    query = {name: chance.choice(NUMBERS) if value[0].isdigit() else value for name, value in kind.query.items()}
-    chosen = kind.query if chance.random() < 0.7 else query
-    messages = [spelled(bent(message, chance)) for message in chance.choices([*kind.messages], k=5)]
-    path = f"{kind.path}?{'&'.join(f'{name}={value}' for name, value in chosen.items())}"
-    return await me.say(path, messages, reads_s=0.2, protocols=kind.protocols)
+        post = chance.choice([*POSTS.values()])
+        return await me.post(post.path, spelled(bent(post.body("TEXT", **post.more), chance)).encode())
+    row = chance.choice([*SOCKETS.values()])
+    path, _, query = f"{row.path}{row.query}".partition("?")
+    fields = parse_qsl(query)
+    if chance.random() < 0.3:
+        fields = [(name, chance.choice(NUMBERS) if value[0].isdigit() else value) for name, value in fields]
+    messages = [spelled(bent(message, chance)) for message in chance.choices(row.messages("TEXT"), k=5)]
+    path = f"{path}?{'&'.join(f'{name}={value}' for name, value in fields)}"
+    return await me.say(path, messages, reads_s=0.2, protocols=row.sample.protocols)
 
 
 Act = Callable[[Intruder], Awaitable[str]]

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deployments.protocol import SynthesisRequest
-from tests.faults.listener import Heard, difference, gaps_after
+from tests.faults.listening import Heard, Speaking, difference, gaps_after, requests
 from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, serving, tiny_model
-from tests.faults.speaking import Speaking, requests
 
 VICTIMS = (TALKER, CODEC, ENGINE)  # in turn
 NOTICED_S = 3.0  # Serve has noticed by then that a replica is dead

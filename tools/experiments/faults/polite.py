@@ -13,7 +13,7 @@ from typing import Any, Self
 import aiohttp
 import numpy as np
 
-from tests.faults.hostile import SPEECH
+from tests.e2e.raw import SPEECH
 
 BOUND_S = 180.0  # for a whole stream: what takes longer hangs
 PAUSE_S = 8.0  # on average, after an utterance has been played

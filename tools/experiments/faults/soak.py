@@ -28,7 +28,7 @@ import yaml
 
 from serve_app.api.keys import create_key, revoke_keys
 from serve_app.cli.ray_settings import free_port
-from tests.faults.hostile import SPEECH
+from tests.e2e.raw import SPEECH
 from tools.experiments.faults.intruder import SHORT
 from tools.experiments.faults.intruders import intrude
 from tools.experiments.faults.kills import Progress

@@ -26,7 +26,7 @@ from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
 from loadtest.settings import Settings
 from serve_app.config import AppConfig, read_config
 from talkray_tools.unfolded_codec import DecoderNetwork
-from tests.faults.listener import Heard, Listener
+from tests.faults.listening import Heard, Listener
 from tests.faults.pools import serving
 
 _RANDOM, _EXTREME = 100, 50  # streams that are decoded: at random, and the shortest and the longest

@@ -21,7 +21,7 @@ from deployments.protocol import Sampling, SynthesisRequest
 from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
 from loadtest.settings import Settings
 from serve_app.config import AppConfig, read_config
-from tests.faults.listener import Heard, Listener
+from tests.faults.listening import Heard, Listener
 from tests.faults.pools import serving
 
 
@@ -42,12 +42,12 @@ def asked(planned: ScheduledRequest) -> SynthesisRequest:
 
 def alone(schedule: Sequence[ScheduledRequest]) -> list[Heard]:
     """Each request when the one before it has ended."""
-    listener = Listener.remote()
+    listener = Listener.remote(inline=False)
     return [ray.get(listener.listen.remote(asked(planned))) for planned in schedule]
 
 
 def under_load(schedule: Sequence[ScheduledRequest]) -> list[Heard]:
-    listener, began_s, coming = Listener.remote(), time.monotonic(), []
+    listener, began_s, coming = Listener.remote(inline=False), time.monotonic(), []
     for planned in schedule:
         time.sleep(max(0.0, planned.planned_s - (time.monotonic() - began_s)))
         coming.append(listener.listen.remote(asked(planned)))

@@ -16,6 +16,8 @@ from deployments.codec.pool.gate import Decoded, DecodeGate, DecodeJob, decode_b
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 
+pytestmark = pytest.mark.anyio
+
 NOWHERE = DecoderState(0, ())
 
 
@@ -93,7 +95,6 @@ def gate_of(
     return gate
 
 
-@pytest.mark.anyio
 async def test_jobs_of_one_tick_go_together_at_once(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
     tasks = [asyncio.create_task(gate.submit(job(deadline))) for deadline in (3.0, 1.0, 2.0, 4.0)]
@@ -105,7 +106,6 @@ async def test_jobs_of_one_tick_go_together_at_once(fake: FakeDecoder) -> None:
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-@pytest.mark.anyio
 async def test_a_worker_waits_a_moment_for_a_stream_with_little_time(fake: FakeDecoder, comes_back: bool) -> None:
     gate, now_s = gate_of(fake), time.monotonic()
     soon, later, sooner = now_s + 0.1, now_s + 10, now_s + 0.2
@@ -127,7 +127,6 @@ async def test_a_worker_waits_a_moment_for_a_stream_with_little_time(fake: FakeD
     assert fake.calls == ([[soon], [sooner], [later]] if comes_back else [[soon], [later]])
 
 
-@pytest.mark.anyio
 async def test_no_more_workers_wait_than_streams_may_come_back(fake: FakeDecoder) -> None:
     gate, now_s = gate_of(fake, workers=3), time.monotonic()
     soon, later, sooner = now_s + 0.1, [now_s + 10, now_s + 20, now_s + 30], now_s + 0.2
@@ -159,7 +158,6 @@ async def many_of_which_are_idle(fake: FakeDecoder, idle: int) -> tuple[DecodeGa
     return gate, tasks, now_s
 
 
-@pytest.mark.anyio
 async def test_who_has_plenty_in_hand_waits_for_another_to_share_a_call(fake: FakeDecoder) -> None:
     gate, tasks, now_s = await many_of_which_are_idle(fake, 2)
     tasks.append(asyncio.create_task(gate.submit(job(now_s + 30, frames=8))))
@@ -172,7 +170,6 @@ async def test_who_has_plenty_in_hand_waits_for_another_to_share_a_call(fake: Fa
     await _cancel(tasks)
 
 
-@pytest.mark.anyio
 async def test_who_has_plenty_in_hand_goes_alone_in_the_end(fake: FakeDecoder) -> None:
     gate, tasks, now_s = await many_of_which_are_idle(fake, 2)
     began_s = time.monotonic()
@@ -185,7 +182,6 @@ async def test_who_has_plenty_in_hand_goes_alone_in_the_end(fake: FakeDecoder) -
     await _cancel(tasks)
 
 
-@pytest.mark.anyio
 async def test_the_last_idle_worker_is_left_to_the_urgent(fake: FakeDecoder) -> None:
     gate, tasks, now_s = await many_of_which_are_idle(fake, 1)
     tasks += [asyncio.create_task(gate.submit(job(now_s + later))) for later in (30, 31)]
@@ -202,7 +198,6 @@ async def test_the_last_idle_worker_is_left_to_the_urgent(fake: FakeDecoder) -> 
     [(2.2, [[2.2], [2.4, 2.6]]), (1.8, [[1.8, 2.0], [2.2]]), (-2.0, [[-2.0, -1.8], [-1.6]])],
     ids=["in-time", "late-also-alone", "late-already"],
 )
-@pytest.mark.anyio
 async def test_who_comes_in_time_alone_shares_no_call_that_comes_late(
     fake: FakeDecoder, left_s: float, calls: list[list[float]]
 ) -> None:
@@ -219,7 +214,6 @@ async def test_who_comes_in_time_alone_shares_no_call_that_comes_late(
 
 
 @pytest.mark.parametrize(("workers", "busy"), [(MANY, 0), (MANY - 1, 1)])
-@pytest.mark.anyio
 async def test_nobody_waits_where_nothing_is_decoded_or_few_workers_are(
     fake: FakeDecoder, workers: int, busy: int
 ) -> None:
@@ -259,7 +253,6 @@ def test_a_timer_that_fires_early_leaves_nobody_waiting() -> None:
     uvloop.run(speak())
 
 
-@pytest.mark.anyio
 async def test_calls_have_few_sizes(fake: FakeDecoder) -> None:
     """Sound goes in powers of two streams, what only brings a state forward alone."""
     gate = gate_of(fake)
@@ -275,7 +268,6 @@ async def test_calls_have_few_sizes(fake: FakeDecoder) -> None:
     await asyncio.gather(*silent)
 
 
-@pytest.mark.anyio
 async def test_waiting_jobs_go_by_deadline_with_their_frame_count(fake: FakeDecoder) -> None:
     gate = gate_of(fake, max_batch_size=2)
     tasks = [asyncio.create_task(gate.submit(job(0.0)))]
@@ -290,7 +282,6 @@ async def test_waiting_jobs_go_by_deadline_with_their_frame_count(fake: FakeDeco
     assert fake.calls == [[0.0], [3.0, 5.0], [4.0, 9.0], [6.0]]
 
 
-@pytest.mark.anyio
 async def test_a_worker_is_held_until_the_whole_batch_is_done(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
     tasks = [asyncio.create_task(gate.submit(job(deadline))) for deadline in (1.0, 2.0)]
@@ -306,7 +297,6 @@ async def test_a_worker_is_held_until_the_whole_batch_is_done(fake: FakeDecoder)
     await asyncio.gather(*tasks)
 
 
-@pytest.mark.anyio
 async def test_every_worker_gets_a_batch(fake: FakeDecoder) -> None:
     gate = gate_of(fake, workers=2, max_batch_size=1)
     tasks = [asyncio.create_task(gate.submit(job(deadline))) for deadline in (1.0, 2.0, 3.0)]
@@ -319,7 +309,6 @@ async def test_every_worker_gets_a_batch(fake: FakeDecoder) -> None:
     assert fake.calls == [[1.0], [2.0], [3.0]], "each batch is gathered by itself"
 
 
-@pytest.mark.anyio
 async def test_an_error_reaches_its_own_caller_only(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
     tasks = [asyncio.create_task(gate.submit(job(deadline))) for deadline in (1.0, 2.0)]
@@ -335,7 +324,6 @@ async def test_an_error_reaches_its_own_caller_only(fake: FakeDecoder) -> None:
     await again
 
 
-@pytest.mark.anyio
 async def test_a_caller_who_leaves_takes_its_waiting_job_back(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
     tasks = [asyncio.create_task(gate.submit(job(1.0)))]
@@ -352,7 +340,6 @@ async def test_a_caller_who_leaves_takes_its_waiting_job_back(fake: FakeDecoder)
     await asyncio.gather(*tasks, stays)
 
 
-@pytest.mark.anyio
 async def test_a_caller_who_leaves_while_decoding_leaks_no_worker(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
     left, failed = (asyncio.create_task(gate.submit(job(deadline))) for deadline in (1.0, 2.0))
@@ -370,7 +357,6 @@ async def test_a_caller_who_leaves_while_decoding_leaks_no_worker(fake: FakeDeco
     await after
 
 
-@pytest.mark.anyio
 async def test_sixteen_streams_share_batches() -> None:
     """Streams that each decode chunk after chunk meet in the gate, whatever order they come in."""
     free = asyncio.Event()
@@ -435,7 +421,6 @@ def test_a_bad_job_spoils_only_its_own_outcome(
         assert np.array_equal(outcome.pcm, decode_alone(decoder, codes[0, :2]))
 
 
-@pytest.mark.anyio
 async def test_a_batch_is_bounded_by_its_frames(fake: FakeDecoder) -> None:
     gate = gate_of(fake, max_batch_frames=8)
     tasks = [asyncio.create_task(gate.submit(job(float(number), frames=4))) for number in range(3)]
@@ -447,7 +432,6 @@ async def test_a_batch_is_bounded_by_its_frames(fake: FakeDecoder) -> None:
     assert fake.calls == [[0.0, 1.0], [2.0]]
 
 
-@pytest.mark.anyio
 async def test_a_batch_is_bounded_by_what_frames_have_cost(fake: FakeDecoder) -> None:
     gate = gate_of(fake, max_call_s=0.4)
     gate.seconds_per_frame = 0.033  # and as much as 4 of them for the call
@@ -470,7 +454,6 @@ def test_what_workers_carry_follows_from_what_calls_have_taken(fake: FakeDecoder
     assert 0 < gate.capacity < 1
 
 
-@pytest.mark.anyio
 async def test_before_the_first_call_those_of_the_start_say_what_workers_carry(fake: FakeDecoder) -> None:
     gate = gate_of(fake, tried_s=0.005)
     assert gate.capacity == pytest.approx(0.5 * 0.9 * 8 * 0.08 / 0.06)
@@ -479,7 +462,6 @@ async def test_before_the_first_call_those_of_the_start_say_what_workers_carry(f
     assert 0 < gate.capacity < 1
 
 
-@pytest.mark.anyio
 async def test_a_machine_that_stood_still_does_not_make_frames_dear(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
     gate.seconds_per_frame = 1e-6

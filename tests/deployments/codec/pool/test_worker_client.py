@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from deployments.codec.decoder import CodecDecoder
-from deployments.codec.pool.channel import DecoderChoice
 from deployments.codec.pool.gate import Decoded, DecodeJob, decode_batch
-from deployments.codec.pool.worker_client import WorkerProcesses
+from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses
 from deployments.codec.state import DecoderState, SharedStates
 from deployments.errors import CodecLost, EngineError
 
@@ -164,7 +163,7 @@ def test_a_decoder_that_does_not_load_says_so(decoder: CodecDecoder, tmp_path: P
 _REPLICA = """
 import json, os, signal, sys
 from pathlib import Path
-from deployments.codec.pool.channel import DecoderChoice
+from deployments.codec.pool.worker_client import DecoderChoice
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.pool.worker_client import WorkerProcesses
 choice = DecoderChoice(**json.loads(sys.argv[1]))

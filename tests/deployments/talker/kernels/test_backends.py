@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
-from deployments.talker.kernels.backends import choose_backend
+from deployments.talker.kernels.paged_attention import choose_backend
 from deployments.talker.kernels.qkv import Heads
 
 HEADS = Heads(4, 2, 32)

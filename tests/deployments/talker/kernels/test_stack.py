@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.talker.attention import Context, attend_rows
-from deployments.talker.kernels.backends import choose_backend
+from deployments.talker.kernels.paged_attention import choose_backend
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.stack import FrameCache, FusedStack
 from deployments.talker.model.predictor import FrameAttention

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deployments.errors import StartError
+from deployments.serving import progress
 from serve_app.cli.serve import supervisor
 from serve_app.cli.serve.local_server import Address
 from serve_app.cli.serve.supervisor import ServerLost, Stopped, running
@@ -49,6 +50,24 @@ def test_a_start_is_reported_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch
         assert len([*parent.iterdir()]) == 1
     assert stages == ["starting Ray"]
     assert not list(parent.iterdir())
+
+
+def test_what_replicas_report_is_shown_until_the_server_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = "pathlib.Path(order['folder'], 'seen')"
+    code = "import pathlib; from deployments.serving.progress import report_stage; report_stage('loading')"
+    code += f"\nwhile not {wait}.exists(): time.sleep(0.01)"
+    driver(monkeypatch, f"{code}\nsay('ready', ''); time.sleep(600)")
+    stages: list[str] = []
+
+    def report(stage: str) -> None:
+        stages.append(stage)
+        if stage == "loading":
+            (Path(os.environ[progress.VARIABLE]).parent / "seen").touch()
+
+    with running(AppConfig(), ADDRESS, report):
+        assert "loading" in stages
+        progress.report_stage("another replica")
+    assert "another replica" not in stages
 
 
 def test_the_settings_reach_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:

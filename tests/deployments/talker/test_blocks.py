@@ -2,14 +2,7 @@ import random
 
 import pytest
 
-from deployments.talker.block_manager import BlockManager, OutOfBlocksError
-
-
-def holdings(blocks: BlockManager, lengths: dict[int, int]) -> dict[int, list[int]]:
-    """Blocks of each sequence, found through the slots of its positions."""
-    return {
-        sequence: blocks.slots(sequence, length)[:: blocks.block_size].tolist() for sequence, length in lengths.items()
-    }
+from deployments.talker.kv_cache import BlockManager
 
 
 def test_a_sequence_grows_by_whole_blocks() -> None:
@@ -50,36 +43,34 @@ def test_freeing_what_holds_nothing_changes_nothing() -> None:
 def test_out_of_blocks_changes_nothing() -> None:
     blocks = BlockManager(num_blocks=4, block_size=2)
     blocks.grow(1, 3)
-    before = blocks.slots(1, 3).tolist()
+    before = list(blocks.table(1))
     assert blocks.can_hold(1, 6)
     assert not blocks.can_hold(1, 7)
     for sequence, num_positions in [(1, 7), (2, 3)]:
-        with pytest.raises(OutOfBlocksError, match="1 of 4 free"):
+        with pytest.raises(AssertionError, match="1 of 4 free"):
             blocks.grow(sequence, num_positions)
-    assert blocks.slots(1, 3).tolist() == before
+    assert blocks.table(1) == before
     assert blocks.num_free == 1
     blocks.check_integrity()
     blocks.grow(1, 6)
 
 
-def test_slots_follow_the_positions_and_stay_when_the_sequence_grows() -> None:
+def test_blocks_follow_the_positions_and_stay_when_the_sequence_grows() -> None:
     blocks = BlockManager(num_blocks=5, block_size=4)
     blocks.grow(1, 4)
     blocks.grow(2, 4)
     blocks.grow(1, 8)
-    slots = blocks.slots(1, 6).tolist()
-    first, second = slots[0], slots[4]
-    assert slots == [first, first + 1, first + 2, first + 3, second, second + 1]
-    assert second != first + 4  # another sequence's block lies between
+    first, second = blocks.table(1)
+    assert second != first + 1  # another sequence's block lies between
     blocks.grow(1, 9)
-    assert blocks.slots(1, 6).tolist() == slots
+    assert blocks.table(1)[:2] == [first, second]
 
 
 def test_the_scratch_block_is_never_handed_out() -> None:
     blocks = BlockManager(num_blocks=5, block_size=4)
     blocks.grow(1, blocks.capacity)
     assert blocks.num_free == 0
-    assert blocks.slots(1, blocks.capacity).min() == (BlockManager.SCRATCH + 1) * blocks.block_size
+    assert min(blocks.table(1)) == 1
 
 
 def test_integrity_notices_a_lost_and_a_doubled_block() -> None:
@@ -108,10 +99,10 @@ def test_random_operations_keep_every_block_accounted_for(seed: int) -> None:
             lengths[sequence] = wanted
         else:
             refused += 1
-            with pytest.raises(OutOfBlocksError):
+            with pytest.raises(AssertionError, match="blocks wanted"):
                 blocks.grow(sequence, wanted)
         blocks.check_integrity()
-        held = [slot for of_one in holdings(blocks, lengths).values() for slot in of_one]
+        held = [block for each, length in lengths.items() for block in blocks.table(each)[: blocks.blocks_for(length)]]
         assert len(held) == len(set(held)) == blocks.num_blocks - 1 - blocks.num_free
         assert 0 not in held
     assert refused > 10

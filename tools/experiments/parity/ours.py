@@ -1,5 +1,6 @@
 """Talkray's engine and codec, one utterance at a time, with the random numbers of the official package."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,50 @@ from deployments.talker.engine import complete
 from deployments.talker.loading import build_engine
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.sampling import Draw
+from deployments.weights.checkpoint import read_tensors
 from talkray_tools.choices import Divergence, divergences, run
-from tests.parity.cases import SEED, Case, Extent, reference_audio
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.random_codec import Stress
+from talkray_tools.released import SHAPES
+from tools.experiments.parity.cases import SEED, Extent, ParityCase, reference_audio
+
+GOLDEN_DIRECTORY = Path(__file__).parents[3] / "tests" / "data"
+NAMES = {shape.config["tts_model_type"]: name for name, shape in SHAPES.items() if name.startswith("tiny-")}
+
+
+def write_tiny(directory: Path, kind: str, *, seed: int = 0, tokenizer: Path | None = None) -> Path:
+    """A tiny checkpoint over its own small vocabulary, or over the tokenizer files in `tokenizer`."""
+    shape = SHAPES[NAMES[kind]]
+    shape = shape if tokenizer is None else shape.with_official_text()
+    write_checkpoint(directory, shape, Options(seed=seed, dtype=torch.float32, tokenizer=tokenizer))
+    return directory
+
+
+def write_stressed(directory: Path, kind: str, stress: Stress, *, seed: int) -> Path:
+    """A tiny checkpoint as hard on numbers as trained ones, in bfloat16 as they are."""
+    options = Options(seed=seed, dtype=torch.bfloat16, codec_dtype=torch.bfloat16, stress=stress)
+    write_checkpoint(directory, SHAPES[NAMES[kind]], options)
+    return directory
+
+
+def golden_file(kind: str) -> Path:
+    return GOLDEN_DIRECTORY / f"official_tiny_{kind}.npz"
+
+
+def talker_digest(checkpoint: Path) -> str:
+    """Of everything that decides codes; bitwise the same wherever the checkpoint is generated."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(read_tensors(checkpoint).items()):
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    for name in ("vocab.json", "merges.txt"):
+        digest.update((checkpoint / name).read_bytes())
+    return digest.hexdigest()
+
+
+def codec_profile(checkpoint: Path) -> NDArray[np.float64]:
+    """The root mean square of each codec tensor: its scales come from float sums, which differ in the last digits."""
+    tensors = sorted(read_tensors(checkpoint / "speech_tokenizer").items())
+    return np.array([float(tensor.double().pow(2).mean().sqrt()) for _, tensor in tensors])
 
 
 class OfficialNoise:
@@ -54,7 +97,9 @@ class Ours:
         self.engine = build_engine(checkpoint, config)
         self.codec = CodecDecoder.load(checkpoint / "speech_tokenizer", device="cpu", precision="float32")
 
-    def codes(self, case: Case, options: Mapping[str, Any], reference_codes: Codes | None, *, extent: Extent) -> Codes:
+    def codes(
+        self, case: ParityCase, options: Mapping[str, Any], reference_codes: Codes | None, *, extent: Extent
+    ) -> Codes:
         """[frames, groups] of a case decoded with `options`."""
         sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
         full = complete(sampling, self.engine.model.generation)
@@ -63,7 +108,7 @@ class Ours:
         return run(self.engine, request)
 
     def divergences(
-        self, case: Case, options: Mapping[str, Any], expected: Codes, *, extent: Extent
+        self, case: ParityCase, options: Mapping[str, Any], expected: Codes, *, extent: Extent
     ) -> list[Divergence]:
         """Where codes differ from the expected ones [frames, groups]. Behind each, generation goes on from those."""
         sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
@@ -75,7 +120,7 @@ class Ours:
         request = GenerateRequest(_synthesis(case, sampling))
         return divergences(self.engine, request, expected, most=extent.max_new_tokens - 1, begin=begin)
 
-    def wav(self, case: Case, codes: Codes, reference_codes: Codes | None) -> NDArray[np.float32]:
+    def wav(self, case: ParityCase, codes: Codes, reference_codes: Codes | None) -> NDArray[np.float32]:
         """[samples] of `codes`, decoded frame by frame, behind the reference's frames in in-context cloning."""
         state = self.codec.initial_state()
         if case.ref_text:
@@ -98,7 +143,7 @@ def _batch_of_one(codes: Codes) -> Tensor:
     return torch.from_numpy(codes.astype(np.int64))[None]
 
 
-def _synthesis(case: Case, sampling: Sampling) -> SynthesisRequest:
+def _synthesis(case: ParityCase, sampling: Sampling) -> SynthesisRequest:
     request = SynthesisRequest(
         "parity",
         case.text,

@@ -25,15 +25,22 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.protocol import Codes
 from talkray_tools.choices import Tolerance, near_ties
 from talkray_tools.random_codec import Stress
-from tests.parity.cases import DECODINGS, LIVE, STRESS, WAV_DECODING, case_key, cases_of, reference_audio
-from tests.parity.checkpoints import NAMES, codec_profile, golden_file, talker_digest, write_stressed, write_tiny
-from tests.parity.official import Arrays
-from tests.parity.ours import Ours
-from tests.parity.qwen_tokenizer import fetch_ranks, write_tokenizer
+from tools.experiments.parity.cases import DECODINGS, LIVE, STRESS, WAV_DECODING, case_key, cases_of, reference_audio
+from tools.experiments.parity.official import Arrays
+from tools.experiments.parity.ours import (
+    NAMES,
+    Ours,
+    codec_profile,
+    golden_file,
+    talker_digest,
+    write_stressed,
+    write_tiny,
+)
+from tools.experiments.parity.qwen_tokenizer import fetch_ranks, write_tokenizer
 
 logger = logging.getLogger(__name__)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SEES_TOOLS = os.environ | {"PYTHONPATH": str(ROOT / "tools")}  # in the package's own environment
 REQUIREMENTS = (
     "torch==2.13.0",
@@ -78,7 +85,7 @@ def official_python(environment: Path) -> Path:
 def run_official(python: Path, checkpoint: Path, extent: str) -> Arrays:
     """What the official package makes of a checkpoint."""
     out = checkpoint.with_suffix(".npz")
-    command: list[str | Path] = [python, "-m", "tests.parity.official", checkpoint, out]
+    command: list[str | Path] = [python, "-m", "tools.experiments.parity.official", checkpoint, out]
     command += ["--extent", extent]
     log = checkpoint.with_suffix(".log")
     with log.open("w") as output:
@@ -178,7 +185,7 @@ def record(python: Path, scratch: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.parity.run")
+    parser = argparse.ArgumentParser(prog="python -m tools.experiments.parity.run")
     parser.add_argument("--environment", type=Path, default=Path(os.environ.get("PARITY_ENV", ROOT / ".parity")))
     parser.add_argument("--record", action="store_true", help="write the golden files")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the fresh checkpoints")

@@ -28,7 +28,7 @@ EXTENTS = {"golden": GOLDEN, "live": LIVE, "stress": STRESS}
 
 
 @dataclass(frozen=True)
-class Case:
+class ParityCase:
     """One prompt in one text mode, in the official package's words."""
 
     name: str
@@ -58,10 +58,10 @@ DECODINGS: Mapping[str, Mapping[str, bool | float]] = {
 }
 
 
-def _both(kind: str, name: str, text: str, **prompt: str) -> list[Case]:
+def _both(kind: str, name: str, text: str, **prompt: str) -> list[ParityCase]:
     return [
-        Case(f"{name}/full_text", kind, text, non_streaming_mode=True, **prompt),
-        Case(f"{name}/streaming_text", kind, text, non_streaming_mode=False, **prompt),
+        ParityCase(f"{name}/full_text", kind, text, non_streaming_mode=True, **prompt),
+        ParityCase(f"{name}/streaming_text", kind, text, non_streaming_mode=False, **prompt),
     ]
 
 
@@ -80,12 +80,12 @@ CASES = [
 ]
 
 
-def cases_of(kind: str, extent: Extent = LIVE) -> list[Case]:
+def cases_of(kind: str, extent: Extent = LIVE) -> list[ParityCase]:
     wanted = [case for case in CASES if case.kind == kind]
     return [case for case in wanted if not extent.cases or case.name.split("/")[0] in extent.cases]
 
 
-def case_key(case: Case, decoding: str) -> str:
+def case_key(case: ParityCase, decoding: str) -> str:
     return f"{case.name}/{decoding}"
 
 

@@ -1,25 +1,28 @@
-"""Somebody who listens: the ingress's own synthesizer in an actor, which keeps codes, samples and times."""
+"""Streams that are listened to: the ingress's own synthesizer in an actor, which keeps codes, samples and times."""
 
 import asyncio
 import re
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.errors import ReplicaLost
-from deployments.protocol import Codes, FinishReason, GenerateRequest, PcmChunk, SynthesisRequest
+from deployments.protocol import Codes, FinishReason, GenerateRequest, PcmChunk, Sampling, SynthesisRequest
 from serve_app import ingress
 from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.ingress import HandleSynthesizer
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.segments import LongText
+from tools.experiments.faults import polite
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Heard:
 class Listener:
     """Asks as an ingress replica does; `inline`: one whose GPU makes all audio, so that it asks the talkers itself."""
 
-    def __init__(self, *, inline: bool = False) -> None:
+    def __init__(self, *, inline: bool) -> None:
         codec = serve.get_deployment_handle("CodecDecoder", APP_NAME)
         talker = serve.get_deployment_handle("Talker", APP_NAME) if inline else None
         self._synthesizer = HandleSynthesizer(codec, talker=talker)
@@ -120,11 +123,7 @@ def difference(one: Heard, other: Heard) -> str | None:
         return f"ended with {one.finish_reason}, not {other.finish_reason}"
     if not np.array_equal(one.codes, other.codes):
         return f"codes differ: {one.codes.shape}, {other.codes.shape}"
-    first, second = (np.frombuffer(heard.pcm, "<i2").astype(int) for heard in (one, other))
-    if len(first) != len(second):
-        return f"{len(first)} samples, not {len(second)}"
-    worst = int(np.abs(first - second).max(initial=0))
-    return f"samples differ by {worst}" if worst > 1 else None
+    return polite.difference(one.pcm, other.pcm)
 
 
 def gaps_after(moment_s: float, streams: Sequence[Heard]) -> list[float]:
@@ -134,3 +133,80 @@ def gaps_after(moment_s: float, streams: Sequence[Heard]) -> list[float]:
         for heard in streams
         if heard.arrivals_s and heard.arrivals_s[0] <= moment_s < heard.arrivals_s[-1]
     ]
+
+
+TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind."
+
+
+def requests(count: int, *, frames: int) -> list[SynthesisRequest]:
+    """Different utterances of about the same length."""
+    options = Sampling(max_new_tokens=frames + 1)
+    return [
+        SynthesisRequest(f"r{seed}", TEXT, voice="ryan", sampling=options, seed=seed, ignore_eos=True)
+        for seed in range(count)
+    ]
+
+
+def long_requests(count: int, *, frames: int) -> list[SynthesisRequest]:
+    """Texts that are spoken in several segments of so many frames each."""
+    return [
+        replace(request, request_id=f"long{request.seed}", text=" ".join([TEXT] * 30))
+        for request in requests(count, frames=frames)
+    ]
+
+
+class Speaking:
+    """Streams, a fixed number at once."""
+
+    def __init__(
+        self, streams: list[SynthesisRequest], *, at_once: int, word_s: float = 0.0, inline: bool = False
+    ) -> None:
+        """Where a word takes time, texts are written while they are spoken. `inline` as in Listener."""
+        self._word_s = word_s
+        self._listener = Listener.options(scheduling_strategy=_here()).remote(inline=inline)
+        self._at_once = at_once
+        self._left = deque(streams)
+        self._going: list[Any] = []
+        self.heard: list[Heard] = []
+
+    @property
+    def done(self) -> bool:
+        return not self._left and not self._going
+
+    def go_on(self, *, may_begin: bool) -> None:
+        """Begin what may begin, and wait a moment for streams that end."""
+        while may_begin and self._left and len(self._going) < self._at_once:
+            self._going.append(self._listener.listen.remote(self._left.popleft(), self._word_s))
+        ended, self._going = ray.wait(self._going, timeout=0.05) if self._going else ([], [])
+        self.heard += ray.get(ended)
+
+    def add(self, streams: list[SynthesisRequest]) -> None:
+        """More of them, behind the others."""
+        self._left.extend(streams)
+
+    def recordings(self) -> list[str]:
+        noted: list[str] = ray.get(self._listener.recordings.remote())
+        return noted
+
+    def drop_rest(self) -> None:
+        """Begin none of those that have not begun."""
+        self._left.clear()
+
+    def begun(self) -> None:
+        """Wait until every stream under way has brought audio."""
+        ray.get(self._listener.all_sound.remote(len(self._going)))
+
+    def finish(self) -> list[Heard]:
+        while not self.done:
+            self.go_on(may_begin=True)
+        return self.heard
+
+
+def _here() -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def wrong(heard: list[Heard], expected: list[Heard]) -> list[str]:
+    """What is different about streams from those of the same request."""
+    by_id = {each.request_id: each for each in expected}
+    return [f"{each.request_id}: {problem}" for each in heard if (problem := difference(by_id[each.request_id], each))]

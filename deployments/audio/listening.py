@@ -1,16 +1,96 @@
-"""Speech that does not end, or ends before it was spoken: what is heard once a talker has missed the end of its text.
+"""What is heard in a stream: where its first sound is, and whether its speech went on behind its text or ended early.
 
-A talker knows its codes only, and is stopped far behind any text's length. What it says beyond the end is mostly
-silence or a loop, which is heard here much earlier. Gibberish is not: it sounds like speech.
+The quiet start is dropped, so that the first byte a listener gets is close to the first sound. A talker knows its codes
+only, and is stopped far behind any text's length. What it says beyond the end is mostly silence or a loop, which is
+heard here much earlier. Gibberish is not: it sounds like speech.
 """
 
 from collections import deque
 from math import ceil, inf, log10
 
 import numpy as np
+from numpy.typing import NDArray
 
-from deployments.audio.silence import QUIET_DB, Pcm
 from deployments.protocol import Codes, FinishReason
+
+Pcm = NDArray[np.int16]  # [samples]
+
+_WINDOW_S = 0.01
+_FULL_SCALE = 32768
+QUIET_DB = -50.0  # of full scale: nothing that is quieter counts as sound
+_KEEP_S = 0.02  # before the first sound, so that no attack is cut
+_MAX_TRIM_S = 10.0  # behind which everything passes
+
+
+def first_sound(pcm: Pcm, sample_rate: int) -> int | None:
+    """Where the first window begins that is louder than QUIET_DB; None where all is quiet."""
+    window = _window(sample_rate)
+    num_windows = len(pcm) // window
+    windows = pcm[: num_windows * window].reshape(num_windows, window).astype(np.float32)
+    power = (_FULL_SCALE * 10 ** (QUIET_DB / 20)) ** 2
+    loud = np.flatnonzero(np.square(windows).mean(axis=1) > power)
+    return int(loud[0]) * window if len(loud) else None
+
+
+def _window(sample_rate: int) -> int:
+    return max(1, round(_WINDOW_S * sample_rate))
+
+
+class FirstSound:
+    """Finds where a stream, which comes in chunks, begins to be heard."""
+
+    def __init__(self, sample_rate: int) -> None:
+        self._sample_rate, self._window = sample_rate, _window(sample_rate)
+        self._rest: Pcm = np.zeros(0, np.int16)  # of a window that is not whole yet
+        self._num_quiet = 0  # samples in front of it
+        self._is_found = False
+
+    def feed(self, pcm: Pcm) -> float | None:
+        """Seconds of the stream in front of the first sound, with the chunk that has it; None with all others."""
+        if self._is_found:
+            return None
+        pcm = np.concatenate((self._rest, pcm))
+        onset = first_sound(pcm, self._sample_rate)
+        if onset is None:
+            whole = len(pcm) // self._window * self._window
+            self._rest, self._num_quiet = pcm[whole:], self._num_quiet + whole
+            return None
+        self._is_found = True
+        return (self._num_quiet + onset) / self._sample_rate
+
+
+class LeadingSilence:
+    """Trims one stream, chunk by chunk. Positions elsewhere stay on the codec's untrimmed timeline."""
+
+    def __init__(self, sample_rate: int) -> None:
+        self._sample_rate, self._window = sample_rate, _window(sample_rate)
+        self._keep = ceil(_KEEP_S * sample_rate / self._window) * self._window
+        self._max_trim = round(_MAX_TRIM_S * sample_rate)
+        self._held: Pcm | None = np.zeros(
+            0, np.int16
+        )  # quiet samples that may still be kept; None once sound was found
+        self._num_dropped = 0
+
+    def trim(self, pcm: Pcm) -> Pcm:
+        """The samples to send of the next ones: none until a window is louder than QUIET_DB, then all."""
+        if self._held is None:
+            return pcm
+        pcm = np.concatenate((self._held, pcm))
+        onset = first_sound(pcm, self._sample_rate)
+        give_up = self._max_trim - self._num_dropped
+        if onset is None and len(pcm) < give_up:
+            self._hold_end(pcm)
+            return pcm[:0]
+        self._held = None
+        start = give_up if onset is None else min(max(0, onset - self._keep), give_up)
+        return pcm[start:]
+
+    def _hold_end(self, pcm: Pcm) -> None:
+        unfinished = len(pcm) % self._window
+        dropped = max(0, len(pcm) - unfinished - self._keep)
+        self._held = pcm[dropped:]
+        self._num_dropped += dropped
+
 
 # Speech that is longer than its text can be: no voice needs a second for a token.
 _LONGEST_TOKEN_S = 0.96
@@ -18,14 +98,14 @@ _LEAST_S = 6.0
 # By half of that a text is spoken, unless slowly: voices take a quarter to half a second for a token of a released
 # checkpoint.
 _EXPECTED = 0.5
-# A text whose speech is shorter for a token was not spoken.
+# Speech that is shorter for a token has left text out.
 _SHORTEST_TOKEN_S = 0.04
 # How long speech may be silent or repeat itself before it counts as over, and behind the expected end.
 _PATIENCE_S, LATE_PATIENCE_S = 8.0, 3.0
 _FULL_SCALE_DB = 20 * log10(32768)
 _PAUSE_DB = 30.0  # below the loudest frame so far
 _MURMUR_DB, _STEADY_DB = 12.0, 4.0  # noise is that much quieter than the loudest frame, and varies no more than that
-# A loop may be so long, and is one once it was heard twice more. An odd frame costs what some equal ones earn.
+# The longest period of a loop. A loop counts after two repeats. An odd frame costs as much as some equal frames earn.
 _LONGEST_LOOP_S = 3.2
 _REPEATS = 2
 _ODD_FRAME = 4

@@ -1,6 +1,7 @@
 """The official package over one checkpoint: writes what it says to an .npz file.
 
-Runs in the environment of the official package: `.parity/bin/python -m tests.parity.official CHECKPOINT OUT.npz`.
+Runs in the environment of the official package:
+`.parity/bin/python -m tools.experiments.parity.official CHECKPOINT OUT.npz`.
 """
 
 import argparse
@@ -10,14 +11,14 @@ import numpy as np
 import torch
 
 from talkray_tools.official import OfficialModel
-from tests.parity.cases import (
+from tools.experiments.parity.cases import (
     DECODINGS,
     EXTENTS,
     SAMPLE_RATE,
     SEED,
     WAV_DECODING,
-    Case,
     Extent,
+    ParityCase,
     case_key,
     cases_of,
     reference_audio,
@@ -26,13 +27,13 @@ from tests.parity.cases import (
 Arrays = dict[str, np.ndarray]
 
 
-def clone_prompt(official: OfficialModel, case: Case) -> Any:
+def clone_prompt(official: OfficialModel, case: ParityCase) -> Any:
     return official.package.create_voice_clone_prompt(
         ref_audio=(reference_audio(), SAMPLE_RATE), ref_text=case.ref_text, x_vector_only_mode=case.ref_text is None
     )
 
 
-def arguments(official: OfficialModel, case: Case) -> dict[str, Any]:
+def arguments(official: OfficialModel, case: ParityCase) -> dict[str, Any]:
     common = {"text": case.text, "language": case.language, "non_streaming_mode": case.non_streaming_mode}
     if case.kind == "custom_voice":
         return common | {"speaker": case.speaker, "instruct": case.instruct}

@@ -1,6 +1,6 @@
 """The released tokenizer's vocab.json and merges.txt from `qwen.tiktoken`, which the wheel of `dashscope` carries.
 
-`python -m tests.parity.qwen_tokenizer OUT` fetches the wheel and writes the files.
+`python -m tools.experiments.parity.qwen_tokenizer OUT` fetches the wheel and writes the files.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def byte_order() -> list[int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.parity.qwen_tokenizer")
+    parser = argparse.ArgumentParser(prog="python -m tools.experiments.parity.qwen_tokenizer")
     parser.add_argument("out", type=Path)
     directory = parser.parse_args().out
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,0 +1,108 @@
+"""What each dialect declares of itself, and the routers that follow from it."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from string import Template
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+
+from serve_app.api.sockets import Connection
+from serve_app.api.speaker import Speaker, refuse_handshake
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`answer` takes the Speaker, then what FastAPI gives to an endpoint. A `POST` returns a Response."""
+
+    place: str  # method and path: "POST /v1/speak"
+    answer: Callable[..., Awaitable[object]]
+    summary: str | None = None  # None: /docs does not show it
+    docs: dict[str, Any] = field(default_factory=dict)  # of OpenAPI, beside what FastAPI finds
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How a client asks. `$text` and `$voice` stand for any; `$url` is the server, `$sockets` the same with ws://."""
+
+    path: str  # with its query
+    messages: tuple[Mapping[str, object], ...] = ()  # of a WebSocket: each is JSON
+    body: Mapping[str, object] | None = None  # of a POST
+    protocols: tuple[str, ...] = ()  # that a handshake offers
+    clients: tuple[str, ...] = ()  # the configuration of each that was tried
+
+    def filled(self, **words: str) -> "Sample":
+        return Sample(**{each.name: _filled(getattr(self, each.name), words) for each in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One family of clients: all that the API, its door, `check-client`, the fuzzers and the tests know of it."""
+
+    name: str
+    routes: tuple[Route, ...] = ()
+    sockets: tuple[tuple[str, type[Connection]], ...] = ()  # by path; a path may have one for each subprotocol
+    heading: str | None = None  # in /docs; None: the name
+    key_headers: tuple[str, ...] = ()  # beside `Authorization`
+    sample: Sample | None = None
+
+
+def http_router(dialect: Dialect, speaker: Speaker) -> APIRouter:
+    router = APIRouter(tags=[dialect.heading or dialect.name])
+    for route in dialect.routes:
+        method, path = route.place.split()
+        returns: dict[str, Any] = {"response_class": Response} if method == "POST" else {}  # else JSON
+        router.add_api_route(
+            path,
+            _endpoint(route.answer, speaker),
+            methods=[method],
+            summary=route.summary,
+            include_in_schema=route.summary is not None,
+            openapi_extra=route.docs,
+            **returns,
+        )
+    return router
+
+
+def socket_router(dialects: Iterable[Dialect], speaker: Speaker) -> APIRouter:
+    """All WebSockets, and a 404 for a handshake anywhere else, where Starlette's own answer is a 403."""
+    kinds: dict[str, list[type[Connection]]] = {}
+    for path, kind in (row for dialect in dialects for row in dialect.sockets):
+        kinds.setdefault(path, []).append(kind)
+    router = APIRouter()
+    for path, of_path in kinds.items():
+        router.add_api_websocket_route(path, partial(_converse, of_path, speaker))
+    router.add_api_websocket_route("/{path:path}", _refuse_unknown)
+    return router
+
+
+def _endpoint(answer: Callable[..., Awaitable[object]], speaker: Speaker) -> Callable[..., Awaitable[object]]:
+    bound = partial(answer, speaker)
+    bound.__name__, bound.__doc__ = answer.__name__, answer.__doc__  # type: ignore[attr-defined]  # shown by /docs
+    return bound
+
+
+async def _converse(kinds: list[type[Connection]], speaker: Speaker, socket: WebSocket) -> None:
+    """The kind whose subprotocol the client offers, else the one without any."""
+    offered = socket.scope["subprotocols"]
+    named = next((kind for kind in kinds if kind.subprotocol in offered), None)
+    await (named or next(kind for kind in kinds if kind.subprotocol is None)).run(socket, speaker)
+
+
+async def _refuse_unknown(socket: WebSocket) -> None:
+    await refuse_handshake(socket, HTTPException(404))
+
+
+def _filled(value: Any, words: Mapping[str, str]) -> Any:
+    match value:
+        case str():
+            return Template(value).safe_substitute(words)
+        case dict():
+            return {name: _filled(item, words) for name, item in value.items()}
+        case list() | tuple():
+            return type(value)(_filled(item, words) for item in value)
+    return value

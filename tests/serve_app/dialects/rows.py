@@ -1,0 +1,411 @@
+"""How each dialect is asked: the contract suite and the fuzzers go through these rows. A new path needs one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve_app.dialects import DIALECTS
+from serve_app.dialects.table import Sample
+
+Json = dict[str, Any]
+
+VOICE = "ryan"
+SAMPLES = {dialect.name: dialect.sample for dialect in DIALECTS if dialect.sample is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class SocketRow:
+    """One WebSocket. In `refused` and `more`, "$text" and "$voice" stand for any, as in its sample."""
+
+    sample: Sample
+    over: Json  # fields of the message that ends an utterance
+    refused: Sequence[tuple[Json, str]]  # bad messages, and the field that the answer names; the socket stays open
+    numbers: Sequence[str]  # texts of messages, with "?" where a number belongs
+    more: Sequence[Json] = ()  # what else its clients send
+    cancel: Json | None = None  # what stops an utterance; None: leaving does
+    cancelled: Json | None = None  # fields of the answer to it; None: there is none
+    goes_on: bool = True  # whether the socket stays open behind an utterance, also one that was cancelled
+    again: Sequence[Mapping[str, object]] | None = None  # speak once more; None: as in the sample
+    cut: Sequence[Mapping[str, object]] = ()  # an utterance whose text may go on in the next message; (): none may
+    is_pcm: bool = True  # whether its audio is the synthesizer's, byte by byte
+    error: str | None = "error"  # the type of the message that says how speech failed
+    full: int | None = 1013  # how the socket is closed when the server has no room; None: it stays open
+    failed: int | None = 1011  # and when speech fails
+    query: str = ""  # more of it, for the fuzzers
+
+    def speak(self, text: str, *, again: bool = False) -> list[Json]:
+        messages = self.again if again and self.again is not None else self.sample.messages
+        return _filled(messages, text)
+
+    def speak_in_parts(self, *texts: str) -> list[Json]:
+        place = next(index for index, message in enumerate(self.cut) if "$text" in str(message))
+        parts = [_filled(self.cut, text) for text in texts]
+        return [*parts[0][:place], *(part[place] for part in parts), *parts[0][place + 1 :]]
+
+    def messages(self, text: str) -> list[Json]:
+        """Any that its clients send."""
+        return _filled([*self.sample.messages, *self.cut, *self.more], text)
+
+    @property
+    def path(self) -> str:
+        return self.sample.filled(voice=VOICE).path
+
+
+@dataclass(frozen=True, slots=True)
+class PostRow:
+    """One `POST`; `numbers` are bodies with "?" where a number belongs, and the field that a refusal names."""
+
+    sample: Sample
+    text: str = "text"  # the field that a body without its text misses
+    numbers: Sequence[tuple[str, str]] = ()
+    query_numbers: Sequence[tuple[str, str]] = ()  # the end of a query, the field
+    has_results: bool = False  # whether what is wrong with speech stands in a result of each item
+    more: Json = field(default_factory=dict)  # fields for the fuzzers
+
+    @property
+    def path(self) -> str:
+        return self.sample.filled(voice=VOICE).path
+
+    def body(self, text: str = "Hello.", **more: object) -> Json:
+        body = {**(self.sample.body or {}), **more}
+        return dict(Sample("", body=body).filled(text=text, voice=VOICE).body or {})
+
+
+def _filled(messages: Sequence[Mapping[str, object]], text: str) -> list[Json]:
+    return [dict(message) for message in Sample("", tuple(messages)).filled(text=text, voice=VOICE).messages]
+
+
+def context(**fields: Any) -> Json:
+    return {"context_id": "check", **fields}
+
+
+def item(text: str = "$text") -> Json:
+    return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+
+
+NATIVE: tuple[Json, ...] = ({"type": "speak", "input": "$text", "voice": "$voice"},)
+DIALOGUE = context(inputs=[{"text": "$text ", "voice_id": "$voice"}])
+COMMITTED: tuple[Json, ...] = (
+    {"type": "session.update", "session": {"mode": "commit", "voice": "$voice"}},
+    {"type": "input_text_buffer.append", "text": "$text"},
+    {"type": "input_text_buffer.commit"},
+)
+CARTESIA = dict(SAMPLES["Cartesia"].messages[0])
+
+SOCKETS = {
+    "native": SocketRow(
+        Sample("/v1/audio/speech/ws", NATIVE),
+        over={"type": "done"},
+        refused=[({"type": "sing"}, "type"), ({"type": "speak"}, "input"), ({**NATIVE[0], "voice": "nobody"}, "voice")],
+        numbers=['{"type": "speak", "input": "a", "voice": "ryan", "from_frame": ?}'],
+        cancel={"type": "cancel"},
+        cancelled={"type": "cancelled"},
+        failed=None,
+    ),
+    "frames": SocketRow(
+        Sample("/v1/audio/frames/ws", NATIVE),
+        over={"type": "done"},
+        refused=[({"type": "x"}, "type"), ({**NATIVE[0], "speed": 2}, "speed"), ({**NATIVE[0], "voice": "x"}, "voice")],
+        numbers=['{"type": "speak", "input": "a", "voice": "ryan", "top_k": ?}'],
+        more=[{"type": "speak", "input": "$text", "voice": "ash", "seed": 5}],
+        cancel={"type": "cancel"},
+        cancelled={"type": "cancelled"},
+        is_pcm=False,
+        full=None,
+        failed=None,
+    ),
+    "deepgram": SocketRow(
+        SAMPLES["Deepgram"],
+        error="Error",
+        over={"type": "Flushed"},
+        refused=[({"type": "Sing"}, "type"), ({"type": "Speak"}, "text")],
+        numbers=['{"type": "Speak", "text": "a", "x": ?}'],
+        more=[{"type": "Clear"}, {"type": "Close"}],
+        cut=SAMPLES["Deepgram"].messages,
+        cancel={"type": "Clear"},
+        cancelled={"type": "Cleared"},
+        query="&speed=1.1",
+    ),
+    "flux": SocketRow(
+        SAMPLES["Deepgram Flux"],
+        error="Error",
+        over={"type": "SpeechMetadata"},
+        refused=[({"type": "Sing"}, "type"), ({"type": "Speak"}, "text")],
+        numbers=[
+            '{"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": ?}}',
+            '{"type": "Configure", "speed": ?}',
+        ],
+        more=[
+            {"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": 50}},
+            {"type": "Configure", "speed": 1.1},
+            {"type": "Close"},
+        ],
+        cut=SAMPLES["Deepgram Flux"].messages,
+        cancel={"type": "Interrupt"},
+        cancelled={"type": "SpeechInterrupted"},
+    ),
+    "elevenlabs": SocketRow(
+        SAMPLES["ElevenLabs"],
+        over={"isFinal": True},
+        error=None,
+        refused=[(context(text=5), "text"), ({"text": "x", "context_id": 5}, "context_id")],
+        numbers=['{"text": "a", "voice_settings": {"speed": ?}}'],
+        more=[context(text="$text", voice_settings={"speed": 1.1}, flush=True), {"close_socket": True}],
+        cut=[context(text="$text"), *SAMPLES["ElevenLabs"].messages[2:]],
+        cancel=context(close_context=True),
+        cancelled={"isFinal": True},
+        full=None,
+        failed=None,
+        query="&sync_alignment=true",
+    ),
+    "elevenlabs-text": SocketRow(
+        Sample(
+            "/v1/text-to-speech/$voice/stream-input?output_format=pcm_24000",
+            ({"text": " ", "voice_settings": None}, {"text": "$text "}, {"text": ""}),
+        ),
+        over={"isFinal": True},
+        error=None,
+        refused=[({"text": 5}, "text")],
+        numbers=['{"text": "a", "voice_settings": {"speed": ?}}'],
+        more=[context(text="$text", flush=True)],
+        cut=[{"text": "$text"}, {"text": ""}],
+        goes_on=False,
+        full=1000,
+        failed=1000,
+    ),
+    "elevenlabs-dialogue": SocketRow(
+        Sample(
+            "/v1/text-to-dialogue/multi-stream-input?output_format=pcm_24000",
+            (
+                context(voices=["$voice"]),
+                DIALOGUE,
+                context(inputs=[{"text": "", "voice_id": "$voice"}], flush=True),
+                context(close_context=True),
+            ),
+        ),
+        over={"is_final": True},
+        error=None,
+        refused=[({**DIALOGUE, "context_id": 5}, "context_id"), (context(inputs=[{"text": 5}]), "inputs")],
+        numbers=['{"inputs": [{"text": "a"}], "voice_settings": {"speed": ?}}'],
+        more=[{**DIALOGUE, "flush": True}],
+        cancel=context(close_context=True),
+        cancelled={"is_final": True},
+        full=None,
+        failed=None,
+    ),
+    "cartesia": SocketRow(
+        SAMPLES["Cartesia"],
+        over={"type": "done"},
+        refused=[
+            ({**CARTESIA, "transcript": 5}, "transcript"),
+            ({**CARTESIA, "output_format": {"container": "raw", "encoding": "pcm_s24"}}, "encoding"),
+        ],
+        numbers=['{"transcript": "a", "output_format": {"bit_rate": ?}}'],
+        more=[
+            {
+                **CARTESIA,
+                "continue": True,
+                "output_format": {"container": "raw", "encoding": "pcm_f32le", "sample_rate": 44100},
+                "generation_config": {"speed": 1.1, "emotion": "calm"},
+            },
+            {**CARTESIA, "add_timestamps": True, "flush": True},
+            context(transcript="", flush=True, **{"continue": False}),
+            context(cancel=True),
+        ],
+        cut=[{**CARTESIA, "continue": True}, context(transcript="", **{"continue": False})],
+        cancel=context(cancel=True),
+        full=None,
+        failed=None,
+    ),
+    "realtime": SocketRow(
+        SAMPLES["OpenAI Realtime"],
+        over={"type": "response.done"},
+        refused=[
+            ({"type": "input_audio_buffer.append", "audio": ""}, "type"),
+            ({"type": "session.update"}, "session"),
+            ({"type": "session.update", "session": {"output_audio_format": "mp3"}}, "format"),
+            ({"type": "response.create", "response": {"input": "Hello"}}, "response.input"),
+            ({"type": "response.create", "response": {"input": [{"content": "Hello"}]}}, "response.input"),
+            ({"type": "conversation.item.create", "item": []}, "item"),
+            ({"type": "response.cancel"}, "type"),
+        ],
+        numbers=['{"type": "session.update", "session": {"speed": ?}}'],
+        more=[
+            {
+                "type": "session.update",
+                "event_id": "mine",
+                "session": {
+                    "output_audio_format": "g711_ulaw",
+                    "audio": {"output": {"format": {"type": "audio/pcm", "rate": 24000}, "voice": "ash", "speed": 1.1}},
+                },
+            },
+            {"type": "conversation.item.create", "item": item()},
+            {"type": "response.create", "response": {"input": [item()], "audio": {"output": {"voice": {"id": "ash"}}}}},
+            {"type": "response.create"},
+            {"type": "response.cancel"},
+        ],
+        cancel={"type": "response.cancel"},
+        cancelled={"type": "response.done"},
+        full=None,
+        failed=None,
+    ),
+    "dashscope": SocketRow(
+        SAMPLES["DashScope"],
+        over={"type": "response.done"},
+        refused=[
+            ({"type": "nonsense"}, "type"),
+            ({"type": "session.update"}, "session"),
+            ({"type": "session.update", "session": {"mode": "eager"}}, "session"),
+            ({"type": "session.update", "session": {"response_format": "flac"}}, "response_format"),
+            ({"type": "session.update", "session": {"sample_rate": 5}}, "sample_rate"),
+            ({"type": "input_text_buffer.append", "text": 5}, "text"),
+        ],
+        numbers=[
+            '{"type": "session.update", "session": {"bit_rate": ?}}',
+            '{"type": "session.update", "session": {"any": ?}}',
+        ],
+        more=[
+            {
+                "type": "session.update",
+                "session": {
+                    "voice": "Cherry",
+                    "mode": "commit",
+                    "response_format": "wav",
+                    "sample_rate": 24000,
+                    "speech_rate": 1.1,
+                    "bit_rate": 64,
+                    "language_type": "English",
+                },
+            },
+            {"type": "input_text_buffer.commit"},
+            {"type": "input_text_buffer.clear"},
+            {"type": "response.cancel"},
+        ],
+        cancel={"type": "response.cancel"},
+        cancelled={"type": "response.done"},
+        goes_on=False,
+        cut=SAMPLES["DashScope"].messages,
+    ),
+    "dashscope-commit": SocketRow(
+        Sample(SAMPLES["DashScope"].path, COMMITTED),
+        over={"type": "response.done"},
+        refused=[({"type": "session.update", "session": {"mode": "eager"}}, "session")],
+        numbers=['{"type": "session.update", "session": {"speech_rate": ?}}'],
+        more=[{"type": "session.finish"}],
+        again=COMMITTED[1:],
+        cut=[*COMMITTED[:2], {"type": "session.finish"}],
+        cancel={"type": "response.cancel"},
+        cancelled={"type": "response.done"},
+    ),
+    "vllm-omni": SocketRow(
+        SAMPLES["vLLM-Omni"],
+        over={"type": "session.done"},
+        refused=[
+            ({"type": "input.text", "text": "x"}, "type"),
+            ({"type": "input.done"}, "type"),
+            ({"type": "input.text"}, "text"),
+            ({"type": "session.config", "voice": "nobody"}, "voice"),
+            ({"type": "x"}, "type"),
+            ({"speed": 1}, "type"),
+        ],
+        numbers=['{"type": "session.config", "voice": "ryan", "seed": ?}'],
+        more=[{"type": "session.config", "voice": "ryan", "speed": 1.1, "seed": 5}, {"type": "session.close"}],
+        again=SAMPLES["vLLM-Omni"].messages[1:],
+        cut=SAMPLES["vLLM-Omni"].messages,
+    ),
+    "nari": SocketRow(
+        SAMPLES["nari"],
+        over={"type": "response.done"},
+        refused=[
+            ({"type": "input_text.append", "text": "Hello", "sequence": 0}, "type"),
+            ({"type": "request.start", "voice": "nobody"}, "voice"),
+            ({"type": "request.start", "voice": "ryan", "speed": 9}, "speed"),
+            ({"type": "nonsense"}, "type"),
+        ],
+        numbers=['{"type": "request.start", "voice": "ryan", "top_k": ?}'],
+        more=[
+            {"type": "request.start", "voice": "ryan", "language": "auto", "instruct": "Softly.", "top_k": 50},
+            {"type": "input_text.append", "text": "$text"},
+            {"type": "response.cancel"},
+        ],
+        cancel={"type": "response.cancel"},
+        cancelled={"type": "response.done", "stop_reason": "cancelled"},
+        goes_on=False,
+        cut=[SAMPLES["nari"].messages[0], {"type": "input_text.append", "text": "$text"}, {"type": "input_text.end"}],
+    ),
+}
+
+SPEECH: Json = {"input": "$text", "voice": "$voice"}
+TEXT: Json = {"text": "$text"}
+REST = "/api/v1/services/aigc/multimodal-generation/generation"
+ELEVENLABS = [
+    f"{base}{way}"
+    for base in ("/v1/text-to-speech/$voice", "/v1/text-to-dialogue")
+    for way in ("", "/stream", "/with-timestamps", "/stream/with-timestamps")
+]
+POSTS = {
+    row.sample.path: row
+    for row in (
+        PostRow(
+            SAMPLES["OpenAI"],
+            "input",
+            [
+                ('{"input": "x", "voice": "ryan", "speed": ?}', "speed"),
+                ('{"input": "x", "voice": "ryan", "unknown": [{"a": ?}]}', "unknown.a"),
+            ],
+        ),
+        PostRow(Sample("/openai/v1/audio/speech", body=SPEECH), "input"),
+        PostRow(Sample("/openai/deployments/any/audio/speech", body=SPEECH), "input", more={"lang_code": "a"}),
+        PostRow(
+            Sample("/v1/speak", body=TEXT),
+            query_numbers=[
+                ("encoding=mp3&bit_rate=", "bit_rate"),
+                ("speed=", "speed"),
+                ("encoding=linear16&sample_rate=", "sample_rate"),
+            ],
+        ),
+        PostRow(Sample("/v2/speak", body=TEXT), query_numbers=[("speed=", "speed")]),
+        *(
+            PostRow(
+                Sample(path, body=TEXT if "speech" in path else {"inputs": [{"text": "$text", "voice_id": "$voice"}]}),
+                "text",
+                [('{"text": "x", "voice_settings": {"speed": ?}}', "speed")],
+                [("output_format=mp3_44100_", "output_format"), ("output_format=pcm_", "output_format")],
+                more={"voice_settings": {"speed": 1.1}, "language_code": "en", "seed": 5},
+            )
+            for path in ELEVENLABS
+        ),
+        PostRow(
+            Sample("/tts/bytes", body={"transcript": "$text", "voice": {"id": "$voice"}}),
+            "transcript",
+            [('{"transcript": "x", "output_format": {"container": "mp3", "bit_rate": ?}}', "bit_rate")],
+            more={"output_format": {"container": "wav"}},
+        ),
+        PostRow(
+            Sample("/tts/sse", body={"transcript": "$text", "voice": "$voice"}),
+            "transcript",
+            more={"language": None, "add_timestamps": True},
+        ),
+        PostRow(
+            Sample(REST, body={"model": "qwen-tts", "input": {"text": "$text", "voice": "$voice"}}),
+            "input",
+            [('{"model": "q", "input": {"text": "x"}, "parameters": {"bit_rate": ?}}', "bit_rate")],
+            more={"parameters": {"speech_rate": 1.1}},
+        ),
+        PostRow(
+            Sample("/v1/audio/speech/batch", body={"voice": "$voice", "items": 2 * [{"input": "$text"}]}),
+            "items",
+            [('{"items": [{"input": "x", "overrides": {"top_k": ?}}]}', "top_k")],
+            has_results=True,
+            more={"items": [{"input": "$text", "overrides": {"speed": 1.1}}]},
+        ),
+        PostRow(
+            SAMPLES["VoxServe"],
+            "text",
+            [('{"text": "x", "audio": ?}', "audio")],
+            more={"streaming": "true", "x_vector_only_mode": False},
+        ),
+        PostRow(SAMPLES["Kokoro-FastAPI"], "input", more={"stream": False, "speed": 1.1}),
+        PostRow(Sample("/v1/audio/frames", body=SPEECH), "input", more={"seed": 5}),
+    )
+}

@@ -1,0 +1,367 @@
+"""What every dialect promises, over all sockets and all `POST`s. Their wire forms have tests of their own."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.routing import compile_path
+from starlette.types import Message
+
+from deployments.errors import Overloaded, ReplicaLost
+from serve_app.api import sockets
+from serve_app.api.errors import translate
+from serve_app.api.routes import create_api
+from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.dialects import DIALECTS
+from serve_app.speech.live_text import LiveTexts
+from tests.serve_app import asgi
+from tests.serve_app.dialects.client import Client, Json, connect
+from tests.serve_app.dialects.rows import POSTS, SOCKETS, VOICE, PostRow, SocketRow
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
+
+pytestmark = pytest.mark.anyio
+
+FRAME = tone(CUSTOM_VOICE.frame_samples)
+NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e400", "9" * 5000, "9" * 400]
+PARTS = ["So \ud83d", "\ude42 it \ud83d is"]  # a pair of surrogates that is cut, and half a pair
+
+socket_rows = pytest.mark.parametrize("row", SOCKETS.values(), ids=SOCKETS)
+post_rows = pytest.mark.parametrize("row", POSTS.values(), ids=POSTS)
+
+
+def test_each_path_has_a_row() -> None:
+    sockets_of = [(path, kind.subprotocol) for dialect in DIALECTS for path, kind in dialect.sockets]
+    places = [(row.path.partition("?")[0], *(row.sample.protocols or (None,))) for row in SOCKETS.values()]
+    posts = [
+        route.place.partition(" ")[2] for dialect in DIALECTS for route in dialect.routes if route.place[:4] == "POST"
+    ]
+    paths = [row.path for row in POSTS.values()]
+    azure = {"/openai/v1/realtime", "/openai/realtime"}  # the same socket as /v1/realtime
+    rowless = [
+        path for path, protocol in sockets_of if not _is_among(path, [p for p, own in places if own == protocol])
+    ]
+    assert set(rowless) == azure
+    assert [path for path in posts if not _is_among(path, paths)] == []
+
+
+def _is_among(template: str, paths: list[str]) -> bool:
+    pattern = compile_path(template)[0]
+    return any(pattern.match(path) for path in paths)
+
+
+@asynccontextmanager
+async def connected(row: SocketRow, synthesizer: FakeSynthesizer) -> AsyncIterator[Client]:
+    async with connect(synthesizer, row.path, subprotocols=row.sample.protocols) as connection:
+        yield await Client(connection).accepted()
+
+
+async def spoken(client: Client, row: SocketRow) -> tuple[list[Json], bytes]:
+    """All messages and all audio up to the end of an utterance."""
+    messages, audio = await client.until(**row.over)
+    return messages, audio + b"".join(_audio_in(message) for message in messages)
+
+
+def _audio_in(message: Json) -> bytes:
+    encoded = next((message[name] for name in ("audio", "delta", "data") if isinstance(message.get(name), str)), "")
+    return base64.b64decode(encoded)
+
+
+async def refusal(client: Client) -> Json:
+    """The next message that says what is wrong."""
+    while True:
+        message = await client.next()
+        assert isinstance(message, bytes) or "closed" not in message, message
+        if isinstance(message, dict) and (message.get("error") or message.get("type") in ("error", "Error", "Warning")):
+            return message
+
+
+def is_over(message: Json, row: SocketRow) -> bool:
+    return all(message.get(name) == value for name, value in row.over.items())
+
+
+@socket_rows
+async def test_a_text_is_spoken_to_its_end(row: SocketRow) -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connected(row, synthesizer) as client:
+        for again in (False, True) if row.goes_on else (False,):
+            client.send(*row.speak("Hello there.", again=again))
+            _, audio = await spoken(client, row)
+            assert audio == pcm_of(utterance()) if row.is_pcm else audio
+    assert set(synthesizer.texts) == {"Hello there."}
+    assert {request.voice for request in synthesizer.requests} <= {VOICE, "serena"}
+
+
+@socket_rows
+async def test_what_is_cancelled_stops_at_once_and_nothing_of_it_follows(row: SocketRow) -> None:
+    if row.cancel is None:
+        return
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with connected(row, synthesizer) as client:
+        client.send(*row.speak("A long story."))
+        await synthesizer.waiting.wait()
+        client.send(row.cancel)
+        if row.cancelled is not None:
+            await client.until(**row.cancelled)
+        else:
+            await synthesizer.closed.wait()
+        assert synthesizer.closed.is_set()
+        if not row.goes_on:
+            await client.until(closed=1000)
+            return
+        synthesizer.script = utterance()
+        client.send(*row.speak("New.", again=True))
+        _, audio = await spoken(client, row)
+        new = pcm_of(utterance())
+        assert audio in ((new,) if row.cancelled is not None else (new, FRAME + new)) if row.is_pcm else audio
+        assert synthesizer.texts[-1] == "New."
+
+
+@socket_rows
+async def test_a_bad_message_is_told_and_the_socket_stays(row: SocketRow) -> None:
+    async with connected(row, FakeSynthesizer(script=utterance())) as client:
+        for message, param in row.refused:
+            client.send(message)
+            assert _names(await refusal(client), param)
+        for content, code in (
+            ({"text": "{"}, "invalid_json"),
+            ({"text": "[]"}, "invalid_json"),
+            ({"bytes": b"{}"}, "invalid_json"),
+            ({"text": json.dumps({"text": "x" * (128 << 10)})}, "payload_too_large"),
+        ):
+            client.connection.receive({"type": "websocket.receive", **content})
+            told = json.dumps(await refusal(client))
+            assert code in told or "MESSAGE-0000" in told  # Flux has no other
+        client.send(*row.speak("Hello."))
+        _, audio = await spoken(client, row)
+        assert audio == pcm_of(utterance()) if row.is_pcm else audio
+
+
+def _names(refused: Json, param: str) -> bool:
+    error = refused.get("error")
+    return error["param"] == param if isinstance(error, dict) else param in json.dumps(refused)
+
+
+@socket_rows
+@pytest.mark.parametrize("number", NUMBERS)
+async def test_a_number_of_a_message_is_told_and_the_socket_stays(row: SocketRow, number: str) -> None:
+    assert row.numbers
+    async with connected(row, FakeSynthesizer(script=utterance())) as client:
+        for text in row.numbers:
+            for _ in range(2):  # the second answer shows that the first one did not end it
+                client.connection.receive({"type": "websocket.receive", "text": text.replace("?", number)})
+                assert "NaN" not in json.dumps(await refusal(client))
+
+
+@socket_rows
+async def test_a_server_without_room_says_so(row: SocketRow) -> None:
+    async with connected(row, FakeSynthesizer(script=[Overloaded("full", 3.2)])) as client:
+        client.send(*row.speak("Hello."))
+        told = await refusal(client)
+        assert (told.get("type"), "rate_limit_exceeded" in json.dumps(told)) == (row.error, True)
+        await _goes_on_or_closes(client, row, row.full)
+
+
+@socket_rows
+@pytest.mark.parametrize("begun", [[], [chunk(FRAME)]], ids=["at once", "behind audio"])
+@pytest.mark.parametrize("error", [ReplicaLost("lost"), ValueError("secret")], ids=["lost", "internal"])
+async def test_a_failure_is_told(row: SocketRow, begun: list[Step], error: Exception) -> None:
+    async with connected(row, FakeSynthesizer(script=[*begun, error])) as client:
+        client.send(*row.speak("Hello."))
+        told = await refusal(client)
+        assert (told.get("type"), translate(error).code in json.dumps(told)) == (row.error, True)
+        assert "secret" not in json.dumps(told)
+        await _goes_on_or_closes(client, row, row.failed)
+
+
+async def _goes_on_or_closes(client: Client, row: SocketRow, code: int | None) -> None:
+    if code is None:
+        client.send(row.refused[0][0])
+        await refusal(client)
+        return
+    while (message := await client.connection.next())["type"] != "websocket.close":
+        pass
+    assert message["code"] == code
+    assert code != 1013 or message["reason"] == "overloaded, retry after 4 s"
+    await client.connection.task
+
+
+@socket_rows
+async def test_a_text_without_words_is_silence(row: SocketRow) -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connected(row, synthesizer) as client:
+        client.send(*row.speak("..."))
+        _, audio = await spoken(client, row)
+    assert synthesizer.requests == []
+    assert not any(audio) if row.is_pcm else audio
+
+
+@socket_rows
+async def test_a_model_that_is_not_there_is_told(row: SocketRow) -> None:
+    async with connect(FakeSynthesizer(None), row.path, subprotocols=row.sample.protocols) as connection:
+        first = await connection.next()
+        if first["type"] == "websocket.http.response.start":
+            assert first["status"] == 503
+            return
+        client = Client(connection)
+        client.send(*row.speak("Hello."))
+        assert "not_ready" in json.dumps(await refusal(client))
+
+
+@socket_rows
+async def test_who_leaves_frees_its_place(row: SocketRow) -> None:
+    synthesizer, texts = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()]), LiveTexts()
+    settings = ApiSettings(admission=AdmissionSettings(client_streams=1))
+    api = create_api(synthesizer, settings, live_texts=texts)
+    async with _of_api(api, row) as first:
+        client = await Client(first).accepted()
+        client.send(*row.speak("A long story."))
+        await synthesizer.waiting.wait()
+        async with _of_api(api, row) as second:
+            assert (await second.next())["type"] == "websocket.accept"
+            assert (await second.next())["code"] == 1013
+        client.leave()
+        await first.task
+        assert synthesizer.closed.is_set()
+    synthesizer.script = utterance()
+    async with _of_api(api, row) as third:
+        client = await Client(third).accepted()
+        client.send(*row.speak("Hello."))
+        await spoken(client, row)
+    await texts.aclose()
+
+
+def _of_api(api: FastAPI, row: SocketRow) -> asgi.Connection:
+    path, _, query = row.path.partition("?")
+    connection = asgi.websocket(api, path)
+    connection._scope |= {"query_string": query.encode(), "subprotocols": list(row.sample.protocols)}
+    return connection
+
+
+@socket_rows
+async def test_an_idle_socket_is_closed(row: SocketRow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "IDLE_TIMEOUT_S", 0.01)
+    async with connected(row, FakeSynthesizer()) as client:
+        while (message := await client.connection.next())["type"] == "websocket.send":
+            pass
+        assert message == {"type": "websocket.close", "code": 1000, "reason": "idle"}
+        await client.connection.task
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in SOCKETS.values() if row.cut], ids=[name for name, row in SOCKETS.items() if row.cut]
+)
+async def test_halves_of_a_character_meet_in_the_next_message(row: SocketRow) -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connected(row, synthesizer) as client:
+        client.send(*row.speak_in_parts(*PARTS))  # `json.dumps` writes halves as JavaScript does
+        async with asyncio.timeout(10):
+            await spoken(client, row)
+    assert synthesizer.texts == ["So 🙂 it \ufffd is"]
+
+
+@asynccontextmanager
+async def posting(synthesizer: FakeSynthesizer) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(create_api(synthesizer, ApiSettings()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        yield client
+
+
+@post_rows
+async def test_a_body_is_spoken_and_an_unknown_field_is_named(client: httpx.AsyncClient, row: PostRow) -> None:
+    for fields in ({}, row.more):
+        answer = await client.post(row.path, json=row.body(**fields, nonsense=1))
+        assert answer.status_code == 200, answer.text
+        assert answer.content
+        assert "nonsense" in (answer.text if row.has_results else answer.headers["x-ignored"])
+
+
+@post_rows
+async def test_a_body_without_text_is_refused(client: httpx.AsyncClient, row: PostRow) -> None:
+    for body in ({"voice": VOICE}, {"txt": "Hello"}):
+        answer = await client.post(row.path, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, row.text)
+    for content in ("{", "[]"):
+        answer = await client.post(row.path, content=content)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize(
+    ("path", "body", "param"), [(row.path, body, param) for row in POSTS.values() for body, param in row.numbers]
+)
+async def test_a_number_of_a_body_is_refused_by_its_name(
+    client: httpx.AsyncClient, path: str, body: str, param: str, number: str
+) -> None:
+    answer = await client.post(path, content=body.replace("?", number))
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param.rpartition(".")[2]
+    assert param in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("number", [*NUMBERS[:-1], "9" * 100, "1e30", "²", "1__0"])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [(f"{row.path}?{query}", row.body(), param) for row in POSTS.values() for query, param in row.query_numbers],
+)
+async def test_a_number_of_a_query_is_refused_by_its_name(
+    client: httpx.AsyncClient, path: str, body: Json, param: str, number: str
+) -> None:
+    answer = await client.post(path + number, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@post_rows
+async def test_without_room_it_is_a_429(row: PostRow) -> None:
+    async with posting(FakeSynthesizer(script=[Overloaded("full", 1.5)])) as client:
+        answer = await client.post(row.path, json=row.body())
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+    assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+@post_rows
+async def test_without_a_model_it_is_a_503(row: PostRow) -> None:
+    async with posting(FakeSynthesizer(None)) as client:
+        answer = await client.post(row.path, json=row.body())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+
+
+@post_rows
+async def test_speech_that_fails_at_once_is_an_error(row: PostRow) -> None:
+    async with posting(FakeSynthesizer(script=[ReplicaLost("lost")])) as client:
+        answer = await client.post(row.path, json=row.body())
+    if row.has_results:
+        assert answer.json()["results"][0]["status"] == "error"
+    else:
+        assert answer.status_code >= 500
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@post_rows
+async def test_a_text_without_words_is_answered_without_the_synthesizer(
+    client: httpx.AsyncClient, synthesizer: FakeSynthesizer, row: PostRow
+) -> None:
+    answer = await client.post(row.path, json=row.body("..."))
+    assert answer.status_code == 200
+    assert answer.content
+    assert synthesizer.requests == []
+
+
+@post_rows
+async def test_who_leaves_ends_its_speech(row: PostRow) -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    api = create_api(synthesizer, ApiSettings(admission=AdmissionSettings(client_streams=1)))
+    async with asgi.http(api, "POST", row.path, body=row.body()) as connection:
+        await synthesizer.waiting.wait()
+        connection.receive({"type": "http.disconnect"})
+        await synthesizer.closed.wait()
+        await asyncio.wait((connection.task,))
+    assert len(synthesizer.requests) == 1
+    synthesizer.script = utterance()
+    async with asgi.http(api, "POST", row.path, body=row.body()) as connection:
+        start: Message = await connection.next()
+        assert start["status"] == 200

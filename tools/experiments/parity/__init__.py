@@ -1,0 +1,1 @@
+"""Talkray beside the official package (make parity), and the golden files of tests/parity."""
