@@ -22,7 +22,7 @@ from loadtest.settings import Settings
 from loadtest.sweep import Plan, read_sweep, sweep
 from loadtest.tables import BRIEF, FULL_RATES, fact_table
 from loadtest.terminal import Screen, output_console, print_table, show_result, show_sweep, simulated_time
-from loadtest.traces import LoadTestError, RunFolder
+from loadtest.traces import LoadTestError, TraceFolder
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ def run_command(
     Exit code: 0 if every request was spoken, 1 if any failed or was refused, 2 if called wrongly.
     """
     settings = replace(settings, phases=settled(rate, duration, settle_s=settle))
-    result = carry_out(run_once(settings, RunFolder(out)))
+    result = carry_out(run_once(settings, TraceFolder(out)))
     summary = result.summary
     raise typer.Exit(0 if summary.sent == summary.succeeded + summary.interrupted else 1)
 
@@ -90,7 +90,7 @@ def step_command(
         Phase(f"{factor:g} times as much", rate * factor, during),
         Phase("after", rate, after),
     )
-    carry_out(run_once(replace(settings, phases=phases), RunFolder(out)))
+    carry_out(run_once(replace(settings, phases=phases), TraceFolder(out)))
 
 
 @app.command("overload")
@@ -112,7 +112,7 @@ def overload_command(
         Phase("relief", rate, relief),
         Phase("at capacity again", rate, after),
     )
-    carry_out(run_once(replace(settings, phases=phases), RunFolder(out)))
+    carry_out(run_once(replace(settings, phases=phases), TraceFolder(out)))
 
 
 @app.command("sweep")
@@ -135,7 +135,7 @@ def sweep_command(
     Where the first rate is not held: lower ones, down to an eighth of it.
     """
     plan = Plan(first_rate, max_rate, factor, duration, settle, held, collapsed, refine, min_requests)
-    carry_out(sweep_rates(settings, plan, RunFolder(out), titles=(*BRIEF, "RTF p50", "in time", "audio s/s")))
+    carry_out(sweep_rates(settings, plan, TraceFolder(out), titles=(*BRIEF, "RTF p50", "in time", "audio s/s")))
 
 
 @app.command("rates")
@@ -154,7 +154,7 @@ def rates_command(
     """
     given = number_list(rates)
     plan = Plan(duration_s=duration, settle_s=settle, min_requests=min_requests, rates=given)
-    spoken = carry_out(sweep_rates(settings, plan, RunFolder(out), titles=FULL_RATES))
+    spoken = carry_out(sweep_rates(settings, plan, TraceFolder(out), titles=FULL_RATES))
     raise typer.Exit(0 if spoken else 1)
 
 
@@ -205,8 +205,8 @@ def simulate_command(
     traffic_s = duration or (scenario.DAY_S if shape == "day" else scenario.HOUR_S)
     with explained():
         if out is not None:
-            RunFolder(out).check_unused()
-        steps = read_sweep(RunFolder(learn_from)).steps
+            TraceFolder(out).check_unused()
+        steps = read_sweep(TraceFolder(learn_from)).steps
         model = ServiceModel.learn([one for step in steps for one in observe(step.traces)])
         cluster = scenario.read_cluster(model, settings, gpus=gpus)
     lengths = SpeechLengths(speech_s, speech_sigma)
@@ -218,7 +218,7 @@ def simulate_command(
     facts = fact_table(simulation_facts(done, Limits(ttfb_s=max_ttfb / 1000)))
     print_table(facts, output_console())
     if out is not None:
-        RunFolder(out).write_json("simulation.json", simulation_record(done))
+        TraceFolder(out).write_json("simulation.json", simulation_record(done))
         section = Section(f"{rate:g} requests/s, {shape}", facts, simulation_charts(done))
         page = write_page(out, "Simulated cluster", verdicts={}, notes=[], sections=[section])
         typer.echo(f"Results are in {out}; {page} shows them.")
@@ -279,15 +279,15 @@ def check_simulation_command(
     from loadtest import check  # see simulate
 
     phases = check.check_phases(rate, requests=requests, rounds=rounds)
-    result = carry_out(run_once(replace(settings, phases=phases), RunFolder(out)))
+    result = carry_out(run_once(replace(settings, phases=phases), TraceFolder(out)))
     with explained(), Console(stderr=True).status("simulating the same arrivals"):
         compared = check.compare(result, slots=slots)
-    RunFolder(out).write_json("comparison.json", {"rows": [asdict(row) | {"error": row.error} for row in compared]})
+    TraceFolder(out).write_json("comparison.json", {"rows": [asdict(row) | {"error": row.error} for row in compared]})
     print_table(check.comparison_table(compared), output_console())
     raise typer.Exit(0 if all(row.holds for row in compared) else 1)
 
 
-async def run_once(settings: Settings, folder: RunFolder) -> Result:
+async def run_once(settings: Settings, folder: TraceFolder) -> Result:
     """One run, on the screen and on disk."""
     screen = Screen(Console(stderr=True))
     async with screen.shown():
@@ -297,7 +297,7 @@ async def run_once(settings: Settings, folder: RunFolder) -> Result:
     return result
 
 
-async def sweep_rates(settings: Settings, plan: Plan, folder: RunFolder, *, titles: Sequence[str]) -> bool:
+async def sweep_rates(settings: Settings, plan: Plan, folder: TraceFolder, *, titles: Sequence[str]) -> bool:
     """Rate after rate, on the screen and on disk. Whether every request was spoken."""
     screen = Screen(Console(stderr=True))
     async with screen.shown():
@@ -307,7 +307,7 @@ async def sweep_rates(settings: Settings, plan: Plan, folder: RunFolder, *, titl
     return whole and all(step.summary.succeeded == step.summary.sent for step in done.steps)
 
 
-def say_where(folder: RunFolder) -> None:
+def say_where(folder: TraceFolder) -> None:
     """Where the results are, and what can be done with them."""
     python = Path(sys.executable)  # as it can be typed here: a shell may know no `python`, or another one
     shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python

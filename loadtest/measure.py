@@ -19,10 +19,10 @@ from loadtest.arrivals import Phase, place
 from loadtest.clients import open_session
 from loadtest.metrics import Limits, Summary, summarize, time_to_recover
 from loadtest.processes import ClientProcesses
-from loadtest.replicas import NoReplicaCountsError, Sample, read_counts, read_samples
+from loadtest.replicas import NoReplicaCountsError, ReplicaSample, read_counts, read_samples
 from loadtest.runner import Runner
 from loadtest.settings import Settings
-from loadtest.traces import LoadTestError, NoRunError, RunFolder, Trace
+from loadtest.traces import LoadTestError, NoRunError, Trace, TraceFolder
 
 RECOVERY_WINDOW_S = 5.0  # at least
 RECOVERY_REQUESTS = 20  # in a window: with fewer a single late one would make it bad
@@ -51,7 +51,7 @@ class Result:
     phases: tuple[Phase, ...]
     limits: Limits
     traces: list[Trace]
-    samples: list[Sample]
+    samples: list[ReplicaSample]
     planned: int
 
     @property
@@ -102,7 +102,7 @@ class Result:
         return time_to_recover(self.traces, start_s, end_s=self.end_s, window_s=window_s, limits=self.limits)
 
 
-async def measure(settings: Settings, folder: RunFolder, *, show: Show) -> tuple[Result, bool]:
+async def measure(settings: Settings, folder: TraceFolder, *, show: Show) -> tuple[Result, bool]:
     """Plan, write the plan, run it, write the summary. False with the result if Ctrl-C ended it early.
 
     `show` gets the run before it starts, and may look at it at any time.
@@ -182,7 +182,7 @@ def flat(summary: Summary) -> dict[str, Any]:
     return asdict(summary) | {name: getattr(summary, name) for name in follows}
 
 
-def read_result(folder: RunFolder, *, limits: Limits | None = None) -> Result:
+def read_result(folder: TraceFolder, *, limits: Limits | None = None) -> Result:
     """The run in a folder, judged by its own limits or by others. Raises NoRunError."""
     about = folder.read_json("run.json")
     try:

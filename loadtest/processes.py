@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from loadtest.arrivals import ScheduledRequest
 from loadtest.runner import Runner
 from loadtest.settings import Settings
-from loadtest.traces import Clock, RunFolder, Trace
+from loadtest.traces import Clock, Trace, TraceFolder
 
 START_DELAY_NS = 100_000_000  # every process has read the start by then
 
@@ -31,7 +31,7 @@ class Stage(Enum):
 class ClientProcesses(Runner):
     """One run as `Runner` makes it, the requests dealt out to processes. They share one clock: the machine's."""
 
-    def __init__(self, settings: Settings, schedule: Sequence[ScheduledRequest], *, folder: RunFolder) -> None:
+    def __init__(self, settings: Settings, schedule: Sequence[ScheduledRequest], *, folder: TraceFolder) -> None:
         super().__init__(settings, schedule, folder=folder)
         self._processes: list[BaseProcess] = []
 
@@ -94,7 +94,7 @@ def work(
     settings: Settings,
     schedule: Sequence[ScheduledRequest],
     warmup: Sequence[ScheduledRequest],
-    folder: RunFolder,
+    folder: TraceFolder,
 ) -> None:
     async def begin() -> Clock:
         gc.collect()

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 import aiohttp
 
-from loadtest.traces import Clock, RunFolder
+from loadtest.traces import Clock, TraceFolder
 
 PERIOD_S = 0.5
 TIMEOUT = aiohttp.ClientTimeout(total=5)
@@ -26,7 +26,7 @@ class ReplicaCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ReplicaSample:
     """All deployments at one moment, in seconds since the start of the run."""
 
     time_s: float
@@ -81,19 +81,19 @@ async def read_counts(session: aiohttp.ClientSession, url: str) -> dict[str, Rep
         return parse(await response.text())
 
 
-async def watch(url: str, clock: Clock, *, folder: RunFolder) -> None:
+async def watch(url: str, clock: Clock, *, folder: TraceFolder) -> None:
     """Write the counts down until cancelled, in the time of `clock`; what cannot be read is a gap in them."""
     async with aiohttp.ClientSession() as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, NoReplicaCountsError):
                 counts = await read_counts(session, url)
-                folder.append(FILE, asdict(Sample(clock.now_s(), counts)))
+                folder.append(FILE, asdict(ReplicaSample(clock.now_s(), counts)))
             await asyncio.sleep(PERIOD_S)
 
 
-def read_samples(folder: RunFolder) -> list[Sample]:
+def read_samples(folder: TraceFolder) -> list[ReplicaSample]:
     """What was sampled during a run, nothing if nothing was."""
     return [
-        Sample(record["time_s"], {name: ReplicaCount(**count) for name, count in record["deployments"].items()})
+        ReplicaSample(record["time_s"], {name: ReplicaCount(**count) for name, count in record["deployments"].items()})
         for record in folder.read_lines(FILE)
     ]

@@ -24,7 +24,7 @@ from loadtest.tables import (
     sweep_verdict,
     warnings,
 )
-from loadtest.traces import RunFolder
+from loadtest.traces import TraceFolder
 
 PAGE = "report.html"
 _OPTION = re.compile(r"--[a-z-]+")
@@ -82,9 +82,9 @@ def read_report(folders: Sequence[Path], *, limits: Limits | None = None) -> Rep
     sweeps, runs = [], []
     for path in folders:
         if (path / "sweep.json").exists():
-            sweeps.append(read_sweep(RunFolder(path), limits=limits))
+            sweeps.append(read_sweep(TraceFolder(path), limits=limits))
         else:
-            runs.append(read_result(RunFolder(path), limits=limits))
+            runs.append(read_result(TraceFolder(path), limits=limits))
     titles = distinct([sweep.title for sweep in sweeps] + [run.title for run in runs])
     return Report(
         tuple(replace(sweep, title=title) for sweep, title in zip(sweeps, titles, strict=False)),

@@ -11,7 +11,7 @@ from loadtest.clients import open_session, speak
 from loadtest.recording import Recording
 from loadtest.replicas import watch
 from loadtest.settings import Settings
-from loadtest.traces import Clock, Failure, LoadTestError, RunFolder, Trace
+from loadtest.traces import Clock, Failure, LoadTestError, Trace, TraceFolder
 
 _EARLY_S = 0.002  # event loops wake up to so much late
 
@@ -28,7 +28,7 @@ class Runner:
         settings: Settings,
         schedule: Sequence[ScheduledRequest],
         *,
-        folder: RunFolder,
+        folder: TraceFolder,
         begin: Callable[[], Awaitable[Clock]] | None = None,
     ) -> None:
         """`begin` is awaited between warm-up and schedule, and gives the clock of the plan; else it starts at once."""

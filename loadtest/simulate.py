@@ -89,7 +89,7 @@ class Simulated:
         return float(np.percentile(spoken, percent)) if len(spoken) else None
 
 
-class Pool:
+class SimulatedPool:
     """Replicas of one deployment on nodes of one kind. A replica is an index into arrays."""
 
     def __init__(self, size: int, nodes: NodeKind, *, warm: int) -> None:
@@ -170,9 +170,11 @@ class Simulation:
         self.traffic = traffic
         self.step_s = step_s
         self.generator = np.random.default_rng(seed)
-        self.talkers = Pool(cluster.talker_scaling.max_replicas, cluster.talker_nodes, warm=warm)
+        self.talkers = SimulatedPool(cluster.talker_scaling.max_replicas, cluster.talker_nodes, warm=warm)
         codec = cluster.codec_scaling
-        self.codecs = Pool(codec.max_replicas if codec else 0, cluster.codec_nodes, warm=self._warm_codecs(warm))
+        self.codecs = SimulatedPool(
+            codec.max_replicas if codec else 0, cluster.codec_nodes, warm=self._warm_codecs(warm)
+        )
         self.streams = np.zeros(0, dtype=STREAM)
         self.waiting: deque[int] = deque()  # requests, oldest first
         self.load = np.zeros(cluster.talker_scaling.max_replicas, dtype=np.int64)

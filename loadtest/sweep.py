@@ -9,7 +9,7 @@ from loadtest.arrivals import Phase, settled
 from loadtest.measure import Result, Show, flat, measure, read_result
 from loadtest.metrics import Limits
 from loadtest.settings import Settings
-from loadtest.traces import NoRunError, RunFolder
+from loadtest.traces import NoRunError, TraceFolder
 
 LOWEST = 1 / 8  # of the first rate: below that no rate is tried
 
@@ -90,7 +90,7 @@ def next_rate(steps: Sequence[Result], plan: Plan) -> float | None:
 
 
 async def sweep(
-    settings: Settings, plan: Plan, *, folder: RunFolder, show: Show, done: Callable[[Result], None]
+    settings: Settings, plan: Plan, *, folder: TraceFolder, show: Show, done: Callable[[Result], None]
 ) -> tuple[Sweep, bool]:
     """Measure rate after rate, each in a folder of its own, and give each to `done`; False if Ctrl-C ended it early."""
     folder.check_unused()
@@ -100,7 +100,7 @@ async def sweep(
         warmup = 0 if steps else settings.warmup
         own = replace(settings, phases=plan.phases(rate), seed=settings.seed + len(steps), warmup=warmup)
         name = f"{len(steps):02d}-rate-{round(rate, 2):g}"
-        result, whole = await measure(own, RunFolder(folder.path / name), show=show)
+        result, whole = await measure(own, TraceFolder(folder.path / name), show=show)
         steps.append(result)
         done(steps[-1])
     swept = Sweep(folder.path.name, plan, tuple(sorted(steps, key=lambda step: step.rate)))
@@ -110,11 +110,11 @@ async def sweep(
     return swept, whole
 
 
-def read_sweep(folder: RunFolder, *, limits: Limits | None = None) -> Sweep:
+def read_sweep(folder: TraceFolder, *, limits: Limits | None = None) -> Sweep:
     """The sweep in a folder. Raises NoRunError."""
     record = folder.read_json("sweep.json")
     try:
-        steps = [read_result(RunFolder(folder.path / step["folder"]), limits=limits) for step in record["steps"]]
+        steps = [read_result(TraceFolder(folder.path / step["folder"]), limits=limits) for step in record["steps"]]
         return Sweep(
             folder.path.name, Plan(**record["plan"] | {"rates": tuple(record["plan"].get("rates", ()))}), tuple(steps)
         )

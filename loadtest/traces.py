@@ -179,7 +179,7 @@ class Trace:
         return cls(**stored)
 
 
-class RunFolder:
+class TraceFolder:
     """The files of one run. Every file is created once; nothing is ever overwritten."""
 
     def __init__(self, path: Path) -> None:

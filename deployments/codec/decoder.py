@@ -173,14 +173,14 @@ class CodecDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class WarmUpResult:
     """Measurements of a decoder's calls at the start; empty where there were none."""
 
     largest_batches: dict[int, int] = field(default_factory=dict)  # by frames of a stream
     seconds_per_frame: float = 0.0  # as in DecodeGate
 
 
-def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: float) -> Tried:
+def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: float) -> WarmUpResult:
     """Make every later call once, because the first call of a shape takes longer, on a GPU as on a CPU.
 
     The largest batches are those whose calls take no longer than `max_call_s`. The cost of a frame is the least of the
@@ -203,7 +203,7 @@ def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: floa
                 seconds_per_frame = min(seconds_per_frame, seconds / (size + CALL_FRAMES))
             largest[size] = batch
             batch *= 2
-    return Tried(largest, seconds_per_frame)
+    return WarmUpResult(largest, seconds_per_frame)
 
 
 def _not_finite(made: Tensor) -> list[int]:

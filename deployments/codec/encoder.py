@@ -79,7 +79,7 @@ def convolutional_encoder(config: EncoderConfig) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers=nn.Sequential(*layers)))
 
 
-class Attention(nn.Module):
+class EncoderAttention(nn.Module):
     """Causal attention to the whole past, as in the official package without flash-attn (which adds a window)."""
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -108,7 +108,7 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.self_attn = Attention(config)
+        self.self_attn = EncoderAttention(config)
         self.self_attn_layer_scale = LayerScale(config.hidden_size)
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
         fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)

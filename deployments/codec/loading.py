@@ -9,7 +9,7 @@ import torch
 
 from deployments.audio.recordings import ByRecording
 from deployments.codec.config import SpeechTokenizerConfig
-from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, Tried, choice, snr_db, warm_up
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, WarmUpResult, choice, snr_db, warm_up
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.pool.plan import chosen_ramp, longest_call_s
 from deployments.codec.state import DecoderState
@@ -36,7 +36,7 @@ class Codec:
     decoder: CodecDecoder
     encoder: CodecEncoder | None
     sample_rate: int
-    tried: Tried = field(default_factory=Tried)
+    tried: WarmUpResult = field(default_factory=WarmUpResult)
     references: ByRecording[Codes] = field(
         default_factory=lambda: ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
     )
@@ -90,7 +90,7 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     tried = (
         warm_up(decoder, chosen_ramp(config.chunk_frames, config.workers), longest_call_s(config.workers))
         if warms
-        else Tried()
+        else WarmUpResult()
     )
     return Codec(directory, decoder, encoder, SpeechTokenizerConfig.load(directory).sample_rate, tried)
 

@@ -107,7 +107,7 @@ class Frames:
         return self._frames[:count]
 
 
-class Audio:
+class OutgoingAudio:
     """Audio of one stream on its way out: its quiet start is dropped, a missed end is made up for, and its reader
     learns how far it has come.
     """
@@ -150,7 +150,9 @@ def forward(
     """
     frames = Frames(info.frame_samples)
     silence = None if request.leading_silence else LeadingSilence(info.sample_rate)
-    audio = Audio(frames, silence, None if request.ignore_eos else EndingGuard(info.frame_samples, info.sample_rate))
+    audio = OutgoingAudio(
+        frames, silence, None if request.ignore_eos else EndingGuard(info.frame_samples, info.sample_rate)
+    )
 
     def with_audio(chunk: FrameChunk) -> PcmChunk | None:
         frames.add(chunk)

@@ -77,7 +77,7 @@ class Alive:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RequestFailed:
     """A request that will bring no more frames; without a number, the engine itself."""
 
     id: int | None
@@ -85,7 +85,7 @@ class Failed:
 
 
 Command = Start | Submit | Append | Abort
-Report = Loading | Ready | Produced | Alive | Failed
+Report = Loading | Ready | Produced | Alive | RequestFailed
 
 
 def encode(message: Command | Report) -> bytes:

@@ -24,11 +24,11 @@ from deployments.talker.channel import (
     Abort,
     Append,
     Command,
-    Failed,
     Loading,
     Produced,
     Ready,
     Report,
+    RequestFailed,
     Start,
     Submit,
     Unpacker,
@@ -132,7 +132,7 @@ class EngineClient:
                     return report.info
                 if isinstance(report, Loading):
                     report_stage(f"talker: {report.stage}")
-                if isinstance(report, Failed):
+                if isinstance(report, RequestFailed):
                     raise report.error
         raise TalkerLost(
             f"the engine process ended with code {self._process.wait()} while it loaded; its output says why"
@@ -191,7 +191,7 @@ class EngineClient:
             for number, chunk in report.chunks:
                 if number in self._streams:
                     self._streams[number].put_nowait(chunk)
-        elif isinstance(report, Failed) and report.id in self._streams:
+        elif isinstance(report, RequestFailed) and report.id in self._streams:
             self._streams[report.id].put_nowait(report.error)
 
     def _send(self, command: Command) -> None:

@@ -53,7 +53,7 @@ class StepOutput:
 
 
 @dataclass(slots=True)
-class LiveText:
+class LiveRequest:
     """A request whose text is still being written."""
 
     request: GenerateRequest
@@ -79,7 +79,7 @@ class Engine:
         self.runner, self.scheduler, self.audio = runner, scheduler, audio
         self._ended: list[tuple[int, FrameChunk]] = []  # of requests that had all their frames already
         self._endings: dict[int, FrameChunk] = {}  # last chunks that wait for audio of theirs
-        self._written: dict[int, LiveText] = {}  # requests whose text is still being written
+        self._written: dict[int, LiveRequest] = {}  # requests whose text is still being written
         self._launched: LaunchedStep | None = None
         self.last_step: LaunchedStep | None = None
         self._attending: list[Sequence] = []  # the sequences of the last step, until it is over
@@ -120,7 +120,7 @@ class Engine:
         if request.synthesis.live is None:
             self._begin(sequence_id, request, self.prompts.build(request))
         else:
-            self._written[sequence_id] = LiveText(request, LiveTokens(self.prompts.tokenizer))
+            self._written[sequence_id] = LiveRequest(request, LiveTokens(self.prompts.tokenizer))
 
     def append(self, sequence_id: int, text: str, *, is_last: bool) -> None:
         """The next part of a live request's text; raises as `add` does. One that has ended meanwhile is no error.

@@ -15,7 +15,7 @@ from deployments.talker.step import PrefillRows
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SequenceRows:
     """Consecutive rows of one sequence."""
 
     sequence: Sequence
@@ -24,7 +24,7 @@ class Part:
     is_last: bool  # whether the last row that the prefill runs is among them
 
 
-Pass = list[Part]
+Pass = list[SequenceRows]
 
 
 def pack(sized: Iterable[tuple[Sequence, int]], *, num_rows: int, together: int) -> Iterator[Pass]:
@@ -36,12 +36,12 @@ def pack(sized: Iterable[tuple[Sequence, int]], *, num_rows: int, together: int)
     for sequence, size in sized:
         if size > together:
             starts = range(0, size, num_rows)
-            yield from ([Part(sequence, at, min(at + num_rows, size), at + num_rows >= size)] for at in starts)
+            yield from ([SequenceRows(sequence, at, min(at + num_rows, size), at + num_rows >= size)] for at in starts)
             continue
         if sum(part.stop for part in packed) + size > together:
             yield packed
             packed = []
-        packed.append(Part(sequence, 0, size, is_last=True))
+        packed.append(SequenceRows(sequence, 0, size, is_last=True))
     if packed:
         yield packed
 
@@ -79,7 +79,7 @@ class PrefillInputs:
             at = rows.stop
         self._memory.copy_(staged.tensor, non_blocking=True)
 
-    def _ids(self, part: Part, at: int) -> tuple[Ids, Ids]:
+    def _ids(self, part: SequenceRows, at: int) -> tuple[Ids, Ids]:
         """Table indices of a part's rows; its dense rows are put where the pass's rows `at` and on find them."""
         tables, prompt, frames = self._tables, part.sequence.prompt, part.sequence.frames
         first, rows = tables.first_dense, slice(part.start, part.stop)

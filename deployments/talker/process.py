@@ -27,11 +27,11 @@ from deployments.talker.channel import (
     Alive,
     Append,
     Command,
-    Failed,
     Loading,
     Produced,
     Ready,
     Report,
+    RequestFailed,
     Start,
     Submit,
     Unpacker,
@@ -158,7 +158,7 @@ class EngineProcess:
         try:
             engine, info = self._load(self._await_start())
         except Exception as error:
-            self._send(Failed(None, error))
+            self._send(RequestFailed(None, error))
             raise
         self._send(Ready(info))
         watchdog = Watchdog(engine.runner.device.type, self._say_alive)
@@ -183,7 +183,7 @@ class EngineProcess:
             repaired = engine.audio.repaired
             self._send(Produced(chunks, running, waiting, step_s, used_ratio, speakers, references, repaired))
         for number, error in output.failures:
-            self._send(Failed(number, error))
+            self._send(RequestFailed(number, error))
         if engine.is_idle and not was_idle:
             engine.check_integrity()  # an engine that has lost a row or a block is replaced before it runs dry
 
@@ -201,11 +201,11 @@ class EngineProcess:
             self._add(engine, command)
         except TalkrayError as error:
             engine.abort(command.id)
-            self._send(Failed(command.id, error))
+            self._send(RequestFailed(command.id, error))
         except Exception as error:  # a request that trips the engine must not take the other streams with it
             logger.exception("request %d could not be added", command.id)
             engine.abort(command.id)
-            self._send(Failed(command.id, EngineError(f"the engine failed on this request: {error!r}")))
+            self._send(RequestFailed(command.id, EngineError(f"the engine failed on this request: {error!r}")))
 
     def _add(self, engine: Engine, command: Submit | Append) -> None:
         if isinstance(command, Append):

@@ -22,7 +22,7 @@ LONGEST_UNCUT = 1000  # characters that wait for a place to be cut at: speaking 
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TextPart:
     """Consecutive text as it was written, and as it is spoken; either side joins with that of other parts."""
 
     written: str
@@ -42,7 +42,7 @@ class LiveEnglish:
         self._seen = self._line = 0  # of `_rest`: up to where no cut is, and the beginning of the line there
         self._is_marked = False  # whether that line ends like a sentence
 
-    def feed(self, text: str, *, is_last: bool) -> list[Part]:
+    def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
         """The spoken text that is certain with `text`; with the last part the rest, and the sentence ends."""
         parts = []
         for start in range(0, len(text), LONGEST_UNCUT):
@@ -50,7 +50,7 @@ class LiveEnglish:
             while end := self._first_cut():
                 parts.append(self._cut(end))
         if is_last:
-            parts.append(Part(self._rest, spoken_english(self._rest)))
+            parts.append(TextPart(self._rest, spoken_english(self._rest)))
             self._rest = ""
         return parts
 
@@ -59,11 +59,11 @@ class LiveEnglish:
         """Whether the waiting text becomes a word with any later text."""
         return _BEGUN.match(self._rest) is not None
 
-    def _cut(self, end: int) -> Part:
+    def _cut(self, end: int) -> TextPart:
         written, self._rest = self._rest[:end], self._rest[end:]
         self._is_unmarked = written[-1] != "\n"
         self._seen, self._line, self._is_marked = 0, 0, False
-        return Part(written, _spoken_before_a_word(written))
+        return TextPart(written, _spoken_before_a_word(written))
 
     def _first_cut(self) -> int:
         """Where the text can first be cut, 0 where that is not known yet."""

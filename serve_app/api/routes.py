@@ -18,7 +18,7 @@ from serve_app.api.catalogue import catalogue_routes, check_default
 from serve_app.api.context import RequestContext
 from serve_app.api.door import Door
 from serve_app.api.errors import INTERNAL, translate
-from serve_app.api.speaker import Speaker
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
 from serve_app.config import ApiSettings
 from serve_app.dialects import DIALECTS
@@ -75,14 +75,14 @@ def create_api(
     api.include_router(page_routes(api.title))
     # The door has asked for the key: this tells readers of the documentation where to put it.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
-    speaker = Speaker(admission, settings, check_room=admission.check_room, live_texts=live_texts)
+    service = SpeechService(admission, settings, check_room=admission.check_room, live_texts=live_texts)
     for dialect in DIALECTS:
-        api.include_router(http_router(dialect, speaker), dependencies=keyed)
+        api.include_router(http_router(dialect, service), dependencies=keyed)
     api.include_router(catalogue_routes(admission, settings), tags=["Models and voices"])
     api.include_router(status_routes(admission, settings, is_ready), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
-    api.include_router(socket_router(DIALECTS, speaker))
+    api.include_router(socket_router(DIALECTS, service))
     return api
 
 

@@ -26,7 +26,7 @@ from serve_app.api.errors import (
 )
 from serve_app.api.request import MAX_BODY_BYTES, parse_object
 from serve_app.api.request_log import RequestRecord
-from serve_app.api.speaker import Speaker, Wish, refuse_handshake
+from serve_app.api.speech_service import SpeechService, Wish, refuse_handshake
 from serve_app.speech.session import Done, Event, Failed, Session
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ class Connection(ABC):
     subprotocol: ClassVar[str | None] = None  # that the handshake names
     takes_recordings: ClassVar[bool] = False  # whether a message may have a `ref_audio`
 
-    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        self.socket, self.speaker = socket, speaker
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        self.socket, self.service = socket, service
         self.request_id: str = socket.state.request_id
         self._speaking: set[asyncio.Task[None]] = set()
         self._conversation: Session | None = None
@@ -66,9 +66,9 @@ class Connection(ABC):
         self._active_s = asyncio.get_running_loop().time()  # when something was said last, by either side
 
     @classmethod
-    async def run(cls, socket: WebSocket, speaker: Speaker) -> None:
+    async def run(cls, socket: WebSocket, service: SpeechService) -> None:
         """Serves a client that asks to be accepted."""
-        await cls(socket, speaker).serve()
+        await cls(socket, service).serve()
 
     @abstractmethod
     async def obey(self, fields: dict[str, object]) -> None:
@@ -285,17 +285,17 @@ class WishedConnection(Connection):
 
     @classmethod
     @abstractmethod
-    async def wished(cls, socket: WebSocket, speaker: Speaker) -> Wish:
+    async def wished(cls, socket: WebSocket, service: SpeechService) -> Wish:
         """Raises InvalidRequest."""
 
     @classmethod
-    async def run(cls, socket: WebSocket, speaker: Speaker) -> None:
+    async def run(cls, socket: WebSocket, service: SpeechService) -> None:
         try:
-            wish = await cls.wished(socket, speaker)
+            wish = await cls.wished(socket, service)
         except TalkrayError as error:
             await refuse_handshake(socket, error, reason_header=cls.reason_header)
         else:
-            connection = cls(socket, speaker)
+            connection = cls(socket, service)
             connection.wish = wish
             await connection.serve(ignored.header(wish.ignored))
 
@@ -303,8 +303,8 @@ class WishedConnection(Connection):
 class ContextConnection(Connection):
     """Sessions beside each other, by the names that the client gave them. Beyond the first, each counts as a stream."""
 
-    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket, speaker)
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        super().__init__(socket, service)
         self._contexts: dict[str, tuple[Session, asyncio.Task[None]]] = {}
         self.untold: dict[str, ignored.Ignored] = {}  # of a context's messages, until it is told
 
@@ -331,7 +331,7 @@ class ContextConnection(Connection):
         if len(self._contexts) >= MAX_CONTEXTS:
             message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
             raise InvalidRequest(message, "context_id", "too_many_contexts")
-        session = self.speaker.session(self.socket, wish, request_id=f"{self.request_id}-{name[:40]}")
+        session = self.service.session(self.socket, wish, request_id=f"{self.request_id}-{name[:40]}")
         task = self.start(self._speak(name, session, is_first=not self._contexts))
         self._contexts[name] = session, task
         task.add_done_callback(lambda done: self._forget(name, done))

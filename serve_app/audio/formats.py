@@ -118,7 +118,7 @@ class _Sink:
 
 
 @dataclass(frozen=True, slots=True)
-class Codec:
+class CompressedFormat:
     """How PyAV makes one compressed format."""
 
     container: str
@@ -131,7 +131,7 @@ class Codec:
 
 CODECS = {
     # Below 128 kbit/s an MP3 decoder waits longer for its first frame. ID3 and Xing headers need the whole file.
-    AudioFormat.MP3: Codec(
+    AudioFormat.MP3: CompressedFormat(
         "mp3",
         "libmp3lame",
         128_000,
@@ -139,7 +139,7 @@ CODECS = {
         {"compression_level": "7"},
         {"id3v2_version": "0", "write_xing": "0"},
     ),
-    AudioFormat.OPUS: Codec(
+    AudioFormat.OPUS: CompressedFormat(
         "ogg",
         "libopus",
         48_000,
@@ -147,8 +147,8 @@ CODECS = {
         {"application": "audio", "vbr": "constrained", "compression_level": "5"},
         {"page_duration": "20000"},  # microseconds
     ),
-    AudioFormat.AAC: Codec("adts", "aac", 64_000, (6_000, 512_000)),
-    AudioFormat.FLAC: Codec("flac", "flac", container_options={"metadata_header_padding": "0"}),
+    AudioFormat.AAC: CompressedFormat("adts", "aac", 64_000, (6_000, 512_000)),
+    AudioFormat.FLAC: CompressedFormat("flac", "flac", container_options={"metadata_header_padding": "0"}),
 }
 
 
@@ -163,12 +163,12 @@ def check_bit_rate(audio_format: AudioFormat, bit_rate: int) -> None:
         raise InvalidRequest(message, "bit_rate")
 
 
-class CodecEncoder:
+class CompressedEncoder:
     """A compressed format through PyAV: s16le mono PCM in, bytes of the container out. Not to be used after `close`."""
 
     def __init__(
         self,
-        codec: Codec,
+        codec: CompressedFormat,
         sample_rate: int,
         frame_samples: int,
         *,
@@ -234,12 +234,14 @@ def open_encoder(
     num_bytes: int | None = None,
     bit_rate: int | None = None,
     in_wav: bool = False,
-) -> RawEncoder | CodecEncoder:
+) -> RawEncoder | CompressedEncoder:
     """An encoder for one response; `num_bytes` of PCM, where known, go into the header of WAV and FLAC. Raw formats
     are put `in_wav`.
     """
     if audio_format in CODECS:
-        return CodecEncoder(CODECS[audio_format], sample_rate, frame_samples, bit_rate=bit_rate, num_bytes=num_bytes)
+        return CompressedEncoder(
+            CODECS[audio_format], sample_rate, frame_samples, bit_rate=bit_rate, num_bytes=num_bytes
+        )
     raw = AudioFormat.PCM if audio_format is AudioFormat.WAV else audio_format
     in_wav = in_wav or audio_format is AudioFormat.WAV
     return RawEncoder(raw, wav_header(sample_rate, num_bytes, raw) if in_wav else b"")
@@ -379,7 +381,7 @@ class Rendering:
         self._collected += pcm
         return b""
 
-    def _open(self, num_bytes: int | None = None) -> RawEncoder | CodecEncoder:
+    def _open(self, num_bytes: int | None = None) -> RawEncoder | CompressedEncoder:
         return open_encoder(
             self._audio_format,
             self._output_rate,

@@ -17,7 +17,7 @@ _BOUND_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class CheckResult:
     """The outcome of one request."""
 
     dialect: str
@@ -32,7 +32,7 @@ class Tried:
         return (first, *(f"    {line}" for line in self.sample.clients))
 
 
-async def check(url: str, *, key: str | None) -> AsyncIterator[Tried]:
+async def check(url: str, *, key: str | None) -> AsyncIterator[CheckResult]:
     """Every dialect, one after the other. Raises TalkrayError where there is no server."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=_BOUND_S)
@@ -49,14 +49,14 @@ async def check(url: str, *, key: str | None) -> AsyncIterator[Tried]:
                 yield await _try(http, dialect.name, dialect.sample.filled(**words))
 
 
-async def _try(http: aiohttp.ClientSession, dialect: str, sample: Sample) -> Tried:
+async def _try(http: aiohttp.ClientSession, dialect: str, sample: Sample) -> CheckResult:
     began_s = time.perf_counter()
     try:
         async with asyncio.timeout(_BOUND_S):
             problem = await (_post(http, sample) if sample.body is not None else _converse(http, sample))
     except (aiohttp.ClientError, TimeoutError) as error:
-        return Tried(dialect, sample, f"{error or type(error).__name__}")
-    return Tried(dialect, sample, problem, time.perf_counter() - began_s)
+        return CheckResult(dialect, sample, f"{error or type(error).__name__}")
+    return CheckResult(dialect, sample, problem, time.perf_counter() - began_s)
 
 
 async def _post(http: aiohttp.ClientSession, sample: Sample) -> str | None:

@@ -30,7 +30,7 @@ from serve_app.cli import ray_settings
 from serve_app.cli.doctor import count_gpus, examine, predict_memory
 from serve_app.cli.key_commands import keys
 from serve_app.cli.ray_settings import free_port
-from serve_app.cli.say import STANDARD_OUTPUT, Utterance, announced, find_server, play_speech, write_speech
+from serve_app.cli.say import STANDARD_OUTPUT, SayRequest, announced, find_server, play_speech, write_speech
 from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
@@ -45,7 +45,7 @@ def print_line(entry: request_log.Entry) -> None:
     print(request_log.line(entry), flush=True)
 
 
-class Progress:
+class ProgressLine:
     """One changing line with a spinner on a terminal, one line per stage elsewhere."""
 
     def __init__(self, file: TextIO) -> None:
@@ -131,7 +131,7 @@ def serve(
     _check(settings, address)
     with ExitStack() as stack:
         show = None if quiet else print_json if as_json else print_line
-        progress = stack.enter_context(Progress(report))
+        progress = stack.enter_context(ProgressLine(report))
         _fetch(settings.model, progress)
         server = stack.enter_context(running(settings, address, progress.report, show=show))
         keyed = settings.api.access.keys_file is not None
@@ -167,7 +167,7 @@ def say(
         raise InvalidRequest("--play and --output exclude each other")
     if url is not None and model is not None:
         raise InvalidRequest("--url and --model exclude each other: a running server has its model")
-    utterance = Utterance(sys.stdin.read() if text == "-" else text, voice, speed, instructions)
+    utterance = SayRequest(sys.stdin.read() if text == "-" else text, voice, speed, instructions)
     file = output or Path("speech.wav")
     speak = partial(play_speech, utterance=utterance) if play else partial(write_speech, utterance=utterance, file=file)
     report = sys.stderr if output == STANDARD_OUTPUT else sys.stdout
@@ -178,7 +178,7 @@ def say(
     else:
         settings, address = _settings(None, model, file=report), Address("127.0.0.1", free_port())
         _check(settings, address)
-        with Progress(report) as progress:
+        with ProgressLine(report) as progress:
             _fetch(settings.model, progress)
             with running(settings, address, progress.report) as server:
                 progress.report("speaking")
@@ -315,7 +315,7 @@ def _settings(config: Path | None, model: str | None, file: TextIO | None = None
     return settings.model_copy(update={"model": choice.model})
 
 
-def _fetch(model: str, progress: Progress) -> None:
+def _fetch(model: str, progress: ProgressLine) -> None:
     """Download a missing checkpoint here, where a person sees the progress; the replicas then find it."""
     if model != EMBEDDED and find(model) is None:
         # The hub's client answers a Ctrl-C only when the files it is at are complete: this ends the process at once.

@@ -37,7 +37,7 @@ _KEYED = " asks for a key"  # behind a URL
 
 
 @dataclass(frozen=True, slots=True)
-class Utterance:
+class SayRequest:
     """A text, the voice and the form of its speech. Without a voice it is the first one that the server lists."""
 
     text: str
@@ -58,7 +58,7 @@ class RefusedError(TalkrayError):
     """The server did not speak; the message is the server's own."""
 
 
-def write_speech(url: str, utterance: Utterance, file: Path) -> str:
+def write_speech(url: str, utterance: SayRequest, file: Path) -> str:
     """Fetch the speech into a file; returns a line about it. Raises RefusedError and InvalidRequest."""
     audio_format = "wav" if file == STANDARD_OUTPUT else FORMATS.get(file.suffix.lower())
     if audio_format is None:
@@ -80,7 +80,7 @@ def write_speech(url: str, utterance: Utterance, file: Path) -> str:
     return f"wrote {file} ({_length(file, audio_format)}{fetched.num_bytes:,} bytes){fetched.remark}"
 
 
-def play_speech(url: str, utterance: Utterance) -> str:
+def play_speech(url: str, utterance: SayRequest) -> str:
     """Play the speech as it comes; returns a line that names the player. Raises RefusedError."""
     command = next((player for player in _PLAYERS if shutil.which(player[0])), None)
     if command is None:
@@ -181,7 +181,7 @@ def _length(file: Path, audio_format: str) -> str:
 
 
 def _fetch(
-    url: str, utterance: Utterance, write: Callable[[bytes], object], *, audio_format: str, stream: bool = False
+    url: str, utterance: SayRequest, write: Callable[[bytes], object], *, audio_format: str, stream: bool = False
 ) -> Fetched:
     """Pass the audio to `write`, as it comes or at once."""
     try:
@@ -193,7 +193,7 @@ def _fetch(
 
 
 async def _ask(
-    url: str, utterance: Utterance, write: Callable[[bytes], object], *, audio_format: str, stream: bool
+    url: str, utterance: SayRequest, write: Callable[[bytes], object], *, audio_format: str, stream: bool
 ) -> Fetched:
     timeout = aiohttp.ClientTimeout(total=None, sock_read=_READ_TIMEOUT_S)
     key = os.environ.get(KEY_VARIABLE)

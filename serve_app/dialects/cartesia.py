@@ -15,10 +15,10 @@ from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request import number
 from serve_app.api.response import EVENT_STREAM, Delivery, named_event
 from serve_app.api.sockets import ContextConnection
-from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.api.speech_service import SpeechService, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
-from serve_app.speech.session import Audio, Done, Event, Failed, Mark, Session, Words
+from serve_app.speech.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.speech.word_times import Word, WordTimes
 
 RAW = {
@@ -48,33 +48,33 @@ _LANGUAGE = {"english": "en", "chinese": "zh", "german": "de", "french": "fr", "
 _LANGUAGE |= {"portuguese": "pt", "russian": "ru", "japanese": "ja", "korean": "ko"}
 
 
-async def speak_bytes(speaker: Speaker, request: Request) -> Response:
+async def speak_bytes(service: SpeechService, request: Request) -> Response:
     """Speaks `transcript`."""
-    fields = await read_object(request, speaker)
+    fields = await read_object(request, service)
     text_of(fields, "transcript")
     made = {"word_timestamps": False}
     reasons = {"add_timestamps": "/tts/sse tells them"} if fields.get("add_timestamps") else {}
-    return await speaker.respond(request, await _wished(speaker, fields, made=made, reasons=reasons))
+    return await service.respond(request, await _wished(service, fields, made=made, reasons=reasons))
 
 
-async def speak_events(speaker: Speaker, request: Request) -> Response:
+async def speak_events(service: SpeechService, request: Request) -> Response:
     """Speaks `transcript` as the messages that a WebSocket would have."""
-    fields = await read_object(request, speaker)
+    fields = await read_object(request, service)
     text_of(fields, "transcript")
-    wish = await _wished(speaker, fields)
-    return await speaker.respond(request, wish, as_body=_events, content_type=EVENT_STREAM)
+    wish = await _wished(service, fields)
+    return await service.respond(request, wish, as_body=_events, content_type=EVENT_STREAM)
 
 
-async def list_voices(speaker: Speaker, starting_after: str = "") -> dict[str, object]:
+async def list_voices(service: SpeechService, starting_after: str = "") -> dict[str, object]:
     """All of them on one page."""
-    info = await speaker.describe()
+    info = await service.describe()
     known = [] if starting_after else [_voice(voice) for voice in catalogue.voice_list(info)]
     return {"data": known, "has_more": False, "next_page": None}
 
 
-async def show_voice(speaker: Speaker, voice_id: str) -> dict[str, object]:
+async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """One voice. Raises InvalidRequest with the valid names."""
-    return _voice(catalogue.find_voice(voice_id, await speaker.describe()))
+    return _voice(catalogue.find_voice(voice_id, await service.describe()))
 
 
 def _voice(voice: catalogue.Voice) -> dict[str, object]:
@@ -95,7 +95,7 @@ def _voice(voice: catalogue.Voice) -> dict[str, object]:
 
 
 async def _wished(
-    speaker: Speaker,
+    service: SpeechService,
     fields: Mapping[str, object],
     names: ignored.Names = _NAMES,
     *,
@@ -114,7 +114,7 @@ async def _wished(
         found["voice.mode"] = "voices have ids here"
     bit_rate = number("output_format.bit_rate", sent.get("output_format.bit_rate"))
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate), in_wav=container == "wav")
-    return await speaker.wish(sent, names, delivery=delivery, made=made, reasons=found)
+    return await service.wish(sent, names, delivery=delivery, made=made, reasons=found)
 
 
 def _chunk(context_id: str, audio: bytes) -> dict[str, object]:
@@ -163,8 +163,8 @@ async def _events(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -
 class CartesiaSocket(ContextConnection):
     """`WS /tts/websocket`."""
 
-    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket, speaker)
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        super().__init__(socket, service)
         self._flushes: dict[str, set[int]] = {}  # turns whose end was asked for, by context
 
     async def obey(self, fields: dict[str, object]) -> None:
@@ -193,7 +193,7 @@ class CartesiaSocket(ContextConnection):
             session.close()
 
     async def _open(self, name: str, fields: dict[str, object]) -> Session:
-        wish = await _wished(self.speaker, fields, _SOCKET_NAMES, made={"input": ""})
+        wish = await _wished(self.service, fields, _SOCKET_NAMES, made={"input": ""})
         session = await self.open(name, wish)
         self._flushes[name], self.untold[name] = set(), wish.ignored
         return session
@@ -204,7 +204,7 @@ class CartesiaSocket(ContextConnection):
                 await self.socket.send_json(_chunk(name, data) | self.told(name))
             case Words():
                 await self.socket.send_json(_timestamps(name, event.in_session()))
-            case Mark(turn) if turn.number in self._flushes.get(name, ()):
+            case Flushed(turn) if turn.number in self._flushes.get(name, ()):
                 self._flushes[name].discard(turn.number)
                 flushed = {"type": "flush_done", "flush_done": True, "flush_id": turn.number}
                 await self.socket.send_json({**flushed, "context_id": name, "status_code": 206, "done": False})

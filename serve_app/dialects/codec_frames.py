@@ -17,7 +17,7 @@ from serve_app.api import ignored
 from serve_app.api.request_log import RequestRecord, Usage
 from serve_app.api.response import Kept, SpeechResponse
 from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speaker import Speaker, Wish, read_object
+from serve_app.api.speech_service import SpeechService, Wish, read_object
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
 from serve_app.dialects.table import Dialect, Route
@@ -32,23 +32,25 @@ END_REASONS = tuple(FinishReason)
 _OF_AUDIO = ("response_format", "stream_format", "sample_rate", "speed", "word_timestamps")
 
 
-async def speak(speaker: Speaker, request: Request) -> Response:
+async def speak(service: SpeechService, request: Request) -> Response:
     """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
-    wish = await _wished(speaker, await read_object(request, speaker))
-    utterance = await speaker.utterance(request, wish)
+    wish = await _wished(service, await read_object(request, service))
+    utterance = await service.utterance(request, wish)
     usage: Usage = request.state.record.usage
     kept = Kept(request.state.caller.name) if wish.delivery.whole else None
-    body = _records(speaker.chunks(utterance, wish.info), wish.info, usage)
+    body = _records(service.chunks(utterance, wish.info), wish.info, usage)
     headers = {"content-type": CONTENT_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
     headers |= ignored.header(wish.ignored)
     return SpeechResponse(body, headers, usage=usage, kept=kept)
 
 
-async def _wished(speaker: Speaker, fields: Mapping[str, object], *, reasons: Mapping[str, str] | None = None) -> Wish:
+async def _wished(
+    service: SpeechService, fields: Mapping[str, object], *, reasons: Mapping[str, str] | None = None
+) -> Wish:
     """Raises InvalidRequest."""
     if named := next((name for name in _OF_AUDIO if name in fields), None):
         raise InvalidRequest(f"{named}: frames are the model's own, before any audio is made of them.", named)
-    wish = await wished(speaker, fields, default=AudioFormat.PCM, reasons=reasons)
+    wish = await wished(service, fields, default=AudioFormat.PCM, reasons=reasons)
     if wish.body.ref_audio is not None and not wish.body.x_vector_only_mode:
         reason = "speech goes on from the recording's own frames, which are not sent; x_vector_only_mode needs none"
         raise InvalidRequest(f"ref_audio: {reason}.", "ref_audio")
@@ -100,8 +102,8 @@ class FramesSocket(Connection):
 
     takes_recordings = True
 
-    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket, speaker)
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        super().__init__(socket, service)
         self._num_utterances = 0
 
     async def obey(self, fields: dict[str, object]) -> None:
@@ -109,7 +111,7 @@ class FramesSocket(Connection):
             case "speak" if self.is_busy:
                 raise InvalidRequest("An utterance is being spoken; cancel it or wait for its end.", "type", "busy")
             case "speak":
-                wish = await _wished(self.speaker, fields, reasons=ignored.always_streamed(fields))
+                wish = await _wished(self.service, fields, reasons=ignored.always_streamed(fields))
                 self._num_utterances += 1
                 self.start(self._speak(wish, f"{self.request_id}-{self._num_utterances}"))
             case "cancel":
@@ -123,8 +125,8 @@ class FramesSocket(Connection):
         record: RequestRecord = state.record.another(request_id)
         try:
             state.caller.request()
-            utterance = await self.speaker.utterance(self.socket, wish, record=record)
-            chunks = self.speaker.chunks(utterance, wish.info)
+            utterance = await self.service.utterance(self.socket, wish, record=record)
+            chunks = self.service.chunks(utterance, wish.info)
             async with aclosing(_records(chunks, wish.info, record.usage)) as records:
                 async for data in records:
                     await self.socket.send_bytes(data)

@@ -12,11 +12,11 @@ from serve_app.api import ignored
 from serve_app.api.request import number
 from serve_app.api.request_log import Usage
 from serve_app.api.response import AUDIO_HERE, EVENT_STREAM, Delivery, Kept, in_parts, in_whole, object_with
-from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.api.speech_service import SpeechService, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
 from serve_app.dialects.table import Dialect, Route, Sample
-from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Mark, Session, Started
+from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
 from serve_app.speech.word_times import WordTimes
 
 Json = dict[str, object]
@@ -40,14 +40,14 @@ _REST_NAMES: ignored.Names = {
 _MODES = ("server_commit", "commit")
 
 
-async def speak_text(speaker: Speaker, request: Request) -> Response:
+async def speak_text(service: SpeechService, request: Request) -> Response:
     """Speaks `input.text`: as WAV in JSON, or as PCM in events with `X-DashScope-SSE: enable`."""
-    fields = await read_object(request, speaker)
+    fields = await read_object(request, service)
     sent = ignored.flat(fields, _REST_NAMES)
     if not isinstance(sent.get("input.text"), str):
         raise InvalidRequest("input.text is required, as a string.", "input", "missing_required_parameter")
     streams = request.headers.get("x-dashscope-sse") == "enable"
-    wish = await _wished(speaker, sent, _REST_NAMES, default="pcm" if streams else "wav")
+    wish = await _wished(service, sent, _REST_NAMES, default="pcm" if streams else "wav")
     usage: Usage = request.state.record.usage
     request_id: str = request.state.record.request_id
     kept, characters = Kept(request.state.caller.name), len(wish.body.input)
@@ -59,14 +59,14 @@ async def speak_text(speaker: Speaker, request: Request) -> Response:
         return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
 
     if streams:
-        return await speaker.respond(request, wish, as_body=events, content_type=EVENT_STREAM)
-    return await speaker.respond(
+        return await service.respond(request, wish, as_body=events, content_type=EVENT_STREAM)
+    return await service.respond(
         request, wish, as_body=lambda audio, _: in_whole(audio, kept, output), content_type="application/json"
     )
 
 
 async def _wished(
-    speaker: Speaker,
+    service: SpeechService,
     sent: Mapping[str, object],
     names: ignored.Names,
     *,
@@ -78,7 +78,7 @@ async def _wished(
     bit_rate = number("bit_rate", given.get("bit_rate"))  # kbit/s
     audio_format = choice("response_format", str(given.get("response_format", default)), _FORMATS)
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000))
-    return await speaker.wish(sent, names, delivery=delivery, made=made)
+    return await service.wish(sent, names, delivery=delivery, made=made)
 
 
 class DashScopeSocket(ResponseSocket):
@@ -86,8 +86,8 @@ class DashScopeSocket(ResponseSocket):
 
     audio_kind = "response.audio"
 
-    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket, speaker)
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        super().__init__(socket, service)
         self._model = socket.query_params.get("model")
         self._settings: Json = {"mode": _MODES[0]}
         self._session: Session | None = None
@@ -139,13 +139,13 @@ class DashScopeSocket(ResponseSocket):
         await self.tell("session.updated", session=self._shown(), **ignored.told(wish.ignored))
 
     async def _wished(self, settings: Json) -> Wish:
-        return await _wished(self.speaker, settings, _SESSION_NAMES, made={"model": self._model})
+        return await _wished(self.service, settings, _SESSION_NAMES, made={"model": self._model})
 
     async def _opened_session(self) -> Session:
         if self._session is None:
             wish = await self._wished(self._settings)
             self._untold = {} if self._has_told else wish.ignored
-            session = self.speaker.session(self.socket, wish, request_id=self.request_id, files=True)
+            session = self.service.session(self.socket, wish, request_id=self.request_id, files=True)
             self._session = self.converse(session)
         return self._session
 
@@ -175,7 +175,7 @@ class DashScopeSocket(ResponseSocket):
                 await self.tell_begun(turn)
             case Audio(turn, data):
                 await self.tell_audio(turn, data)
-            case Mark(turn):
+            case Flushed(turn):
                 self._begun.discard(turn.number)
                 await self.tell_spoken(turn)
             case Cleared(turns):

@@ -14,10 +14,10 @@ from serve_app.api.errors import ErrorReply
 from serve_app.api.request import number
 from serve_app.api.response import Delivery
 from serve_app.api.sockets import WishedConnection, unknown_type
-from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.api.speech_service import SpeechService, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
-from serve_app.speech.session import Audio, Cleared, Event, Mark
+from serve_app.speech.session import Audio, Cleared, Event, Flushed
 
 REASON_HEADER = "dg-error"
 RAW = {"linear16": AudioFormat.PCM, "mulaw": AudioFormat.MULAW, "alaw": AudioFormat.ALAW}
@@ -40,7 +40,7 @@ _NAMES: ignored.Names = {  # of the query, but for the text
 
 
 async def wished(
-    speaker: Speaker,
+    service: SpeechService,
     query: Mapping[str, str],
     *,
     body: Mapping[str, object] | None = None,
@@ -71,13 +71,13 @@ async def wished(
         reasons["container"] = "a WebSocket has none" if body is None else f"{encoding} has {comes_in}"
     if _MODEL.fullmatch(query.get("model", "")):
         reasons.setdefault("model", "it names a voice here, and no language")
-    return await speaker.wish({**(body or {}), **query}, _NAMES, delivery=delivery, made=made, reasons=reasons)
+    return await service.wish({**(body or {}), **query}, _NAMES, delivery=delivery, made=made, reasons=reasons)
 
 
-async def speak_text(speaker: Speaker, request: Request) -> Response:
+async def speak_text(service: SpeechService, request: Request) -> Response:
     """Speaks `text` of a JSON body, MP3 unless the query says otherwise."""
-    wish = await wished(speaker, request.query_params, body=await read_object(request, speaker))
-    return await speaker.respond(request, wish)
+    wish = await wished(service, request.query_params, body=await read_object(request, service))
+    return await service.respond(request, wish)
 
 
 def voice_of(model: str | None) -> str | None:
@@ -98,11 +98,11 @@ class TurnSocket(WishedConnection):
     words: ClassVar[bool] = False
 
     @classmethod
-    async def wished(cls, socket: WebSocket, speaker: Speaker) -> Wish:
-        return await wished(speaker, socket.query_params, words=cls.words)
+    async def wished(cls, socket: WebSocket, service: SpeechService) -> Wish:
+        return await wished(service, socket.query_params, words=cls.words)
 
     async def opened(self) -> None:
-        self._session = self.converse(self.speaker.session(self.socket, self.wish, request_id=self.request_id))
+        self._session = self.converse(self.service.session(self.socket, self.wish, request_id=self.request_id))
 
 
 class AuraSocket(TurnSocket):
@@ -140,7 +140,7 @@ class AuraSocket(TurnSocket):
         match event:
             case Audio(_, data):
                 await self.socket.send_bytes(data)
-            case Mark():
+            case Flushed():
                 await self.send("Flushed", sequence_id=self._num_flushed)
                 self._num_flushed += 1
             case Cleared():

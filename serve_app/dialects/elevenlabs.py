@@ -11,7 +11,7 @@ from deployments.errors import InvalidRequest
 from serve_app.api import catalogue, ignored
 from serve_app.api.request import number
 from serve_app.api.response import AUDIO_HERE, Delivery, Kept, in_parts, in_whole, object_with
-from serve_app.api.speaker import Speaker, Wish, choice, read_object, text_of
+from serve_app.api.speech_service import SpeechService, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.session import is_ideograph
@@ -40,18 +40,20 @@ _LONGEST_NAME = 40  # of a format
 _JSON, _LINES = "application/json", "application/x-ndjson"
 
 
-def _speaking(*, stream: bool = False, timestamps: bool = False) -> Callable[[Speaker, Request], Awaitable[Response]]:
-    async def speak(speaker: Speaker, request: Request) -> Response:
+def _speaking(
+    *, stream: bool = False, timestamps: bool = False
+) -> Callable[[SpeechService, Request], Awaitable[Response]]:
+    async def speak(service: SpeechService, request: Request) -> Response:
         """Speaks `text`, or the `inputs` of a dialogue, MP3 unless `output_format` says otherwise."""
-        fields = await read_object(request, speaker)
+        fields = await read_object(request, service)
         voice = request.path_params.get("voice_id")
-        wish = await wished(speaker, fields, request.query_params, voice=voice, words=timestamps)
+        wish = await wished(service, fields, request.query_params, voice=voice, words=timestamps)
         if not timestamps:
-            return await speaker.respond(request, wish)
+            return await service.respond(request, wish)
         if stream:
-            return await speaker.respond(request, wish, as_body=_lines, content_type=_LINES)
+            return await service.respond(request, wish, as_body=_lines, content_type=_LINES)
         kept = Kept(request.state.caller.name)
-        return await speaker.respond(
+        return await service.respond(
             request,
             wish,
             as_body=lambda audio, times: in_whole(audio, kept, partial(_timed, times=times)),
@@ -74,23 +76,23 @@ def _ways(path: str, what: str) -> tuple[Route, ...]:
     )
 
 
-async def list_voices(speaker: Speaker) -> dict[str, object]:
+async def list_voices(service: SpeechService) -> dict[str, object]:
     """All of them on one page."""
-    known = [_voice(voice) for voice in catalogue.voice_list(await speaker.describe())]
+    known = [_voice(voice) for voice in catalogue.voice_list(await service.describe())]
     return {"voices": known, "has_more": False, "total_count": len(known), "next_page_token": None}
 
 
-async def show_voice(speaker: Speaker, voice_id: str) -> dict[str, object]:
+async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """One voice. Raises InvalidRequest with the valid names."""
-    return _voice(catalogue.find_voice(voice_id, await speaker.describe()))
+    return _voice(catalogue.find_voice(voice_id, await service.describe()))
 
 
-async def show_user(_: Speaker) -> dict[str, object]:
+async def show_user(_: SpeechService) -> dict[str, object]:
     """There are no accounts."""
     return {"user_id": "talkray", "is_new_user": False, "xi_api_key": "", "subscription": _SUBSCRIPTION}
 
 
-async def show_subscription(_: Speaker) -> dict[str, object]:
+async def show_subscription(_: SpeechService) -> dict[str, object]:
     """Nor subscriptions."""
     return _SUBSCRIPTION
 
@@ -111,7 +113,7 @@ def _voice(voice: catalogue.Voice) -> dict[str, object]:
 
 
 async def wished(
-    speaker: Speaker,
+    service: SpeechService,
     fields: Mapping[str, object],
     query: Mapping[str, str],
     *,
@@ -134,7 +136,7 @@ async def wished(
     if isinstance(seed := sent.get("seed"), str):
         made["seed"] = number("seed", seed)
     delivery = Delivery(audio_format, bit_rate=bit_rate)
-    return await speaker.wish(sent, names, delivery=delivery, made=made, reasons=reasons)
+    return await service.wish(sent, names, delivery=delivery, made=made, reasons=reasons)
 
 
 def output(name: str) -> tuple[AudioFormat, int, int | None]:

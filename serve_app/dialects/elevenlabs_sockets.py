@@ -9,11 +9,11 @@ from deployments.errors import InvalidRequest
 from serve_app.api import ignored
 from serve_app.api.errors import ErrorReply
 from serve_app.api.sockets import MAX_CONTEXTS, ContextConnection, WishedConnection
-from serve_app.api.speaker import Speaker, Wish
+from serve_app.api.speech_service import SpeechService, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.elevenlabs import NAMES, characters, dialogue, encoded, unheard, wished
 from serve_app.dialects.table import Dialect, Sample
-from serve_app.speech.session import Audio, Done, Event, Failed, Mark, Rest, Session, Words
+from serve_app.speech.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
 from serve_app.speech.word_times import Word
 
 _ONLY = ""  # the name of the one context of stream-input
@@ -28,8 +28,8 @@ class _Contexts(ContextConnection, WishedConnection):
 
     names: ClassVar[ignored.Names] = {**NAMES, "sync_alignment": None}
 
-    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket, speaker)
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        super().__init__(socket, service)
         self._ending: set[str] = set()  # contexts whose last message was an empty flush
         self._draining: set[str] = set()
         self._words: dict[str, list[Word]] = {}  # that go out with the next audio, by context
@@ -37,9 +37,9 @@ class _Contexts(ContextConnection, WishedConnection):
         self._is_cumulative = socket.query_params.get("sync_alignment") == "true"
 
     @classmethod
-    async def wished(cls, socket: WebSocket, speaker: Speaker) -> Wish:
+    async def wished(cls, socket: WebSocket, service: SpeechService) -> Wish:
         voice = socket.path_params.get("voice_id")
-        return await wished(speaker, {"text": ""}, socket.query_params, voice=voice, words=True, names=cls.names)
+        return await wished(service, {"text": ""}, socket.query_params, voice=voice, words=True, names=cls.names)
 
     async def obey(self, fields: dict[str, object]) -> None:
         name = self._name(fields)
@@ -121,7 +121,7 @@ class _Contexts(ContextConnection, WishedConnection):
                 self._words.setdefault(name, []).extend(event.in_session())
             case Audio(_, data) | Rest(data):
                 await self._send_audio(name, data)
-            case Mark() if name in self._words:
+            case Flushed() if name in self._words:
                 await self._send_audio(name, b"")
             case Failed(error):
                 await self._tell(name, self.failure(error, self.request_id))
@@ -196,7 +196,7 @@ class _Dialogues(_Contexts):
 
     def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
         _, voice = dialogue(fields.get("inputs"))
-        return self.speaker.voiced(self.wish, voice) if voice else self.wish
+        return self.service.voiced(self.wish, voice) if voice else self.wish
 
     def _text(self, fields: Mapping[str, object]) -> str:
         inputs = fields.get("inputs")

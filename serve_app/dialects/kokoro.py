@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.response import in_parts
-from serve_app.api.speaker import Speaker, read_object
+from serve_app.api.speech_service import SpeechService, read_object
 from serve_app.dialects.openai_speech import wished
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.word_times import WordTimes
@@ -17,14 +17,14 @@ from serve_app.speech.word_times import WordTimes
 _ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": True, "stream_format": "audio"}
 
 
-async def speak(speaker: Speaker, request: Request) -> Response:
+async def speak(service: SpeechService, request: Request) -> Response:
     """Speaks `input` as lines of JSON, one line with `stream` false; a word stands in the line where it ends."""
-    fields = await read_object(request, speaker)
+    fields = await read_object(request, service)
     for name in [name for name, value in _ALWAYS.items() if fields.get(name) == value]:
         del fields[name]
     reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}
     made = {"word_timestamps": True, "stream_format": "audio"}
-    wish = await wished(speaker, fields, made=made, reasons=reasons)
+    wish = await wished(service, fields, made=made, reasons=reasons)
     audio_format = wish.delivery.audio_format
 
     def as_lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
@@ -34,7 +34,7 @@ async def speak(speaker: Speaker, request: Request) -> Response:
         return in_parts(audio, line, lambda: line(b"") if times is not None and times.has_told else b"")
 
     kind = "application/json" if wish.delivery.whole else "application/x-ndjson"
-    return await speaker.respond(request, wish, as_body=as_lines, content_type=kind)
+    return await service.respond(request, wish, as_body=as_lines, content_type=kind)
 
 
 def _line(audio: bytes, times: WordTimes | None, audio_format: str) -> bytes:

@@ -7,11 +7,11 @@ from serve_app.api import ignored
 from serve_app.api.errors import ErrorReply
 from serve_app.api.response import Delivery
 from serve_app.api.sockets import WishedConnection, unknown_type
-from serve_app.api.speaker import Speaker, Wish, text_of
+from serve_app.api.speech_service import SpeechService, Wish, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
 from serve_app.dialects.table import Dialect, Sample
-from serve_app.speech.session import Audio, Event, Mark, Session, Started
+from serve_app.speech.session import Audio, Event, Flushed, Session, Started
 
 PROTOCOL = "nari.speech.v1"
 
@@ -23,8 +23,8 @@ class NariSocket(WishedConnection):
     takes_recordings = True
 
     @classmethod
-    async def wished(cls, socket: WebSocket, speaker: Speaker) -> Wish:
-        return await speaker.wish({}, {}, delivery=Delivery(AudioFormat.PCM))
+    async def wished(cls, socket: WebSocket, service: SpeechService) -> Wish:
+        return await service.wish({}, {}, delivery=Delivery(AudioFormat.PCM))
 
     async def opened(self) -> None:
         rate = self.wish.info.sample_rate
@@ -64,9 +64,9 @@ class NariSocket(WishedConnection):
         if asked.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"
         made = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
-        wish = await wished(self.speaker, asked, made=made, reasons=reasons)
+        wish = await wished(self.service, asked, made=made, reasons=reasons)
         self._audio["sample_rate"] = wish.delivery.rate(wish.info)
-        self._session = self.converse(self.speaker.session(self.socket, wish, request_id=self.request_id))
+        self._session = self.converse(self.service.session(self.socket, wish, request_id=self.request_id))
         await self.send("request.configured", request_id=self.request_id, **ignored.told(wish.ignored))
 
     def _begun(self) -> Session:
@@ -92,7 +92,7 @@ class NariSocket(WishedConnection):
             case Audio(_, data):
                 self._num_chunks += 1
                 await self.socket.send_bytes(data)
-            case Mark(turn):
+            case Flushed(turn):
                 self._stop_reason = turn.usage.finish_reason or "stop"
 
     async def finish(self) -> None:

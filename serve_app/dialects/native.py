@@ -15,10 +15,10 @@ from serve_app.api.request import SpeechBody, check_length, parse_speech, valida
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
 from serve_app.api.response import Delivery, word_entries
 from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speaker import Speaker, Wish
+from serve_app.api.speech_service import SpeechService, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect
-from serve_app.speech.session import Audio, Event, Failed, Mark, Session, Started, Turn, Words
+from serve_app.speech.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
 
 
 class Resumption(BaseModel):
@@ -55,7 +55,7 @@ def parse_resumption(fields: Mapping[str, object]) -> Resumption:
 _NAMES: ignored.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **ignored.SPEECH}
 
 
-class Utterance:
+class SpeakMessage:
     """One `speak` message on its way; `samples` and `usage` count the audio that has been handed to the socket."""
 
     def __init__(self, request_id: str, connection: Connection) -> None:
@@ -66,27 +66,27 @@ class Utterance:
         self._connection = connection
         self._had = 0  # bytes of audio that the client has already
 
-    async def run(self, fields: dict[str, object], speaker: Speaker) -> None:
+    async def run(self, fields: dict[str, object], service: SpeechService) -> None:
         """Speaks, or tells the client why not."""
         state = self._connection.socket.state
         try:
-            session = await self._open(fields, speaker)
+            session = await self._open(fields, service)
         except Exception as error:
             await self._report(error)
             replace(state.record.another(self.request_id), error=translate(error).code).publish()
         else:
             await self._connection.pass_on(session, self._say)
 
-    async def _open(self, fields: dict[str, object], speaker: Speaker) -> Session:
+    async def _open(self, fields: dict[str, object], service: SpeechService) -> Session:
         body, resumption = _speech_body(fields), parse_resumption(fields)
-        check_length("input", body.input, speaker.settings)
-        info = await speaker.describe()
+        check_length("input", body.input, service.settings)
+        info = await service.describe()
         reasons = ignored.always_streamed(fields)
         self._without_effect = ignored.told(ignored.ignored(fields, body, info, _NAMES, reasons=reasons))
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
-        session = speaker.session(
+        session = service.session(
             self._connection.socket, Wish(info, body, delivery, {}), request_id=self.request_id, live=False
         )
         session.append(body.input)
@@ -105,7 +105,7 @@ class Utterance:
                 await self._send_pcm(pcm)
             case Words(_, words):
                 await self._send("words", words=word_entries(words))
-            case Mark(turn):
+            case Flushed(turn):
                 await self._send(
                     "done",
                     finish_reason=turn.usage.finish_reason,
@@ -136,10 +136,10 @@ class SpeechSocket(Connection):
 
     takes_recordings = True
 
-    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket, speaker)
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        super().__init__(socket, service)
         self._num_utterances = 0
-        self._utterance: Utterance | None = None
+        self._utterance: SpeakMessage | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def obey(self, fields: dict[str, object]) -> None:
@@ -157,8 +157,8 @@ class SpeechSocket(Connection):
             raise InvalidRequest("An utterance is being spoken; cancel it or wait for it to end.", "type", "busy")
         self._num_utterances += 1
         own_id = f"{self.request_id}-{self._num_utterances}"
-        self._utterance = Utterance(parse_resumption(fields).request_id or own_id, self)
-        self._task = self.start(self._utterance.run(fields, self.speaker))
+        self._utterance = SpeakMessage(parse_resumption(fields).request_id or own_id, self)
+        self._task = self.start(self._utterance.run(fields, self.service))
 
     async def _cancel(self, played_ms: float | None) -> None:
         """Always answered: with null for the request if nothing was being spoken, or its end was already on its way.

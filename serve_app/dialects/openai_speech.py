@@ -24,7 +24,7 @@ from serve_app.api.response import (
     negotiate,
     object_with,
 )
-from serve_app.api.speaker import Speaker, Wish, choice, read_object
+from serve_app.api.speech_service import SpeechService, Wish, choice, read_object
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.languages import language_name
@@ -67,20 +67,20 @@ _MISTRAL: ignored.Names = {
 _NAMES: ignored.Names = {**ignored.SPEECH, "instruction": "instructions", "lang_code": "language"}
 
 
-async def speech(speaker: Speaker, request: Request) -> Response:
+async def speech(service: SpeechService, request: Request) -> Response:
     """Speaks `input`, streaming unless `stream` is false."""
-    fields = await read_object(request, speaker)
+    fields = await read_object(request, service)
     if "voice_id" in fields:
-        return await _speak_as_mistral(request, speaker, fields)
-    return await speaker.respond(request, await wished(speaker, fields, accept=_accept(request)))
+        return await _speak_as_mistral(request, service, fields)
+    return await service.respond(request, await wished(service, fields, accept=_accept(request)))
 
 
-async def speak_deployment(speaker: Speaker, request: Request, deployment: str) -> Response:
+async def speak_deployment(service: SpeechService, request: Request, deployment: str) -> Response:
     """The same for Azure's clients, whose deployments have names of their own."""
-    fields = await read_object(request, speaker)
+    fields = await read_object(request, service)
     reasons = {"model": "a deployment of any name is the loaded model"} if "model" in fields else {}
-    wish = await wished(speaker, fields, accept=_accept(request), made={"model": None}, reasons=reasons)
-    return await speaker.respond(request, wish)
+    wish = await wished(service, fields, accept=_accept(request), made={"model": None}, reasons=reasons)
+    return await service.respond(request, wish)
 
 
 def spelled(fields: Mapping[str, object]) -> dict[str, object]:
@@ -103,7 +103,7 @@ def spelled(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 async def wished(
-    speaker: Speaker,
+    service: SpeechService,
     fields: Mapping[str, object],
     *,
     accept: str = "",
@@ -116,9 +116,9 @@ async def wished(
     """
     given = {**spelled(fields), **(made or {})}
     body = parse_speech({name: given[name] for name in ignored.SPEECH if given.get(name) is not None})
-    check_length("input", body.input, speaker.settings)
-    info = await speaker.describe()
-    catalogue.check_model(body.model, info, speaker.settings)
+    check_length("input", body.input, service.settings)
+    info = await service.describe()
+    catalogue.check_model(body.model, info, service.settings)
     if body.voice is not None and info.voices:
         catalogue.resolve(body.voice, info.voices)
     delivery = negotiate(body, accept)
@@ -134,24 +134,24 @@ def _accept(request: Request) -> str:
     return ", ".join(request.headers.getlist("accept"))
 
 
-async def _speak_as_mistral(request: Request, speaker: Speaker, fields: Mapping[str, object]) -> Response:
+async def _speak_as_mistral(request: Request, service: SpeechService, fields: Mapping[str, object]) -> Response:
     """JSON with the audio in it, or events with `stream`. Voices of theirs are spoken by the default one."""
     audio_format = choice("response_format", str(fields.get("response_format", "mp3")), _MISTRAL_FORMATS)
-    wish = await speaker.wish(
+    wish = await service.wish(
         fields,
         _MISTRAL,
         delivery=Delivery(audio_format),
     )
     usage: Usage = request.state.record.usage
     if fields.get("stream"):
-        return await speaker.respond(
+        return await service.respond(
             request,
             wish,
             as_body=lambda audio, _: in_parts(audio, _mistral_delta, lambda: _mistral_done(usage)),
             content_type=EVENT_STREAM,
         )
     kept = Kept(request.state.caller.name)
-    return await speaker.respond(
+    return await service.respond(
         request, wish, as_body=lambda audio, _: in_whole(audio, kept, _mistral_object), content_type="application/json"
     )
 

@@ -11,10 +11,10 @@ from serve_app.api import ignored
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.response import Delivery
 from serve_app.api.sockets import Connection
-from serve_app.api.speaker import Speaker, Wish, choice
+from serve_app.api.speech_service import SpeechService, Wish, choice
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Sample
-from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Mark, Started, Turn
+from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Flushed, Started, Turn
 
 Json = dict[str, object]
 
@@ -88,8 +88,8 @@ def _place(turn: Turn) -> Json:
 class RealtimeSocket(ResponseSocket):
     """One response at a time. Instructions are for a model that thinks: they are no style of speaking."""
 
-    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket, speaker)
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        super().__init__(socket, service)
         self._model = socket.query_params.get("model") or socket.query_params.get("deployment")
         self._settings: Json = {}  # voice, format, speed
         self._waiting: list[str] = []  # texts of items for which no response was asked
@@ -147,7 +147,7 @@ class RealtimeSocket(ResponseSocket):
         made = {"voice": settings.get("voice"), "speed": settings.get("speed"), "sample_rate": rate}
         delivery = Delivery(_FORMATS[str(settings.get("format", "audio/pcm"))])
         made["model"] = self._model
-        return await self.speaker.wish(sent, names, delivery=delivery, made=made, reasons=reasons)
+        return await self.service.wish(sent, names, delivery=delivery, made=made, reasons=reasons)
 
     async def _keep(self, item: Mapping[str, object], message: Mapping[str, object]) -> None:
         self._waiting += _texts([item])
@@ -170,7 +170,7 @@ class RealtimeSocket(ResponseSocket):
         wish = await self._wished(asked, _RESPONSE_NAMES, {**self._settings, **_settings(asked)})
         self._num_turns += 1
         own_id = f"{self.request_id}-{self._num_turns}"
-        session = self.speaker.session(self.socket, wish, request_id=own_id, live=False)
+        session = self.service.session(self.socket, wish, request_id=own_id, live=False)
         session.append(text)
         self._turn = session.flush()
         session.close()
@@ -193,7 +193,7 @@ class RealtimeSocket(ResponseSocket):
                 await self.tell_begun(turn)
             case Audio(turn, data):
                 await self.tell_audio(turn, data)
-            case Mark(turn):
+            case Flushed(turn):
                 self._turn = None
                 await self.tell_spoken(turn)
             case Failed(error) if self._turn is not None:

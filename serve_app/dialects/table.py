@@ -12,12 +12,12 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from serve_app.api.sockets import Connection
-from serve_app.api.speaker import Speaker, refuse_handshake
+from serve_app.api.speech_service import SpeechService, refuse_handshake
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`answer` takes the Speaker, then what FastAPI gives to an endpoint. A `POST` returns a Response."""
+    """`answer` takes the SpeechService, then what FastAPI gives to an endpoint. A `POST` returns a Response."""
 
     place: str  # method and path: "POST /v1/speak"
     answer: Callable[..., Awaitable[object]]
@@ -51,14 +51,14 @@ class Dialect:
     sample: Sample | None = None
 
 
-def http_router(dialect: Dialect, speaker: Speaker) -> APIRouter:
+def http_router(dialect: Dialect, service: SpeechService) -> APIRouter:
     router = APIRouter(tags=[dialect.heading or dialect.name])
     for route in dialect.routes:
         method, path = route.place.split()
         returns: dict[str, Any] = {"response_class": Response} if method == "POST" else {}  # else JSON
         router.add_api_route(
             path,
-            _endpoint(route.answer, speaker),
+            _endpoint(route.answer, service),
             methods=[method],
             summary=route.summary,
             include_in_schema=route.summary is not None,
@@ -68,29 +68,29 @@ def http_router(dialect: Dialect, speaker: Speaker) -> APIRouter:
     return router
 
 
-def socket_router(dialects: Iterable[Dialect], speaker: Speaker) -> APIRouter:
+def socket_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
     """All WebSockets, and a 404 for a handshake anywhere else, where Starlette's own answer is a 403."""
     kinds: dict[str, list[type[Connection]]] = {}
     for path, kind in (row for dialect in dialects for row in dialect.sockets):
         kinds.setdefault(path, []).append(kind)
     router = APIRouter()
     for path, of_path in kinds.items():
-        router.add_api_websocket_route(path, partial(_converse, of_path, speaker))
+        router.add_api_websocket_route(path, partial(_converse, of_path, service))
     router.add_api_websocket_route("/{path:path}", _refuse_unknown)
     return router
 
 
-def _endpoint(answer: Callable[..., Awaitable[object]], speaker: Speaker) -> Callable[..., Awaitable[object]]:
-    bound = partial(answer, speaker)
+def _endpoint(answer: Callable[..., Awaitable[object]], service: SpeechService) -> Callable[..., Awaitable[object]]:
+    bound = partial(answer, service)
     bound.__name__, bound.__doc__ = answer.__name__, answer.__doc__  # type: ignore[attr-defined]  # shown by /docs
     return bound
 
 
-async def _converse(kinds: list[type[Connection]], speaker: Speaker, socket: WebSocket) -> None:
+async def _converse(kinds: list[type[Connection]], service: SpeechService, socket: WebSocket) -> None:
     """The kind whose subprotocol the client offers, else the one without any."""
     offered = socket.scope["subprotocols"]
     named = next((kind for kind in kinds if kind.subprotocol in offered), None)
-    await (named or next(kind for kind in kinds if kind.subprotocol is None)).run(socket, speaker)
+    await (named or next(kind for kind in kinds if kind.subprotocol is None)).run(socket, service)
 
 
 async def _refuse_unknown(socket: WebSocket) -> None:

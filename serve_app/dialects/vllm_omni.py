@@ -22,30 +22,30 @@ from serve_app.api.response import (
     object_with,
 )
 from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speaker import Speaker, read_object, text_of
+from serve_app.api.speech_service import SpeechService, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
 from serve_app.dialects.table import Dialect, Route, Sample
-from serve_app.speech.session import Audio, Event, Mark, Session, Started
+from serve_app.speech.session import Audio, Event, Flushed, Session, Started
 
 Json = dict[str, object]
 
 MAX_ITEMS = 64
 
 
-async def speak_all(speaker: Speaker, request: Request) -> Response:
+async def speak_all(service: SpeechService, request: Request) -> Response:
     """Speaks `items`, each with the fields around them unless it has its own: one after the other."""
-    fields = await read_object(request, speaker)
+    fields = await read_object(request, service)
     items = fields.pop("items", None)
     if not isinstance(items, list) or not 0 < len(items) <= MAX_ITEMS:
         raise InvalidRequest(f"items must be a list of 1 to {MAX_ITEMS} objects.", "items")
     usage: Usage = request.state.record.usage
     headers = {"content-type": "application/json"}
-    return SpeechResponse(_spoken(request, speaker, fields, items), headers, usage=usage)
+    return SpeechResponse(_spoken(request, service, fields, items), headers, usage=usage)
 
 
 async def _spoken(
-    request: Request, speaker: Speaker, fields: Json, items: Sequence[object]
+    request: Request, service: SpeechService, fields: Json, items: Sequence[object]
 ) -> AsyncGenerator[bytes, None]:
     """An item's error is in its result; a full server refuses the whole batch, while it can.
 
@@ -60,7 +60,7 @@ async def _spoken(
                 if index:
                     request.state.caller.request()
                 asked = {**fields, **_fields(item)}
-                spoken, audio = await _speak_item(request, speaker, asked, kept, number=index + 1)
+                spoken, audio = await _speak_item(request, service, asked, kept, number=index + 1)
                 result |= {"status": "success", **spoken}
             except TalkrayError as error:
                 if not index and isinstance(error, Overloaded | NotReady):
@@ -86,17 +86,17 @@ def _fields(item: object) -> Json:
 
 
 async def _speak_item(
-    request: Request, speaker: Speaker, fields: Json, kept: Kept, *, number: int
+    request: Request, service: SpeechService, fields: Json, kept: Kept, *, number: int
 ) -> tuple[Json, bytes]:
     """Its result, with AUDIO_HERE for its audio, and that."""
     asked = {"stream": fields.get("stream") is True, "stream_format": fields.get("stream_format") == "sse"}
     reasons = {name: "items are answered whole" for name, is_asked in asked.items() if is_asked}
-    wish = await wished(speaker, fields, default=AudioFormat.WAV, reasons=reasons)
-    utterance = await speaker.utterance(request, wish)
+    wish = await wished(service, fields, default=AudioFormat.WAV, reasons=reasons)
+    utterance = await service.utterance(request, wish)
     utterance = replace(utterance, request_id=f"{utterance.request_id}-{number}")
     usage, rendering = Usage(), replace(wish.delivery, whole=True).rendering(wish.info)
     kept.expect(wish.body, wish.delivery, wish.info)
-    content = await collected(audio_body(speaker.chunks(utterance, wish.info), rendering, usage, kept=kept), kept)
+    content = await collected(audio_body(service.chunks(utterance, wish.info), rendering, usage, kept=kept), kept)
     total: Usage = request.state.record.usage
     total.first_audio_ns, total.finish_reason = total.first_audio_ns or usage.first_audio_ns, usage.finish_reason
     total.input_tokens += usage.input_tokens
@@ -111,8 +111,8 @@ class OmniSocket(Connection):
 
     takes_recordings = True
 
-    def __init__(self, socket: WebSocket, speaker: Speaker) -> None:
-        super().__init__(socket, speaker)
+    def __init__(self, socket: WebSocket, service: SpeechService) -> None:
+        super().__init__(socket, service)
         self._session: Session | None = None
         self._format: Json = {}
         self._num_bytes = self._num_done = 0
@@ -148,10 +148,10 @@ class OmniSocket(Connection):
         if asked.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"
         made = {"input": "", "word_timestamps": False}
-        wish = await wished(self.speaker, asked, default=AudioFormat.WAV, made=made, reasons=reasons)
+        wish = await wished(self.service, asked, default=AudioFormat.WAV, made=made, reasons=reasons)
         self._format = {"format": wish.delivery.audio_format, "sample_rate": wish.delivery.rate(wish.info)}
         self._format |= ignored.told(wish.ignored)
-        session = self.speaker.session(self.socket, wish, request_id=self.request_id, files=True)
+        session = self.service.session(self.socket, wish, request_id=self.request_id, files=True)
         self._session = self.converse(session)
 
     def _configured(self) -> Session:
@@ -168,7 +168,7 @@ class OmniSocket(Connection):
             case Audio(_, data):
                 self._num_bytes += len(data)
                 await self.socket.send_bytes(data)
-            case Mark(turn):
+            case Flushed(turn):
                 num_bytes, self._num_bytes = self._num_bytes, 0
                 self._num_done += 1
                 await self.send("audio.done", **number, sentence_index=0, total_bytes=num_bytes, error=False)

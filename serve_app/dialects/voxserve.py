@@ -13,7 +13,7 @@ from deployments.errors import InvalidRequest
 from serve_app.api import ignored
 from serve_app.api.request import MAX_BODY_BYTES, parse_object
 from serve_app.api.response import Delivery
-from serve_app.api.speaker import Speaker, Wish, read_body, text_of
+from serve_app.api.speech_service import SpeechService, Wish, read_body, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 
@@ -30,16 +30,16 @@ _NAMES: ignored.Names = {
 _MOST_FIELDS = 32
 
 
-async def generate(speaker: Speaker, request: Request) -> Response:
+async def generate(service: SpeechService, request: Request) -> Response:
     """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
     content = await read_body(request)
-    speaker.check_room(request.state.caller.name)
-    return await speaker.respond(request, await wished(speaker, await _form_fields(content, request.headers)))
+    service.check_room(request.state.caller.name)
+    return await service.respond(request, await wished(service, await _form_fields(content, request.headers)))
 
 
-async def wished(speaker: Speaker, fields: Mapping[str, object]) -> Wish:
+async def wished(service: SpeechService, fields: Mapping[str, object]) -> Wish:
     """`fields` as VoxServe calls them. Raises InvalidRequest."""
-    return await speaker.wish(
+    return await service.wish(
         fields,
         _NAMES,
         delivery=Delivery(AudioFormat.WAV, whole=_switch(fields.get("streaming")) is False),

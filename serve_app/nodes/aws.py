@@ -2,7 +2,7 @@
 
 Ray 2.60's autoscaler asks for a refused spot type again every five seconds and never turns to another one: it counts
 requests that time out as a shortage, not refusals. A cluster's file names this provider:
-`provider: {type: external, module: serve_app.nodes.aws.Nodes}`.
+`provider: {type: external, module: serve_app.nodes.aws.AwsNodes}`.
 """
 
 import logging
@@ -20,7 +20,7 @@ _REFUSALS = frozenset(
 )
 
 
-class Nodes(AWSNodeProvider):  # type: ignore[misc]
+class AwsNodes(AWSNodeProvider):  # type: ignore[misc]
     """A node keeps its type's name and labels, `market: spot` too, whichever way it was bought."""
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:

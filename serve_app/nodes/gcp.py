@@ -1,6 +1,6 @@
 """Ray's provider of Google Cloud nodes, which starts a standard instance where spot is refused (see aws.py).
 
-A cluster's file says `provider: {type: external, module: serve_app.nodes.gcp.Nodes}`.
+A cluster's file says `provider: {type: external, module: serve_app.nodes.gcp.GcpNodes}`.
 """
 
 import logging
@@ -16,7 +16,7 @@ _REFUSALS = ("ZONE_RESOURCE_POOL_EXHAUSTED", "QUOTA_EXCEEDED", "STOCKOUT")
 _SPOT = ("provisioningModel", "preemptible", "instanceTerminationAction")
 
 
-class Nodes(GCPNodeProvider):  # type: ignore[misc]
+class GcpNodes(GCPNodeProvider):  # type: ignore[misc]
     """A node keeps its type's name and labels, whichever way it was bought."""
 
     def create_node(self, base_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class CodecScaling(Bounds):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TimedValue:
     """A number at a time."""
 
     at_s: float
@@ -100,9 +100,9 @@ class Sample:
 class State:
     """The state that a decision leaves for the next one. The first one gets `State()`."""
 
-    line: tuple[Sample, ...] = ()  # requests that wait, over the trend window
-    mean: Sample | None = None  # of the streams that are there
-    peaks: tuple[Sample, ...] = ()  # the need over the scale-down window, in replicas; values fall
+    line: tuple[TimedValue, ...] = ()  # requests that wait, over the trend window
+    mean: TimedValue | None = None  # of the streams that are there
+    peaks: tuple[TimedValue, ...] = ()  # the need over the scale-down window, in replicas; values fall
     busy_s: float = -math.inf  # when there was a request
     removed_s: float = -math.inf  # when replicas were removed
 
@@ -123,10 +123,10 @@ def decide_talker(
     running = sum(record.running for record in records)
     waiting = sum(record.waiting for record in records)
     demand = max(running + waiting, counts.ongoing) + counts.queued  # a new replica has not recorded anything yet
-    line = _recent(state.line, Sample(now_s, waiting + counts.queued), window_s=_TREND_WINDOW_S)
+    line = _recent(state.line, TimedValue(now_s, waiting + counts.queued), window_s=_TREND_WINDOW_S)
     growth = min(_growth(line) * settings.trend_horizon_s, demand)  # at most as much as the demand
     per_replica = settings.sequences_per_replica * settings.target_use
-    mean = _smoothed(state.mean, Sample(now_s, demand), over_s=settings.smoothing_s)
+    mean = _smoothed(state.mean, TimedValue(now_s, demand), over_s=settings.smoothing_s)
     needs = {
         "sequences": (demand if line[-1].value else mean.value) / per_replica,
         "rows": demand / settings.sequences_per_replica,
@@ -158,7 +158,7 @@ def decide_codec(
     backlog_s = sum(record.backlog_s for record in records)
     replicas_behind = len(records) * backlog_s / (cores * _TARGET_BACKLOG_S) if cores else 0.0
     expected = max(flowing, min(streams, settings.max_talker_streams))
-    mean = _smoothed(state.mean, Sample(now_s, expected), over_s=settings.smoothing_s)
+    mean = _smoothed(state.mean, TimedValue(now_s, expected), over_s=settings.smoothing_s)
     needs = {
         "streams": (expected if counts.queued else mean.value) / (settings.streams_per_replica * settings.target_use),
         "room": expected / settings.streams_per_replica,
@@ -193,7 +193,7 @@ def _settle(
     reason, need = max(needs.items(), key=lambda item: item[1])
     needed = max(math.ceil(need - _ROUNDING), 1 if demand else 0)
     is_first = state.busy_s == -math.inf  # the replicas of that time count as needed
-    peak = Sample(now_s, max(need, counts.wanted) if is_first else need)
+    peak = TimedValue(now_s, max(need, counts.wanted) if is_first else need)
     state = replace(state, peaks=_peaks(state.peaks, peak, window_s=settings.scale_down_window_s))
     if demand or is_first or counts.running < counts.wanted:  # a starting replica was wanted
         state = replace(state, busy_s=now_s)
@@ -214,40 +214,40 @@ def _roundly(need: float, settings: Bounds) -> int:
     return math.ceil(need * (1.0 + settings.scale_down_margin) - _ROUNDING)
 
 
-def _smoothed(mean: Sample | None, new: Sample, *, over_s: float) -> Sample:
+def _smoothed(mean: TimedValue | None, new: TimedValue, *, over_s: float) -> TimedValue:
     """The moving mean at the time of the new sample; zero after a long time without streams."""
     if mean is None or not over_s:
         return new
     weight = -math.expm1(-max(0.0, new.at_s - mean.at_s) / over_s)
     value = mean.value + weight * (new.value - mean.value)
-    return Sample(new.at_s, value if new.value or value > _NOBODY else 0.0)
+    return TimedValue(new.at_s, value if new.value or value > _NOBODY else 0.0)
 
 
 def _within(replicas: int, settings: Bounds) -> int:
     return min(max(replicas, settings.min_replicas), settings.max_replicas)
 
 
-def _recent(samples: tuple[Sample, ...], new: Sample, *, window_s: float) -> tuple[Sample, ...]:
+def _recent(samples: tuple[TimedValue, ...], new: TimedValue, *, window_s: float) -> tuple[TimedValue, ...]:
     return (*(sample for sample in samples if new.at_s - sample.at_s <= window_s), new)
 
 
-def _peaks(peaks: tuple[Sample, ...], new: Sample, *, window_s: float) -> tuple[Sample, ...]:
+def _peaks(peaks: tuple[TimedValue, ...], new: TimedValue, *, window_s: float) -> tuple[TimedValue, ...]:
     """The samples that are the highest from their time on: few, whatever the window, and the first is its maximum."""
     return (*(peak for peak in peaks if new.at_s - peak.at_s <= window_s and peak.value > new.value), new)
 
 
-def _growth(samples: tuple[Sample, ...]) -> float:
+def _growth(samples: tuple[TimedValue, ...]) -> float:
     """Steady growth per second: the lesser of the two halves' slopes, so that a single burst is no trend."""
     middle = samples[len(samples) // 2]
     return max(0.0, min(_slope(samples[0], middle), _slope(middle, samples[-1])))
 
 
-def _slope(first: Sample, last: Sample) -> float:
+def _slope(first: TimedValue, last: TimedValue) -> float:
     elapsed_s = last.at_s - first.at_s
     return (last.value - first.value) / elapsed_s if elapsed_s >= _MIN_TREND_S else 0.0
 
 
-class Context(Protocol):
+class AutoscalingContext(Protocol):
     """The fields of `ray.serve.config.AutoscalingContext` that policies read."""
 
     current_num_replicas: int
@@ -274,7 +274,7 @@ class _Policy:
         """`decide` takes records of this `kind`."""
         self._kind, self._decide, self._settings, self._state = kind, decide, settings, State()
 
-    def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """Replicas wanted."""
         records, now_s = recorded(context.raw_metrics, self._kind), context.current_time or 0.0
         decision = self._decide(records, _counts(context), settings=self._settings, state=self._state, now_s=now_s)
@@ -309,7 +309,7 @@ def recorded(metrics: Mapping[str, Mapping[Any, Sequence[Any]]] | None, kind: ty
     return [kind(**values) for values in replicas.values()]
 
 
-def _counts(context: Context) -> Counts:
+def _counts(context: AutoscalingContext) -> Counts:
     queued = max(0.0, context.total_queued_requests)
     return Counts(
         running=context.current_num_replicas,

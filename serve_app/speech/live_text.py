@@ -20,7 +20,7 @@ from deployments.errors import InvalidRequest
 from deployments.playback import PlaybackClock
 from deployments.protocol import Mailbox, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
-from deployments.voice.live_english import LiveEnglish, Part
+from deployments.voice.live_english import LiveEnglish, TextPart
 from serve_app.api.request import clean, is_speakable
 from serve_app.speech.markup import LiveSpeakable
 from serve_app.speech.segments import LiveSplit, Segments, heed, segment_request, segment_start
@@ -107,7 +107,7 @@ class LiveText(Segments):
         self._written: list[WrittenText] = []  # by segment
         self._asked = replace(request, text="", following=())
         self._idling: asyncio.TimerHandle | None = None
-        self.parts: list[Part] = []  # as written and as spoken
+        self.parts: list[TextPart] = []  # as written and as spoken
         self.text = ""  # all that was written so far, without markup where that is left out
         self.is_written = False  # no more is appended
         self.is_over = False  # nor becomes spoken text
@@ -232,7 +232,7 @@ class LiveText(Segments):
         self._pauses_s[number] = self._pauses_s.get(number, 0.0) + seconds
         self._tell()
 
-    def _say(self, parts: list[Part]) -> None:
+    def _say(self, parts: list[TextPart]) -> None:
         self.parts += parts
         for part in parts:
             self._num_spoken += sum(map(is_speakable, part.spoken.split()))
@@ -334,13 +334,13 @@ class LivePlain:
         self._space = ""  # that stands before the next word, if there is one
         self._has_spoken = False
 
-    def feed(self, text: str, *, is_last: bool) -> list[Part]:
+    def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
         """The spoken text that is certain once `text` has come; with the last part all of the rest."""
         self._rest += text
         is_whole = is_last or len(self._rest) > _LONGEST_REST
         end = len(self._rest) if is_whole else _last_boundary(self._rest)
         known, self._rest = self._rest[:end], self._rest[end:]
-        return [Part(word, self._spoken(word)) for word in _words(known)]
+        return [TextPart(word, self._spoken(word)) for word in _words(known)]
 
     @property
     def will_speak(self) -> bool:

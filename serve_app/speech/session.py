@@ -113,7 +113,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Flushed:
     """All that was written before a `flush` has been spoken."""
 
     turn: Turn
@@ -151,7 +151,7 @@ class Failed:
     error: Exception
 
 
-Event = Started | Audio | Words | Mark | Cleared | Rest | Done | Failed
+Event = Started | Audio | Words | Flushed | Cleared | Rest | Done | Failed
 
 
 class Session:
@@ -224,7 +224,7 @@ class Session:
         turn.write()
 
     def flush(self) -> Turn:
-        """Ends the present turn, an empty one where there is none; its `Mark` will follow."""
+        """Ends the present turn, an empty one where there is none; its `Flushed` will follow."""
         turn = self._turns[-1] if self.is_writing else self._open_turn()
         turn.is_complete, turn.text, turn.half = True, turn.text + without_halves(turn.half), ""
         turn.write()
@@ -291,7 +291,7 @@ class Session:
                 await self._speak(turn)
                 self._over.append(self._turns.popleft())
                 turn.record.publish()
-                await self._events.put(Mark(turn))
+                await self._events.put(Flushed(turn))
             self.has_ended = True
             if not self._files and (rest := await self._rendering.close()):
                 await self._events.put(Rest(rest))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from deployments.protocol import ModelInfo, PcmChunk
-from deployments.voice.live_english import LiveEnglish, Part
+from deployments.voice.live_english import LiveEnglish, TextPart
 from serve_app.speech.live_text import TURN_CHARS, LivePlain, LiveText
 
 _WORD = re.compile(r"\S+")
@@ -55,7 +55,7 @@ class WordTimes:
         self._live = None if isinstance(source, str) else source
         self._text = "" if self._live else str(source)
         self._made = iter(()) if self._live else _parts_of(self._text, info)
-        self._parts: list[Part] = self._live.parts if self._live else []
+        self._parts: list[TextPart] = self._live.parts if self._live else []
         self._num_parts = self._num_written = self._num_spoken = 0  # of the parts that were taken
         self._places: list[_Place] = []
         self._heard: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
@@ -133,12 +133,12 @@ class WordTimes:
             self._num_spoken += len(part.spoken)
             self._num_parts += 1
 
-    def _next_part(self) -> Part | None:
+    def _next_part(self) -> TextPart | None:
         if self._num_parts == len(self._parts) and (made := next(self._made, None)) is not None:
             self._parts.append(made)
         return self._parts[self._num_parts] if self._num_parts < len(self._parts) else None
 
-    def _add(self, part: Part) -> None:
+    def _add(self, part: TextPart) -> None:
         written, spoken = list(_WORD.finditer(part.written)), list(_WORD.finditer(part.spoken))
         places = self._places
         if written and not written[0].start() and places and places[-1].end == self._num_written:  # a word was cut
@@ -171,7 +171,7 @@ def _letters(word: str) -> str:
     return "".join(filter(str.isalnum, word)).lower()
 
 
-def _parts_of(text: str, info: ModelInfo) -> Iterator[Part]:
+def _parts_of(text: str, info: ModelInfo) -> Iterator[TextPart]:
     front = LiveEnglish() if info.spoken_form == "english" else LivePlain()
     for start in range(0, len(text), TURN_CHARS):
         yield from front.feed(text[start : start + TURN_CHARS], is_last=False)

@@ -7,7 +7,7 @@ import pytest
 from loadtest.arrivals import FRAMES_PER_S, Arrivals, Phase, SpeechLengths
 from loadtest.measure import measure
 from loadtest.settings import Settings, Transport
-from loadtest.traces import RunFolder
+from loadtest.traces import TraceFolder
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +22,7 @@ async def test_answers_have_the_planned_lengths(server: str, transport: Transpor
         options={"model": "tts-1", "voice": "alloy", "leading_silence": True},
         lengths=SpeechLengths(1.0, 0.3),
     )
-    result, whole = await measure(settings, RunFolder(tmp_path / "run"), show=lambda _: None)
+    result, whole = await measure(settings, TraceFolder(tmp_path / "run"), show=lambda _: None)
     assert whole
     assert (result.summary.sent, result.summary.succeeded) == (3, 3)
     asked = [request.frames for request in settings.schedule()]

@@ -12,7 +12,7 @@ from loadtest.arrivals import ScheduledRequest, interrupt
 from loadtest.metrics import summarize
 from loadtest.runner import Runner
 from loadtest.settings import Settings, Transport
-from loadtest.traces import Failure, RunFolder, Trace
+from loadtest.traces import Failure, Trace, TraceFolder
 from tests.loadtest.test_runner import LOUD, schedule
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +54,7 @@ class Server:
 async def one(server: Server, folder: Path, *, interrupt_s: float | None = None) -> Trace:
     (request,) = schedule("".join(WORDS))
     async with server.serving() as target:
-        runner = Runner(target, [replace(request, interrupt_s=interrupt_s)], folder=RunFolder(folder))
+        runner = Runner(target, [replace(request, interrupt_s=interrupt_s)], folder=TraceFolder(folder))
         assert await runner.run()
     return runner.traces[0]
 

@@ -14,7 +14,7 @@ from loadtest.measure import Result, measure, read_result
 from loadtest.metrics import Limits
 from loadtest.settings import Settings
 from loadtest.terminal import show_result
-from loadtest.traces import Failure, RunFolder, Trace
+from loadtest.traces import Failure, Trace, TraceFolder
 from tests.loadtest.test_metrics import SPOKEN, failed
 from tests.loadtest.test_runner import serving, speak_at_once
 
@@ -71,7 +71,7 @@ async def test_a_run_leaves_its_plan_its_traces_and_its_summary(tmp_path: Path) 
         settings = Settings(
             target.url, phases, arrivals=Arrivals.CONSTANT, warmup=1, headers={"Authorization": "Bearer hush"}
         )
-        result, whole = await measure(settings, RunFolder(tmp_path / "run"), show=lambda _: None)
+        result, whole = await measure(settings, TraceFolder(tmp_path / "run"), show=lambda _: None)
     assert whole
     summary = result.summary
     assert (summary.planned, summary.sent, summary.succeeded) == (5, 5, 5)
@@ -80,7 +80,7 @@ async def test_a_run_leaves_its_plan_its_traces_and_its_summary(tmp_path: Path) 
     assert len(files["schedule.jsonl"].splitlines()) == len(files["requests.jsonl"].splitlines()) == 10
     assert json.loads(files["run.json"])["settings"]["phases"][1]["rate"] == 50
     assert "hush" not in files["run.json"]
-    assert read_result(RunFolder(tmp_path / "run")).summary == summary
+    assert read_result(TraceFolder(tmp_path / "run")).summary == summary
     assert json.loads(files["summary.json"])["ttfa_s"]["count"] == 5
 
 

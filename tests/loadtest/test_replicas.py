@@ -11,12 +11,12 @@ from loadtest.replicas import (
     FILE,
     NoReplicaCountsError,
     ReplicaCount,
-    Sample,
+    ReplicaSample,
     parse,
     read_counts,
     read_samples,
 )
-from loadtest.traces import RunFolder
+from loadtest.traces import TraceFolder
 
 STATUS = {
     "applications": {
@@ -65,10 +65,10 @@ def test_metrics_tell_the_counts_of_each_pool() -> None:
 
 
 def test_samples_survive_their_file(tmp_path: Path) -> None:
-    sample = Sample(1.5, {"Talker": ReplicaCount(2, 3)})
-    RunFolder(tmp_path).append(FILE, asdict(sample))
-    assert read_samples(RunFolder(tmp_path)) == [sample]
-    assert read_samples(RunFolder(tmp_path / "none")) == []
+    sample = ReplicaSample(1.5, {"Talker": ReplicaCount(2, 3)})
+    TraceFolder(tmp_path).append(FILE, asdict(sample))
+    assert read_samples(TraceFolder(tmp_path)) == [sample]
+    assert read_samples(TraceFolder(tmp_path / "none")) == []
 
 
 @pytest.mark.anyio

@@ -13,7 +13,7 @@ from loadtest.arrivals import Phase, place
 from loadtest.charts import MAX_POINTS
 from loadtest.measure import Result
 from loadtest.metrics import Limits
-from loadtest.replicas import ReplicaCount, Sample
+from loadtest.replicas import ReplicaCount, ReplicaSample
 from loadtest.report import Report, distinct, marked_options, write_report
 from loadtest.sweep import Sweep
 from loadtest.traces import Failure, Trace
@@ -28,7 +28,7 @@ def run(title: str, *, samples: bool = False) -> Result:
     late = replace(SPOKEN, planned_s=12.0, sent_s=12.0, first_byte_s=13.0)
     refused = replace(failed(Failure.REFUSED, 429), planned_s=15.0, retry_after_s=1.0)
     phases = place([Phase("calm", 1.0, 10.0), Phase("storm", 5.0, 10.0)])
-    counts = [Sample(float(second), {"Talker": ReplicaCount(1 + second // 10, 2)}) for second in range(20)]
+    counts = [ReplicaSample(float(second), {"Talker": ReplicaCount(1 + second // 10, 2)}) for second in range(20)]
     return Result(title, ABOUT, phases, Limits(), [SPOKEN, late, refused], counts if samples else [], 3)
 
 

@@ -16,7 +16,7 @@ from loadtest.recording import Recording
 from loadtest.runner import Runner, WarmupFailedError
 from loadtest.settings import Settings
 from loadtest.terminal import Screen, progress_line
-from loadtest.traces import Clock, Failure, RunFolder, Trace
+from loadtest.traces import Clock, Failure, Trace, TraceFolder
 from tests.loadtest.test_metrics import SPOKEN, failed
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +54,7 @@ def written(path: Path) -> list[Trace]:
 
 
 async def run(target: Settings, folder: Path, *texts: str) -> dict[str, Trace]:
-    runner = Runner(target, schedule(*texts), folder=RunFolder(folder))
+    runner = Runner(target, schedule(*texts), folder=TraceFolder(folder))
     assert await runner.run()
     assert written(folder / "requests.jsonl") == runner.traces
     return {texts[trace.index]: trace for trace in runner.traces}
@@ -177,7 +177,7 @@ async def test_an_answer_that_never_ends_times_out(tmp_path: Path) -> None:
 
 
 async def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
-    class Watched(RunFolder):
+    class Watched(TraceFolder):
         def append_trace(self, trace: Trace, name: str = "requests.jsonl") -> None:
             super().append_trace(trace, name)
             measured.set()
@@ -208,7 +208,7 @@ async def test_warm_up_comes_first_and_apart(tmp_path: Path) -> None:
         return await speak_at_once(request)
 
     async with serving(handler) as target:
-        runner = Runner(target, schedule("real"), folder=RunFolder(tmp_path))
+        runner = Runner(target, schedule("real"), folder=TraceFolder(tmp_path))
         assert await runner.run(warmup=schedule("first", "second"))
     assert arrived == ["first", "second", "real"]
     assert len(written(tmp_path / "warmup.jsonl")) == 2
@@ -220,14 +220,14 @@ async def test_a_failed_warm_up_stops_the_run(tmp_path: Path) -> None:
         return web.json_response({"error": {"message": "still loading"}}, status=503)
 
     async with serving(handler) as target:
-        runner = Runner(target, schedule("real"), folder=RunFolder(tmp_path))
+        runner = Runner(target, schedule("real"), folder=TraceFolder(tmp_path))
         with pytest.raises(WarmupFailedError, match=r"Warm-up request 1 failed \(HTTP 503\): still loading"):
             await runner.run(warmup=schedule("first"))
     assert not (tmp_path / "requests.jsonl").exists()
 
 
 def under_way(folder: Path) -> Runner:
-    runner = Runner(Settings("http://h:1"), schedule("a", "b", "c", "d", "e"), folder=RunFolder(folder / "four"))
+    runner = Runner(Settings("http://h:1"), schedule("a", "b", "c", "d", "e"), folder=TraceFolder(folder / "four"))
     for _ in range(3):
         runner.note(0.004)
     runner.note(SPOKEN)
@@ -255,7 +255,7 @@ def test_a_progress_line_names_its_numbers(tmp_path: Path) -> None:
 
 
 def test_lines_of_the_schedule_are_json(tmp_path: Path) -> None:
-    RunFolder(tmp_path).write_schedule(schedule("a", "b"))
+    TraceFolder(tmp_path).write_schedule(schedule("a", "b"))
     lines = [json.loads(line) for line in (tmp_path / "schedule.jsonl").read_text().splitlines()]
     assert lines[1] == {"index": 1, "planned_s": 0.0, "text": "b", "frames": None, "interrupt_s": None}
 

@@ -14,7 +14,7 @@ from loadtest.scenario import (
     usual_step_s,
 )
 from loadtest.service_model import MIN_SAMPLES, Observed, ServiceModel, in_flight, observe
-from loadtest.simulate import Cluster, NodeKind, Pool, Simulated, Simulation, Traffic
+from loadtest.simulate import Cluster, NodeKind, Simulated, SimulatedPool, Simulation, Traffic
 from loadtest.traces import NoRunError
 from serve_app.scaling.policies import CodecScaling, TalkerScaling
 from tests.loadtest.test_metrics import SPOKEN
@@ -115,7 +115,7 @@ def test_an_empty_pool_starts_with_the_first_request() -> None:
 
 
 def test_a_pool_drains_the_emptiest_replicas_and_keeps_their_nodes_for_a_while() -> None:
-    pool = Pool(3, NodeKind(boot_s=10.0, start_s=1.0, idle_s=100.0), warm=3)
+    pool = SimulatedPool(3, NodeKind(boot_s=10.0, start_s=1.0, idle_s=100.0), warm=3)
     load = np.array([5, 0, 2])
     pool.scale(2, 50.0, load)
     assert pool.usable(50.0).tolist() == [True, False, True]

@@ -10,7 +10,7 @@ from loadtest.measure import Result
 from loadtest.metrics import Limits
 from loadtest.settings import Settings
 from loadtest.sweep import Plan, capacity, next_rate, read_sweep, sweep
-from loadtest.traces import NoRunError, RunFolder
+from loadtest.traces import NoRunError, TraceFolder
 from tests.loadtest.test_metrics import SPOKEN
 from tests.loadtest.test_runner import serving, speak_at_once
 
@@ -74,21 +74,21 @@ async def test_a_sweep_is_read_back_as_it_was_measured(tmp_path: Path) -> None:
         settings = Settings(target.url, (), arrivals=Arrivals.CONSTANT, limits=Limits(ttfb_s=5.0))
         tried: list[Result] = []
         done, whole = await sweep(
-            settings, plan, folder=RunFolder(tmp_path / "sweep"), show=lambda _: None, done=tried.append
+            settings, plan, folder=TraceFolder(tmp_path / "sweep"), show=lambda _: None, done=tried.append
         )
     assert [one.rate for one in tried] == [20.0, 40.0]
     assert whole
     assert [one.rate for one in done.steps] == [20.0, 40.0]
     assert [one.summary.sent for one in done.steps] == [4, 8]
     assert done.capacity_per_s == 40.0
-    again = read_sweep(RunFolder(tmp_path / "sweep"))
+    again = read_sweep(TraceFolder(tmp_path / "sweep"))
     assert [one.summary for one in again.steps] == [one.summary for one in done.steps]
     assert again.plan == plan
 
 
 def test_a_folder_without_a_sweep_is_named(tmp_path: Path) -> None:
     with pytest.raises(NoRunError, match=r"sweep\.json cannot be read"):
-        read_sweep(RunFolder(tmp_path))
+        read_sweep(TraceFolder(tmp_path))
 
 
 def test_a_low_rate_is_measured_for_longer() -> None:
@@ -102,7 +102,7 @@ async def test_each_rate_has_a_folder_and_a_row(tmp_path: Path) -> None:
         plan = Plan(rates=(40.0, 20.0), duration_s=0.2)
         done: list[Result] = []
         swept, whole = await sweep(
-            settings, plan, folder=RunFolder(tmp_path), show=lambda progress: None, done=done.append
+            settings, plan, folder=TraceFolder(tmp_path), show=lambda progress: None, done=done.append
         )
     assert whole
     assert [step.rate for step in done] == [40.0, 20.0]
@@ -111,4 +111,4 @@ async def test_each_rate_has_a_folder_and_a_row(tmp_path: Path) -> None:
         step.summary.succeeded for step in swept.steps
     ]
     assert (tmp_path / "00-rate-40" / "summary.json").exists()
-    assert read_sweep(RunFolder(tmp_path)).plan == plan
+    assert read_sweep(TraceFolder(tmp_path)).plan == plan

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.arrivals import ScheduledRequest
-from loadtest.traces import Failure, RunExistsError, RunFolder, Trace
+from loadtest.traces import Failure, RunExistsError, Trace, TraceFolder
 from tests.loadtest.test_metrics import SPOKEN, failed
 
 
@@ -20,7 +20,7 @@ def test_the_json_holds_the_derived_times() -> None:
 
 
 def test_traces_are_appended(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
+    folder = TraceFolder(tmp_path)
     for index in range(2):
         folder.append_trace(replace(SPOKEN, index=index))
     lines = (tmp_path / "requests.jsonl").read_text().splitlines()
@@ -28,7 +28,7 @@ def test_traces_are_appended(tmp_path: Path) -> None:
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "deep" / "run")
+    folder = TraceFolder(tmp_path / "deep" / "run")
     folder.check_unused()
     folder.write_schedule([ScheduledRequest(0, 0.5, "Hello.")])
     run = {"started_at": "2026-01-02T03:04:05+00:00", "url": "http://h:1", "settings": {"rate": 3.0}}

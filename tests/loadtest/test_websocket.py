@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestServer
 
 from loadtest.runner import Runner
 from loadtest.settings import Settings, Transport
-from loadtest.traces import Failure, RunFolder, Trace
+from loadtest.traces import Failure, Trace, TraceFolder
 from tests.loadtest.test_runner import LOUD, schedule
 
 pytestmark = pytest.mark.anyio
@@ -31,7 +31,7 @@ async def serving(handler: Handler) -> AsyncIterator[Settings]:
 
 async def one(handler: Handler, folder: Path) -> Trace:
     async with serving(handler) as target:
-        runner = Runner(target, schedule("Hi."), folder=RunFolder(folder))
+        runner = Runner(target, schedule("Hi."), folder=TraceFolder(folder))
         assert await runner.run()
     return runner.traces[0]
 

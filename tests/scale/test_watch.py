@@ -9,11 +9,11 @@ import pytest
 from ray.actor import ActorHandle
 
 from tests.scale.pools import BOUND_S
-from tools.experiments.controller_load import Client, Cluster, Watching, deploy, started
+from tools.experiments.controller_load import Client, PoolSizes, Watching, deploy, started
 
 pytestmark = pytest.mark.anyio
 
-CLUSTER = Cluster(talkers=1, codecs=1, ingresses=3)
+CLUSTER = PoolSizes(talkers=1, codecs=1, ingresses=3)
 Known = dict[int, Watching]
 
 

@@ -46,7 +46,7 @@ MISTAKES: list[tuple[Check, str, str, str, str]] = [
     (machines.check, AWS, "c7i.4xlarge", "c7i.4xlarg", "codec: EC2 has no"),
     (machines.check, AWS, "VolumeSize: 120", "VolumeSize: large", "Invalid type"),
     (machines.check, AWS, "availability_zone:", "availabilty_zone:", "provider: "),
-    (machines.check, AWS, "serve_app.nodes.aws.Nodes", "serve_app.nodes.aws.Node", "cannot be imported"),
+    (machines.check, AWS, "serve_app.nodes.aws.AwsNodes", "serve_app.nodes.aws.Node", "cannot be imported"),
     (machines.check, AWS, "cache_stopped_nodes: false", "cache_stopped_nodes: true", "not is False"),
     (machines.check, AWS, "{CPU: 0}", "{CPU: 4}", "head.resources: {'CPU': 4}, not is"),
     (machines.check, AWS, "{CPU: 8, GPU: 1}", "{CPU: 8.5, GPU: 1}", "8.5 is not of type 'integer'"),

@@ -72,7 +72,7 @@ class Corpus:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrainingSample:
     """An utterance as it is asked for: its tokens, the language tag and the text mode."""
 
     utterance: Utterance
@@ -82,7 +82,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """Samples as padded rows, and what each row has to predict."""
 
     text: Ints  # [samples, length]: text ids
@@ -100,11 +100,11 @@ class RowLayout:
     def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
         self.config, self.role = config, tokenizer.role
 
-    def length(self, sample: Sample) -> int:
+    def length(self, sample: TrainingSample) -> int:
         """Rows of a sample: its prompt and its frames."""
         return len(self._head(sample)) + self._lead(sample) + 1 + sample.utterance.frames
 
-    def batch(self, samples: Sequence[Sample]) -> Batch:
+    def batch(self, samples: Sequence[TrainingSample]) -> TrainingBatch:
         """Pad samples of similar length to one batch."""
         longest = max(self.length(sample) for sample in samples)
         shape = (len(samples), -(-longest // _LENGTH_STEP) * _LENGTH_STEP)
@@ -119,9 +119,9 @@ class RowLayout:
             tokens = len(sample.tokens) if sample.full_text else 0
             texts.append(np.tile([[first - self._lead(sample)], [tokens]], count + 1))
         text_first, text_count = np.concatenate(texts, axis=1)
-        return Batch(text, codec, frames, np.concatenate(rows), np.concatenate(targets), text_first, text_count)
+        return TrainingBatch(text, codec, frames, np.concatenate(rows), np.concatenate(targets), text_first, text_count)
 
-    def _fill(self, sample: Sample, *, text: Ints, codec: Ints, frames: Ints) -> int:
+    def _fill(self, sample: TrainingSample, *, text: Ints, codec: Ints, frames: Ints) -> int:
         """Write a sample's rows; returns the row that predicts its first frame."""
         tokens, codes = self.config.tokens, self.config.codes
         tags = self._head(sample)
@@ -137,7 +137,7 @@ class RowLayout:
         frames[first + 1 : first + 1 + count] = sample.utterance.start + np.arange(count)
         return first
 
-    def _head(self, sample: Sample) -> list[int]:
+    def _head(self, sample: TrainingSample) -> list[int]:
         """Codec ids of the rows before the text: none for the role, then language tags, the speaker and padding."""
         codes = self.config.codes
         if sample.language is None:
@@ -146,7 +146,7 @@ class RowLayout:
             tags = [codes.think, codes.think_bos, self.config.languages[sample.language], codes.think_eos]
         return [NONE] * len(self.role) + [*tags, self.config.speakers[sample.utterance.voice], codes.pad]
 
-    def _lead(self, sample: Sample) -> int:
+    def _lead(self, sample: TrainingSample) -> int:
         """Rows of text before the first frame may start."""
         return len(sample.tokens) + 1 if sample.full_text else 0
 
@@ -165,19 +165,19 @@ class Sampler:
         """`tokens`: of each utterance, the ways its text may be written. `full_text`: share of that mode."""
         self.utterances, self.layout, self.tokens, self.full_text = utterances, layout, tokens, full_text
 
-    def batches(self, max_rows: int, *, draw: np.random.Generator) -> Iterator[Batch]:
+    def batches(self, max_rows: int, *, draw: np.random.Generator) -> Iterator[TrainingBatch]:
         """Batches of at most `max_rows` padded rows, epoch after epoch."""
         while True:
             groups = self._epoch(max_rows, draw)
             for number in draw.permutation(len(groups)):
                 yield self.layout.batch(groups[number])
 
-    def _epoch(self, max_rows: int, draw: np.random.Generator) -> list[list[Sample]]:
+    def _epoch(self, max_rows: int, draw: np.random.Generator) -> list[list[TrainingSample]]:
         """Every utterance once, grouped by length; the order within about a length is random."""
         samples = [self._sample(number, draw) for number in range(len(self.utterances))]
         lengths = np.array([self.layout.length(sample) for sample in samples])
         order = np.argsort(lengths * draw.uniform(0.95, 1.05, len(samples)))
-        groups: list[list[Sample]] = [[]]
+        groups: list[list[TrainingSample]] = [[]]
         longest = 0
         for number in order:
             longest = max(longest, lengths[number] + _LENGTH_STEP)
@@ -187,10 +187,10 @@ class Sampler:
             groups[-1].append(samples[number])
         return groups
 
-    def _sample(self, number: int, draw: np.random.Generator) -> Sample:
+    def _sample(self, number: int, draw: np.random.Generator) -> TrainingSample:
         ways = self.tokens[number]
         language = "english" if draw.random() < 0.5 else None
-        return Sample(
+        return TrainingSample(
             self.utterances[number], ways[draw.integers(len(ways))], language, bool(draw.random() < self.full_text)
         )
 

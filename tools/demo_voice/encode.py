@@ -20,7 +20,7 @@ import torch
 from deployments.protocol import Codes
 from tools.demo_voice.codec_model import load_trained
 from tools.demo_voice.shape import PHONE_SAMPLES, PHONES_PER_FRAME, codec_config
-from tools.demo_voice.train_codec import Utterance, read_index
+from tools.demo_voice.train_codec import IndexRow, read_index
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Recordings:
             phones[place, :count] = self._phones[first : first + count]
         return torch.from_numpy(audio), torch.from_numpy(phones)
 
-    def _chosen(self, batch: list[int]) -> list[Utterance]:
+    def _chosen(self, batch: list[int]) -> list[IndexRow]:
         return [self.rows[index] for index in batch]
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.layers import DecoderLayer, RMSNorm
 from deployments.talker.model.talker import Talker
-from tools.demo_voice.dataset import NONE, Batch, Corpus
+from tools.demo_voice.dataset import NONE, Corpus, TrainingBatch
 from tools.demo_voice.shape import NUM_PHONES, PHONES_PER_FRAME
 from tools.demo_voice.teacher_forcing import Guide, Places, input_rows, predictor_logits, talker_hidden
 
@@ -24,7 +24,7 @@ _BETAS = (0.9, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TalkerRecipe:
     """How the talker is trained. Times are in seconds."""
 
     duration: float
@@ -64,7 +64,9 @@ class DeviceBatch:
     predicted: Tensor  # [frames]: the targets whose other codebooks are predicted
 
     @classmethod
-    def of(cls, batch: Batch, *, device: torch.device, share: float, draw: np.random.Generator) -> "DeviceBatch":
+    def of(
+        cls, batch: TrainingBatch, *, device: torch.device, share: float, draw: np.random.Generator
+    ) -> "DeviceBatch":
         """Copy a batch over; `share` of its frames, drawn at random, goes to the predictor."""
         targets = np.flatnonzero(batch.target_frames != NONE)
         predicted = np.sort(draw.choice(targets, max(1, round(share * len(targets))), replace=False))
@@ -112,7 +114,7 @@ class Losses:
         """Codes [samples, length, groups] of the frames numbered [samples, length]; NONE where there is none."""
         return torch.where(frames[..., None] >= 0, self.codes[frames.clamp(min=0)], NONE)
 
-    def corrupted(self, known: Tensor, settings: Settings) -> Tensor:
+    def corrupted(self, known: Tensor, settings: TalkerRecipe) -> Tensor:
         """Known frames with mistakes such as the talker will make: codes of the same codebook from anywhere."""
         samples, length, _ = known.shape
         anywhere = torch.randint(len(self.codes), known.shape, device=known.device)
@@ -128,7 +130,7 @@ class Losses:
 class Trainer:
     """The talker in training, its averaged weights, and the time it has had."""
 
-    def __init__(self, config: ModelConfig, losses: Losses, settings: Settings) -> None:
+    def __init__(self, config: ModelConfig, losses: Losses, settings: TalkerRecipe) -> None:
         self.settings, self.losses = settings, losses
         self.device = losses.codes.device
         torch.manual_seed(_SEED)
@@ -260,7 +262,7 @@ def _keep_rows(weight: Tensor, kept: set[int]) -> None:
     weight[[row for row in range(len(weight)) if row not in kept]] = 0
 
 
-def add_dropout(talker: Talker, settings: Settings) -> None:
+def add_dropout(talker: Talker, settings: TalkerRecipe) -> None:
     """Drop some of what each layer adds to the residual stream while the module is in training."""
     for stack, rate in ((talker.model, settings.dropout), (talker.code_predictor.model, settings.predictor_dropout)):
         for layer in stack.layers:
@@ -273,7 +275,7 @@ def _dropout(rate: float) -> Callable[[nn.Module, object, Tensor], Tensor]:
     return lambda module, _, output: F.dropout(output, rate, module.training)
 
 
-def _parameter_groups(talker: Talker, settings: Settings) -> list[dict[str, object]]:
+def _parameter_groups(talker: Talker, settings: TalkerRecipe) -> list[dict[str, object]]:
     decayed: list[Tensor] = []
     free: list[Tensor] = []
     for name, parameter in talker.named_parameters():

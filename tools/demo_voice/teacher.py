@@ -31,14 +31,14 @@ _TEACHER_STEP = 600  # samples of a step of its durations
 _TAPS = 48  # of the resampling filter, at the lower of the two rates
 _STEP = SAMPLE_RATE // 100  # samples over which speech is told from silence
 _SPEECH = 0.005  # of the peak
-# Speech begins three frames in: where text comes a token a frame, words have to be known before they are spoken.
+# TeacherSpeech begins three frames in: where text comes a token a frame, words have to be known before they are spoken.
 _LEAD_S, _TAIL_S, _PAUSE_S = 0.24, 0.14, 0.28
 _FADE_S = 0.01
 _GAP = 16  # its number for what stands between words; those below are punctuation
 _LOUDNESS, _PEAK = 0.08, 0.95
 
 
-class Voice(Protocol):
+class TeacherVoice(Protocol):
     """What is used of the teacher's package."""
 
     sess: object
@@ -54,7 +54,7 @@ class Voice(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class TeacherSpeech:
     """What the teacher said, and which sound each part of it is."""
 
     audio: Audio  # whole frames
@@ -94,7 +94,7 @@ def _field(number: int, payload: bytes) -> bytes:
 class Teacher:
     """Speaks text in any of the voices."""
 
-    def __init__(self, voice: Voice, timed: Timed) -> None:
+    def __init__(self, voice: TeacherVoice, timed: Timed) -> None:
         self._voice, self._timed = voice, timed
 
     @classmethod
@@ -109,20 +109,20 @@ class Teacher:
         timed = voice.sess = Timed(Path(voice.model_path))
         return cls(voice, timed)
 
-    def speak(self, text: str, name: str, *, seed: int) -> Speech:
+    def speak(self, text: str, name: str, *, seed: int) -> TeacherSpeech:
         """Normalised speech, with little silence around it and short pauses between its sentences; maybe empty."""
         generator = np.random.default_rng(seed)
         sentences = [self._sentence(phonemes, name, generator) for phonemes in self._voice.phonemize(text)]
         lost = any(sentence is None for sentence in sentences)
         sentences = [sentence for sentence in sentences if sentence is not None and len(sentence[0])]
         if lost or not sentences:
-            return Speech(np.zeros(0, np.float32), np.zeros(0, np.uint8))
+            return TeacherSpeech(np.zeros(0, np.float32), np.zeros(0, np.uint8))
         pieces = [piece for sentence in sentences for piece in (_silence(_PAUSE_S), sentence)][1:]
         pieces = [_silence(_LEAD_S), *pieces, _silence(_TAIL_S)]
         audio, phones = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
         padding = -len(audio) % FRAME_SAMPLES
         phones = np.pad(phones, (0, padding))[PHONE_SAMPLES // 2 :: PHONE_SAMPLES]
-        return Speech(np.pad(_normalise(audio), (0, padding)), phones.astype(np.uint8))
+        return TeacherSpeech(np.pad(_normalise(audio), (0, padding)), phones.astype(np.uint8))
 
     def words(self, text: str) -> list[list[int]]:
         """The numbers of each word's phonemes, without punctuation."""

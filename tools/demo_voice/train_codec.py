@@ -37,7 +37,7 @@ _FULL_SCALE = 32767
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CodecRecipe:
     """The training recipe."""
 
     minutes: float
@@ -90,7 +90,7 @@ class Captured:
 class Windows:
     """Random windows of the training audio, which lies on the device as a whole."""
 
-    def __init__(self, run: Path, settings: Settings, *, frame_samples: int, device: torch.device) -> None:
+    def __init__(self, run: Path, settings: CodecRecipe, *, frame_samples: int, device: torch.device) -> None:
         rows = read_index(run)
         audio = np.fromfile(run / "audio.i16", np.int16)
         training = [row.start for row in rows if row.split == "train"]
@@ -126,7 +126,7 @@ class Windows:
 class Training:
     """Networks, optimisers and the clock: all that a checkpoint holds."""
 
-    def __init__(self, run: Path, settings: Settings, device: torch.device) -> None:
+    def __init__(self, run: Path, settings: CodecRecipe, device: torch.device) -> None:
         self.settings, self.device = settings, device
         self.directory = run / "codec"
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -285,7 +285,7 @@ def _adam(module: nn.Module, rate: float, device: torch.device) -> torch.optim.O
 
 
 @dataclass(frozen=True, slots=True)
-class Utterance:
+class IndexRow:
     """A row of RUN/index.jsonl."""
 
     text: str
@@ -295,8 +295,8 @@ class Utterance:
     split: str  # "train" or "heldout"
 
 
-def read_index(run: Path) -> list[Utterance]:
-    return [Utterance(**json.loads(line)) for line in (run / "index.jsonl").read_text(encoding="utf-8").splitlines()]
+def read_index(run: Path) -> list[IndexRow]:
+    return [IndexRow(**json.loads(line)) for line in (run / "index.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 @torch.no_grad()
@@ -344,9 +344,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--smoke", action="store_true", help="a few small steps")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    settings = Settings(minutes=options.minutes, batch=options.batch, max_steps=options.steps)
+    settings = CodecRecipe(minutes=options.minutes, batch=options.batch, max_steps=options.steps)
     if options.smoke:
-        settings = Settings(minutes=options.minutes, batch=2, first_batches=4, log_every=1, max_steps=options.steps)
+        settings = CodecRecipe(minutes=options.minutes, batch=2, first_batches=4, log_every=1, max_steps=options.steps)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(options.seed)
     torch.backends.cudnn.benchmark = True

@@ -21,9 +21,9 @@ from torch import Tensor
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.tokenizer import TextTokenizer
 from talkray_tools.released import GENERATION, Json
-from tools.demo_voice.dataset import Corpus, RowLayout, Sample, Sampler, written_ways
+from tools.demo_voice.dataset import Corpus, RowLayout, Sampler, TrainingSample, written_ways
 from tools.demo_voice.shape import PHONES_PER_FRAME, SHAPE
-from tools.demo_voice.talker_trainer import DeviceBatch, Losses, Settings, Trainer
+from tools.demo_voice.talker_trainer import DeviceBatch, Losses, TalkerRecipe, Trainer
 from tools.demo_voice.teacher_forcing import Guide
 from tools.demo_voice.tokenizer import train_tokenizer
 
@@ -37,7 +37,7 @@ TEXT_NEEDS: Json = {"spoken_form": "english", "max_segment_chars": 200, "alignme
 
 _SEED = 20
 _CHECK_BATCH = 100
-_SMOKE = Settings(duration=15, max_rows=512, report_steps=2, save_every=4, check_every=6, ways=2)
+_SMOKE = TalkerRecipe(duration=15, max_rows=512, report_steps=2, save_every=4, check_every=6, ways=2)
 
 
 def write_model_files(run: Path, corpus: Corpus) -> Path:
@@ -56,10 +56,10 @@ def write_json(file: Path, value: object) -> None:
     file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
-class Session:
+class TrainingRun:
     """One run of this command."""
 
-    def __init__(self, run: Path, settings: Settings, *, device: torch.device) -> None:
+    def __init__(self, run: Path, settings: TalkerRecipe, *, device: torch.device) -> None:
         self.run, self.settings, self.device = run, settings, device
         corpus = Corpus.load(run)
         directory = write_model_files(run, corpus)
@@ -125,7 +125,7 @@ class Session:
     def _held_out(self, *, full_text: bool) -> Tensor:
         """[groups + 1], means over batches of similar length."""
         samples = [
-            Sample(utterance, self.tokenizer.encode(utterance.text), "english", full_text)
+            TrainingSample(utterance, self.tokenizer.encode(utterance.text), "english", full_text)
             for utterance in sorted(self.held_out, key=lambda utterance: utterance.frames)
         ]
         draw = np.random.default_rng(_SEED)
@@ -162,10 +162,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--smoke", action="store_true", help="a few small steps, to see that everything works")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    settings = _SMOKE if options.smoke else Settings(duration=options.minutes * 60)
+    settings = _SMOKE if options.smoke else TalkerRecipe(duration=options.minutes * 60)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every shape, and every batch has its own
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    Session(options.run, settings, device=device).train()
+    TrainingRun(options.run, settings, device=device).train()
     return 0
 
 

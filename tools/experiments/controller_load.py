@@ -54,7 +54,7 @@ _OLD_REPORT_S, _OLD_HEALTH_CHECK_S = 0.5, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class PoolSizes:
     """Sizes of the pools."""
 
     talkers: int
@@ -87,7 +87,7 @@ class Messages:
         return self.lives + self.notes
 
 
-def before(cluster: Cluster) -> Messages:
+def before(cluster: PoolSizes) -> Messages:
     """Fixed intervals, and each ingress asks for itself: until the watch had one that asks for all."""
     return Messages(
         health_checks=cluster.replicas / _OLD_HEALTH_CHECK_S,
@@ -99,7 +99,7 @@ def before(cluster: Cluster) -> Messages:
     )
 
 
-def now(cluster: Cluster) -> Messages:
+def now(cluster: PoolSizes) -> Messages:
     """As `serve_app.app` sets the intervals, where codec replicas call the talkers and ingresses the codec."""
     talker_s = report_s(cluster.talkers, callers=cluster.codecs + cluster.ingresses)
     codec_s = report_s(cluster.codecs, callers=cluster.ingresses)
@@ -116,7 +116,7 @@ def now(cluster: Cluster) -> Messages:
     )
 
 
-def paper(cluster: Cluster) -> str:
+def paper(cluster: PoolSizes) -> str:
     sizes = f"{cluster.talkers} talkers, {cluster.codecs} codec replicas, {cluster.ingresses} ingresses"
     rows = [f"| {sizes} | before | now |", "|---|---|---|"]
     old, new = before(cluster), now(cluster)
@@ -148,7 +148,7 @@ class Watching:
     running: dict[str, int]  # replicas by pool
 
 
-class Talker:
+class FakeTalker:
     """Records as a talker does, and takes calls."""
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -161,7 +161,7 @@ class Talker:
         return 1
 
 
-class Codec:
+class FakeCodec:
     """Records as a codec replica does, and holds a handle to the talkers."""
 
     def __init__(self, talker: DeploymentHandle) -> None:
@@ -178,7 +178,7 @@ class Codec:
         return int(await self._talker.generate.remote())
 
 
-class Ingress:
+class FakeIngress:
     """Watches the pools as ours does, and holds a handle to the codec."""
 
     def __init__(self, codec: DeploymentHandle, asked_by: str) -> None:
@@ -189,7 +189,7 @@ class Ingress:
         self._watch = pool_watch.PoolWatch(APP)
 
     async def call(self) -> int:
-        """As Codec.call, of the codec replica that is chosen."""
+        """As FakeCodec.call, of the codec replica that is chosen."""
         return int(await self._codec.call.remote())
 
     def knows(self) -> "Watching":
@@ -199,7 +199,7 @@ class Ingress:
         return Watching(os.getpid(), rank.rank if rank else -1, self._watch._asked, running)
 
 
-def application(cluster: Cluster, *, asked_by: str, report_every_s: float | None) -> serve.Application:
+def application(cluster: PoolSizes, *, asked_by: str, report_every_s: float | None) -> serve.Application:
     """Three pools with the options that ours have."""
 
     def scaled(size: int, *, callers: int, policy: type[Any], scaling: Any) -> dict[str, Any]:
@@ -216,12 +216,12 @@ def application(cluster: Cluster, *, asked_by: str, report_every_s: float | None
     talker = serve.deployment(
         name="Talker",
         **scaled(cluster.talkers, callers=cluster.codecs + cluster.ingresses, policy=TalkerPolicy, scaling=talkers),
-    )(Talker).bind()
+    )(FakeTalker).bind()
     codec = serve.deployment(
         name="CodecDecoder", **scaled(cluster.codecs, callers=cluster.ingresses, policy=CodecPolicy, scaling=codecs)
-    )(Codec).bind(talker)
+    )(FakeCodec).bind(talker)
     fixed = options(POOL.model_copy(update={"replicas": cluster.ingresses}), REQUESTS)
-    return serve.deployment(name="Ingress", **fixed)(Ingress).bind(codec, asked_by)
+    return serve.deployment(name="Ingress", **fixed)(FakeIngress).bind(codec, asked_by)
 
 
 @ray.remote(num_cpus=0)
@@ -307,7 +307,7 @@ class Client:
         return found
 
 
-def measure(mark: str, cluster: Cluster, options: argparse.Namespace) -> dict[str, Any]:
+def measure(mark: str, cluster: PoolSizes, options: argparse.Namespace) -> dict[str, Any]:
     """Processor time over `--seconds`, once every replica runs and has called."""
     client = Client.remote()
     ray.get(client.call.remote(4 * cluster.replicas))
@@ -346,7 +346,7 @@ def measure(mark: str, cluster: Cluster, options: argparse.Namespace) -> dict[st
     }
 
 
-def deploy(cluster: Cluster, *, asked_by: str = "one", report_every_s: float | None = None) -> float:
+def deploy(cluster: PoolSizes, *, asked_by: str = "one", report_every_s: float | None = None) -> float:
     """Return once all replicas run; how long that took."""
     app = application(cluster, asked_by=asked_by, report_every_s=report_every_s)
     target = serve.RunTarget(app, name=APP, route_prefix=None)
@@ -360,7 +360,7 @@ def deploy(cluster: Cluster, *, asked_by: str = "one", report_every_s: float | N
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    cluster = Cluster(options.talkers, options.codecs, options.ingresses)
+    cluster = PoolSizes(options.talkers, options.codecs, options.ingresses)
     with started() as mark:
         started_s = deploy(cluster, asked_by=options.asked_by, report_every_s=options.reports_every)
         found = measure(mark, cluster, options)
@@ -384,7 +384,7 @@ def main(arguments: list[str]) -> int:
     start.add_argument("--seconds", type=float, default=30.0)
     options = parser.parse_args(arguments)
     if options.what == "paper":
-        print(paper(Cluster(options.talkers, options.codecs, options.ingresses)))
+        print(paper(PoolSizes(options.talkers, options.codecs, options.ingresses)))
     else:
         print(json.dumps(run(options)), flush=True)
     return 0

@@ -16,7 +16,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: audio/pcm\r\nContent-Length: %d\r\n\r\
 AUDIO = memoryview(FRAME * max(*RAMP, STEADY))
 
 
-class Speaker(asyncio.Protocol):
+class FakeConnection(asyncio.Protocol):
     """One connection: as many frames as asked for, in chunks that grow, faster than playback."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Speaker(asyncio.Protocol):
 
 
 async def serve(port: int) -> None:
-    server = await asyncio.get_running_loop().create_server(Speaker, "127.0.0.1", port, backlog=1024)
+    server = await asyncio.get_running_loop().create_server(FakeConnection, "127.0.0.1", port, backlog=1024)
     await server.serve_forever()
 
 

@@ -37,7 +37,7 @@ from tools.listening.judge import Judge, Judged
 from tools.listening.recogniser import Moonshine, Recogniser, Whisper
 from tools.listening.table import placed, table, worse
 from tools.listening.texts import SENTENCES, Text, texts
-from tools.listening.ways import PLAIN, WAYS, Asked, Audio, Failed, Way, plain, plain_pcm
+from tools.listening.ways import PLAIN, WAYS, Asked, Audio, UtteranceFailed, Way, plain, plain_pcm
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Log:
             out.write(json.dumps(fields, ensure_ascii=False) + "\n")
 
 
-class Session:
+class ListeningSession:
     """Asks one server at a time, and has a judge listen beside it."""
 
     def __init__(self, options: argparse.Namespace, judge: Judge, log: Log) -> None:
@@ -98,7 +98,7 @@ class Session:
                     None if way is PLAIN else await loop.run_in_executor(None, way.convert, await plain(http, asked))
                 )
             judged = await loop.run_in_executor(self._listening, self._judge.judge, key, text.spoken, audio, converted)
-        except (Failed, TimeoutError, aiohttp.ClientError) as error:
+        except (UtteranceFailed, TimeoutError, aiohttp.ClientError) as error:
             judged = self._judge.failed(key, text.spoken, str(error) or type(error).__name__)
             self._say(f"{way.name}, {voice}, {text.kind} {text.number}: {judged.failed}", now=True)
         self._log.add(judged)
@@ -136,7 +136,7 @@ async def builtin_voices(http: aiohttp.ClientSession) -> list[str]:
     return [voice["id"] for voice in known if not voice.get("alias_of") and voice.get("type") != "alias"] or [""]
 
 
-async def hear_all(session: Session, url: str, options: argparse.Namespace, said: list[Text]) -> None:
+async def hear_all(session: ListeningSession, url: str, options: argparse.Namespace, said: list[Text]) -> None:
     """Plain PCM in every voice, then each way of a server as it is."""
     async with connected(url) as http:
         voices = options.voice or await builtin_voices(http)
@@ -147,7 +147,7 @@ async def hear_all(session: Session, url: str, options: argparse.Namespace, said
             await session.hear(http, way, voices[0], _dozen(said))
 
 
-async def hear_kills(session: Session, driver: Driver, options: argparse.Namespace, said: list[Text]) -> None:
+async def hear_kills(session: ListeningSession, driver: Driver, options: argparse.Namespace, said: list[Text]) -> None:
     """The one replica of a pool is killed in the middle of each utterance."""
     async with connected(driver.url) as http:
         voice = (options.voice or await builtin_voices(http))[0]
@@ -156,7 +156,7 @@ async def hear_kills(session: Session, driver: Driver, options: argparse.Namespa
             await session.hear(http, way, voice, _dozen(said), at_once=1)
 
 
-async def hear_inline(session: Session, url: str, options: argparse.Namespace, said: list[Text]) -> None:
+async def hear_inline(session: ListeningSession, url: str, options: argparse.Namespace, said: list[Text]) -> None:
     """Plain PCM where the talker decodes."""
     async with connected(url) as http:
         voice = (options.voice or await builtin_voices(http))[0]
@@ -182,16 +182,16 @@ def _killing(driver: Driver, title: str) -> Callable[[aiohttp.ClientSession, Ask
 
 async def _parts(answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
     if answer.status != 200:
-        raise Failed(f"HTTP {answer.status}: {await answer.text()}")
+        raise UtteranceFailed(f"HTTP {answer.status}: {await answer.text()}")
     async for part in answer.content.iter_any():
         yield part
 
 
 def _kill(driver: Driver, title: str) -> None:
-    """Raises Failed where there is nobody to kill."""
+    """Raises UtteranceFailed where there is nobody to kill."""
     victims = [process for process in driver.folder.processes() if title in _command(process)]
     if not victims:
-        raise Failed(f"no {title} runs")
+        raise UtteranceFailed(f"no {title} runs")
     for victim in victims:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
@@ -222,7 +222,7 @@ def listen(options: argparse.Namespace) -> int:
     ]
     judge = Judge(_recognisers(options.language), options.language)
     log = Log(options.out / "heard.jsonl")
-    session = Session(options, judge, log)
+    session = ListeningSession(options, judge, log)
     if options.url:
         asyncio.run(hear_all(session, options.url, options, said))
     else:

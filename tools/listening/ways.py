@@ -22,7 +22,7 @@ _FULL = (429, 503)  # it says when to come back
 _PCM = ("-f", "f32le", "-ar", str(RATE), "-ac", "1")
 
 
-class Failed(Exception):
+class UtteranceFailed(Exception):
     """An utterance did not come; the message says why."""
 
 
@@ -64,11 +64,11 @@ class Way:
 
 
 def ffmpeg(content: bytes, given: tuple[str, ...], wanted: tuple[str, ...]) -> bytes:
-    """Content in another form. Raises Failed with what ffmpeg says."""
+    """Content in another form. Raises UtteranceFailed with what ffmpeg says."""
     command = ["ffmpeg", "-v", "error", "-threads", "1", *given, "-i", "pipe:0", *wanted, "pipe:1"]
     done = subprocess.run(command, input=content, capture_output=True, check=False)
     if done.returncode:
-        raise Failed(f"ffmpeg: {done.stderr.decode(errors='replace').strip()}")
+        raise UtteranceFailed(f"ffmpeg: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout
 
 
@@ -96,7 +96,7 @@ async def _fetch(http: aiohttp.ClientSession, body: Json) -> bytes:
             if answer.status == 200:
                 return content
             if answer.status not in _FULL:
-                raise Failed(f"HTTP {answer.status}: {content.decode(errors='replace')[:300]}")
+                raise UtteranceFailed(f"HTTP {answer.status}: {content.decode(errors='replace')[:300]}")
             await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
 
 
@@ -116,7 +116,7 @@ async def _events(http: aiohttp.ClientSession, asked: Asked) -> Audio:
     content = await _fetch(http, {**asked.body, "stream_format": "sse"})
     events = [json.loads(line[6:]) for line in content.decode().splitlines() if line.startswith("data: {")]
     if failed := [event for event in events if event["type"] == "speech.audio.error"]:
-        raise Failed(str(failed[0]))
+        raise UtteranceFailed(str(failed[0]))
     return plain_pcm(b"".join(base64.b64decode(event["audio"]) for event in events if "audio" in event))
 
 
@@ -139,20 +139,20 @@ def _written(parts: Callable[[str], list[str]]) -> Listen:
                 audio += heard
                 if told.get("type") == "session.done":
                     return plain_pcm(audio)
-        raise Failed("the socket was closed before session.done")
+        raise UtteranceFailed("the socket was closed before session.done")
 
     return listen
 
 
 async def _received(socket: aiohttp.ClientWebSocketResponse) -> AsyncIterator[tuple[bytes, Json]]:
-    """Audio and messages, one of them empty. Raises Failed where a message tells an error."""
+    """Audio and messages, one of them empty. Raises UtteranceFailed where a message tells an error."""
     async for message in socket:
         if message.type is aiohttp.WSMsgType.BINARY:
             yield message.data, {}
         elif message.type is aiohttp.WSMsgType.TEXT:
             told = json.loads(message.data)
             if str(told.get("type")).lower() in ("error", "warning"):
-                raise Failed(message.data)
+                raise UtteranceFailed(message.data)
             yield b"", told
 
 
@@ -180,7 +180,7 @@ async def _after_interruption(http: aiohttp.ClientSession, asked: Asked) -> Audi
                 audio += part
                 if told.get("type") == "Flushed":
                     return plain_pcm(audio)
-    raise Failed("the socket was closed before Flushed")
+    raise UtteranceFailed("the socket was closed before Flushed")
 
 
 def _words(text: str) -> list[str]:

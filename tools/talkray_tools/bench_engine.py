@@ -63,7 +63,7 @@ class PrefillTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class ArrivalResult:
     """Streams that arrive at random, against the same ones each by itself."""
 
     rate: float  # requests per second
@@ -92,7 +92,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Report:
+class EngineReport:
     """Everything measured."""
 
     device: str
@@ -100,7 +100,7 @@ class Report:
     startup_s: dict[str, float] = field(default_factory=dict)
     steps: list[StepTime] = field(default_factory=list)
     prefills: list[PrefillTime] = field(default_factory=list)
-    arrivals: list[Arrivals] = field(default_factory=list)
+    arrivals: list[ArrivalResult] = field(default_factory=list)
     breakdown: list[Share] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     eager_passes: int = 0
@@ -177,7 +177,7 @@ class EngineBench:
                 engine.abort(number)
         return PrefillTime(prompts, statistics.median(times), statistics.quantiles(times, n=20)[-1])
 
-    def arrivals(self, rate: float, *, streams: int) -> Arrivals:
+    def arrivals(self, rate: float, *, streams: int) -> ArrivalResult:
         """Whether streams that arrive at random, `rate` a second, get the codes that they get alone."""
         requests = [self._request(seed, frames=_STREAM_FRAMES) for seed in range(streams)]
         alone = [self._speak([0.0], [request])[0][0] for request in requests]
@@ -190,7 +190,7 @@ class EngineBench:
             if one.shape != other.shape or (one != other).any()
         ]
         equal = streams - len(differing)
-        return Arrivals(rate, streams, equal, most_together, min(differing, default=None))
+        return ArrivalResult(rate, streams, equal, most_together, min(differing, default=None))
 
     def _speak(self, due_s: list[float], requests: list[GenerateRequest]) -> tuple[list[Codes], int]:
         """The codes of requests that arrive at times [s] from now, and how many streams ran in one step at most."""
@@ -303,11 +303,11 @@ class _Arriving:
 
 def measure(
     directory: Path, config: TalkerConfig, options: argparse.Namespace, report: Callable[[str], None]
-) -> Report:
+) -> EngineReport:
     clock = StartClock(report)
     engine = load_engine(directory, config, clock)
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    result = Report(name, engine.runner.step.name, clock.seconds)
+    result = EngineReport(name, engine.runner.step.name, clock.seconds)
     bench = EngineBench(engine, steps=options.steps, bandwidth=options.bandwidth * 1e12)
     before = engine.runner.graphs.num_eager
     result.prefills = [bench.prefill_time(prompts) for prompts in (1, 2, 4, 8) if prompts <= config.max_num_seqs]

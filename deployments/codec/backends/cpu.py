@@ -42,7 +42,7 @@ _PARAMETERS = {
 _WORDS = 16  # of a step of a replay: the function and its arguments
 
 
-class Kind(IntEnum):
+class Epilogue(IntEnum):
     """The form in which the sums of a convolution are stored, numbered as in cpu_kernels.c."""
 
     WIDE = 0  # float32
@@ -89,7 +89,7 @@ def _call(name: str, *words: int | None) -> None:
         _calls.recorded.append((address, *(word or 0 for word in words)))
 
 
-class Recording:
+class RecordedCalls:
     """Calls of kernels, to be made again at once, with other tensors in place of some.
 
     Between two kernels Python and torch take 50 us, because the weights have pushed their memory out of the cache.
@@ -203,12 +203,15 @@ class Convolution:
         dilation, streams, time = self._dilation, len(rows), rows.shape[1] - (taps - 1) * self._dilation
         width = outputs // 2 if self._gated else outputs
         if total is not None:
-            out, kind = total, Kind.ADDED
+            out, kind = total, Epilogue.ADDED
         elif wide:
-            out, kind = new("out", (streams, time, width), torch.float32), Kind.WIDE
+            out, kind = new("out", (streams, time, width), torch.float32), Epilogue.WIDE
         else:
-            out, kind = new("out", (streams, time, width), torch.bfloat16), Kind.GATED if self._gated else Kind.ROUNDED
-            kind = Kind.GELU if gelu else kind if snake is None else Kind.SNAKED
+            out, kind = (
+                new("out", (streams, time, width), torch.bfloat16),
+                Epilogue.GATED if self._gated else Epilogue.ROUNDED,
+            )
+            kind = Epilogue.GELU if gelu else kind if snake is None else Epilogue.SNAKED
         if taps > 1 and time < _HALF:
             rows, taps, dilation, inputs = unfolded(rows, taps, dilation, new), 1, 1, taps * inputs
         if taps == 1:

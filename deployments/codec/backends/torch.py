@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from deployments.codec.backends import cpu
-from deployments.codec.backends.cpu import Convolution, ExactConvolution, New, Recording, add, normed
+from deployments.codec.backends.cpu import Convolution, ExactConvolution, New, RecordedCalls, add, normed
 from deployments.codec.backends.products import MANY_CHANNELS, ProductToOneChannel, gather, packed, scratch
 from deployments.codec.decoder import Backend
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, with_frequency
@@ -332,7 +332,7 @@ class _RecordedCall:
         tensors = [*_tensors(call.memories), *_tensors(call.nexts)]
         self._backend, self._inputs, self._audio = backend, (call.codes, call.known, *call.rotary), call.audio
         with scratch.kept() as self._buffers:
-            self._recording = Recording(lambda: backend.decoded(call), tensors)
+            self._recording = RecordedCalls(lambda: backend.decoded(call), tensors)
 
     def __call__(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
         call = _TorchCall(self._backend, codes, states)

@@ -18,7 +18,7 @@ from deployments.errors import EngineError
 from deployments.playback import PlaybackClock
 from deployments.protocol import Codes, FrameChunk, PcmChunk
 from deployments.serving import metrics
-from deployments.serving.frames import Audio, Frames, Pcm
+from deployments.serving.frames import Frames, OutgoingAudio, Pcm
 
 Decode = Callable[[DecodeJob], Awaitable[Decoded]]
 
@@ -122,7 +122,7 @@ class StreamDecoder:
         skipped, known = self._start.skipped, self._start.undelivered
         num_known, reason = 0 if known is None else len(known), None
         async with FrameBuffer(chunks, self._frame_samples, known) as buffer:
-            audio = Audio(buffer, self._silence, self._guard, position=self._start.position)
+            audio = OutgoingAudio(buffer, self._silence, self._guard, position=self._start.position)
             if gpu_frames:
                 async with aclosing(self._forward(buffer, audio, gpu_frames)) as forwarded:
                     async for chunk in forwarded:
@@ -158,7 +158,9 @@ class StreamDecoder:
             self._clock.deliver(len(chunk.pcm) / 2 / self._sample_rate, now_s=time.monotonic())
         return chunk
 
-    async def _forward(self, buffer: FrameBuffer, audio: Audio, gpu_frames: int) -> AsyncGenerator[PcmChunk, None]:
+    async def _forward(
+        self, buffer: FrameBuffer, audio: OutgoingAudio, gpu_frames: int
+    ) -> AsyncGenerator[PcmChunk, None]:
         """The talker's audio as it comes. Once all codes of it are there, their replay begins beside it."""
         heard: list[Codes] = []  # frames whose audio has come
         replay: asyncio.Task[DecoderState] | None = None

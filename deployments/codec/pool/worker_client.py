@@ -23,7 +23,7 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.codec.decoder import CodecDecoder, Tried
+from deployments.codec.decoder import CodecDecoder, WarmUpResult
 from deployments.codec.pool.gate import Decoded, DecodeJob
 from deployments.codec.pool.workers import CHECK_S, LONGEST_IDLENESS_S
 from deployments.codec.state import DecoderState, SharedStates, Slot
@@ -103,7 +103,7 @@ class WorkerProcesses:
                 raise EngineError(f"the decoder process ended with code {code} while it loaded; its output says why")
             tried = json.loads(loaded)
             batches = {int(frames): most for frames, most in tried["largest_batches"].items()}
-            self.tried = Tried(batches, tried["seconds_per_frame"])
+            self.tried = WarmUpResult(batches, tried["seconds_per_frame"])
             for _ in range(count):
                 self._idle.put(self._fork())
             failed.pop_all()

@@ -41,7 +41,7 @@ class SpeakerEncoderConfig:
         return max(_PADDING + 1, (max(reflected) + 1) * _HOP)
 
 
-class Convolution(nn.Conv1d):
+class ReflectedConvolution(nn.Conv1d):
     """Same-length convolution over reflected edges."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> None:
@@ -49,8 +49,8 @@ class Convolution(nn.Conv1d):
 
 
 def time_delay_block(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Sequential:
-    """Convolution and ReLU: [batch, inputs, frames] -> [batch, outputs, frames]."""
-    return nn.Sequential(OrderedDict(conv=Convolution(inputs, outputs, kernel, dilation), relu=nn.ReLU()))
+    """ReflectedConvolution and ReLU: [batch, inputs, frames] -> [batch, outputs, frames]."""
+    return nn.Sequential(OrderedDict(conv=ReflectedConvolution(inputs, outputs, kernel, dilation), relu=nn.ReLU()))
 
 
 class Res2NetBlock(nn.Module):
@@ -78,8 +78,8 @@ class SqueezeExcitation(nn.Module):
 
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
-        self.conv1 = Convolution(channels, squeezed)
-        self.conv2 = Convolution(squeezed, channels)
+        self.conv1 = ReflectedConvolution(channels, squeezed)
+        self.conv2 = ReflectedConvolution(squeezed, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, channels, frames] -> the same shape."""
@@ -111,7 +111,7 @@ class AttentiveStatisticsPooling(nn.Module):
     def __init__(self, channels: int, attention_channels: int) -> None:
         super().__init__()
         self.tdnn = time_delay_block(channels * 3, attention_channels)
-        self.conv = Convolution(attention_channels, channels)
+        self.conv = ReflectedConvolution(attention_channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, channels, frames] -> [batch, 2 * channels, 1]."""
@@ -139,7 +139,7 @@ class SpeakerEncoder(nn.Module):
         self.blocks = nn.ModuleList([first, *middle])
         self.mfa = time_delay_block(channels[-1], channels[-1], shape.enc_kernel_sizes[-1], shape.enc_dilations[-1])
         self.asp = AttentiveStatisticsPooling(channels[-1], shape.enc_attention_channels)
-        self.fc = Convolution(channels[-1] * 2, shape.enc_dim)
+        self.fc = ReflectedConvolution(channels[-1] * 2, shape.enc_dim)
 
     @torch.inference_mode()
     def embed(self, audio: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ _POLL_S = 0.25
 _VITAL = ("raylet", "gcs_server")
 
 
-class Supervisor:
+class SupervisorLink:
     """The process that started this one, at the other end of two pipes."""
 
     def __init__(self, events: TextIO) -> None:
@@ -53,7 +53,7 @@ class Supervisor:
         os._exit(1)
 
 
-def watch(supervisor: Supervisor) -> None:
+def watch(supervisor: SupervisorLink) -> None:
     """Say when a part of Ray that cannot be replaced has ended."""
     from deployments.serving import ray_private  # imports Ray, behind the settings
 
@@ -69,7 +69,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as events:  # its end says that ours has come, of a traceback too
         ray_settings.apply_local()  # before anybody imports Ray
         os.dup2(2, 1)  # whatever a library prints is no event
-        supervisor = Supervisor(events)
+        supervisor = SupervisorLink(events)
         end = threading.Thread(target=supervisor.clear_up_after, args=(folder,), daemon=True)
         end.start()
         threading.Thread(target=watch, args=(supervisor,), daemon=True).start()

@@ -5,7 +5,7 @@ import numpy as np
 from deployments.audio.listening import LeadingSilence
 from deployments.protocol import Codes, FinishReason, FrameChunk, Mark, Progress
 from deployments.serving.failover import Received
-from deployments.serving.frames import Audio, Frames
+from deployments.serving.frames import Frames, OutgoingAudio
 
 SAMPLES, RATE = 240, 24000
 NO_CODES = np.zeros((0, 2), np.int16)
@@ -46,7 +46,7 @@ def test_marks_are_taken_once() -> None:
 
 
 def test_what_is_held_back_as_quiet_is_not_delivered() -> None:
-    audio = Audio(Frames(SAMPLES), LeadingSilence(RATE), position=7)
+    audio = OutgoingAudio(Frames(SAMPLES), LeadingSilence(RATE), position=7)
     assert audio.chunk(codes(1), pcm(1, level=0), None).position == 7
     assert audio.chunk(codes(2), pcm(1), None).position == 7 + 2 * SAMPLES
     assert audio.chunk(NO_CODES, pcm(0), FinishReason.STOP).position == 7 + 2 * SAMPLES

@@ -7,10 +7,10 @@ from deployments.protocol import FinishReason, FrameChunk
 from deployments.talker.channel import (
     Abort,
     Command,
-    Failed,
     Loading,
     Produced,
     Report,
+    RequestFailed,
     Start,
     Submit,
     Unpacker,
@@ -23,7 +23,7 @@ MESSAGES: list[Command | Report] = [
     Loading("the talker"),
     Submit(1, ask("Hello there." * 50)),
     Produced([(1, FrameChunk(np.arange(32, dtype=np.int16).reshape(2, 16), 5, FinishReason.STOP))], 1, 0),
-    Failed(2, InvalidRequest("too long", "input")),
+    RequestFailed(2, InvalidRequest("too long", "input")),
     Abort(1),
 ]
 

@@ -20,11 +20,11 @@ from deployments.talker.channel import (
     Abort,
     Alive,
     Command,
-    Failed,
     Loading,
     Produced,
     Ready,
     Report,
+    RequestFailed,
     Start,
     Submit,
     Unpacker,
@@ -163,7 +163,7 @@ def test_what_it_refuses_fails_alone(start: Start) -> None:
         requests = {1: ask(" "), 2: ask(frames=8, ignore_eos=True), 3: ask(frames=8, ignore_eos=True), 4: ask()}
         replica.send(*(Submit(number, request) for number, request in requests.items()))
         reports = replica.until(is_last(3))
-    failed = {report.id: report.error for report in reports if isinstance(report, Failed)}
+    failed = {report.id: report.error for report in reports if isinstance(report, RequestFailed)}
     assert failed.keys() == {1, 4}
     assert isinstance(failed[1], InvalidRequest)
     assert failed[1].param == "input"
@@ -200,8 +200,8 @@ def test_a_checkpoint_that_does_not_load_is_reported(start: Start, checkpoint: P
     (copy / "config.json").write_text("{}")
     with engine_process() as replica:
         replica.send(Start(str(copy), start.config))
-        failed = replica.until(lambda report: isinstance(report, Failed))[-1]
-        assert isinstance(failed, Failed)
+        failed = replica.until(lambda report: isinstance(report, RequestFailed))[-1]
+        assert isinstance(failed, RequestFailed)
         assert failed.id is None
         assert isinstance(failed.error, CheckpointError)
         assert "config.json" in str(failed.error)
@@ -225,7 +225,7 @@ def test_a_request_that_trips_the_engine_fails_alone(start: Start) -> None:
         replica.load(start)
         replica.send(Submit(1, ask(language="klingon")), Submit(2, ask(frames=4, ignore_eos=True)))
         reports = replica.until(is_last(2))
-    [failed] = [report for report in reports if isinstance(report, Failed)]
+    [failed] = [report for report in reports if isinstance(report, RequestFailed)]
     assert failed.id == 1
     assert isinstance(failed.error, EngineError)
     assert "klingon" in str(failed.error)
@@ -245,7 +245,7 @@ def test_a_request_that_trips_its_prefill_fails_alone(start: Start, monkeypatch:
         replica.load(Start(start.model, config))
         replica.send(*(Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
         reports = replica.until(is_last(1))
-    [failed] = [report for report in reports if isinstance(report, Failed)]
+    [failed] = [report for report in reports if isinstance(report, RequestFailed)]
     assert (failed.id, type(failed.error)) == (2, EngineError)
     assert "tripped" in str(failed.error)
     assert len(chunks_of(reports, 1)) == 12
@@ -273,7 +273,7 @@ def test_a_stream_that_comes_to_nan_is_sent_away_alone(start: Start, monkeypatch
         replica.load(Start(start.model, config))
         replica.send(*(Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
         reports = replica.until(is_last(2))
-    [failed] = [report for report in reports if isinstance(report, Failed)]
+    [failed] = [report for report in reports if isinstance(report, RequestFailed)]
     assert failed.id == 1
     assert isinstance(failed.error, TalkerLost)
     assert len(chunks_of(reports, 1)) == 5

@@ -10,7 +10,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, GenerateRequest, ModelKind, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine import Engine
 from deployments.talker.loading import build_engine
-from deployments.talker.prefill import Part, PrefillInputs
+from deployments.talker.prefill import PrefillInputs, SequenceRows
 from deployments.talker.prompt import Prompt, PromptBuilder, full_text
 from deployments.talker.sequence import FrameLimit, Sequence
 from talkray_tools.random_checkpoint import Options, write_checkpoint
@@ -52,7 +52,7 @@ def rows(builder: PromptBuilder, prompt: Prompt) -> torch.Tensor:
     """[rows, hidden]: what the talker is prefilled with."""
     sequence = Sequence(0, ask(), prompt, Sampling(), FrameLimit(1, FinishReason.LENGTH), row=0, frame_s=0.08)
     inputs = PrefillInputs(prompt.num_rows, scratch_row=1, tables=builder.tables)
-    inputs.fill([Part(sequence, 0, prompt.num_rows, is_last=True)])
+    inputs.fill([SequenceRows(sequence, 0, prompt.num_rows, is_last=True)])
     return builder.tables.rows(inputs.rows.text_ids, inputs.rows.codec_ids)
 
 

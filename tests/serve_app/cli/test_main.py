@@ -16,7 +16,7 @@ from serve_app.api.keys import KeyFileError, Keys
 from serve_app.cli import main as module
 from serve_app.cli import ray_settings
 from serve_app.cli.doctor import Finding
-from serve_app.cli.main import Progress, cli, main
+from serve_app.cli.main import ProgressLine, cli, main
 from serve_app.cli.ray_settings import for_a_node, free_port
 from serve_app.cli.serve.local_server import Address
 from serve_app.config import AppConfig, ConfigError, read_config
@@ -106,7 +106,7 @@ def test_other_modules_get_their_arguments_untouched(monkeypatch: pytest.MonkeyP
 
 def test_a_stage_is_one_line_however_long_it_is() -> None:
     file = io.StringIO()
-    with Progress(file) as progress:
+    with ProgressLine(file) as progress:
         progress.report("long " * 40)
         progress.done("done " * 40)
     assert len(file.getvalue().splitlines()) == 2

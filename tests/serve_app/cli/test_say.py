@@ -18,7 +18,7 @@ from aiohttp import web
 from deployments.errors import InvalidRequest
 from serve_app.cli import say
 from serve_app.cli.ray_settings import free_port
-from serve_app.cli.say import RefusedError, Utterance, announced, find_server, play_speech, write_speech
+from serve_app.cli.say import RefusedError, SayRequest, announced, find_server, play_speech, write_speech
 
 
 def wav_of(seconds: float) -> bytes:
@@ -66,7 +66,7 @@ def server() -> Iterator[Server]:
 
 def test_the_file_gets_the_audio(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "x.OGG"
-    said = write_speech(server.url, Utterance("hi"), file)
+    said = write_speech(server.url, SayRequest("hi"), file)
     assert file.read_bytes() == server.content
     assert f"{file} (0.5 s, " in said
     [asked] = server.asked
@@ -74,57 +74,57 @@ def test_the_file_gets_the_audio(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_given_voice_is_asked_for(server: Server, tmp_path: Path) -> None:
-    write_speech(server.url, Utterance("hi", voice="felix"), tmp_path / "x.wav")
+    write_speech(server.url, SayRequest("hi", voice="felix"), tmp_path / "x.wav")
     assert server.asked[0]["voice"] == "felix"
 
 
 def test_a_model_without_voices_is_asked_for_none(server: Server, tmp_path: Path) -> None:
     server.voices = []
-    write_speech(server.url, Utterance("hi"), tmp_path / "x.wav")
+    write_speech(server.url, SayRequest("hi"), tmp_path / "x.wav")
     assert "voice" not in server.asked[0]
 
 
 def test_a_refusal_is_passed_on(server: Server, tmp_path: Path) -> None:
     server.status, server.content = 400, b'{"error": {"message": "no such voice"}}'
     with pytest.raises(RefusedError, match="HTTP 400: no such voice"):
-        write_speech(server.url, Utterance("hi"), tmp_path / "x.wav")
+        write_speech(server.url, SayRequest("hi"), tmp_path / "x.wav")
     assert not (tmp_path / "x.wav").exists()
 
 
 def test_an_unknown_ending_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"\.wav"):
-        write_speech("http://127.0.0.1:1", Utterance("hi"), tmp_path / "x.txt")
+        write_speech("http://127.0.0.1:1", SayRequest("hi"), tmp_path / "x.txt")
 
 
 def test_no_server_says_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="talkray serve"):
-        write_speech(f"http://127.0.0.1:{free_port()}", Utterance("hi"), tmp_path / "x.wav")
+        write_speech(f"http://127.0.0.1:{free_port()}", SayRequest("hi"), tmp_path / "x.wav")
 
 
 def test_another_server_is_no_talkray(server: Server, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="does not answer as a Talkray server"):
-        write_speech(f"{server.url}elsewhere", Utterance("hi"), tmp_path / "x.wav")
+        write_speech(f"{server.url}elsewhere", SayRequest("hi"), tmp_path / "x.wav")
 
 
 def test_a_file_that_cannot_be_written_is_named(server: Server, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=r"missing/x\.wav cannot be written: No such file or directory"):
-        write_speech(server.url, Utterance("hi"), tmp_path / "missing" / "x.wav")
+        write_speech(server.url, SayRequest("hi"), tmp_path / "missing" / "x.wav")
 
 
 def test_an_answer_that_is_no_audio_is_told(server: Server, tmp_path: Path) -> None:
     server.content = b"<html>"
     with pytest.raises(RefusedError, match="is no wav"):
-        write_speech(server.url, Utterance("hi"), tmp_path / "x.wav")
+        write_speech(server.url, SayRequest("hi"), tmp_path / "x.wav")
 
 
 def test_how_to_say_it_is_passed_on(server: Server, tmp_path: Path) -> None:
-    write_speech(server.url, Utterance("hi", speed=1.5, instructions="slowly"), tmp_path / "x.wav")
+    write_speech(server.url, SayRequest("hi", speed=1.5, instructions="slowly"), tmp_path / "x.wav")
     assert (server.asked[0]["speed"], server.asked[0]["instructions"]) == (1.5, "slowly")
 
 
 def test_what_the_server_ignored_is_told(server: Server, tmp_path: Path) -> None:
     server.headers = {"x-ignored": "instructions (not by this model)"}
-    said = write_speech(server.url, Utterance("hi", instructions="slowly"), tmp_path / "x.wav")
+    said = write_speech(server.url, SayRequest("hi", instructions="slowly"), tmp_path / "x.wav")
     assert said.endswith("; the server ignored instructions (not by this model)")
 
 
@@ -144,7 +144,7 @@ def write_program(file: Path, code: str) -> None:
 def test_a_player_gets_a_stream(server: Server, only_player: Path, tmp_path: Path) -> None:
     heard = tmp_path / "heard.wav"
     write_program(only_player, f"import sys; open({str(heard)!r}, 'wb').write(sys.stdin.buffer.read())")
-    assert play_speech(server.url, Utterance("hi")) == "played with mpv"
+    assert play_speech(server.url, SayRequest("hi")) == "played with mpv"
     assert heard.read_bytes() == server.content
     assert (server.asked[0]["response_format"], server.asked[0]["stream"]) == ("wav", True)
 
@@ -152,7 +152,7 @@ def test_a_player_gets_a_stream(server: Server, only_player: Path, tmp_path: Pat
 def test_a_player_that_fails_is_told(server: Server, only_player: Path) -> None:
     write_program(only_player, "raise SystemExit(3)")
     with pytest.raises(RefusedError, match="mpv failed with status 3"):
-        play_speech(server.url, Utterance("hi"))
+        play_speech(server.url, SayRequest("hi"))
 
 
 def test_of_a_refusal_no_player_hears(server: Server, only_player: Path) -> None:
@@ -161,12 +161,12 @@ def test_of_a_refusal_no_player_hears(server: Server, only_player: Path) -> None
     remedy = "Put its key into TALKRAY_API_KEY, or name another server with --url."
     said = f"{server.url.rstrip('/')}: HTTP 401: An API key is required. {remedy}"
     with pytest.raises(RefusedError, match=f"^{re.escape(said)}$"):
-        play_speech(server.url, Utterance("hi"))
+        play_speech(server.url, SayRequest("hi"))
 
 
 def test_without_a_player_nobody_is_asked(server: Server, only_player: Path) -> None:
     with pytest.raises(RefusedError, match="install one of aplay, ffplay, mpv, play"):
-        play_speech(server.url, Utterance("hi"))
+        play_speech(server.url, SayRequest("hi"))
     assert server.asked == []
 
 
@@ -228,7 +228,7 @@ def test_a_keyed_server_alone_is_found_and_the_refusal_says_what_to_do(
         found = find_server()
     assert found == server.url
     with pytest.raises(RefusedError, match=r"A key is needed\. Put its key into TALKRAY_API_KEY, .*--url"):
-        write_speech(found, Utterance("hi"), tmp_path / "x.wav")
+        write_speech(found, SayRequest("hi"), tmp_path / "x.wav")
 
 
 def test_git_ignores_what_it_writes(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ import pytest
 from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 
-from serve_app.nodes.aws import Nodes
+from serve_app.nodes.aws import AwsNodes
 
 SPOT = {"InstanceType": "g6e.2xlarge", "InstanceMarketOptions": {"MarketType": "spot"}}
 ON_DEMAND = {"InstanceType": "g6e.2xlarge"}
 
 
 def launch(node_config: dict[str, Any]) -> dict[str, Any]:
-    nodes = object.__new__(Nodes)  # without a client
+    nodes = object.__new__(AwsNodes)  # without a client
     return nodes.create_node(node_config, {"ray-user-node-type": "talker-spot"}, 3)
 
 

@@ -12,7 +12,7 @@ from googleapiclient import discovery
 from ray.autoscaler._private.gcp import config as gcp_config
 from ray.autoscaler._private.gcp.node import GCPCompute
 
-from serve_app.nodes.gcp import Nodes
+from serve_app.nodes.gcp import GcpNodes
 
 CLUSTER = Path(__file__).parents[3] / "cluster/gcp.yaml"
 
@@ -71,8 +71,8 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Google:
     return google
 
 
-def nodes_of(config: dict[str, Any]) -> Nodes:
-    return Nodes(config["provider"], config["cluster_name"])
+def nodes_of(config: dict[str, Any]) -> GcpNodes:
+    return GcpNodes(config["provider"], config["cluster_name"])
 
 
 def launch(config: dict[str, Any], node_type: str, count: int) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def config() -> dict[str, Any]:
 
 
 def test_the_file_names_this_provider(config: dict[str, Any]) -> None:
-    assert config["provider"]["module"] == f"{Nodes.__module__}.{Nodes.__name__}"
+    assert config["provider"]["module"] == f"{GcpNodes.__module__}.{GcpNodes.__name__}"
 
 
 def test_nodes_come_and_go_with_the_labels_by_which_ray_finds_them(google: Google, config: dict[str, Any]) -> None:

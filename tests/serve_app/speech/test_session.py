@@ -15,7 +15,7 @@ from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import LongText
-from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Done, Event, Failed, Mark, Session, Started, Words
+from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Done, Event, Failed, Flushed, Session, Started, Words
 from serve_app.speech.word_times import Spoken
 from tests.serve_app import fake
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
@@ -71,7 +71,7 @@ async def test_a_turn_has_a_beginning_audio_and_an_end() -> None:
         session.flush()
         session.close()
         events = await events_of(session)
-    assert kinds(events) == ["Started", "Audio", "Mark", "Done"]
+    assert kinds(events) == ["Started", "Audio", "Flushed", "Done"]
     assert audio_of(events) == pcm_of(utterance())
 
 
@@ -85,7 +85,7 @@ async def test_a_turn_is_spoken_while_it_is_written() -> None:
         assert isinstance(await anext(events), Audio)
         session.append(" he stays")
         session.flush()
-        while not isinstance(await anext(events), Mark):
+        while not isinstance(await anext(events), Flushed):
             pass
     assert synthesizer.texts == ["Dr. Jones is here. And he stays"]
     (request,) = synthesizer.requests
@@ -123,7 +123,7 @@ async def test_every_flush_has_its_mark_even_an_empty_one() -> None:
         session.append("Two.")
         session.close()
         events = await events_of(session)
-    assert kinds(events) == ["Started", "Mark", *["Started", "Audio", "Mark"] * 2, "Done"]
+    assert kinds(events) == ["Started", "Flushed", *["Started", "Audio", "Flushed"] * 2, "Done"]
 
 
 @pytest.mark.parametrize("text", ["...", "🙂", "<b>", "Привет"])
@@ -134,7 +134,7 @@ async def test_text_that_yields_no_speech_is_a_moment_of_silence(text: str) -> N
         session.append(text)
         session.close()
         events = await events_of(session)
-    assert kinds(events) == ["Started", "Audio", "Mark", "Done"]
+    assert kinds(events) == ["Started", "Audio", "Flushed", "Done"]
     assert audio_of(events) == bytes(2 * 2400)
     assert synthesizer.requests == []
 
@@ -145,7 +145,7 @@ async def test_blank_text_is_no_audio_at_all(text: str) -> None:
         session.append(text)
         session.flush()
         session.close()
-        assert kinds(await events_of(session)) == ["Started", "Mark", "Done"]
+        assert kinds(await events_of(session)) == ["Started", "Flushed", "Done"]
 
 
 async def test_who_does_not_read_stops_the_decoding() -> None:
@@ -191,9 +191,9 @@ async def test_after_clear_nothing_of_the_old_turns_follows() -> None:
         session.append("New")
         session.close()
         rest = [event async for event in events]
-    assert kinds(rest) == ["Cleared", "Started", "Audio", "Mark", "Done"]
+    assert kinds(rest) == ["Cleared", "Started", "Audio", "Flushed", "Done"]
     assert rest[0] == cleared
-    assert all(event.turn.number == 3 for event in rest if isinstance(event, Audio | Mark))
+    assert all(event.turn.number == 3 for event in rest if isinstance(event, Audio | Flushed))
     assert synthesizer.texts[-1] == "New"
 
 
@@ -367,7 +367,7 @@ async def test_a_turn_is_heard_behind_its_end_and_a_clear_begins_a_new_count() -
             for _ in range(2):
                 session.append(fake.FOLLOWED_TEXT)
                 marked = session.flush()
-                while await anext(events) != Mark(marked):
+                while await anext(events) != Flushed(marked):
                     pass
             cleared = await session.clear(0.88 + 0.6)
             assert await anext(events) == cleared

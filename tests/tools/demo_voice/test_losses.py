@@ -9,13 +9,13 @@ from torch import Tensor
 
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.tokenizer import TextTokenizer
-from tools.demo_voice.dataset import NONE, Corpus, RowLayout, Sample, Utterance
-from tools.demo_voice.talker_trainer import DeviceBatch, Losses, Settings, Trainer
+from tools.demo_voice.dataset import NONE, Corpus, RowLayout, TrainingSample, Utterance
+from tools.demo_voice.talker_trainer import DeviceBatch, Losses, TalkerRecipe, Trainer
 from tools.demo_voice.teacher_forcing import Guide, Places
 
 CPU = torch.device("cpu")
 FRAMES = 12
-SETTINGS = Settings(duration=60)
+SETTINGS = TalkerRecipe(duration=60)
 
 
 class Setting:
@@ -27,7 +27,7 @@ class Setting:
         codes = draw.integers(config.code_vocab_size, size=(FRAMES, config.num_code_groups), dtype=np.int16)
         tokenizer = TextTokenizer(directory, config.tokens)
         utterance = Utterance("Hi.", next(iter(config.speakers)), "train", 0, FRAMES)
-        sample = Sample(utterance, tokenizer.encode("Hi."), None, full_text=True)
+        sample = TrainingSample(utterance, tokenizer.encode("Hi."), None, full_text=True)
         self.losses = Losses(Corpus(codes, [utterance]), config, CPU)
         self.trainer = Trainer(config, self.losses, SETTINGS)
         batch = RowLayout(config, tokenizer).batch([sample])

@@ -11,12 +11,12 @@ from deployments.talker.kv_cache import BlockManager, KVCache
 from deployments.talker.loading import load_talker
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.talker import Talker
-from deployments.talker.prefill import Part, PrefillInputs
+from deployments.talker.prefill import PrefillInputs, SequenceRows
 from deployments.talker.prompt import InputTables, PromptBuilder
 from deployments.talker.runner import ModelRunner, RunnerShape
 from deployments.talker.sequence import FrameLimit, Sequence
 from deployments.talker.tokenizer import TextTokenizer
-from tools.demo_voice.dataset import NONE, Batch, RowLayout, Sample, Utterance
+from tools.demo_voice.dataset import NONE, RowLayout, TrainingBatch, TrainingSample, Utterance
 from tools.demo_voice.teacher_forcing import input_rows, predictor_logits, talker_hidden
 
 CPU = torch.device("cpu")
@@ -40,19 +40,19 @@ class Setting:
         self.samples, start = [], 0
         for text, full_text, language in ASKED:
             utterance = Utterance(text, voice, "train", start, TEXTS[text])
-            self.samples.append(Sample(utterance, self.tokenizer.encode(text), language, full_text))
+            self.samples.append(TrainingSample(utterance, self.tokenizer.encode(text), language, full_text))
             start += TEXTS[text]
-        self.batch: Batch = self.layout.batch(self.samples)
+        self.batch: TrainingBatch = self.layout.batch(self.samples)
 
     def rows(self) -> Tensor:
         frames = torch.from_numpy(self.batch.frames)
         known = torch.where(frames[..., None] >= 0, self.codes[frames.clamp(min=0)], NONE)
         return input_rows(self.talker, torch.from_numpy(self.batch.text), torch.from_numpy(self.batch.codec), known)
 
-    def frames(self, sample: Sample) -> Tensor:
+    def frames(self, sample: TrainingSample) -> Tensor:
         return self.codes[sample.utterance.start :][: sample.utterance.frames]
 
-    def runner_of(self, sample: Sample, num_frames: int) -> tuple[ModelRunner, Sequence]:
+    def runner_of(self, sample: TrainingSample, num_frames: int) -> tuple[ModelRunner, Sequence]:
         """An engine's runner, and a sequence of the sample's first frames that is ready to be prefilled."""
         synthesis = SynthesisRequest(
             "test",
@@ -83,7 +83,7 @@ def test_rows_are_the_prompts_and_the_frames(setting: Setting, number: int) -> N
     sample = setting.samples[number]
     runner, sequence = setting.runner_of(sample, sample.utterance.frames)
     inputs = PrefillInputs(64, scratch_row=1, tables=runner.step.tables)
-    inputs.fill([Part(sequence, 0, sequence.num_positions, is_last=True)])
+    inputs.fill([SequenceRows(sequence, 0, sequence.num_positions, is_last=True)])
     served = runner.step.tables.rows(inputs.rows.text_ids, inputs.rows.codec_ids)[: sequence.num_positions]
     assert setting.layout.length(sample) == len(served)
     torch.testing.assert_close(setting.rows()[number, : len(served)], served, rtol=0, atol=1e-5)

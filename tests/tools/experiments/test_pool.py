@@ -4,7 +4,7 @@ from deployments.config import CodecConfig
 from loadtest.metrics import Summary
 from tests.tools.experiments.test_several import row as several_row
 from tests.tools.experiments.test_several import spoken
-from tools.experiments.gpu.pool import Layout, Row, application, parsed, table
+from tools.experiments.gpu.pool import Layout, PlacementRow, application, parsed, table
 
 OPTIONS = ["--model", "embedded", "--out", "results"]
 
@@ -13,8 +13,8 @@ def summary(**changes: object) -> Summary:
     return replace(several_row(spoken()).result.summary, **changes)  # type: ignore[arg-type]
 
 
-def row(rate: float = 8.0, **changes: object) -> Row:
-    return Row("pool", Layout(4, 3), "load", rate, summary(**changes))
+def row(rate: float = 8.0, **changes: object) -> PlacementRow:
+    return PlacementRow("pool", Layout(4, 3), "load", rate, summary(**changes))
 
 
 def test_a_row_that_holds_says_so() -> None:

@@ -25,7 +25,7 @@ from loadtest.clients import open_session, speak
 from loadtest.recording import Recording
 from loadtest.runner import Runner
 from loadtest.settings import Settings
-from loadtest.traces import Clock, RunFolder, Trace
+from loadtest.traces import Clock, Trace, TraceFolder
 from serve_app.config import AppConfig, read_config
 from tests.faults.pools import CODEC, TALKER, Service, serving
 from tools.experiments.faults.interruption import Interruption, interruption
@@ -115,7 +115,7 @@ async def kill_under_load(
     phases = (Phase("measured", rate, duration_s),)
     settings = replace(target(service), phases=phases, seed=seed, lengths=SpeechLengths(5.7, 0.35))
     requests = settings.schedule()
-    folder = RunFolder(out)
+    folder = TraceFolder(out)
     folder.write_schedule(requests)
     begun = asyncio.Event()
 

@@ -33,7 +33,7 @@ class Kill:
     at_s: float  # of time.time()
 
 
-class Progress:
+class ProgressLog:
     """Lines that say how far it has come, none sooner than `every_s` after the last."""
 
     def __init__(self, every_s: float = PROGRESS_S) -> None:
@@ -150,7 +150,7 @@ def main(arguments: list[str]) -> int:
                 at_once=options.at_once,
                 kills=options.kills,
                 within_s=options.within_s,
-                say=Progress(),
+                say=ProgressLog(),
             )
             took_s, audio_s = time.monotonic() - began_s, options.frames * 0.08
             print(f"{took_s:.0f} s, {options.at_once} streams of {audio_s:.1f} s at once")

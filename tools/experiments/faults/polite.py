@@ -80,7 +80,7 @@ class Refused(Exception):
     """Before any audio, with a status."""
 
 
-class Failed(Exception):
+class UnexpectedAnswer(Exception):
     """An answer that no polite client should get."""
 
 
@@ -136,7 +136,7 @@ class PoliteClient:
             stream.detail = f"{len(listening.pcm)} bytes in {BOUND_S:.0f} s"
         except Refused as error:
             stream.outcome, stream.detail = "refused", str(error)
-        except Failed as error:
+        except UnexpectedAnswer as error:
             # A key may be revoked while a request with it is on its way: the next one has the new key.
             rotated = self.key != key and str(error).startswith("401")
             stream.outcome, stream.detail = "refused" if rotated else "failed", str(error)
@@ -267,7 +267,7 @@ _STATUS = {"rate_limit_exceeded": 429, "not_ready": 503, "replica_lost": 503}  #
 def refusal(status: int, text: str) -> Exception:
     """Too busy and not ready are refusals, to be asked again; what else a polite client is told is a fault."""
     said = f"{status} {text[:160]}"
-    return Refused(said) if status in (429, 502, 503, 504) else Failed(said)
+    return Refused(said) if status in (429, 502, 503, 504) else UnexpectedAnswer(said)
 
 
 def broken(listening: Listening, error: Mapping[str, object]) -> Exception:

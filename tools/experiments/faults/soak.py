@@ -31,13 +31,13 @@ from serve_app.cli.ray_settings import free_port
 from tests.e2e.raw import SPEECH
 from tools.experiments.faults.intruder import SHORT
 from tools.experiments.faults.intruders import intrude
-from tools.experiments.faults.kills import Progress
+from tools.experiments.faults.kills import ProgressLog
 from tools.experiments.faults.polite import PoliteClient, Stream, catalogue, pause_s
 from tools.experiments.faults.soak_report import (
     BACK_S,
-    Kill,
     Probe,
-    Records,
+    SoakKill,
+    SoakRecords,
     Survey,
     as_markdown,
     as_text,
@@ -46,7 +46,7 @@ from tools.experiments.faults.soak_report import (
     spoken,
     tables,
 )
-from tools.experiments.faults.supervised import COMMAND, KINDS, SPARED, VITAL, Supervisor
+from tools.experiments.faults.supervised import COMMAND, KINDS, SPARED, VITAL, SupervisedServer
 
 EVERY_S = 1.0
 PROGRESS_S = 15.0
@@ -60,10 +60,10 @@ QUIET_S = 60.0  # without kills, at the start and at the end (a tenth of a short
 class Soak:
     """One run."""
 
-    def __init__(self, options: argparse.Namespace, scratch: Path, supervisor: Supervisor, keys: Path) -> None:
+    def __init__(self, options: argparse.Namespace, scratch: Path, supervisor: SupervisedServer, keys: Path) -> None:
         self.options, self.keys_file, self.supervisor = options, keys, supervisor
         self.url = f"http://127.0.0.1:{options.port}"
-        self.records = Records(time.monotonic(), options.kills)
+        self.records = SoakRecords(time.monotonic(), options.kills)
         self._chance = random.Random(options.seed)
         self._done = asyncio.Event()
         self._open: set[object] = set()
@@ -155,7 +155,7 @@ class Soak:
 
     async def _learn(self) -> None:
         """What each utterance is without kills."""
-        client, began_s, audio, said = self.clients[0], time.monotonic(), 0, Progress()
+        client, began_s, audio, said = self.clients[0], time.monotonic(), 0, ProgressLog()
         for number, fields in enumerate(self._said):
             stream, pcm = await client.speak(number, fields, None)
             while stream.outcome == "refused":
@@ -276,7 +276,7 @@ class Soak:
             if found.get(kind):
                 queue.remove(kind)
                 victim = self._chance.choice(found[kind])
-                kill = Kill(kind, time.monotonic(), len(self._open))
+                kill = SoakKill(kind, time.monotonic(), len(self._open))
                 self.records.kills.append(kill)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim, 9)
@@ -319,7 +319,7 @@ class Soak:
             )
 
 
-def report(records: Records) -> int:
+def report(records: SoakRecords) -> int:
     """Print the tables; 1 where a must was missed."""
     found, missed = tables(records)
     for rows in found:
@@ -336,7 +336,7 @@ def report(records: Records) -> int:
     return min(1, len(missed))
 
 
-def kind_and_age(kill: Kill) -> str:
+def kind_and_age(kill: SoakKill) -> str:
     return f"{time.monotonic() - kill.at_s:.0f} s without {kill.kind}"
 
 
@@ -379,7 +379,7 @@ def main(arguments: list[str]) -> int:
         create_key(keys, "first")
         config = exact_config(Path(scratch))
         serve_options = ("--keys", str(keys), "--config", str(config), "--quiet")
-        supervisor = Supervisor(Path(scratch), options.port, serve_options, folder)
+        supervisor = SupervisedServer(Path(scratch), options.port, serve_options, folder)
         try:
             return asyncio.run(Soak(options, folder, supervisor, keys).run())
         finally:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tools.experiments.faults.kills import percentile
 from tools.experiments.faults.polite import Stream
-from tools.experiments.faults.supervised import CARRIERS, KINDS, VITAL, Held, Start
+from tools.experiments.faults.supervised import CARRIERS, KINDS, VITAL, Held, ServerStart
 
 BACK_S = 60.0  # speech is back within that time, whatever died
 CUT_S = 5.0  # a stream that its ingress or proxy took with it has ended by then
@@ -17,7 +17,7 @@ FLAT = 1.1  # memory and open files at the end, as a share of what they were
 
 
 @dataclass(slots=True)
-class Kill:
+class SoakKill:
     """One process that was killed. Times are of time.monotonic()."""
 
     kind: str
@@ -63,17 +63,17 @@ class Survey:
 
 
 @dataclass(slots=True)
-class Records:
+class SoakRecords:
     """Everything that was seen."""
 
     began_s: float
     kills_wanted: int
     streams: list[Stream] = field(default_factory=list)
-    kills: list[Kill] = field(default_factory=list)
+    kills: list[SoakKill] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
     ready: list[tuple[float, int | str]] = field(default_factory=list)
     surveys: list[Survey] = field(default_factory=list)
-    starts: list[Start] = field(default_factory=list)
+    starts: list[ServerStart] = field(default_factory=list)
     hostile: list[tuple[str, str]] = field(default_factory=list)
     rotations: int = 0
     key_faults: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Records:
     folders: tuple[int, int] = (0, 0)  # of servers, at the start and at the end
 
 
-def blame(stream: Stream, kills: Sequence[Kill]) -> str:
+def blame(stream: Stream, kills: Sequence[SoakKill]) -> str:
     """Whose death took a stream: that of what carried it, that of its server, or nobody's, which is a fault."""
 
     def killed(kinds: Iterable[str], within_s: float) -> bool:
@@ -93,7 +93,7 @@ def blame(stream: Stream, kills: Sequence[Kill]) -> str:
     return "server" if killed(VITAL, DOWN_S) else "other"
 
 
-def lies(records: Records) -> list[str]:
+def lies(records: SoakRecords) -> list[str]:
     """Moments at which `/ready` said yes and nothing was spoken, or no while there was speech."""
     found = []
     for probe in records.probes:
@@ -111,13 +111,13 @@ def lies(records: Records) -> list[str]:
     return found
 
 
-def spoken(records: Records) -> list[tuple[float, float]]:
+def spoken(records: SoakRecords) -> list[tuple[float, float]]:
     """When each request was made that was spoken, and when its first audio came (of a short one: all of it)."""
     probes = [(probe.asked_s, probe.answered_s) for probe in records.probes if probe.spoken]
     return probes + [(each.began_s, each.first_s) for each in records.streams if each.first_s is not None]
 
 
-def back_s(kill: Kill, requests: Sequence[tuple[float, float]], started_s: Sequence[float]) -> float | None:
+def back_s(kill: SoakKill, requests: Sequence[tuple[float, float]], started_s: Sequence[float]) -> float | None:
     """From a death to the first audio of a request that was made after it.
 
     Where the server dies of it, only what its successor speaks counts.
@@ -135,7 +135,7 @@ def median_of(surveys: Sequence[Survey], span: tuple[float, float], kind: str | 
     return statistics.median(mebibytes for mebibytes, _ in pairs), statistics.median(files for _, files in pairs)
 
 
-def unexpected_ends(records: Records) -> list[str]:
+def unexpected_ends(records: SoakRecords) -> list[str]:
     """Ends of the server that no kill explains."""
     vital = [kill.at_s for kill in records.kills if kill.kind in VITAL]
     return [
@@ -145,7 +145,7 @@ def unexpected_ends(records: Records) -> list[str]:
     ]
 
 
-def tables(records: Records) -> tuple[list[list[list[str]]], list[str]]:
+def tables(records: SoakRecords) -> tuple[list[list[list[str]]], list[str]]:
     """Rows of each table, and the musts that were missed."""
     lost = [stream for stream in records.streams if stream.lost]
     blamed = Counter(blame(stream, records.kills) for stream in lost)
@@ -204,7 +204,7 @@ def tables(records: Records) -> tuple[list[list[list[str]]], list[str]]:
     return [rows, deaths(records), growth], missed
 
 
-def deaths(records: Records) -> list[list[str]]:
+def deaths(records: SoakRecords) -> list[list[str]]:
     """By kind of process: how often, how many streams were open, what was lost, when there was speech again."""
     rows = [["killed", "times", "streams open then", "lost", "speech after, s: p50", "most"]]
     for kind in dict.fromkeys((*KINDS, *VITAL)):
@@ -216,7 +216,7 @@ def deaths(records: Records) -> list[list[str]]:
     return rows
 
 
-def memory(records: Records) -> tuple[list[list[str]], list[str]]:
+def memory(records: SoakRecords) -> tuple[list[list[str]], list[str]]:
     """By kind of process: MiB of its own and open files in each of the spans; and what has grown."""
     rows, grown = [["process", *(f"{name}: MiB, files" for name in records.spans)]], []
     for kind in (*KINDS, "serve command", "other", None):

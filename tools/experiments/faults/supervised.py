@@ -50,7 +50,7 @@ CARRIERS = ("ingress replica", "HAProxy")
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ServerStart:
     """One start of the command."""
 
     at_s: float  # of time.monotonic()
@@ -82,7 +82,7 @@ def kind_of(command: str) -> str:
     return next((kind for kind, title in KINDS.items() if title in command), "other")
 
 
-class Supervisor:
+class SupervisedServer:
     """Keeps a server running until it is stopped."""
 
     def __init__(self, scratch: Path, port: int, arguments: tuple[str, ...], folder: Path) -> None:
@@ -92,7 +92,7 @@ class Supervisor:
         self._environment = {"RAY_TMPDIR": str(folder), "RAY_worker_niceness": "0"}
         self._stopping = threading.Event()
         self._burials: list[threading.Thread] = []
-        self.ended: list[Start] = []
+        self.ended: list[ServerStart] = []
         self.server = self._start()
         self.started_s = [time.monotonic()]
         self._thread = threading.Thread(target=self._keep)
@@ -142,5 +142,5 @@ class Supervisor:
         output = server.output
         names = tuple(sorted(kind_of(command) for command in left.values()))
         last = output.strip().rpartition("\n")[2]
-        self.ended.append(Start(started_s, ended_s, server.status, CLEARED in output, names, last))
+        self.ended.append(ServerStart(started_s, ended_s, server.status, CLEARED in output, names, last))
         server.end()

@@ -103,7 +103,7 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class PlacedReplica:
     """Where a replica runs."""
 
     id: str
@@ -221,11 +221,11 @@ class Fleet:
     def alive(self) -> set[str]:
         return {node["address"] for node in self.ask("nodes") if node["is_alive"]}
 
-    def replicas(self, deployment: str, state: str = "RUNNING") -> list[Replica]:
+    def replicas(self, deployment: str, state: str = "RUNNING") -> list[PlacedReplica]:
         """Those of a deployment that are in a state."""
         application = self.ask("applications").get(APP_NAME, {"deployments": {}})
         entry = application["deployments"].get(deployment, {"replicas": []})
-        return [Replica(**each) for each in entry["replicas"] if each["state"] == state]
+        return [PlacedReplica(**each) for each in entry["replicas"] if each["state"] == state]
 
     def machine(self, address: str) -> Machine:
         return next(machine for machine in self.net.machines.values() if machine.address == address)

@@ -49,7 +49,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlacementRow:
     """What was heard at one rate."""
 
     placement: str
@@ -82,7 +82,7 @@ class Row:
         ]
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[PlacementRow]) -> str:
     titles = ["placement", "replicas x workers", "what", "r/s", *TITLES, "aim"]
     lines = [titles, ["---"] * len(titles), *(row.cells() for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -107,7 +107,7 @@ def application(options: argparse.Namespace, layout: Layout, placement: str) -> 
     return app.model_copy(update={**changes, **pools, "codec_pool": app.codec_pool.model_copy(update=pool)})
 
 
-def measured(options: argparse.Namespace, layout: Layout, placement: str) -> Iterator[Row]:
+def measured(options: argparse.Namespace, layout: Layout, placement: str) -> Iterator[PlacementRow]:
     print(f"starting {placement}, {layout}", flush=True)
     with serving(application(options, layout, placement), print) as service:
         bench = Bench(service, options, placement=f"{placement}-{layout}", talkers=1)
@@ -125,7 +125,7 @@ def measured(options: argparse.Namespace, layout: Layout, placement: str) -> Ite
         for rate, what, act in loads:
             service.wait_for(CODEC, layout.replicas)  # the one that was killed before is there again
             row, _ = bench.load(rate, options.duration, what=what.replace(" ", "-"), act=act)
-            yield Row(placement, layout, what, rate, row.result.summary)
+            yield PlacementRow(placement, layout, what, rate, row.result.summary)
         print(asyncio.run(behind(service.url)), flush=True)
 
 
@@ -182,7 +182,7 @@ def main(arguments: list[str]) -> int:
     """Command line; 0 where every row holds."""
     options = parsed(arguments)
     options.out.mkdir(parents=True)
-    facts, rows = about(options), list[Row]()
+    facts, rows = about(options), list[PlacementRow]()
     head = f"`python -m tools.experiments.gpu.pool {' '.join(arguments)}`; commit `{facts['commit']}`; {facts['host']}."
     for placement in options.placements.split(","):
         for layout in map(Layout.parse, options.layouts.split(",")):

@@ -55,7 +55,7 @@ def under_load(schedule: Sequence[ScheduledRequest]) -> list[Heard]:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class CodesComparison:
     """Two deliveries of the same requests."""
 
     requests: int
@@ -66,7 +66,7 @@ class Comparison:
     most_at_once: int  # streams, under load
 
 
-def compare(quiet: Sequence[Heard], loaded: Sequence[Heard]) -> Comparison:
+def compare(quiet: Sequence[Heard], loaded: Sequence[Heard]) -> CodesComparison:
     """Raises AssertionError where a stream failed."""
     firsts, common = [], 0
     for one, other in zip(quiet, loaded, strict=True):
@@ -77,7 +77,7 @@ def compare(quiet: Sequence[Heard], loaded: Sequence[Heard]) -> Comparison:
         firsts += differs[:1].tolist()
         common += int(differs[0]) if len(differs) else len(one.codes)
     changes = [(heard.arrivals_s[0], 1) for heard in loaded] + [(heard.arrivals_s[-1], -1) for heard in loaded]
-    return Comparison(
+    return CodesComparison(
         requests=len(quiet),
         frames=sum(len(heard.codes) for heard in quiet),
         equal=len(quiet) - len(firsts),

@@ -32,7 +32,7 @@ from loadtest.runner import Runner
 from loadtest.settings import Settings
 from loadtest.tables import COLUMNS
 from loadtest.terminal import Screen
-from loadtest.traces import LoadTestError, RunFolder
+from loadtest.traces import LoadTestError, TraceFolder
 from serve_app.config import AdmissionSettings, AppConfig, read_config
 from tests.faults.pools import CODEC, TALKER, Service, redeploy, serving
 from tools.experiments.faults.gpu import say_gaps, say_problems, ttfa_p95_s
@@ -143,7 +143,7 @@ class Bench:
     ) -> tuple[Row, float | None]:
         """A row, and when `act` was called: in a thread, once a third of the load has been sent."""
         self._number += 1
-        folder = RunFolder(self.options.out / f"{self.placement}-{self.talkers}-{self._number:02d}-{what}")
+        folder = TraceFolder(self.options.out / f"{self.placement}-{self.talkers}-{self._number:02d}-{what}")
         settings = Settings(
             self.service.url,
             settled(rate, duration_s, settle_s=self.options.settle),
@@ -217,7 +217,7 @@ class Bench:
 
 
 async def loaded(
-    settings: Settings, folder: RunFolder, act: Callable[[], None] | None, *, at_s: float
+    settings: Settings, folder: TraceFolder, act: Callable[[], None] | None, *, at_s: float
 ) -> tuple[Result, float | None]:
     """One run; what `act` raises ends it. Also when it was called, on the run's clock."""
     screen, runners, acted_s = Screen(Console(stderr=True)), list[Runner](), list[float]()

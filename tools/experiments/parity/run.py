@@ -59,7 +59,7 @@ STRESS_SNR_DB = 70.0  # of their waveforms, in float32 on either side
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ParityCheck:
     """One thing that both sides made."""
 
     name: str
@@ -96,7 +96,7 @@ def run_official(python: Path, checkpoint: Path, extent: str) -> Arrays:
         return dict(arrays)
 
 
-def compare(kind: str, checkpoint: Path, official: Arrays) -> Iterator[Comparison]:
+def compare(kind: str, checkpoint: Path, official: Arrays) -> Iterator[ParityCheck]:
     """Every case of a checkpoint's kind."""
     ours = Ours(checkpoint)
     reference = official.get("reference/codes")
@@ -113,7 +113,7 @@ def compare(kind: str, checkpoint: Path, official: Arrays) -> Iterator[Compariso
                 yield close(f"{key} audio", ours.wav(case, expected, reference), official[f"wav/{key}"], TOLERANCE)
 
 
-def compare_stressed(checkpoint: Path, official: Arrays) -> Iterator[Comparison]:
+def compare_stressed(checkpoint: Path, official: Arrays) -> Iterator[ParityCheck]:
     """Codes but for near-ties, which float32 decides by the order of its sums; waveforms by their error's power."""
     ours = Ours(checkpoint)
     for case in cases_of(STRESSED, STRESS):
@@ -121,26 +121,26 @@ def compare_stressed(checkpoint: Path, official: Arrays) -> Iterator[Comparison]
             key = case_key(case, decoding)
             expected = official[f"codes/{key}"]
             found = ours.divergences(case, DECODINGS[decoding], expected, extent=STRESS)
-            yield Comparison(key, *near_ties(found, expected, NEAR_TIE))
+            yield ParityCheck(key, *near_ties(found, expected, NEAR_TIE))
             if decoding == WAV_DECODING:
                 wav = torch.from_numpy(ours.wav(case, expected, None))
                 noise_db = snr_db(torch.from_numpy(official[f"wav/{key}"]), wav)
-                yield Comparison(f"{key} audio", noise_db >= STRESS_SNR_DB, f"{noise_db:.1f} dB above its error")
+                yield ParityCheck(f"{key} audio", noise_db >= STRESS_SNR_DB, f"{noise_db:.1f} dB above its error")
 
 
-def equal_codes(name: str, codes: Codes, expected: Codes) -> Comparison:
+def equal_codes(name: str, codes: Codes, expected: Codes) -> ParityCheck:
     common = min(len(codes), len(expected))
     differing = np.flatnonzero((codes[:common] != expected[:common]).any(axis=1))
     passed = len(codes) == len(expected) and not len(differing)
     first = f", first difference in frame {differing[0] if len(differing) else common}"
-    return Comparison(name, passed, f"{len(expected)} frames" + ("" if passed else f" against {len(codes)}{first}"))
+    return ParityCheck(name, passed, f"{len(expected)} frames" + ("" if passed else f" against {len(codes)}{first}"))
 
 
-def close(name: str, values: np.ndarray, expected: np.ndarray, tolerance: float) -> Comparison:
+def close(name: str, values: np.ndarray, expected: np.ndarray, tolerance: float) -> ParityCheck:
     if values.shape != expected.shape:
-        return Comparison(name, passed=False, detail=f"{expected.shape} against {values.shape}")
+        return ParityCheck(name, passed=False, detail=f"{expected.shape} against {values.shape}")
     difference = float(np.abs(values - expected).max())
-    return Comparison(name, difference <= tolerance, f"largest difference {difference:.1e}")
+    return ParityCheck(name, difference <= tolerance, f"largest difference {difference:.1e}")
 
 
 def run_parity(python: Path, scratch: Path, seed: int) -> bool:
@@ -152,7 +152,7 @@ def run_parity(python: Path, scratch: Path, seed: int) -> bool:
     else:
         tokenizers["qwen"] = scratch / "tokenizer"
         write_tokenizer(scratch / "tokenizer", ranks)
-    comparing: list[tuple[str, Path, str, Callable[[Path, Arrays], Iterator[Comparison]]]] = []
+    comparing: list[tuple[str, Path, str, Callable[[Path, Arrays], Iterator[ParityCheck]]]] = []
     for tokenizer, files in tokenizers.items():
         for kind in NAMES:
             checkpoint = write_tiny(scratch / f"{tokenizer}-{kind}", kind, seed=seed, tokenizer=files)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.codec.decoder import CodecDecoder, Tried, to_pcm16
+from deployments.codec.decoder import CodecDecoder, WarmUpResult, to_pcm16
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.loading import load_codec
 from deployments.codec.pool.gate import Decoded, DecodeJob
@@ -269,7 +269,7 @@ def test_every_call_has_been_made_before_a_replica_is_ready(
     assert load_codec(tiny, config).tried.largest_batches == {1: 4, 4: 2}
     assert shapes == {(1, 1), (2, 1), (4, 1), (1, 4), (2, 4)}
     shapes.clear()
-    assert load_codec(tiny, config.model_copy(update={"placement": "inline"})).tried == Tried()
+    assert load_codec(tiny, config.model_copy(update={"placement": "inline"})).tried == WarmUpResult()
     assert shapes == set()
 
 

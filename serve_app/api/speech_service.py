@@ -44,7 +44,7 @@ class Wish:
     ignored: ignored.Ignored
 
 
-class Speaker:
+class SpeechService:
     """The one door from dialects to speech: limits, checks and the log are the same for all of them."""
 
     def __init__(
@@ -184,7 +184,7 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def read_object(request: Request, speaker: Speaker) -> dict[str, object]:
+async def read_object(request: Request, speaker: SpeechService) -> dict[str, object]:
     """The JSON object that is the body. Raises InvalidRequest, and Overloaded where parsing it would be in vain."""
     content = await read_body(request)
     speaker.check_room(request.state.caller.name)
