@@ -27,8 +27,8 @@ from deployments.codec.pool.plan import (
     ChunkPlan,
     call_sizes,
     chosen_ramp,
+    fitted_ramp,
     longest_call_s,
-    paced,
 )
 from deployments.codec.pool.service import Placement
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
@@ -184,7 +184,7 @@ class _Replica:
     async def _listen(self, frames: int, asked_s: float, gpu_frames: int) -> tuple[float, float]:
         clock, first_s = PlaybackClock(), math.inf
         shared = self.pool.chunk_frames is None and self.pool.workers >= MANY_WORKERS
-        ramp = paced(
+        ramp = fitted_ramp(
             self.pool.ramp, self.gate.seconds_per_frame, wait_s=self.gate.wait_s, frame_s=_FRAME_S, shared=shared
         )
         plan, start = ChunkPlan(ramp, frame_s=_FRAME_S), DecodingStart(_NOTHING)

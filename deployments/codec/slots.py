@@ -22,16 +22,16 @@ Prepare = Callable[[Callable[[], None]], None]
 """Makes sure that the kernels which some work launches are compiled; runs it without launching them."""
 
 
-class Flight(ABC):
+class DecodeCall(ABC):
     """A decode call that may still run."""
 
     @property
     @abstractmethod
     def done(self) -> bool:
-        """Whether `land` returns at once."""
+        """Whether `result` returns at once."""
 
     @abstractmethod
-    def land(self) -> list[Pcm | EngineError]:
+    def result(self) -> list[Pcm | EngineError]:
         """Samples of each stream of the call, in its order, or why it has none; waits for them. To be called once."""
 
 
@@ -84,11 +84,11 @@ class SlotDecoder(ABC):
         """Give each slot its frame number `position`: codes [slots, groups], on any device."""
 
     @abstractmethod
-    def decode(self, slots: Sequence[int], frames: int) -> Flight:
+    def decode(self, slots: Sequence[int], frames: int) -> DecodeCall:
         """The next `frames` (of GPU_RAMP) of each slot. The caller cuts off samples behind a stream's last frame."""
 
     @abstractmethod
-    def precede(self) -> None:
+    def barrier(self) -> None:
         """The caller's next work on the device begins behind the calls made so far."""
 
 
@@ -137,15 +137,17 @@ class PlainSlots(SlotDecoder):
             assert position == self._states[slot].position + len(self._codes[slot])
             self._codes[slot].append(frame)
 
-    def decode(self, slots: Sequence[int], frames: int) -> Flight:
+    def decode(self, slots: Sequence[int], frames: int) -> DecodeCall:
         try:
-            return _Landed(list(self._decode(slots, frames)))
+            return _FinishedCall(list(self._decode(slots, frames)))
         except EngineError as error:
             if len(slots) == 1:
-                return _Landed([error])
-        return _Landed([pcm for slot in slots for pcm in self.decode([slot], frames).land()])  # find the culprit
+                return _FinishedCall([error])
+        return _FinishedCall(
+            [pcm for slot in slots for pcm in self.decode([slot], frames).result()]
+        )  # find the culprit
 
-    def precede(self) -> None:
+    def barrier(self) -> None:
         """Calls are over when they return."""
 
     def _decode(self, slots: Sequence[int], frames: int) -> NDArray[np.int16]:
@@ -159,13 +161,13 @@ class PlainSlots(SlotDecoder):
         return to_pcm16(audio)
 
 
-class _Landed(Flight):
+class _FinishedCall(DecodeCall):
     done = True
 
     def __init__(self, pcm: list[Pcm | EngineError]) -> None:
         self._pcm = pcm
 
-    def land(self) -> list[Pcm | EngineError]:
+    def result(self) -> list[Pcm | EngineError]:
         return self._pcm
 
 

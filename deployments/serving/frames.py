@@ -91,7 +91,7 @@ class Frames:
         taken, self._frames = self._frames[:count], self._frames[count:]
         return np.stack(taken) if taken else np.zeros((0, self._num_code_groups), dtype=np.int16)
 
-    def take_heard(self) -> tuple[Codes, Pcm]:
+    def take_audio(self) -> tuple[Codes, Pcm]:
         """The audio that a talker has made since the last time, and the frames that it made it of."""
         pcm, self._pcm = bytes(self._pcm), bytearray()
         return self.take(len(pcm) // self._frame_bytes), np.frombuffer(pcm, np.int16)
@@ -158,7 +158,7 @@ def forward(
         frames.add(chunk)
         if not chunk.pcm and chunk.finish_reason is None:
             return None
-        codes, pcm = frames.take_heard()
+        codes, pcm = frames.take_audio()
         if frames.finish_reason is not None and frames.available:
             raise EngineError(f"the talker has left {frames.available} frames without audio: speech is missing")
         item = audio.chunk(codes, pcm, chunk.finish_reason)

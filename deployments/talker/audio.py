@@ -16,7 +16,7 @@ from torch import Tensor
 
 from deployments.audio.listening import first_sound
 from deployments.codec.pool.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
-from deployments.codec.slots import CODE_RING, Flight, SlotDecoder
+from deployments.codec.slots import CODE_RING, DecodeCall, SlotDecoder
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError, Overloaded
 from deployments.playback import PlaybackClock
@@ -25,14 +25,14 @@ from deployments.protocol import Codes
 _MIN_LEAD_S = 0.06  # covers a decode and a frame of the talker
 _CALL_SIZES = call_sizes(GPU_RAMP)
 SLOTS_PER_RECORDING = 4  # states kept of recordings take a quarter of the memory of streams
-_MAX_FLIGHTS = 2  # one runs, one waits behind it; later frames make the next batch larger
+_MAX_CALLS = 2  # one runs, one waits behind it; later frames make the next batch larger
 _FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
 _MAX_WAITING = CODE_RING // 2
 _WRITTEN_AT_ONCE = _MAX_WAITING // 2  # frames that exist when a stream opens
 _REPLAY_PATIENCE_S = 0.1  # a replay is many calls: younger streams may go first for that long
 # A stream whose listener has so much in hand waits for others to share its call: until one in so many wants the same
 # and no call runs, but no longer than that. Shared calls are small enough for a first frame to wait for one.
-_CALM_S = 0.4
+_SLACK_S = 0.4
 _PATIENCE_S = 0.1
 _SHARING = 4
 _BULK_FRAMES = 96
@@ -48,8 +48,8 @@ class _Stream:
     plan: ChunkPlan
     clock: PlaybackClock = field(default_factory=PlaybackClock)
     written: int = 0  # frames whose codes are in the slot
-    called: int = 0  # frames in calls, landed or not
-    landed: int = 0
+    called: int = 0  # frames in calls, finished or not
+    decoded: int = 0
     begins_with: bytes = b""  # the codes of a recording that others may go on from as well, while it is replayed
     ready_since_s: float = math.inf  # when its next chunk could have been decoded
 
@@ -66,15 +66,15 @@ class _Stream:
             return self.opened_s + _REPLAY_PATIENCE_S
         return self.clock.deadline_s(self.opened_s)
 
-    def is_calm(self, now_s: float) -> bool:
+    def has_slack(self, now_s: float) -> bool:
         """Whether its listener has time, and it has not waited for long."""
-        calm = not self.replaying and self.clock.has_begun and self.waiting < 2 * _CALL_SIZES[0]
-        return calm and self.clock.lead_s(now_s) >= _CALM_S and now_s - self.ready_since_s < _PATIENCE_S
+        is_playing = not self.replaying and self.clock.has_begun and self.waiting < 2 * _CALL_SIZES[0]
+        return is_playing and self.clock.lead_s(now_s) >= _SLACK_S and now_s - self.ready_since_s < _PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    flight: Flight
+    decode_call: DecodeCall
     streams: list[_Stream]
     audible: list[bool]
     frames: int
@@ -119,7 +119,7 @@ class AudioStreams:
 
     @property
     def has_audio(self) -> bool:
-        return bool(self._pcm or self._failed) or bool(self._calls and self._calls[0].flight.done)
+        return bool(self._pcm or self._failed) or bool(self._calls and self._calls[0].decode_call.done)
 
     @property
     def repaired(self) -> int:
@@ -143,7 +143,7 @@ class AudioStreams:
         if frames <= 0:
             return
         while not self._free and self._calls:
-            self._land(self._calls.pop(0))
+            self._collect(self._calls.pop(0))
         if not self._free:
             most = len(self._streams)
             raise Overloaded(
@@ -164,13 +164,13 @@ class AudioStreams:
         state = self._recordings.get(begins_with)
         if state is not None:
             self._recordings.move_to_end(begins_with)
-            stream.called = stream.landed = replay
+            stream.called = stream.decoded = replay
         self._decoder.begin(slot, state)
         self._streams[stream_id] = stream
         self._write(stream, known[: stream.limit])
         self._dispatch()
 
-    def push(self, stream_ids: Sequence[int], codes: Tensor) -> None:
+    def add_frames(self, stream_ids: Sequence[int], codes: Tensor) -> None:
         """The next frame of each stream: codes [streams, groups], on any device, perhaps not computed yet."""
         rows = [row for row, stream_id in enumerate(stream_ids) if self._wants(stream_id)]
         if not rows:
@@ -182,16 +182,16 @@ class AudioStreams:
             stream.written += 1
         self._dispatch()
         while any(stream.waiting >= _MAX_WAITING for stream in streams):  # the slot holds no more
-            self._land(self._calls.pop(0))
+            self._collect(self._calls.pop(0))
             self._dispatch()
 
-    def go_first(self) -> None:
+    def prioritise_last_call(self) -> None:
         """The next work on the talker's device waits for the call that was just made, if there is no other call."""
         if len(self._calls) == 1:
-            self._decoder.precede()
+            self._decoder.barrier()
 
     def finish(self, stream_id: int) -> bool:
-        """No frame will follow the pushed ones. Returns whether audio of them is still to be taken."""
+        """No frame will follow the added ones. Returns whether audio of them is still to be taken."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.limit = stream.written if stream.written > stream.replay else 0
@@ -206,15 +206,15 @@ class AudioStreams:
             self._free.append(stream.slot)  # calls run in order: its call under way ends before its next stream
 
     def is_pending(self, stream_id: int) -> bool:
-        """Whether audio of frames that were pushed is still to be taken."""
+        """Whether audio of frames that were added is still to be taken."""
         stream = self._streams.get(stream_id)
         is_decoded = any(number == stream_id for number, _ in self._pcm) or stream_id in self._failed
-        return is_decoded or (stream is not None and stream.landed < stream.written)
+        return is_decoded or (stream is not None and stream.decoded < stream.written)
 
     def take(self) -> list[tuple[int, bytes]]:
         """Audio that is ready: s16le samples by stream, each stream's in order and without gaps."""
-        while self._calls and self._calls[0].flight.done:
-            self._land(self._calls.pop(0))
+        while self._calls and self._calls[0].decode_call.done:
+            self._collect(self._calls.pop(0))
         self._dispatch()
         ready, self._pcm = self._pcm, []
         return ready
@@ -237,7 +237,7 @@ class AudioStreams:
             part = codes[start : start + _WRITTEN_AT_ONCE]
             while stream.waiting + len(part) > _MAX_WAITING:
                 self._dispatch()
-                self._land(self._calls.pop(0))
+                self._collect(self._calls.pop(0))
             self._decoder.write([stream.slot] * len(part), range(start, start + len(part)), torch.from_numpy(part))
             stream.written += len(part)
 
@@ -246,7 +246,7 @@ class AudioStreams:
         return stream is not None and stream.written < stream.limit
 
     def _dispatch(self) -> None:
-        while len(self._calls) < _MAX_FLIGHTS and (call := self._next_call()) is not None:
+        while len(self._calls) < _MAX_CALLS and (call := self._next_call()) is not None:
             self._calls.append(call)
 
     def _next_call(self) -> _Call | None:
@@ -258,12 +258,12 @@ class AudioStreams:
             return None
         for stream, _ in wishes:
             stream.ready_since_s = min(stream.ready_since_s, now_s)
-        wishes.sort(key=lambda wish: (wish[0].is_calm(now_s), wish[0].deadline_s(now_s)))
+        wishes.sort(key=lambda wish: (wish[0].has_slack(now_s), wish[0].deadline_s(now_s)))
         first, frames = wishes[0]
-        if first.is_calm(now_s):
+        if first.has_slack(now_s):
             return None if self._calls else self._shared_call(wishes)
         streams = [stream for stream, size in wishes if size == frames]
-        urgent = sum(not stream.is_calm(now_s) for stream in streams)
+        urgent = sum(not stream.has_slack(now_s) for stream in streams)
         most = min(self._decoder.largest_batch(frames), max(urgent, _BULK_FRAMES // frames))
         return self._call(streams[:most], frames)
 
@@ -278,7 +278,7 @@ class AudioStreams:
 
     def _call(self, streams: list[_Stream], frames: int) -> _Call:
         audible = [not stream.replaying for stream in streams]
-        flight = self._decoder.decode([stream.slot for stream in streams], frames)
+        decode_call = self._decoder.decode([stream.slot for stream in streams], frames)
         for stream in streams:
             was_replaying = stream.replaying
             if not was_replaying:
@@ -287,7 +287,7 @@ class AudioStreams:
             stream.ready_since_s = math.inf
             if was_replaying and not stream.replaying and stream.begins_with:
                 self._keep(stream)
-        return _Call(flight, streams, audible, frames)
+        return _Call(decode_call, streams, audible, frames)
 
     def _keep(self, stream: _Stream) -> None:
         """Keep the state that a stream's recording leaves in its slot; the least recently used state goes."""
@@ -299,17 +299,17 @@ class AudioStreams:
         """Frames to decode of a stream that has some; 0 means wait for more."""
         if stream.replaying:
             return parts(min(stream.waiting, stream.replay - stream.called), _CALL_SIZES)[0]
-        under_way_s = (stream.called - stream.landed) * self._frame_s
+        under_way_s = (stream.called - stream.decoded) * self._frame_s
         lead_s, ended = stream.clock.lead_s(now_s) + under_way_s, stream.written == stream.limit
         load = max(0, len(self._streams).bit_length() - _FEW_STREAMS.bit_length())
         return stream.plan.size(stream.waiting, ended=ended, lead_s=lead_s, load=load)
 
-    def _land(self, call: _Call) -> None:
-        for stream, audible, pcm in zip(call.streams, call.audible, call.flight.land(), strict=True):
+    def _collect(self, call: _Call) -> None:
+        for stream, audible, pcm in zip(call.streams, call.audible, call.decode_call.result(), strict=True):
             if self._streams.get(stream.id) is not stream:
                 continue  # closed meanwhile
-            frames = min(call.frames, stream.limit - stream.landed)  # the call may have reached beyond the end
-            stream.landed += frames
+            frames = min(call.frames, stream.limit - stream.decoded)  # the call may have reached beyond the end
+            stream.decoded += frames
             if isinstance(pcm, EngineError):
                 self.close(stream.id)
                 self._failed[stream.id] = pcm
@@ -325,7 +325,7 @@ class AudioStreams:
             self._forget_if_over(stream)
 
     def _forget_if_over(self, stream: _Stream) -> None:
-        if stream.landed >= stream.limit:
+        if stream.decoded >= stream.limit:
             self.close(stream.id)
 
 

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _LAUNCH_NS = 800_000
 # Frames that are sent together, once a listener has so much audio in hand.
 _MAX_HELD = 8
-_CALM_S = 0.41
+_SLACK_S = 0.41
 # How often to look for audio while no step is under way.
 _AUDIO_POLL_S = 0.0002
 # Up to so many rows the talker's half of a step waits for the decoding of a first frame, because its listener waits.
@@ -83,7 +83,7 @@ class Engine:
         self._launched: LaunchedStep | None = None
         self.last_step: LaunchedStep | None = None
         self._attending: list[Sequence] = []  # the sequences of the last step, until it is over
-        self._num_pushed = 0  # sequences at the batch's end whose frames are being decoded already
+        self._num_decoded_first = 0  # sequences at the batch's end whose frames are being decoded already
         self._num_failed_prefills = 0  # in a row
         self._num_not_finite = 0  # sequences, ever
         self._no_codes = np.zeros((0, self.model.num_code_groups), dtype=np.int16)
@@ -94,11 +94,11 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether a step would do nothing."""
-        waiting = self._ended or self._launched is not None or self._endings or self._is_behind
+        waiting = self._ended or self._launched is not None or self._endings or self._has_deferred
         return self.scheduler.is_idle and not waiting and self.audio.is_idle
 
     @property
-    def _is_behind(self) -> bool:
+    def _has_deferred(self) -> bool:
         """Whether a sequence of the last step goes on, whose talker's half may not have been done."""
         return any(self.scheduler.running.get(sequence.id) is sequence for sequence in self._attending)
 
@@ -158,7 +158,7 @@ class Engine:
         self._ended = []
         self._finish_step()
         self._launch(output)
-        self._land(output, meanwhile)
+        self._collect(output, meanwhile)
         output = replace(output, chunks=self._with_audio(output.chunks))
         output.failures.extend(self.audio.take_failures())
         for sequence_id, _ in output.failures:
@@ -202,8 +202,8 @@ class Engine:
 
     def _finish_step(self) -> None:
         """On a CPU, do the talker's half of the last step."""
-        if not self._is_behind:
-            self.runner.leave_behind()
+        if not self._has_deferred:
+            self.runner.drop_deferred()
         attending, self._attending = self._attending, []
         if attending and (attended := self.runner.attended) is not None:
             for sequence, weights in zip(attending, attended, strict=False):
@@ -221,8 +221,8 @@ class Engine:
             if sequence not in failed and not self._opens(sequence, output):
                 failed.append(sequence)
         decode = [sequence for sequence in batch.decode if sequence not in failed] if failed else batch.decode
-        self._num_pushed = 0
-        self._launched = self.runner.launch(decode, partial(self._push_young, decode)) if decode else None
+        self._num_decoded_first = 0
+        self._launched = self.runner.launch(decode, partial(self._decode_first_frames, decode)) if decode else None
 
     def _prefill(self, sequences: list[Sequence], output: StepOutput) -> list[Sequence]:
         """Take sequences in. Sequences that raise by themselves too have failed, and are returned.
@@ -274,18 +274,18 @@ class Engine:
             )
             sequence.is_open = True
 
-    def _push_young(self, sequences: list[Sequence], frames: Tensor) -> None:
+    def _decode_first_frames(self, sequences: list[Sequence], frames: Tensor) -> None:
         """Decode first frames, which never are the end of speech, as soon as they exist. `frames` are on the device."""
         if not frames.is_cuda:
             return
-        young = list(takewhile(lambda sequence: sequence.num_frames < MIN_NEW_TOKENS, reversed(sequences)))
-        if young:
-            self._num_pushed = len(young)
-            self.audio.push([sequence.id for sequence in reversed(young)], frames[-len(young) :].clone())
-            if len(sequences) <= _FEW_ROWS and not young[0].num_frames:
-                self.audio.go_first()
+        starting = list(takewhile(lambda sequence: sequence.num_frames < MIN_NEW_TOKENS, reversed(sequences)))
+        if starting:
+            self._num_decoded_first = len(starting)
+            self.audio.add_frames([sequence.id for sequence in reversed(starting)], frames[-len(starting) :].clone())
+            if len(sequences) <= _FEW_ROWS and not starting[0].num_frames:
+                self.audio.prioritise_last_call()
 
-    def _land(self, output: StepOutput, meanwhile: Callable[[], None]) -> None:
+    def _collect(self, output: StepOutput, meanwhile: Callable[[], None]) -> None:
         """Take the frames of the step under way, once they are there; none where audio is ready before."""
         launched, start = self._launched, time.perf_counter_ns()
         if launched is None:
@@ -294,21 +294,21 @@ class Engine:
             if self.audio.has_audio:
                 return
             meanwhile()
-        frames = launched.land()
+        frames = launched.result()
         now_ns = time.perf_counter_ns()
         self.waited_ns += now_ns - start
         if self.last_step is not None:
             self._due_ns = now_ns + self.last_step.talker_ns() - _LAUNCH_NS
         self._launched, self.last_step = None, launched
-        self._push_others(launched.sequences, frames)
+        self._decode_other_frames(launched.sequences, frames)
         self._append(launched.sequences, frames, output)
         self.scheduler.retire(launched.sequences)
 
-    def _push_others(self, sequences: list[Sequence], frames: Codes) -> None:
-        """Decode the frames that were not pushed as soon as they existed."""
-        others = range(len(frames) - self._num_pushed)
+    def _decode_other_frames(self, sequences: list[Sequence], frames: Codes) -> None:
+        """Decode the frames that were not added as soon as they existed."""
+        others = range(len(frames) - self._num_decoded_first)
         rows = [row for row in others if frames[row, 0] not in (NOT_FINITE, self.model.codes.eos)]
-        self.audio.push([sequences[row].id for row in rows], torch.from_numpy(frames[rows]))
+        self.audio.add_frames([sequences[row].id for row in rows], torch.from_numpy(frames[rows]))
 
     def _append(self, sequences: list[Sequence], frames: Codes, output: StepOutput) -> None:
         """Give each sequence its frame, or the end of speech that stands in place of one."""
@@ -340,9 +340,9 @@ class Engine:
         if sequence.request.gpu_frames >= ALL_FRAMES:
             return sequence.finish_reason is None  # their audio will carry them
         held = sequence.num_frames - sequence.num_sent
-        is_calm = sequence.sent_lead_s(now_s) > _CALM_S
-        goes_on = sequence.finish_reason is None and not sequence.is_dry
-        return goes_on and held < self._max_held and is_calm
+        has_slack = sequence.sent_lead_s(now_s) > _SLACK_S
+        goes_on = sequence.finish_reason is None and not sequence.is_starved
+        return goes_on and held < self._max_held and has_slack
 
     def _unsent(self, sequence: Sequence, pcm: bytes = b"") -> FrameChunk:
         """All that a sequence's reader does not have yet."""

@@ -65,7 +65,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that may still run. To be landed before the next one is launched."""
+    """A step that may still run. Its result is read before the next one is launched."""
 
     sequences: list[Sequence]
     _codes: Tensor  # [sequences, groups] int16, pinned
@@ -74,10 +74,10 @@ class LaunchedStep:
 
     @property
     def has_codes(self) -> bool:
-        """Whether `land` returns at once."""
+        """Whether `result` returns at once."""
         return self._made is None or bool(self._made.query())  # type: ignore[no-untyped-call]
 
-    def land(self) -> Codes:
+    def result(self) -> Codes:
         """Frames [sequences, groups]. One that starts with the end of speech, or with NOT_FINITE, is no frame.
 
         The talker's half of the step may run on.
@@ -114,7 +114,7 @@ class ModelRunner:
         self._retraces = shape.deterministic and not shape.by_rows
         self._given = Staging(self.step.given.numel(), device=self.device) if self._retraces else None
         self._batch: _Batch | None = None
-        self._behind: Callable[[], None] | None = (
+        self._deferred: Callable[[], None] | None = (
             None  # the talker's half of the last step, which a CPU still has to do
         )
         self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
@@ -158,7 +158,7 @@ class ModelRunner:
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence]) -> None:
         """Take sequences in: write their rows of the state, and run their prompts and the frames they resume from."""
-        self.catch_up()
+        self.run_deferred()
         if sequences:
             self._batch = None
         for sequence in sequences:
@@ -179,7 +179,7 @@ class ModelRunner:
         `on_codes` is called with the frames [sequences, groups] int16 on the device once their computation is queued,
         and nothing behind it.
         """
-        self.catch_up()
+        self.run_deferred()
         batch = self._as_batch(sequences)
         for sequence in sequences:
             if sequence.num_positions % self.blocks.block_size == 0:
@@ -191,28 +191,28 @@ class ModelRunner:
         made = self._record()
         if on_codes is not None:
             on_codes(frames)
-        self._behind = partial(
+        self._deferred = partial(
             self._advance, batch, length=self._length(max(sequence.num_positions for sequence in sequences) + 1)
         )
         if not self._on_cpu:
-            self.catch_up()
+            self.run_deferred()
         return LaunchedStep(sequences, codes, made, self._record())
 
     @torch.inference_mode()
-    def catch_up(self) -> None:
+    def run_deferred(self) -> None:
         """Do the talker's half of the last step. Before the next step, or a prefill, it is done anyway."""
-        behind, self._behind = self._behind, None
-        if behind is not None:
-            behind()
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            deferred()
 
-    def leave_behind(self) -> None:
+    def drop_deferred(self) -> None:
         """The talker's half of the last step need not be done: none of its sequences goes on."""
-        self._behind = None
+        self._deferred = None
 
     @property
     def attended(self) -> NDArray[np.float32] | None:
         """[sequences, positions]: attention of the last step's sequences with the alignment head; None on a GPU."""
-        self.catch_up()
+        self.run_deferred()
         return None if self.step.attended is None else self.step.attended.float().numpy()
 
     @torch.inference_mode()
@@ -224,7 +224,7 @@ class ModelRunner:
     @torch.inference_mode()
     def replay(self, sequences: list[Sequence]) -> None:
         """A step of which the host sees nothing: a benchmark's. The device gets ahead of the host's sequences."""
-        self.catch_up()
+        self.run_deferred()
         batch = self._as_batch(sequences)
         self._predict(batch)
         self._advance(batch, length=self._length(0))

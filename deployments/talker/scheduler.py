@@ -55,8 +55,8 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Nothing runs and nothing waits, but for text."""
-        all_dry = all(sequence.is_dry for sequence in chain(self.running.values(), self.waiting))
-        return all_dry and not any(map(self._fits, self.waiting))
+        all_starved = all(sequence.is_starved for sequence in chain(self.running.values(), self.waiting))
+        return all_starved and not any(map(self._fits, self.waiting))
 
     def check_room(self) -> None:
         """Raise Overloaded where the waiting line is full. A free row counts as room."""
@@ -114,7 +114,7 @@ class Scheduler:
 
     def _due(self) -> list[Sequence]:
         """The running sequences without the ones that can, or have to, sit out."""
-        running = [sequence for sequence in self.running.values() if not sequence.is_dry]
+        running = [sequence for sequence in self.running.values() if not sequence.is_starved]
         if self.max_lead_s == math.inf or not running:
             return running
         now_s = self._now_s()
@@ -142,7 +142,7 @@ class Scheduler:
 
     def _admit(self) -> list[Sequence]:
         admitted: list[Sequence] = []
-        for sequence in [each for each in self.waiting if not each.is_dry]:
+        for sequence in [each for each in self.waiting if not each.is_starved]:
             if not self._has_place(sequence):
                 return admitted
             admitted.append(self._take_in(sequence))
@@ -157,11 +157,11 @@ class Scheduler:
 
     def _has_place(self, sequence: Sequence) -> bool:
         """Whether there is a row, and blocks; sequences that have no text give theirs up, the youngest first."""
-        dry = [each for each in self.running.values() if each.is_dry]
+        starved = [each for each in self.running.values() if each.is_starved]
         while not self._fits(sequence):
-            if not dry:
+            if not starved:
                 return False
-            self._preempt(dry.pop())
+            self._preempt(starved.pop())
         return True
 
     def _fits(self, sequence: Sequence) -> bool:

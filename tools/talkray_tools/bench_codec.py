@@ -226,7 +226,7 @@ def _gpu_snr_db(slots: TritonSlots, exact: CodecDecoder, codes: Tensor) -> float
     slots.begin(0)
     frames = codes.shape[1]
     slots.write([0] * frames, range(frames), codes[0].to(torch.int16))
-    parts = [torch.from_numpy(pcm) for size in GPU_RAMP for pcm in slots.decode([0], size).land() if _is_audio(pcm)]
+    parts = [torch.from_numpy(pcm) for size in GPU_RAMP for pcm in slots.decode([0], size).result() if _is_audio(pcm)]
     return snr_db(wanted, torch.cat(parts).double())
 
 
@@ -239,7 +239,7 @@ def _first_frame_ms(slots: TritonSlots, options: argparse.Namespace) -> float:
         torch.cuda.synchronize()
         start = time.perf_counter()
         slots.write([0], [0], codes)
-        slots.decode([0], 1).land()
+        slots.decode([0], 1).result()
         times.append((time.perf_counter() - start) * 1e3)
     return statistics.median(times)
 
@@ -249,15 +249,15 @@ def _gpu_ms(slots: TritonSlots, streams: int, frames: int, repeats: int) -> floa
     call: Callable[[], object] = lambda: slots.decode(range(streams), frames)  # noqa: E731
     for slot in range(streams):
         slots.begin(slot)
-    flights = [call() for _ in range(3)]
+    decode_calls = [call() for _ in range(3)]
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     slots.stream.synchronize()
     start.record(slots.stream)
-    flights += [call() for _ in range(repeats)]
+    decode_calls += [call() for _ in range(repeats)]
     end.record(slots.stream)
     end.synchronize()
-    for flight in flights:
-        flight.land()  # type: ignore[attr-defined]
+    for decode_call in decode_calls:
+        decode_call.result()  # type: ignore[attr-defined]
     return float(start.elapsed_time(end)) / repeats
 
 

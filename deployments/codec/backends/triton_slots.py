@@ -15,7 +15,7 @@ from deployments.codec.config import MAX_CALL_FRAMES, MAX_FRAMES, DecoderConfig,
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16
 from deployments.codec.fold import FoldedDecoder
 from deployments.codec.pool.plan import GPU_RAMP, call_sizes, parts
-from deployments.codec.slots import CODE_RING, Flight, Pcm, Prepare, SlotDecoder
+from deployments.codec.slots import CODE_RING, DecodeCall, Pcm, Prepare, SlotDecoder
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 from deployments.gpu.graphs import Graphs, Staging, buckets
@@ -98,7 +98,7 @@ class TritonSlots(SlotDecoder):
         self._graphs = Graphs(self.stream)
         # Slots that a call reads; samples that it leaves, and which streams are broken.
         self._tensors: dict[tuple[int, int], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
-        self._free: list[_GpuFlight] = []
+        self._free: list[_GpuCall] = []
         self._columns = 2 + self.decoder.config.num_quantizers
         width = max(num_slots, CODE_RING) * self._columns * 2  # of 64 bits
         self._staging = Staging(width, device=device, rows=_STAGED_WRITES)
@@ -221,19 +221,19 @@ class TritonSlots(SlotDecoder):
         return staged.tensor.view(torch.int64)[: rows.size].view(shape).to(self.decoder.device, non_blocking=True)
 
     @torch.inference_mode()
-    def decode(self, slots: Sequence[int], frames: int) -> Flight:
+    def decode(self, slots: Sequence[int], frames: int) -> DecodeCall:
         """Returns at once."""
         batch = next(size for size in self.batches if size >= len(slots))
-        flight = self._free.pop() if self._free else _GpuFlight(self)
+        decode_call = self._free.pop() if self._free else _GpuCall(self)
         padded = [*slots, *[self.decoder.scratch_slot] * (batch - len(slots))]
         streams = [self._streams[slot] for slot in slots]
         with torch.cuda.stream(self.stream):
-            flight.start((batch, frames), padded, streams)
+            decode_call.start((batch, frames), padded, streams)
         for stream in streams:
             stream.called += frames
-        return flight
+        return decode_call
 
-    def precede(self) -> None:
+    def barrier(self) -> None:
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def replay(self, call: tuple[int, int], slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,11 +268,11 @@ class TritonSlots(SlotDecoder):
         numbers = torch.arange(max(0, begin), end, device=self.decoder.device)
         return self.decoder.codes[stream.slot, numbers % CODE_RING].long()
 
-    def release(self, flight: "_GpuFlight") -> None:
-        self._free.append(flight)
+    def release(self, decode_call: "_GpuCall") -> None:
+        self._free.append(decode_call)
 
 
-class _GpuFlight(Flight):
+class _GpuCall(DecodeCall):
     """Pinned memory of one call."""
 
     def __init__(self, owner: TritonSlots) -> None:
@@ -300,7 +300,7 @@ class _GpuFlight(Flight):
     def done(self) -> bool:
         return bool(self._landed.query())  # type: ignore[no-untyped-call]
 
-    def land(self) -> list[Pcm | EngineError]:
+    def result(self) -> list[Pcm | EngineError]:
         self._landed.synchronize()
         pcm: list[Pcm | EngineError] = list(self._view().numpy().copy())
         calls, broken, frames = self._calls, self._broken.tolist(), self._frames

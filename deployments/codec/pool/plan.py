@@ -33,7 +33,7 @@ def chosen_ramp(chunk_frames: tuple[int, ...] | None, workers: int) -> tuple[int
     return chunk_frames or (SHARED_RAMP if workers >= MANY_WORKERS else RAMP)
 
 
-def paced(
+def fitted_ramp(
     ramp: tuple[int, ...], seconds_per_frame: float, *, wait_s: float, frame_s: float, shared: bool
 ) -> tuple[int, ...]:
     """The ramp, begun with chunks as long as it takes to make the next one while they play.

@@ -8,7 +8,7 @@ import numpy as np
 from deployments.audio.listening import EndingGuard, LeadingSilence
 from deployments.codec.loading import decodes_in_processes, load_codec
 from deployments.codec.pool.gate import Decoded, DecodeGate, DecodeJob, decode_batch
-from deployments.codec.pool.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, longest_call_s, paced
+from deployments.codec.pool.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, fitted_ramp, longest_call_s
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses
 from deployments.codec.pool.workers import Workers
@@ -94,7 +94,7 @@ class CodecService:
         frame_samples, sample_rate = self._codec.decoder.frame_samples, self._codec.sample_rate
         trims = not request.leading_silence and not start.position
         costs, wait_s = self.gate.seconds_per_frame, self.gate.wait_s
-        ramp = paced(self._ramp, costs, wait_s=wait_s, frame_s=self.frame_s, shared=self._shares_calls)
+        ramp = fitted_ramp(self._ramp, costs, wait_s=wait_s, frame_s=self.frame_s, shared=self._shares_calls)
         decoder = StreamDecoder(
             self.gate.submit,
             ChunkPlan(ramp, frame_s=self.frame_s),

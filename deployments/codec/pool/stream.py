@@ -109,7 +109,7 @@ class StreamDecoder:
             self._clock.due_s = time.monotonic() + start.in_hand_s
             plan.skip(start.position // frame_samples)
         self._state = start.state
-        self._behind = [] if start.behind is None else list(start.behind)  # frames that `_state` does not include yet
+        self._to_replay = [] if start.behind is None else list(start.behind)  # frames that `_state` lacks yet
 
     async def run(
         self, chunks: AsyncGenerator[FrameChunk, None], *, gpu_frames: int = 0
@@ -128,8 +128,8 @@ class StreamDecoder:
                     async for chunk in forwarded:
                         reason = chunk.finish_reason
                         yield chunk
-            elif self._behind:
-                self._state = await self._replay(np.stack(self._behind), 0.0)
+            elif self._to_replay:
+                self._state = await self._replay(np.stack(self._to_replay), 0.0)
             while reason is None:
                 count = await self._next_count(buffer)
                 codes = buffer.take(count)
@@ -162,18 +162,18 @@ class StreamDecoder:
         self, buffer: FrameBuffer, audio: OutgoingAudio, gpu_frames: int
     ) -> AsyncGenerator[PcmChunk, None]:
         """The talker's audio as it comes. Once all codes of it are there, their replay begins beside it."""
-        heard: list[Codes] = []  # frames whose audio has come
+        received: list[Codes] = []  # frames whose audio has come
         replay: asyncio.Task[DecoderState] | None = None
         reason = None
         try:
-            while (missing := gpu_frames - len(heard)) and reason is None:
+            while (missing := gpu_frames - len(received)) and reason is None:
                 if replay is None and buffer.available >= missing:
                     ahead_s = missing * self._frame_samples / self._sample_rate
-                    codes = np.stack([*self._behind, *heard, *buffer.peek(missing)])
+                    codes = np.stack([*self._to_replay, *received, *buffer.peek(missing)])
                     replay = asyncio.create_task(self._replay(codes, ahead_s))
-                codes, pcm = buffer.take_heard()
+                codes, pcm = buffer.take_audio()
                 metrics.decoded("talker", len(pcm) / self._sample_rate)
-                heard.extend(codes)
+                received.extend(codes)
                 reason = buffer.over
                 if not len(codes) and reason is None:
                     if buffer.ended:
@@ -185,11 +185,11 @@ class StreamDecoder:
                 chunk = self._deliver(audio.chunk(codes, pcm, reason))
                 reason = chunk.finish_reason
                 yield chunk
-            behind = self._behind + heard
-            if reason is None and behind:
-                replay = replay or asyncio.create_task(self._replay(np.stack(behind), 0.0))
+            to_replay = self._to_replay + received
+            if reason is None and to_replay:
+                replay = replay or asyncio.create_task(self._replay(np.stack(to_replay), 0.0))
                 self._state = await replay
-                self._plan.skip(len(heard))
+                self._plan.skip(len(received))
         finally:
             await _cancel(replay)
 

@@ -154,7 +154,7 @@ def test_stressed_weights_serve_on_a_gpu(released: DecoderNetwork) -> None:
     for slot in range(3):
         slots.begin(slot)
         slots.write([slot] * total, range(total), codes[slot].short())
-    parts = [np.stack([np.asarray(pcm) for pcm in slots.decode(range(3), frames).land()]) for frames in GPU_RAMP]
+    parts = [np.stack([np.asarray(pcm) for pcm in slots.decode(range(3), frames).result()]) for frames in GPU_RAMP]
     with torch.inference_mode():
         exact = to_pcm16(released(codes.cuda()))
     heard = torch.from_numpy(np.concatenate(parts, axis=1))
@@ -186,15 +186,17 @@ def test_a_stream_that_overflows_on_a_gpu_goes_on_in_float32() -> None:
     for slot in range(2):
         slots.begin(slot)
         slots.write([slot] * total, range(total), codes[slot].short())
-    flights = [slots.decode(range(2), frames) for frames in GPU_RAMP]
-    heard = np.concatenate([np.stack([np.asarray(pcm) for pcm in flight.land()]) for flight in flights], axis=1)
+    decode_calls = [slots.decode(range(2), frames) for frames in GPU_RAMP]
+    heard = np.concatenate(
+        [np.stack([np.asarray(pcm) for pcm in decode_call.result()]) for decode_call in decode_calls], axis=1
+    )
     with torch.inference_mode():
         exact = torch.from_numpy(to_pcm16(network(codes.cuda())))
     assert slots.repaired == 1
     assert all(snr_db(exact[stream], torch.from_numpy(heard[stream])) >= MIN_SNR_DB for stream in range(2))
     slots.begin(1)  # a new stream in that slot owes nothing to the old one
     slots.write([1] * 4, range(4), codes[0, :4].short())
-    (again,) = slots.decode([1], 4).land()
+    (again,) = slots.decode([1], 4).result()
     assert snr_db(exact[0, : 4 * 1920], torch.from_numpy(np.asarray(again))) >= MIN_SNR_DB
     assert slots.repaired == 1
 

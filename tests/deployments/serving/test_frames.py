@@ -23,9 +23,9 @@ def test_audio_that_comes_later_meets_its_codes() -> None:
     frames = Frames(SAMPLES)
     frames.add(FrameChunk(codes(1, 2, 3), 5))
     frames.add(FrameChunk(NO_CODES, 5, None, pcm(2).tobytes()))
-    heard, audio = frames.take_heard()
+    heard, audio = frames.take_audio()
     assert (heard[:, 0].tolist(), len(audio), frames.available) == ([1, 2], 2 * SAMPLES, 1)
-    heard, audio = frames.take_heard()
+    heard, audio = frames.take_audio()
     assert (heard.shape, len(audio)) == ((0, 2), 0)
 
 

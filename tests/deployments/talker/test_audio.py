@@ -53,7 +53,7 @@ def feed(audio: AudioStreams, streams: dict[int, Codes]) -> dict[int, bytes]:
     heard = dict.fromkeys(streams, b"")
     for frame in range(max(map(len, streams.values()))):
         going = [number for number, codes in streams.items() if frame < len(codes)]
-        audio.push(going, torch.from_numpy(np.stack([streams[number][frame] for number in going])))
+        audio.add_frames(going, torch.from_numpy(np.stack([streams[number][frame] for number in going])))
         for number, pcm in audio.take():
             heard[number] += pcm
     for number in streams:
@@ -110,7 +110,7 @@ def test_a_stream_without_a_slot_is_refused(audio: AudioStreams) -> None:
 def test_slots_are_used_again_also_after_leaving(audio: AudioStreams, decoder: CodecDecoder) -> None:
     for number in range(20):
         audio.open(number, None, frames=ALL_FRAMES)
-        audio.push([number], torch.from_numpy(random_codes(1)))
+        audio.add_frames([number], torch.from_numpy(random_codes(1)))
         if number % 2:
             audio.close(number)
         else:
@@ -126,7 +126,7 @@ class PendingFlight:
     pcm: list[Pcm]
     done: bool = False
 
-    def land(self) -> list[Pcm]:
+    def result(self) -> list[Pcm]:
         self.done = True
         return self.pcm
 
@@ -138,7 +138,7 @@ class FakeSlots:
     num_slots: int = 64
     reach: int = 588
     calls: list[tuple[list[int], int]] = field(default_factory=list)
-    flights: list[PendingFlight] = field(default_factory=list)
+    decode_calls: list[PendingFlight] = field(default_factory=list)
     begun: list[DecoderState | None] = field(default_factory=list)
     num_preceded: int = 0
 
@@ -161,10 +161,10 @@ class FakeSlots:
 
     def decode(self, slots: Sequence[int], frames: int) -> PendingFlight:
         self.calls.append((list(slots), frames))
-        self.flights.append(PendingFlight([np.full(frames, 9000, np.int16) for _ in slots]))
-        return self.flights[-1]
+        self.decode_calls.append(PendingFlight([np.full(frames, 9000, np.int16) for _ in slots]))
+        return self.decode_calls[-1]
 
-    def precede(self) -> None:
+    def barrier(self) -> None:
         self.num_preceded += 1
 
 
@@ -177,9 +177,9 @@ def test_the_first_frame_starts_at_once_and_later_ones_share_calls() -> None:
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=clock)
     for number in range(6):
         audio.open(number, None, frames=ALL_FRAMES)
-        audio.push([number], frames_of(1))
+        audio.add_frames([number], frames_of(1))
     assert [len(called) for called, _ in slots.calls] == [1, 1]  # one runs, one waits behind it
-    slots.flights[0].done = True
+    slots.decode_calls[0].done = True
     assert [number for number, _ in audio.take()] == [0]
     assert [len(called) for called, _ in slots.calls] == [1, 1, 4]
 
@@ -187,15 +187,15 @@ def test_the_first_frame_starts_at_once_and_later_ones_share_calls() -> None:
 def test_the_talker_waits_for_a_first_frame_but_not_for_other_calls() -> None:
     slots = FakeSlots()
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=Clock())
-    audio.go_first()
+    audio.prioritise_last_call()
     assert slots.num_preceded == 0
     audio.open(0, None, frames=ALL_FRAMES)
-    audio.push([0], frames_of(1))
-    audio.go_first()
+    audio.add_frames([0], frames_of(1))
+    audio.prioritise_last_call()
     assert slots.num_preceded == 1
     audio.open(1, None, frames=ALL_FRAMES)
-    audio.push([1], frames_of(1))
-    audio.go_first()
+    audio.add_frames([1], frames_of(1))
+    audio.prioritise_last_call()
     assert slots.num_preceded == 1, "another call is before it"
 
 
@@ -203,19 +203,19 @@ def test_a_stream_that_plays_lets_a_new_one_go_first() -> None:
     slots, clock = FakeSlots(), Clock()
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=clock)
     audio.open(0, None, frames=ALL_FRAMES)
-    audio.push([0], frames_of(1))
-    slots.flights[0].done = True
+    audio.add_frames([0], frames_of(1))
+    slots.decode_calls[0].done = True
     audio.take()
     clock.now_s = 0.02
     for _ in range(2):
-        audio.push([0], frames_of(1))
+        audio.add_frames([0], frames_of(1))
     for _ in range(4):
-        audio.push([0], frames_of(1))
+        audio.add_frames([0], frames_of(1))
     audio.open(1, None, frames=ALL_FRAMES)
     assert len(slots.calls) == 3  # two more of the first stream are under way
-    audio.push([0, 1], frames_of(2))
-    for flight in slots.flights:
-        flight.done = True
+    audio.add_frames([0, 1], frames_of(2))
+    for decode_call in slots.decode_calls:
+        decode_call.done = True
     audio.take()
     assert slots.calls[3][1] == 1
 
@@ -226,9 +226,9 @@ def test_under_load_chunks_are_wider() -> None:
     for number in range(40):
         audio.open(number, None, frames=ALL_FRAMES)
     for _ in range(30):
-        audio.push(range(40), frames_of(40))
-        for flight in slots.flights:
-            flight.done = True
+        audio.add_frames(range(40), frames_of(40))
+        for decode_call in slots.decode_calls:
+            decode_call.done = True
         audio.take()
     sizes = [frames for called, frames in slots.calls if 0 in called]
     assert sizes[0] == 1
@@ -237,8 +237,8 @@ def test_under_load_chunks_are_wider() -> None:
 
 def land(slots: FakeSlots, audio: AudioStreams) -> list[int]:
     """End the calls that were made so far; whose audio they brought."""
-    for flight in slots.flights:
-        flight.done = True
+    for decode_call in slots.decode_calls:
+        decode_call.done = True
     return [number for number, _ in audio.take()]
 
 
@@ -248,7 +248,7 @@ def playing(slots: FakeSlots, clock: Clock, streams: int) -> AudioStreams:
     for number in range(streams):
         audio.open(number, None, frames=ALL_FRAMES)
     for _ in range(15):
-        audio.push(range(streams), frames_of(streams))
+        audio.add_frames(range(streams), frames_of(streams))
         while land(slots, audio):
             pass
     assert audio.is_idle
@@ -256,24 +256,24 @@ def playing(slots: FakeSlots, clock: Clock, streams: int) -> AudioStreams:
     return audio
 
 
-def push(audio: AudioStreams, stream: int, frames: int) -> None:
+def add_frames(audio: AudioStreams, stream: int, frames: int) -> None:
     for _ in range(frames):
-        audio.push([stream], frames_of(1))
+        audio.add_frames([stream], frames_of(1))
 
 
 def test_streams_with_time_wait_for_each_other() -> None:
     slots, clock = FakeSlots(), Clock()
     audio = playing(slots, clock, 12)
-    push(audio, 0, 12)
+    add_frames(audio, 0, 12)
     assert slots.calls == []
-    push(audio, 1, 12)
+    add_frames(audio, 1, 12)
     assert slots.shapes == [(2, 12)]
 
 
 def test_a_stream_with_time_waits_no_longer_than_bearable() -> None:
     slots, clock = FakeSlots(), Clock()
     audio = playing(slots, clock, 12)
-    push(audio, 0, 12)
+    add_frames(audio, 0, 12)
     clock.now_s += 0.09
     assert audio.take() == []
     assert slots.calls == []
@@ -285,9 +285,9 @@ def test_a_stream_with_time_waits_no_longer_than_bearable() -> None:
 def test_a_stream_that_has_waited_goes_like_any_other_however_busy_the_device_is() -> None:
     slots, clock = FakeSlots(), Clock()
     audio = playing(slots, clock, 12)
-    push(audio, 0, 12)
-    push(audio, 1, 12)
-    push(audio, 2, 12)
+    add_frames(audio, 0, 12)
+    add_frames(audio, 1, 12)
+    add_frames(audio, 2, 12)
     assert slots.shapes == [(2, 12)]  # it has not ended
     clock.now_s += 0.11
     audio.take()
@@ -297,7 +297,7 @@ def test_a_stream_that_has_waited_goes_like_any_other_however_busy_the_device_is
 def test_a_stream_alone_does_not_wait() -> None:
     slots, clock = FakeSlots(), Clock()
     audio = playing(slots, clock, 1)
-    push(audio, 0, 12)
+    add_frames(audio, 0, 12)
     assert slots.shapes == [(1, 12)]
 
 
@@ -305,10 +305,10 @@ def test_a_first_frame_finds_one_shared_call_before_it_at_most() -> None:
     slots, clock = FakeSlots(), Clock()
     audio = playing(slots, clock, 12)
     for stream in range(4):
-        push(audio, stream, 12)
+        add_frames(audio, stream, 12)
     assert slots.shapes == [(2, 12)]
     audio.open(12, None, frames=ALL_FRAMES)
-    push(audio, 12, 1)
+    add_frames(audio, 12, 1)
     assert slots.shapes == [(2, 12), (1, 1)]
 
 
@@ -316,17 +316,17 @@ def test_a_stream_whose_listener_has_little_left_goes_at_once() -> None:
     slots, clock = FakeSlots(), Clock()
     audio = playing(slots, clock, 12)
     clock.now_s = 15 * FRAME_S - 0.3
-    push(audio, 0, 12)
+    add_frames(audio, 0, 12)
     assert slots.shapes == [(1, 12)]
 
 
 def test_the_end_of_a_stream_is_one_call() -> None:
     slots, clock = FakeSlots(), Clock()
     audio = playing(slots, clock, 1)
-    push(audio, 0, 5)
+    add_frames(audio, 0, 5)
     assert audio.finish(0)
     assert slots.shapes == [(1, 8)]
-    slots.flights[-1].done = True
+    slots.decode_calls[-1].done = True
     [(number, pcm)] = audio.take()
     assert (number, len(pcm)) == (0, 2 * 5)  # a sample a frame
     assert not audio.is_pending(0)
@@ -340,7 +340,7 @@ def test_a_known_recording_is_not_heard_again() -> None:
         """The first frame of one; what its slot began with."""
         slots.calls.clear()
         audio.open(0, None, frames=ALL_FRAMES, recording=recording)
-        push(audio, 0, 1)
+        add_frames(audio, 0, 1)
         while not land(slots, audio):
             pass
         audio.close(0)
@@ -365,7 +365,7 @@ def test_a_slot_never_holds_more_codes_than_fit() -> None:
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=Clock())
     audio.open(0, None, frames=ALL_FRAMES)
     for pushed in range(1, 2 * CODE_RING):
-        audio.push([0], frames_of(1))
+        audio.add_frames([0], frames_of(1))
         assert pushed - sum(frames for _, frames in slots.calls) < CODE_RING
 
 

@@ -390,7 +390,7 @@ def test_a_state_that_is_not_finite_is_reported_and_leaves_the_others_alone(
         engine.add(number, MIX[number])
     first = [chunk for number, chunk in engine.step().chunks if number == 1]
     broken = engine.scheduler.running[0].row
-    engine.runner.catch_up()
+    engine.runner.run_deferred()
     engine.runner.state.hidden[broken, 3] = torch.nan
     second = engine.step()
     assert [number for number, _ in second.chunks] == [1]
@@ -605,7 +605,7 @@ def test_an_engine_that_cannot_warm_up_says_so(checkpoint: Path, monkeypatch: py
 
 def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a sequence that gives up its blocks while frames of it are held back."""
-    monkeypatch.setattr(engine_module, "_CALM_S", -math.inf)  # hold whatever can be held
+    monkeypatch.setattr(engine_module, "_SLACK_S", -math.inf)  # hold whatever can be held
     requests = [ask("Short.", seed=seed, frames=20, ignore_eos=True) for seed in range(4)]
     whole = speak_all(build_engine(checkpoint, CONFIG), requests)
     engine = with_blocks(checkpoint, CONFIG, 12)

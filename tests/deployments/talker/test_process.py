@@ -259,7 +259,7 @@ def break_state(monkeypatch: pytest.MonkeyPatch, number: int, *, after: int) -> 
         output = step(engine, meanwhile)
         sequence = engine.scheduler.running.get(number)
         if sequence is not None and sequence.num_frames >= after:
-            engine.runner.catch_up()
+            engine.runner.run_deferred()
             engine.runner.state.hidden[sequence.row] = torch.nan
         return output
 

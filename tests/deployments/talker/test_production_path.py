@@ -382,7 +382,7 @@ def stepped(engine: Engine, size: int, seed: int, delays: np.ndarray) -> tuple[t
             torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
             with torch.cuda.stream(beside):
                 noise @ noise
-        codes = runner.launch(sequences).land()
+        codes = runner.launch(sequences).result()
         made.append(torch.from_numpy(codes.copy()))
         for sequence, frame in zip(sequences, codes, strict=True):
             sequence.frames.append(frame)

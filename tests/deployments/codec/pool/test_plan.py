@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deployments.codec.pool.plan import MANY_WORKERS, ChunkPlan, call_sizes, chosen_ramp, paced, parts
+from deployments.codec.pool.plan import MANY_WORKERS, ChunkPlan, call_sizes, chosen_ramp, fitted_ramp, parts
 
 RAMP = (1, 2, 4, 8, 12)
 FRAME_S = 0.08
@@ -133,9 +133,12 @@ def test_every_number_of_frames_takes_calls_of_few_sizes(frames: int) -> None:
     ],
 )
 def test_first_chunks_play_while_the_next_is_made(frame_ms: float, wait_ms: float, expected: tuple[int, ...]) -> None:
-    assert paced((1, 1, 2, 4, 8, 12), frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False) == expected
-    assert paced((12,), frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False) == (12,)
-    assert paced((3, 12), frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False) == (3, 12)
+    assert (
+        fitted_ramp((1, 1, 2, 4, 8, 12), frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False)
+        == expected
+    )
+    assert fitted_ramp((12,), frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False) == (12,)
+    assert fitted_ramp((3, 12), frame_ms / 1000, wait_s=wait_ms / 1000, frame_s=FRAME_S, shared=False) == (3, 12)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +161,7 @@ def test_many_workers_share_calls_of_shorter_chunks() -> None:
 @pytest.mark.parametrize("late", range(1, 5))
 def test_where_streams_share_calls_none_pauses_while_another_replica_takes_over(late: int) -> None:
     """Chunks come 60 ms after each other, and one of them 0.18 s after the one before: its replica has died."""
-    ramp = paced(chosen_ramp(None, MANY_WORKERS), 0.005, wait_s=0.005, frame_s=FRAME_S, shared=True)
+    ramp = fitted_ramp(chosen_ramp(None, MANY_WORKERS), 0.005, wait_s=0.005, frame_s=FRAME_S, shared=True)
     lead_s = 0.0
     for number, frames in enumerate((*ramp, ramp[-1])):
         lead_s -= (0.18 if number == late else 0.06) if number else 0.0

@@ -67,7 +67,7 @@ def speak(made_by: ModelRunner, speaking: list[Sequence], *, count: int) -> list
     made_by.prefill(speaking)
     made = []
     for _ in range(count):
-        codes = made_by.launch(speaking).land()
+        codes = made_by.launch(speaking).result()
         made.append(codes.tolist())
         for sequence, frame in zip(speaking, codes, strict=True):
             sequence.frames.append(frame)
