@@ -1,5 +1,6 @@
 import io
 import json
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from deployments.errors import TalkrayError
+from deployments.errors import StartError, TalkrayError
 from serve_app.api import request_log
 from serve_app.api.errors import Unauthorized
 from serve_app.api.keys import KeyFileError, Keys
@@ -110,6 +111,21 @@ def test_a_stage_is_one_line_however_long_it_is() -> None:
         progress.report("long " * 40)
         progress.done("done " * 40)
     assert len(file.getvalue().splitlines()) == 2
+
+
+def test_a_download_answers_ctrl_c_itself_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, during = signal.getsignal(signal.SIGINT), []
+
+    def fail(model: str, *, report: Callable[[str], None]) -> Path:
+        during.append(signal.getsignal(signal.SIGINT))
+        raise StartError(f"{model}: no room on the disk")
+
+    monkeypatch.setattr(module, "find", lambda _: None)
+    monkeypatch.setattr(module, "locate", fail)
+    with ProgressLine(io.StringIO()) as progress, pytest.raises(StartError, match="no room"):
+        module._fetch("a/model", progress)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert during[0] is not before
 
 
 def test_errors_on_purpose_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
