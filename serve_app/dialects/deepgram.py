@@ -1,6 +1,7 @@
 """Deepgram's `/v1/speak`: words over a WebSocket, spoken as they come until `Clear`, or one text over HTTP."""
 
 import re
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -102,7 +103,12 @@ class TurnSocket(WishedConnection):
         return await wished(service, socket.query_params, words=cls.words)
 
     async def opened(self) -> None:
-        self._session = self.converse(self.service.session(self.socket, self.wish, request_id=self.request_id))
+        session = self.service.session(self.socket, self.wish, request_id=self.request_id)
+        self._session = self.converse(session, self.say)
+
+    @abstractmethod
+    async def say(self, event: Event) -> None:
+        """Tell the client an event that is not the session's end."""
 
 
 class AuraSocket(TurnSocket):

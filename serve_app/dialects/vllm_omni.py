@@ -152,7 +152,7 @@ class OmniSocket(Connection):
         self._format = {"format": wish.delivery.audio_format, "sample_rate": wish.delivery.rate(wish.info)}
         self._format |= ignored.told(wish.ignored)
         session = self.service.session(self.socket, wish, request_id=self.request_id, files=True)
-        self._session = self.converse(session)
+        self._session = self.converse(session, self.say)
 
     def _configured(self) -> Session:
         if self._session is None:
