@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 
 from deployments.errors import EngineError, NotReady, Overloaded
 from deployments.protocol import ModelInfo, Sampling
-from serve_app.api import door, speaker
+from serve_app.api import door, speech_service
 from serve_app.api.catalogue import ALIASES
 from serve_app.api.keys import create_key
 from serve_app.api.request_log import RequestRecord
@@ -363,7 +363,7 @@ async def test_an_utterance_without_audio_is_a_valid_empty_file() -> None:
 
 
 async def test_a_body_over_the_limit_is_a_413_with_and_without_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speaker, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(speech_service, "MAX_BODY_BYTES", 1000)
 
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(100):
@@ -520,7 +520,7 @@ async def test_the_documentation_asks_for_a_key_where_there_are_keys(tmp_path: P
 
 
 async def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speaker, "BODY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(speech_service, "BODY_TIMEOUT_S", 0.01)
     api = create_api(FakeSynthesizer(), ApiSettings())
     async with asgi.http(api, "POST", "/v1/audio/speech") as connection:
         connection.receive({"type": "http.request", "body": b"{", "more_body": True})
