@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from deployments.config import TalkerConfig
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, FrameChunk
 from deployments.talker.channel import (
@@ -11,7 +10,6 @@ from deployments.talker.channel import (
     Produced,
     Report,
     RequestFailed,
-    Start,
     Submit,
     Unpacker,
     encode,
@@ -19,7 +17,6 @@ from deployments.talker.channel import (
 from tests.deployments.talker.driving import ask
 
 MESSAGES: list[Command | Report] = [
-    Start("embedded", TalkerConfig(max_num_seqs=3)),
     Loading("the talker"),
     Submit(1, ask("Hello there." * 50)),
     Produced([(1, FrameChunk(np.arange(32, dtype=np.int16).reshape(2, 16), 5, FinishReason.STOP))], 1, 0),
