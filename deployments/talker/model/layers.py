@@ -5,7 +5,7 @@ together; the `Attend` callback, which owns the keys and values, decides to whic
 official `modeling_qwen3_tts.py`, whose interleaved multi-axis RoPE has three equal positions: plain rotate-half RoPE.
 """
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.model.config import TransformerConfig
 
-
-class Attend(Protocol):
-    """Stores the rows' keys and values of a layer and returns each row's attention."""
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[rows, heads, head_dim], [rows, kv_heads, head_dim] twice -> [rows, heads, head_dim]."""
-        ...
+# Stores the rows' keys and values [rows, kv_heads, head_dim] of a layer (its number comes first) and returns the
+# attention of their queries, [rows, heads, head_dim] as these.
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class RMSNorm(nn.Module):
