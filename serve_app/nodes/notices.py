@@ -116,7 +116,7 @@ def cloud(name: str, environment: Mapping[str, str]) -> Aws | Gcp:
     return Gcp(f"http://{environment.get('GCE_METADATA_HOST', 'metadata.google.internal')}")
 
 
-def watch(metadata: Aws | Gcp, drain: Callable[[Notice], None], *, poll_s: float = _POLL_S) -> None:
+def watch(metadata: Aws | Gcp, drain: Callable[[Notice], None]) -> None:
     """Ask until the node's end is announced, and drain it. A recommendation may be followed by an earlier end."""
     reachable, drained_s = True, float("inf")  # of time.monotonic()
     while True:
@@ -127,14 +127,14 @@ def watch(metadata: Aws | Gcp, drain: Callable[[Notice], None], *, poll_s: float
         if reachable and problem:  # once, not every five seconds
             logger.warning("no notice can come while this lasts: %s", problem)
         reachable = problem is None
-        if notice is not None and (ends_s := time.monotonic() + notice.left_s) < drained_s - poll_s:
+        if notice is not None and (ends_s := time.monotonic() + notice.left_s) < drained_s - _POLL_S:
             logger.warning("%s: draining, %.0f s left", notice.reason, notice.left_s)
             try:
                 drain(notice)
                 drained_s = ends_s
             except NotDrained as error:
                 logger.error("%s; trying again", error)
-        time.sleep(poll_s)
+        time.sleep(_POLL_S)
 
 
 class NotDrained(Exception):

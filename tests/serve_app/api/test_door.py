@@ -496,9 +496,15 @@ async def test_asking_for_anything_but_speech_costs_nothing() -> None:
             assert (await connection.next())["status"] == 200
 
 
-def test_requests_come_back_steadily_and_not_beyond_a_minute() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    meter = Meter("key", "This API key", clock=clock)
+    monkeypatch.setattr(door, "time", clock)
+    return clock
+
+
+def test_requests_come_back_steadily_and_not_beyond_a_minute(clock: Clock) -> None:
+    meter = Meter("key", "This API key")
     meter.requests_per_minute = 3
     for _ in range(3):
         meter.request()
@@ -516,8 +522,9 @@ def test_requests_come_back_steadily_and_not_beyond_a_minute() -> None:
         meter.request()
 
 
+@pytest.mark.usefixtures("clock")
 def test_less_than_one_request_a_minute() -> None:
-    meter = Meter("client", "This client", clock=Clock())
+    meter = Meter("client", "This client")
     meter.requests_per_minute = 0.5
     meter.request()
     with pytest.raises(Overloaded, match=r"0\.5 requests") as refused:
@@ -628,15 +635,10 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 async def senders(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> AsyncIterator[Callable[[str], Sender]]:
     monkeypatch.setattr(door, "_UPLOAD_WAIT_S", 0.1)
     monkeypatch.setattr(door, "_LOOK_S", 0.001)
-    uploads, made = Uploads(clock=clock), list[Sender]()
+    uploads, made = Uploads(), list[Sender]()
 
     def make(caller: str) -> Sender:
         made.append(Sender(uploads, caller))
