@@ -73,3 +73,10 @@ class Client:
             messages.append(message)
             if all(message.get(name) == value for name, value in fields.items()):
                 return messages, bytes(audio)
+
+
+@asynccontextmanager
+async def talking(synthesizer: FakeSynthesizer, path: str, **options: Any) -> AsyncIterator[Client]:
+    """As `connect`, once the handshake was accepted."""
+    async with connect(synthesizer, path, **options) as connection:
+        yield await Client(connection).accepted()

@@ -12,7 +12,7 @@ from serve_app.api.routes import create_api
 from serve_app.api.sockets import MAX_CONTEXTS
 from serve_app.config import ApiSettings
 from serve_app.dialects import cartesia
-from tests.serve_app.dialects.client import Client, Json, connect
+from tests.serve_app.dialects.client import Json, talking
 from tests.serve_app.fake import (
     CUSTOM_VOICE,
     FOLLOWED,
@@ -46,8 +46,7 @@ def audio_of(messages: list[Json], context: str = "one") -> bytes:
 
 async def test_a_context_is_written_in_pieces_and_done_once() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(synthesizer, PATH) as client:
         for context in ("one", "two"):
             client.send(*(write(text, context=context) for text in ("Hello there. ", "And ", "bye. ")))
             client.send(write(" ", context=context, more=False))
@@ -69,8 +68,7 @@ EXPECTED = {"words": FOLLOWED_TEXT.split(), "start": list(FOLLOWED_MS), "end": [
 
 
 async def test_timestamps_count_from_the_beginning_of_the_context() -> None:
-    async with connect(FakeSynthesizer(FOLLOWED, followed()), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(FOLLOWED, followed()), PATH) as client:
         client.send(write(FOLLOWED_TEXT, flush=True), write(FOLLOWED_TEXT, more=False))
         messages, _ = await client.until(type="done")
     times = times_of(messages)
@@ -84,8 +82,7 @@ async def test_timestamps_count_from_the_beginning_of_the_context() -> None:
 
 async def test_timestamps_are_told_where_they_are_asked_for() -> None:
     synthesizer = FakeSynthesizer(FOLLOWED, followed())
-    async with connect(synthesizer, PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(synthesizer, PATH) as client:
         client.send(write(FOLLOWED_TEXT, more=False, add_timestamps=False))
         messages, _ = await client.until(type="done")
     assert times_of(messages)["words"] == []
@@ -93,8 +90,7 @@ async def test_timestamps_are_told_where_they_are_asked_for() -> None:
 
 
 async def test_nothing_to_say_is_done_without_audio() -> None:
-    async with connect(FakeSynthesizer(), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(), PATH) as client:
         client.send(write(" ", more=False))
         assert [message["type"] for message in (await client.until(type="done"))[0]] == ["done"]
 
@@ -102,8 +98,7 @@ async def test_nothing_to_say_is_done_without_audio() -> None:
 async def test_contexts_speak_beside_each_other() -> None:
     gate = asyncio.Event()
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), gate])
-    async with connect(synthesizer, PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(synthesizer, PATH) as client:
         client.send(write("One", context="one", more=False), write("Two", context="two", more=False))
         while len(synthesizer.requests) < 2:
             await client.next()
@@ -113,8 +108,7 @@ async def test_contexts_speak_beside_each_other() -> None:
 
 
 async def test_a_flush_is_answered_behind_its_audio() -> None:
-    async with connect(FakeSynthesizer(script=utterance(1)), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=utterance(1)), PATH) as client:
         client.send(write("Hello", flush=True))
         messages, _ = await client.until(type="flush_done", flush_done=True)
         assert audio_of(messages) == FRAME
@@ -124,8 +118,7 @@ async def test_a_flush_is_answered_behind_its_audio() -> None:
 
 
 async def test_what_is_wrong_is_told_in_the_context() -> None:
-    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as client:
         client.send({"context_id": "one", "transcript": 5})
         client.send(write("Hi", output_format={"container": "raw", "encoding": "pcm_s24"}))
         client.send(write("Hi", more=False))
@@ -135,8 +128,7 @@ async def test_what_is_wrong_is_told_in_the_context() -> None:
 
 
 async def test_contexts_are_few() -> None:
-    async with connect(FakeSynthesizer(script=[asyncio.Event()]), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=[asyncio.Event()]), PATH) as client:
         client.send(*(write("x", context=str(number)) for number in range(MAX_CONTEXTS + 1)))
         (error,), _ = await client.until(type="error")
         assert (error["context_id"], error["error_code"]) == (str(MAX_CONTEXTS), "too_many_contexts")
@@ -145,14 +137,12 @@ async def test_contexts_are_few() -> None:
 async def test_nothing_is_kept_of_a_context_that_is_refused_or_over(monkeypatch: pytest.MonkeyPatch) -> None:
     sockets: list[cartesia.CartesiaSocket] = []
     monkeypatch.setattr(cartesia.CartesiaSocket, "opened", opened_in(sockets))
-    async with connect(FakeSynthesizer(script=[asyncio.Event()]), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=[asyncio.Event()]), PATH) as client:
         client.send(*(write("Hello.", context=f"{number}") for number in range(MAX_CONTEXTS + 5)))
         for _ in range(5):
             await client.until(type="error")
         assert len(sockets[0]._flushes) == MAX_CONTEXTS
-    async with connect(FakeSynthesizer(script=[Overloaded("full")]), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=[Overloaded("full")]), PATH) as client:
         client.send(*(write("Hello.", context=f"{number}", more=False) for number in range(5)))
         for _ in range(5):
             await client.until(type="error")
@@ -216,8 +206,7 @@ async def test_a_wav_has_the_encoding_that_was_asked_for(
 
 
 async def test_the_first_reply_of_a_context_names_what_has_no_effect() -> None:
-    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=utterance()), PATH) as client:
         for context in ("one", "two"):
             client.send(write("Hello. ", context=context, generation_config={"volume": 2, "emotion": "sad"}))
             client.send(write("", context=context, more=False, generation_config={"volume": 2}))

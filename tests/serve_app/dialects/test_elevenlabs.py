@@ -8,7 +8,7 @@ import pytest
 from deployments.errors import Overloaded
 from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
-from tests.serve_app.dialects.client import Client, Json, connect
+from tests.serve_app.dialects.client import Json, connect, talking
 from tests.serve_app.fake import (
     CUSTOM_VOICE,
     FOLLOWED,
@@ -51,8 +51,7 @@ def audio_of(messages: list[Json]) -> bytes:
 
 async def test_a_context_drains_when_it_ends() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, CONTEXTS) as connection:
-        client = await Client(connection).accepted()
+    async with talking(synthesizer, CONTEXTS) as client:
         for context in ("one", "two"):
             client.send(begin(context), sentence("Hello there. ", context), sentence("Bye. ", context), *end(context))
             messages, _ = await client.until(isFinal=True)
@@ -77,8 +76,7 @@ TWICE = [*TOLD, *((word, 880 + begin) for word, begin in TOLD)]
 
 
 async def timed(path: str, messages: list[Json], **last: object) -> list[Json]:
-    async with connect(FakeSynthesizer(FOLLOWED, followed()), path) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(FOLLOWED, followed()), path) as client:
         client.send(*messages)
         got, _ = await client.until(**last)
     return got
@@ -156,8 +154,7 @@ async def test_timestamps_over_http(stream: bool) -> None:
 )
 async def test_a_context_that_is_closed_without_its_end_is_silent_at_once(barge_in: list[Json]) -> None:
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    async with connect(synthesizer, CONTEXTS) as connection:
-        client = await Client(connection).accepted()
+    async with talking(synthesizer, CONTEXTS) as client:
         client.send(begin(), sentence("A long story. "))
         await synthesizer.waiting.wait()
         client.send(*barge_in)
@@ -170,20 +167,18 @@ async def test_a_context_that_is_closed_without_its_end_is_silent_at_once(barge_
 
 
 async def test_keepalives_and_unknown_contexts_say_nothing() -> None:
-    async with connect(FakeSynthesizer(script=utterance(1)), CONTEXTS) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=utterance(1)), CONTEXTS) as client:
         client.send({"text": ""}, {"text": "", "context_id": "one"}, {"context_id": "gone", "close_context": True})
         client.send(begin(), *end())
         assert (await client.until(isFinal=True))[0] == [{"contextId": "one", "isFinal": True}]
         client.send({"close_socket": True})
         await client.until(closed=1000)
-        await connection.task
+        await client.connection.task
 
 
 async def test_a_context_has_one_encoder() -> None:
     path = CONTEXTS.replace("pcm_24000", "mp3_22050_32")
-    async with connect(FakeSynthesizer(script=utterance(12)), path) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=utterance(12)), path) as client:
         client.send(begin(), sentence("Hello. "), sentence("Bye. "), *end())
         audio = audio_of((await client.until(isFinal=True))[0])
     assert audio[:1] == b"\xff"
@@ -191,8 +186,7 @@ async def test_a_context_has_one_encoder() -> None:
 
 
 async def test_a_failure_is_told_and_ends_its_context() -> None:
-    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), CONTEXTS) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=[Overloaded("full", 2.0)]), CONTEXTS) as client:
         client.send(begin(), sentence("Hello. "), *end())
         messages, _ = await client.until(isFinal=True)
         assert messages[0]["code"] == "rate_limit_exceeded"
@@ -209,20 +203,18 @@ async def test_a_format_that_is_none_refuses_the_handshake() -> None:
 
 async def test_one_text_is_streamed_in_and_the_server_closes() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, "/v1/text-to-speech/ryan/stream-input?output_format=pcm_24000") as connection:
-        client = await Client(connection).accepted()
+    async with talking(synthesizer, "/v1/text-to-speech/ryan/stream-input?output_format=pcm_24000") as client:
         client.send({"text": " ", "try_trigger_generation": True, "voice_settings": None})
         client.send({"text": "Hello "}, {"text": "there. "}, {"text": ""})
         messages, _ = await client.until(closed=1000)
         assert audio_of(messages) == pcm_of(utterance())
-        await connection.task
+        await client.connection.task
     assert synthesizer.texts == ["Hello there."]
 
 
 async def test_dialogues() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, DIALOGUES) as connection:
-        client = await Client(connection).accepted()
+    async with talking(synthesizer, DIALOGUES) as client:
         client.send({"context_id": "one", "voices": ["aiden"]}, {"context_id": "one", "keep_alive": True})
         client.send({"context_id": "one", "inputs": [{"text": "Hello. ", "voice_id": "aiden"}]})
         client.send({"context_id": "one", "inputs": [{"text": "", "voice_id": "aiden"}], "flush": True})
@@ -276,8 +268,7 @@ async def test_lists(client: httpx.AsyncClient) -> None:
 
 async def test_a_context_names_what_has_no_effect_once() -> None:
     settings = {"voice_settings": {"stability": 0.5, "speed": 9}, "pronunciation_dictionary_locators": []}
-    async with connect(FakeSynthesizer(script=utterance()), CONTEXTS) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=utterance()), CONTEXTS) as client:
         client.send({**begin(), **settings}, sentence("Hello there. "), *end())
         messages, _ = await client.until(isFinal=True)
     assert messages[0]["ignored"] == [
@@ -291,8 +282,7 @@ async def test_a_context_names_what_has_no_effect_once() -> None:
 
 
 async def test_contexts_that_never_speak_keep_little() -> None:
-    async with connect(FakeSynthesizer(script=utterance()), CONTEXTS) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=utterance()), CONTEXTS) as client:
         client.send(*({"text": "", "context_id": f"never{number}", "what": 1} for number in range(40)))
         client.send({**begin(), "voice_settings": {"style": 1}}, sentence("Hello. "), *end())
         messages, _ = await client.until(isFinal=True)
@@ -304,18 +294,17 @@ async def test_a_name_can_be_used_again_while_the_end_of_the_one_before_waits_to
     synthesizer = FakeSynthesizer(
         script=[*utterance(1)[:1], *([] if last else [Overloaded("full", 2.0)]), *utterance(0)]
     )
-    async with connect(synthesizer, CONTEXTS) as connection:
-        client = await Client(connection).accepted()
-        connection.stall()
+    async with talking(synthesizer, CONTEXTS) as client:
+        client.connection.stall()
         client.send(begin(), sentence("Hello. "), *last)
-        await connection.sending.wait()
+        await client.connection.sending.wait()
         for _ in range(50):  # all of the first is spoken, none of it is sent
             await asyncio.sleep(0)
         synthesizer.script = utterance(2)
         client.send(begin(), sentence("Again. "), *end())
         for _ in range(50):
             await asyncio.sleep(0)
-        connection.flow()
+        client.connection.flow()
         first, _ = await client.until(isFinal=True)
         second, _ = await client.until(isFinal=True)
     assert (audio_of(first), audio_of(second)) == (pcm_of(utterance(1)), pcm_of(utterance(2)))

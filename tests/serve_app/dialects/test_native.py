@@ -12,7 +12,7 @@ from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.audio.test_recordings import data_url, recording
-from tests.serve_app.dialects.client import Client, connect
+from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import (
     BASE,
     CUSTOM_VOICE,
@@ -477,8 +477,7 @@ async def test_a_recording_may_stand_anywhere_among_the_fields(escaped: bool) ->
 
 
 async def test_sockets_without_recordings_take_none() -> None:
-    async with connect(speaking(), "/v1/realtime") as connection:
-        client = await Client(connection).accepted()
+    async with talking(speaking(), "/v1/realtime") as client:
         await client.next()
         client.send({"type": "session.update", "session": {}, "ref_audio": LARGE})
         (error,), _ = await client.until(type="error")
