@@ -76,7 +76,12 @@ class Client:
 
 
 @asynccontextmanager
-async def talking(synthesizer: FakeSynthesizer, path: str, **options: Any) -> AsyncIterator[Client]:
-    """As `connect`, once the handshake was accepted."""
+async def talking(
+    synthesizer: FakeSynthesizer, path: str, *, greeting: str | None = None, **options: Any
+) -> AsyncIterator[Client]:
+    """As `connect`, once the handshake was accepted and the server has sent a message of type `greeting`."""
     async with connect(synthesizer, path, **options) as connection:
-        yield await Client(connection).accepted()
+        client = await Client(connection).accepted()
+        if greeting is not None:
+            await client.until(type=greeting)
+        yield client

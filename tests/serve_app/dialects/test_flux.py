@@ -1,8 +1,9 @@
 import asyncio
+from functools import partial
 
 import pytest
 
-from tests.serve_app.dialects.client import Client, Json, connect
+from tests.serve_app.dialects.client import Json, talking
 from tests.serve_app.fake import (
     CUSTOM_VOICE,
     FOLLOWED,
@@ -36,16 +37,12 @@ def kinds(messages: list[Json]) -> list[object]:
     return [message.get("type") or message for message in messages]
 
 
-async def connected(connection: object) -> Client:
-    client = await Client(connection).accepted()  # type: ignore[arg-type]
-    await client.until(type="Connected")
-    return client
+connected = partial(talking, greeting="Connected")
 
 
 async def test_turns_have_a_beginning_and_an_end() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, PATH) as connection:
-        client = await connected(connection)
+    async with connected(synthesizer, PATH) as client:
         for _ in range(2):
             client.send(speak("Hel"), speak("lo "), FLUSH)
             messages, audio = await client.until(type="SpeechMetadata")
@@ -73,16 +70,14 @@ async def test_turns_have_a_beginning_and_an_end() -> None:
 
 
 async def test_a_lone_flush_is_answered_for_who_waits_for_an_end() -> None:
-    async with connect(FakeSynthesizer(), PATH) as connection:
-        client = await connected(connection)
+    async with connected(FakeSynthesizer(), PATH) as client:
         client.send(FLUSH)
         (warning, end), audio = await client.until(type="SpeechMetadata")
         assert (warning["code"], end["audio_duration_ms"], audio) == ("NO_ACTIVE_SPEECH", 0, b"")
 
 
 async def test_text_that_yields_no_speech() -> None:
-    async with connect(FakeSynthesizer(), PATH) as connection:
-        client = await connected(connection)
+    async with connected(FakeSynthesizer(), PATH) as client:
         client.send(speak("... "), FLUSH)
         messages, audio = await client.until(type="SpeechMetadata")
         assert {"NO_SYNTHESIZABLE_TEXT"} == {message["code"] for message in messages if message["type"] == "Warning"}
@@ -91,8 +86,7 @@ async def test_text_that_yields_no_speech() -> None:
 
 async def test_an_interrupt_ends_the_turn_and_nothing_of_it_follows() -> None:
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    async with connect(synthesizer, PATH) as connection:
-        client = await connected(connection)
+    async with connected(synthesizer, PATH) as client:
         client.send(speak("A long story. "), speak("It goes on."), FLUSH)
         await synthesizer.waiting.wait()
         while not isinstance(await client.next(), bytes):
@@ -113,8 +107,7 @@ async def test_an_interrupt_ends_the_turn_and_nothing_of_it_follows() -> None:
 
 async def test_offsets_are_of_the_session_and_must_advance() -> None:
     synthesizer = FakeSynthesizer(script=[*utterance(3)[:3], asyncio.Event()])
-    async with connect(synthesizer, PATH) as connection:
-        client = await connected(connection)
+    async with connected(synthesizer, PATH) as client:
         for offset_ms in (50, 90):
             client.send(speak("A story"), FLUSH)
             await synthesizer.waiting.wait()
@@ -132,8 +125,7 @@ async def test_offsets_are_of_the_session_and_must_advance() -> None:
 async def test_an_interrupt_with_an_offset_splits_the_text() -> None:
     """The offset is of the session; after an interrupt it goes on from there."""
     synthesizer = FakeSynthesizer(FOLLOWED, followed())
-    async with connect(synthesizer, PATH) as connection:
-        client = await connected(connection)
+    async with connected(synthesizer, PATH) as client:
         client.send(speak(FOLLOWED_TEXT), FLUSH)
         await client.until(type="SpeechMetadata")
         synthesizer.script = [*followed(10), asyncio.Event()]
@@ -151,8 +143,7 @@ async def test_an_interrupt_with_an_offset_splits_the_text() -> None:
 
 
 async def test_a_turn_that_is_still_heard_can_be_interrupted_though_all_of_it_was_sent() -> None:
-    async with connect(FakeSynthesizer(FOLLOWED, followed()), PATH) as connection:
-        client = await connected(connection)
+    async with connected(FakeSynthesizer(FOLLOWED, followed()), PATH) as client:
         client.send(speak(FOLLOWED_TEXT), FLUSH)
         (*_, end), _ = await client.until(type="SpeechMetadata")
         client.send(at(600))
@@ -167,8 +158,7 @@ async def test_a_turn_that_is_still_heard_can_be_interrupted_though_all_of_it_wa
 
 
 async def test_a_speed_holds_for_the_turns_that_follow() -> None:
-    async with connect(FakeSynthesizer(script=utterance(25)), PATH) as connection:
-        client = await connected(connection)
+    async with connected(FakeSynthesizer(script=utterance(25)), PATH) as client:
         for speed, code in ((2, "SPEED_OUT_OF_RANGE"), (1.03, "SPEED_INCREMENT_INVALID"), ("x", "SPEED_OUT_OF_RANGE")):
             client.send({"type": "Configure", "speed": speed})
             await client.until(type="ConfigureFailure", code=code, field="speed")

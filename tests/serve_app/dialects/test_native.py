@@ -1,9 +1,10 @@
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from starlette.types import Message
 
 from deployments.errors import NotReady, PayloadTooLarge
 from deployments.protocol import ModelInfo
@@ -12,7 +13,7 @@ from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.audio.test_recordings import data_url, recording
-from tests.serve_app.dialects.client import talking
+from tests.serve_app.dialects.client import Client, Json, connect, talking
 from tests.serve_app.fake import (
     BASE,
     CUSTOM_VOICE,
@@ -34,37 +35,18 @@ pytestmark = pytest.mark.anyio
 SPEAK = {"type": "speak", "input": "Hello", "voice": "alloy"}
 CANCEL = {"type": "cancel"}
 FRAME = tone(CUSTOM_VOICE.frame_samples)
-DISCONNECT: Message = {"type": "websocket.disconnect", "code": 1000}
 
 
-class Socket:
-    """The client's side of one connection."""
-
-    def __init__(self, connection: asgi.Connection) -> None:
-        self.connection = connection
-
-    def send(self, message: object) -> None:
-        self.send_text(json.dumps(message))
-
+class Socket(Client):
     def send_text(self, text: str) -> None:
         self.connection.receive({"type": "websocket.receive", "text": text})
 
-    async def next(self) -> dict[str, object] | bytes:
-        """A JSON message or a binary frame."""
-        message = await self.connection.next()
-        assert message["type"] == "websocket.send"
-        if message.get("bytes") is not None:
-            assert isinstance(message["bytes"], bytes)
-            return message["bytes"]
-        parsed: dict[str, object] = json.loads(message["text"])
-        return parsed
-
-    async def event(self) -> dict[str, object]:
+    async def event(self) -> Json:
         message = await self.next()
         assert isinstance(message, dict), "audio instead of an event"
         return message
 
-    async def utterance(self) -> tuple[list[bytes], dict[str, object]]:
+    async def utterance(self) -> tuple[list[bytes], Json]:
         """From `started` to the message that ends it: the audio frames, and that message."""
         assert (await self.event())["type"] == "started"
         frames: list[bytes] = []
@@ -73,14 +55,12 @@ class Socket:
         return frames, message
 
 
-def speech_socket(synthesizer: FakeSynthesizer, settings: ApiSettings | None = None) -> asgi.Connection:
-    api = create_api(synthesizer, settings or ApiSettings())
-    return asgi.websocket(api, "/v1/audio/speech/ws", headers={"x-request-id": "conn"})
-
-
-async def accepted(connection: asgi.Connection) -> Socket:
-    assert (await connection.next())["type"] == "websocket.accept"
-    return Socket(connection)
+@asynccontextmanager
+async def speech_socket(synthesizer: FakeSynthesizer) -> AsyncIterator[Socket]:
+    async with connect(synthesizer, "/v1/audio/speech/ws") as connection:
+        socket = Socket(connection)
+        await socket.accepted()
+        yield socket
 
 
 def speaking(info: ModelInfo = CUSTOM_VOICE) -> FakeSynthesizer:
@@ -96,8 +76,7 @@ def code_of(message: dict[str, object]) -> tuple[object, object]:
 
 
 async def test_utterances_follow_each_other_on_one_socket() -> None:
-    async with speech_socket(speaking()) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking()) as socket:
         for number in (1, 2):
             socket.send(SPEAK)
             frames, done = await socket.utterance()
@@ -113,8 +92,7 @@ async def test_utterances_follow_each_other_on_one_socket() -> None:
 
 
 async def test_started_says_what_the_frames_are() -> None:
-    async with speech_socket(speaking()) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking()) as socket:
         socket.send({**SPEAK, "seed": 7})
         assert await socket.event() == {
             "type": "started",
@@ -128,8 +106,7 @@ async def test_started_says_what_the_frames_are() -> None:
 
 async def test_an_utterance_goes_on_behind_the_frames_the_client_has() -> None:
     synthesizer = speaking()
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(synthesizer) as socket:
         socket.send({**SPEAK, "request_id": "earlier-1", "seed": 7, "from_frame": 3})
         frames, done = await socket.utterance()
     assert b"".join(frames) == pcm_of(utterance())[3 * CUSTOM_VOICE.frame_samples * 2 :]
@@ -139,8 +116,7 @@ async def test_an_utterance_goes_on_behind_the_frames_the_client_has() -> None:
 
 
 async def test_behind_the_last_frame_nothing_is_left() -> None:
-    async with speech_socket(speaking()) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking()) as socket:
         socket.send({**SPEAK, "seed": 7, "from_frame": 4})
         frames, done = await socket.utterance()
     assert (b"".join(frames), done["type"]) == (b"", "done")
@@ -152,8 +128,7 @@ async def test_behind_the_last_frame_nothing_is_left() -> None:
 )
 async def test_what_cannot_be_gone_on_with_is_refused(fields: dict[str, object], param: str) -> None:
     synthesizer = speaking()
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(synthesizer) as socket:
         socket.send({**SPEAK, **fields})
         error = (await socket.event())["error"]
     assert isinstance(error, dict)
@@ -162,8 +137,7 @@ async def test_what_cannot_be_gone_on_with_is_refused(fields: dict[str, object],
 
 
 async def test_the_seed_that_was_drawn_survives_every_reader_of_json() -> None:
-    async with speech_socket(speaking()) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking()) as socket:
         socket.send(SPEAK)
         seed = (await socket.event())["seed"]
     assert isinstance(seed, int)
@@ -173,16 +147,14 @@ async def test_the_seed_that_was_drawn_survives_every_reader_of_json() -> None:
 async def test_started_tells_the_seed_that_spoke() -> None:
     """The first one that was drawn led to nothing: with it, nobody could go on."""
     script = [replace(item, seed=11) for item in utterance()]
-    async with speech_socket(FakeSynthesizer(script=script)) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(FakeSynthesizer(script=script)) as socket:
         socket.send(SPEAK)
         assert (await socket.event())["seed"] == 11
 
 
 async def test_binary_frames_are_small_and_of_whole_samples() -> None:
     pcm = tone(10_001)
-    async with speech_socket(FakeSynthesizer(script=[chunk(pcm, frames=5)])) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(FakeSynthesizer(script=[chunk(pcm, frames=5)])) as socket:
         socket.send(SPEAK)
         frames, done = await socket.utterance()
     assert [len(frame) for frame in frames] == [4096, 4096, 4096, 4096, 3618]
@@ -193,8 +165,7 @@ async def test_binary_frames_are_small_and_of_whole_samples() -> None:
 async def test_audio_is_sent_while_more_is_being_made() -> None:
     more = asyncio.Event()
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         await socket.event()
         assert await socket.next() == FRAME
@@ -207,8 +178,7 @@ async def test_audio_is_sent_while_more_is_being_made() -> None:
 async def test_cancel_stops_the_utterance_and_leaves_the_socket_usable() -> None:
     more = asyncio.Event()
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         await synthesizer.waiting.wait()
         socket.send(CANCEL)
@@ -225,18 +195,16 @@ async def test_cancel_stops_the_utterance_and_leaves_the_socket_usable() -> None
 
 async def test_cancel_while_the_client_does_not_read() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
-        connection.stall()
+    async with speech_socket(synthesizer) as socket:
+        socket.connection.stall()
         socket.send(SPEAK)
-        await connection.sending.wait()
+        await socket.connection.sending.wait()
         socket.send(CANCEL)
         await synthesizer.closed.wait()
 
 
 async def test_cancel_without_an_utterance_is_answered() -> None:
-    async with speech_socket(speaking()) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking()) as socket:
         nothing = {"type": "cancelled", "request_id": None, "frames": 0, "samples": 0}
         socket.send(CANCEL)
         assert await socket.event() == nothing
@@ -250,8 +218,7 @@ async def test_cancel_without_an_utterance_is_answered() -> None:
 async def test_a_second_utterance_while_one_is_spoken_is_refused() -> None:
     more = asyncio.Event()
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), more])
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         await synthesizer.waiting.wait()
         assert (await socket.event())["type"] == "started"
@@ -277,8 +244,7 @@ async def test_a_second_utterance_while_one_is_spoken_is_refused() -> None:
     ],
 )
 async def test_a_bad_message_is_an_error_and_the_socket_stays(message: str, code: str, param: str | None) -> None:
-    async with speech_socket(speaking()) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking()) as socket:
         socket.send_text(message)
         assert code_of(await socket.event()) == (code, param)
         socket.send(SPEAK)
@@ -292,8 +258,7 @@ async def test_a_bad_message_is_an_error_and_the_socket_stays(message: str, code
 @pytest.mark.parametrize("spoken", [[], [chunk(FRAME)]])
 async def test_a_failure_is_an_error_and_the_socket_stays(error: Exception, code: str, spoken: list[Step]) -> None:
     synthesizer = FakeSynthesizer(script=[*spoken, error])
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         if spoken:
             assert (await socket.event())["type"] == "started"
@@ -311,8 +276,7 @@ async def test_only_reference_audio_may_make_a_message_large(monkeypatch: pytest
     synthesizer = speaking(BASE)
     ref_audio = data_url(recording(5))
     monkeypatch.setattr(connection_module, "MAX_BODY_BYTES", len(ref_audio) + 1000)
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK | {"ref_audio": ref_audio, "ref_text": "It says"})
         assert (await socket.utterance())[1]["type"] == "done"
         socket.send(SPEAK | {"ref_audio": ref_audio, "ref_text": "x" * 1000})
@@ -320,8 +284,7 @@ async def test_only_reference_audio_may_make_a_message_large(monkeypatch: pytest
 
 
 async def test_speed() -> None:
-    async with speech_socket(FakeSynthesizer(script=utterance(25))) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(FakeSynthesizer(script=utterance(25))) as socket:
         socket.send(SPEAK | {"speed": 2})
         frames, done = await socket.utterance()
     assert done["samples"] == len(b"".join(frames)) // 2
@@ -330,39 +293,36 @@ async def test_speed() -> None:
 
 async def test_a_client_that_leaves_while_a_frame_is_being_sent() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
-        connection.stall()
+    async with speech_socket(synthesizer) as socket:
+        socket.connection.stall()
         socket.send(SPEAK)
-        await connection.sending.wait()
-        connection.receive(DISCONNECT)
-        await connection.task
+        await socket.connection.sending.wait()
+        socket.leave()
+        await socket.connection.task
         assert synthesizer.closed.is_set()
 
 
 async def test_a_connection_that_breaks_in_send() -> None:
     more = asyncio.Event()
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         await synthesizer.waiting.wait()
-        connection.send_error = BrokenPipeError()
+        socket.connection.send_error = BrokenPipeError()
         more.set()
         await synthesizer.closed.wait()
-        connection.receive(DISCONNECT)
-        await connection.task
+        socket.leave()
+        await socket.connection.task
 
 
 async def test_a_server_that_cancels_the_handler() -> None:
     synthesizer = FakeSynthesizer(script=[asyncio.Event()])
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         await synthesizer.waiting.wait()
-        connection.task.cancel()
+        socket.connection.task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await connection.task
+            await socket.connection.task
         assert synthesizer.closed.is_set()
 
 
@@ -370,13 +330,12 @@ async def test_a_socket_that_speaks_is_not_idle(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(connection_module, "IDLE_TIMEOUT_S", 0.01)
     more = asyncio.Event()
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         asyncio.get_running_loop().call_later(0.1, more.set)
         frames, done = await socket.utterance()
         assert (frames, done["type"]) == ([FRAME, FRAME], "done")
-        assert await connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}
+        assert await socket.connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}
 
 
 async def test_another_path_is_a_404() -> None:
@@ -392,8 +351,7 @@ async def followed_socket(script: list[Step], **fields: object) -> tuple[list[di
     """Messages up to the answer to a `cancel` with these fields, and all audio; behind the end if there are none."""
     texts: list[dict[str, object]] = []
     audio = bytearray()
-    async with speech_socket(FakeSynthesizer(FOLLOWED, script)) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(FakeSynthesizer(FOLLOWED, script)) as socket:
         socket.send({**SPEAK, "input": FOLLOWED_TEXT, "word_timestamps": True})
         while not texts or texts[-1]["type"] not in ("done", "cancelled"):
             message = await socket.next()
@@ -423,8 +381,7 @@ async def test_a_cancellation_says_what_was_heard() -> None:
 
 
 async def test_words_that_no_talker_tells_are_named_as_ignored() -> None:
-    async with speech_socket(speaking()) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking()) as socket:
         socket.send({**SPEAK, "word_timestamps": True})
         started = await socket.event()
         assert started["ignored"] == [{"field": "word_timestamps", "reason": "of the loaded model they are not known"}]
@@ -445,8 +402,7 @@ LARGE = "A" * connection_module.MAX_MESSAGE_BYTES
     ],
 )
 async def test_only_a_recording_makes_a_message_larger(text: str) -> None:
-    async with speech_socket(speaking(BASE)) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking(BASE)) as socket:
         socket.send_text(text)
         assert code_of(await socket.event())[0] in ("payload_too_large", "invalid_json")
 
@@ -469,8 +425,7 @@ async def test_a_recording_may_stand_anywhere_among_the_fields(escaped: bool) ->
     audio = data_url(recording(5.0))
     assert len(audio) > connection_module.MAX_MESSAGE_BYTES
     body = {"x_vector_only_mode": True, "ref_audio": audio} | SPEAK
-    async with speech_socket(speaking(BASE)) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking(BASE)) as socket:
         socket.send_text(json.dumps(body).replace("/", "\\/") if escaped else json.dumps(body))
         _, done = await socket.utterance()
         assert done["type"] == "done"
