@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
@@ -36,7 +36,7 @@ class Client:
         self.connection = connection
         self.headers: dict[str, str] = {}
 
-    async def accepted(self) -> "Client":
+    async def accepted(self) -> Self:
         message = await self.connection.next()
         assert message["type"] == "websocket.accept", message
         self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
