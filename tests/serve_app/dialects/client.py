@@ -39,7 +39,7 @@ class Client:
     async def accepted(self) -> Self:
         message = await self.connection.next()
         assert message["type"] == "websocket.accept", message
-        self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        self.headers = {name.decode(): value.decode() for name, value in message.get("headers", ())}
         return self
 
     def send(self, *messages: Json) -> None:
