@@ -54,32 +54,52 @@ class PlaybackClock:
 
 
 class Unread:
-    """Around a `yield`: calls `leave` once the reader takes nothing for UNREAD_S, and `take_again` when it reads on."""
+    """Around a generator that yields a stream: `leave` is called once the reader takes nothing for UNREAD_S, and
+    `take_again` when it reads on. One timer serves the whole stream, because a timer for each item costs more than it.
+    """
 
     def __init__(self, leave: Callable[[], Awaitable[None]], take_again: Callable[[], None] = lambda: None) -> None:
         self._leave, self._take_again = leave, take_again
+        self._offered_s: float | None = None  # since when an item waits, by the clock of the loop
+        self._timer: asyncio.TimerHandle | None = None
         self._leaving: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._timer = asyncio.get_running_loop().call_later(UNREAD_S, self._expire)
+        self._loop = asyncio.get_running_loop()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._timer.cancel()
-        if self._leaving is not None:
-            try:
-                await asyncio.wait((self._leaving,))
-            finally:  # also where the waiting task is cancelled, because a closing cannot begin a second time
-                self._take_again()
-                if not self._leaving.done():
-                    self._leaving.cancel()
-                    await asyncio.wait((self._leaving,))
-            self._leaving.result()
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.taken()
 
-    @property
-    def has_left(self) -> bool:
-        """Whether the reader was away for so long."""
-        return self._leaving is not None
+    def offer(self) -> None:
+        """Call it before each `yield`."""
+        self._offered_s = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._offered_s + UNREAD_S, self._expire)
+
+    async def taken(self) -> bool:
+        """Call it after each `yield`. Returns whether the reader was away for so long."""
+        self._offered_s = None
+        if self._leaving is None:
+            return False
+        leaving, self._leaving = self._leaving, None
+        try:
+            await asyncio.wait((leaving,))
+        finally:  # also where the waiting task is cancelled, because a closing cannot begin a second time
+            self._take_again()
+            if not leaving.done():
+                leaving.cancel()
+                await asyncio.wait((leaving,))
+        leaving.result()
+        return True
 
     def _expire(self) -> None:
-        self._leaving = asyncio.ensure_future(self._leave())
+        self._timer = None
+        if self._offered_s is None:
+            return  # the next offer sets it again
+        if self._loop.time() < self._offered_s + UNREAD_S:
+            self._timer = self._loop.call_at(self._offered_s + UNREAD_S, self._expire)
+        else:
+            self._leaving = asyncio.ensure_future(self._leave())

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import gc
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -121,6 +122,8 @@ class Ingress:
             node=node,
             live_texts=LiveTexts(get_node_ip_address()),
         )
+        gc.collect()
+        gc.freeze()  # a full collection of what has been loaded takes 0.1 s, in which no stream goes on
 
     async def check_health(self) -> None:
         """Serve calls this every few seconds. glibc gives back the pages that large messages and answers have left."""

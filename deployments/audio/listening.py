@@ -109,7 +109,6 @@ _MURMUR_DB, _STEADY_DB = 12.0, 4.0  # noise is that much quieter than the loudes
 _LONGEST_LOOP_S = 3.2
 _REPEATS = 2
 _ODD_FRAME = 4
-_EARNED = np.array([-_ODD_FRAME, 1])
 _UNKNOWN = -1  # code of a frame that was not asked for here
 
 
@@ -128,20 +127,35 @@ class _Loops:
 
     def __init__(self, longest: int) -> None:
         """Periods have `longest` frames at most."""
-        self._codes = np.full(longest, _UNKNOWN)  # of the latest frames, the newest first
+        self._codes = np.full(longest, _UNKNOWN)  # of the latest frames in `_repeated`, the oldest first
         self._repeated = np.zeros(longest, np.int64)
         self._needed = _REPEATS * np.arange(1, longest + 1)
+        self._most = 0  # of `_repeated`
+        self._coming: list[tuple[int, bool]] = []  # frames that are not in `_repeated` yet, and whether they count
 
     def add(self, code: int, *, counts: bool) -> None:
         """The next frame's code. One that does not count, as in a pause, neither makes a loop nor breaks one."""
-        if counts:
-            self._repeated += _EARNED[(self._codes == code).view(np.int8)]
-            np.maximum(self._repeated, 0, out=self._repeated)
-        self._codes[1:] = self._codes[:-1]
-        self._codes[0] = code
+        self._coming.append((code, counts))
 
     def has_lasted(self, frames: int) -> bool:
+        if self._most + len(self._coming) < frames:  # each frame is one repeat at most
+            return False
+        self._count()
         return bool((self._repeated >= np.maximum(frames, self._needed)).any())
+
+    def _count(self) -> None:
+        """Take in all frames that came, at once: a hundred frames cost as much as five one by one."""
+        codes, counts = (np.array(column) for column in zip(*self._coming, strict=True))
+        self._coming.clear()
+        longest = len(self._codes)
+        history = np.concatenate((self._codes, codes))
+        before = np.lib.stride_tricks.sliding_window_view(history[:-1], longest)[:, ::-1]  # [frames, periods]
+        earned = np.where(before == codes[:, None], 1, -_ODD_FRAME)
+        earned[~counts] = 0
+        sums = np.cumsum(np.vstack((self._repeated, earned)), axis=0)  # they would be `_repeated` if it had no floor
+        self._repeated = sums[-1] - np.minimum(sums.min(axis=0), 0)
+        self._most = int(self._repeated.max())
+        self._codes = history[-longest:]
 
 
 class EndingGuard:
@@ -163,10 +177,11 @@ class EndingGuard:
         size = self._frame_samples
         ends = range(len(pcm) % size or size, len(pcm) + 1, size)
         unknown = [_UNKNOWN] * (len(ends) - len(codes))
-        begin = 0
+        expected = _EXPECTED * runaway_frames(num_text_tokens, self._frame_s)
+        samples, begin = pcm.astype(np.float32), 0
         for end, code in zip(ends, [*unknown, *codes[:, 0].tolist()], strict=True):
-            self._hear(pcm[begin:end], code)
-            reason = self._over(num_text_tokens)
+            self._hear(samples[begin:end], code)
+            reason = self._over(expected)
             if reason is not None:
                 return codes[: max(0, len(codes) - (len(pcm) - end) // size)], pcm[:end], reason
             begin = end
@@ -178,8 +193,8 @@ class EndingGuard:
         is_silent = self._loudest <= QUIET_DB and self._began == 0
         return is_silent or self._num_frames < num_text_tokens * (_SHORTEST_TOKEN_S / self._frame_s)
 
-    def _hear(self, pcm: Pcm, code: int) -> None:
-        level = _level_db(pcm)
+    def _hear(self, samples: NDArray[np.float32], code: int) -> None:
+        level = _level_db(samples)
         self._num_frames += 1
         self._levels.append(level)
         self._loudest = max(self._loudest, level)
@@ -187,8 +202,8 @@ class EndingGuard:
         self._num_quiet = self._num_quiet + 1 if is_quiet else 0
         self._loops.add(code, counts=not is_quiet and code != _UNKNOWN)
 
-    def _over(self, num_text_tokens: int) -> FinishReason | None:
-        expected = _EXPECTED * runaway_frames(num_text_tokens, self._frame_s)
+    def _over(self, expected: float) -> FinishReason | None:
+        """Why speech that was `expected` to have so many frames is over, if it is."""
         is_late = self._num_frames - expected >= self._late_patience
         patience = self._late_patience if is_late else self._patience
         if self._num_quiet >= patience or (is_late and self._is_murmur()):
@@ -203,7 +218,6 @@ class EndingGuard:
         return loudest <= self._loudest - _MURMUR_DB and loudest - min(self._levels) <= _STEADY_DB
 
 
-def _level_db(pcm: Pcm) -> float:
-    samples = pcm.astype(np.float32)
+def _level_db(samples: NDArray[np.float32]) -> float:
     power = float(samples @ samples) / max(1, len(samples))
     return 10 * log10(power) - _FULL_SCALE_DB if power else -inf

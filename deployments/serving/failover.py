@@ -147,9 +147,8 @@ async def persist(
     """
     attempts, over, has_begun = Attempts(lost), False, False
     while True:
-        unread: Unread | None = None
         try:
-            async with aclosing(ask()) as chunks:
+            async with aclosing(ask()) as chunks, Unread(chunks.aclose) as unread:
                 async for chunk in chunks:
                     attempts.heard()
                     if over:
@@ -158,24 +157,25 @@ async def persist(
                         if attempts.handover is not None:
                             record(lost, request_id, attempts.handover)
                         attempts.advanced()
-                    item = pass_on(chunk)
-                    if item is not None and has_begun:
-                        async with Unread(chunks.aclose) as unread:
-                            yield item
-                    elif item is not None:
-                        has_begun = True
-                        yield item
-                    if item is not None and item.finish_reason is not None and chunk.finish_reason is None:
-                        return
                     over = chunk.finish_reason is not None  # leaving now would cancel a stream that ends by itself
-                    if unread is not None and unread.has_left:
+                    item = pass_on(chunk)
+                    if item is None:
+                        continue
+                    if has_begun:
+                        unread.offer()
+                    has_begun = True
+                    yield item
+                    if item.finish_reason is not None and not over:
+                        return
+                    if await unread.taken():
+                        attempts.left()
                         break
+                else:
+                    if not over:
+                        raise lost("the stream ended without its last chunk")
             if over:
                 return
-            if unread is not None and unread.has_left:
-                attempts.left()
-                continue
-            raise lost("the stream ended without its last chunk")
+            continue
         except (ReplicaLost, NotReady, Overloaded) as error:
             if over:
                 return

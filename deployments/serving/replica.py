@@ -5,6 +5,7 @@ a redeploy and a node that is drained (a spot notice, `ray drain-node`) all come
 """
 
 import asyncio
+import gc
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable
@@ -45,6 +46,9 @@ class Replica:
 
     def __init__(self, lost: type[ReplicaLost], failure: Callable[[], str | None]) -> None:
         """`failure` names a part that is broken beyond repair, else None. Streams then end with `lost`."""
+        if ray_private.this_replica() is not None:
+            gc.collect()
+            gc.freeze()  # a full collection of what has been loaded would hold all streams up
         self._lost, self._failure = lost, failure
         self._ending: asyncio.Task[None] | None = None
         self._noticing: asyncio.Task[None] | None = None

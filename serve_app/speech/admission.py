@@ -90,7 +90,7 @@ class Admission:
         self._count(+1)
         try:
             info = await self.describe()
-            async with AsyncExitStack() as opened:
+            async with AsyncExitStack() as opened, Unread(self._make_room, self._come_back) as unread:
                 chunks, begun = await self._begin(request, info, opened)
                 heard = 1
                 self._num_heard += heard
@@ -104,10 +104,10 @@ class Admission:
                         if (onset_s := sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
                             metrics.first_sound(time.monotonic() - came_s, onset_s=onset_s)
                     given_s, reason = time.monotonic(), chunk.finish_reason
-                    async with Unread(self._make_room, self._come_back) as unread:
-                        yield chunk
+                    unread.offer()
+                    yield chunk
                     listener.pause(time.monotonic() - given_s)
-                    paused = paused or unread.has_left
+                    paused = await unread.taken() or paused
             metrics.finished(time.monotonic() - came_s, audio_s=listener.audio_s, reason=reason)
         finally:
             self._num_heard -= heard

@@ -91,8 +91,14 @@ class LongText:
         other than STOP that any segment had. A request that redraws ends where its first segment ends unheard.
         """
         tokens_before, cut_short, heard, has_ended, number = 0, None, not first.redraws, False, 0
-        async with AsyncExitStack() as opened:
-            following: _Segment | None = self._begin(first, opened)
+        following: _Segment | None = None
+
+        async def leave() -> None:
+            if following is not None:
+                await following.aclose()
+
+        async with AsyncExitStack() as opened, Unread(leave) as unread:
+            following = self._begin(first, opened)
             timeline = _Timeline(info)
             if pause_s := segments.pause_s(0):
                 codes = np.zeros((0, info.num_code_groups), np.int16)
@@ -113,10 +119,10 @@ class LongText:
                     reason = (cut_short or chunk.finish_reason) if has_ended else None
                     heard_at = timeline.add(chunk)
                     told = replace(chunk, finish_reason=reason, heard=heard_at, readings=(), segment=number)
-                    async with Unread(following.aclose if following else _nothing) as unread:
-                        yield replace(told, num_text_tokens=tokens_before + tokens)
-                    if unread.has_left:  # it is asked for again
-                        following = None
+                    unread.offer()
+                    yield replace(told, num_text_tokens=tokens_before + tokens)
+                    if await unread.taken():
+                        following = None  # it is asked for again
                     nothing = replace(chunk, pcm=b"", codes=chunk.codes[:0], finish_reason=None, marks=(), readings=())
                 segments.leave(number)
                 number, tokens_before = number + 1, tokens_before + tokens
@@ -222,10 +228,6 @@ class _Segment:
 
     async def _advance(self) -> PcmChunk | None:
         return await anext(self._chunks, None)
-
-
-async def _nothing() -> None:
-    pass
 
 
 def heed(task: "asyncio.Future[PcmChunk | None]") -> None:
