@@ -46,9 +46,6 @@ class Replica:
     def send(self, *commands: channel.Command) -> None:
         self.connection.sendall(b"".join(channel.encode(command) for command in commands))
 
-    def load(self) -> list[channel.Report]:
-        return self.until(lambda report: isinstance(report, channel.Ready))
-
     def until(self, condition: Callable[[channel.Report], bool]) -> list[channel.Report]:
         """Reports up to the first that meets the condition."""
         seen = []
@@ -86,6 +83,18 @@ def engine_process(start: Start, ends_with: type[Exception] = ConnectionError) -
     assert len(ended) == 1
 
 
+def is_ready(report: channel.Report) -> bool:
+    return isinstance(report, channel.Ready)
+
+
+@contextmanager
+def loaded(start: Start, ends_with: type[Exception] = ConnectionError) -> Iterator[Replica]:
+    """As `engine_process`, once it takes requests."""
+    with engine_process(start, ends_with) as replica:
+        replica.until(is_ready)
+        yield replica
+
+
 def is_last(number: int) -> Callable[[channel.Report], bool]:
     return lambda report: (
         isinstance(report, channel.Produced)
@@ -114,7 +123,7 @@ def start(checkpoint: Path) -> Start:
 
 def test_it_tells_what_it_loads_and_then_what_it_loaded(start: Start, engine: Engine) -> None:
     with engine_process(start) as replica:
-        *loading, ready = replica.load()
+        *loading, ready = replica.until(is_ready)
         stages = [report.stage for report in loading if isinstance(report, channel.Loading)]
         assert len(stages) == len(loading)
         assert stages[0] == f"looking for {start.model}"
@@ -126,8 +135,7 @@ def test_it_tells_what_it_loads_and_then_what_it_loaded(start: Start, engine: En
 
 
 def test_it_speaks_as_its_engine_does(start: Start, checkpoint: Path) -> None:
-    with engine_process(start) as replica:
-        replica.load()
+    with loaded(start) as replica:
         replica.send(channel.Submit(4, ask()))
         reports = replica.until(is_last(4))
     spoken = Spoken.join(chunks_of(reports, 4))
@@ -137,8 +145,7 @@ def test_it_speaks_as_its_engine_does(start: Start, checkpoint: Path) -> None:
 
 
 def test_it_counts_who_runs_and_who_waits(start: Start) -> None:
-    with engine_process(start) as replica:
-        replica.load()
+    with loaded(start) as replica:
         replica.send(channel.Submit(1, ask(ignore_eos=True)), channel.Submit(2, ask(ignore_eos=True)))
         first = replica.until(has_frames)[-1]
         assert isinstance(first, channel.Produced)
@@ -146,15 +153,13 @@ def test_it_counts_who_runs_and_who_waits(start: Start) -> None:
 
 
 def test_an_idle_engine_still_reports(start: Start) -> None:
-    with engine_process(start) as replica:
-        replica.load()
+    with loaded(start) as replica:
         for _ in range(2):
             assert replica.until(lambda report: isinstance(report, channel.Alive)) == [channel.Alive()]
 
 
 def test_what_it_refuses_fails_alone(start: Start) -> None:
-    with engine_process(start) as replica:
-        replica.load()
+    with loaded(start) as replica:
         requests = {1: ask(" "), 2: ask(frames=8, ignore_eos=True), 3: ask(frames=8, ignore_eos=True), 4: ask()}
         replica.send(*(channel.Submit(number, request) for number, request in requests.items()))
         reports = replica.until(is_last(3))
@@ -167,8 +172,7 @@ def test_what_it_refuses_fails_alone(start: Start) -> None:
 
 
 def test_abort_makes_room_for_the_next(start: Start) -> None:
-    with engine_process(start) as replica:
-        replica.load()
+    with loaded(start) as replica:
         replica.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
         replica.until(has_frames)
         replica.send(channel.Submit(2, ask(frames=3)), channel.Abort(1), channel.Abort(99))
@@ -182,8 +186,7 @@ def test_it_says_that_nothing_runs_after_the_last_abort(start: Start) -> None:
     def is_free(report: channel.Report) -> bool:
         return isinstance(report, channel.Produced) and (report.num_running, report.num_waiting) == (0, 0)
 
-    with engine_process(start) as replica:
-        replica.load()
+    with loaded(start) as replica:
         replica.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
         replica.until(has_frames)
         replica.send(channel.Abort(1))
@@ -206,17 +209,15 @@ def test_it_ends_with_its_socket(start: Start) -> None:
     """While it loads, while it is idle, and while it speaks."""
     with engine_process(start):
         pass
-    with engine_process(start) as idle:
-        idle.load()
-    with engine_process(start) as speaking:
-        speaking.load()
+    with loaded(start):
+        pass
+    with loaded(start) as speaking:
         speaking.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
         speaking.until(has_frames)
 
 
 def test_a_request_that_trips_the_engine_fails_alone(start: Start) -> None:
-    with engine_process(start) as replica:
-        replica.load()
+    with loaded(start) as replica:
         replica.send(channel.Submit(1, ask(language="klingon")), channel.Submit(2, ask(frames=4, ignore_eos=True)))
         reports = replica.until(is_last(2))
     [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
@@ -235,8 +236,7 @@ def test_a_request_that_trips_its_prefill_fails_alone(start: Start, monkeypatch:
 
     monkeypatch.setattr(ModelRunner, "prefill", tripping)
     config = start.config.model_copy(update={"max_num_seqs": 2})
-    with engine_process(Start(start.model, config)) as replica:
-        replica.load()
+    with loaded(Start(start.model, config)) as replica:
         replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
         reports = replica.until(is_last(1))
     [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
@@ -263,8 +263,7 @@ def break_state(monkeypatch: pytest.MonkeyPatch, number: int, *, after: int) -> 
 def test_a_stream_that_comes_to_nan_is_sent_away_alone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     break_state(monkeypatch, 1, after=5)
     config = start.config.model_copy(update={"max_num_seqs": 2})
-    with engine_process(Start(start.model, config)) as replica:
-        replica.load()
+    with loaded(Start(start.model, config)) as replica:
         replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
         reports = replica.until(is_last(2))
     [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
@@ -280,8 +279,7 @@ def test_a_second_one_ends_the_process(start: Start, monkeypatch: pytest.MonkeyP
     """One stream may have itself to blame, two have the same GPU."""
     break_state(monkeypatch, 1, after=5)
     break_state(monkeypatch, 2, after=3)
-    with engine_process(start, ends_with=EngineError) as replica:
-        replica.load()
+    with loaded(start, ends_with=EngineError) as replica:
         replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
         reports = list(replica.reports)
     assert [len(chunks_of(reports, number)) for number in (1, 2)] == [5, 3]
@@ -291,8 +289,7 @@ def test_an_error_of_the_device_ends_the_process(start: Start, monkeypatch: pyte
     def broken_step(engine: Engine, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    with engine_process(start, ends_with=RuntimeError) as replica:
-        replica.load()
+    with loaded(start, ends_with=RuntimeError) as replica:
         monkeypatch.setattr(Engine, "step", broken_step)
         replica.send(channel.Submit(1, ask()))
         assert not any(isinstance(report, channel.Produced) for report in replica.reports)

@@ -35,6 +35,7 @@ class Client:
     def __init__(self, connection: asgi.Connection) -> None:
         self.connection = connection
         self.headers: dict[str, str] = {}
+        self.greeting: Json = {}
 
     async def accepted(self) -> Self:
         message = await self.connection.next()
@@ -83,5 +84,5 @@ async def talking(
     async with connect(synthesizer, path, **options) as connection:
         client = await Client(connection).accepted()
         if greeting is not None:
-            await client.until(type=greeting)
+            client.greeting = (await client.until(type=greeting))[0][-1]
         yield client
