@@ -3,6 +3,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -425,20 +426,14 @@ def test_a_bad_job_spoils_only_its_own_outcome(
         assert np.array_equal(outcome.pcm, decode_alone(decoder, codes[0, :2]))
 
 
-async def test_a_batch_is_bounded_by_its_frames(fake: FakeDecoder) -> None:
-    gate = gate_of(fake, max_batch_frames=8)
-    tasks = [send(gate, float(number), frames=4) for number in range(3)]
-    await until(lambda: len(fake.running) == 2)
-    fake.finish(0.0, 1.0)
-    await until(lambda: 2.0 in fake.running)
-    fake.finish(2.0)
-    await asyncio.gather(*tasks)
-    assert fake.calls == [[0.0, 1.0], [2.0]]
-
-
-async def test_a_batch_is_bounded_by_what_frames_have_cost(fake: FakeDecoder) -> None:
-    gate = gate_of(fake, max_call_s=0.4)
-    gate.seconds_per_frame = 0.033  # and as much as 4 of them for the call
+@pytest.mark.parametrize(
+    ("limit", "seconds_per_frame"),
+    [({"max_batch_frames": 8}, 0.0), ({"max_call_s": 0.4}, 0.033)],  # and as much as 4 frames for the call
+    ids=["frames", "their cost so far"],
+)
+async def test_a_batch_is_bounded(fake: FakeDecoder, limit: dict[str, Any], seconds_per_frame: float) -> None:
+    gate = gate_of(fake, **limit)
+    gate.seconds_per_frame = seconds_per_frame
     tasks = [send(gate, float(number), frames=4) for number in range(3)]
     await until(lambda: len(fake.running) == 2)
     fake.finish(0.0, 1.0)
