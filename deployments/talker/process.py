@@ -42,10 +42,8 @@ _REST_S = 0.005
 class Watchdog:
     """Watches the thread that constructs it."""
 
-    def __init__(
-        self, device_type: str, alive: Callable[[], None], *, give_up: Callable[[int], object] = os._exit
-    ) -> None:
-        """`alive` is called from the watchdog's thread four times a second."""
+    def __init__(self, device_type: str, alive: Callable[[], None], *, give_up: Callable[[int], object]) -> None:
+        """Both are called from the watchdog's thread: `alive` four times a second, `give_up` with an exit status."""
         self._longest_step_s = _LONGEST_STEP_S.get(device_type, _LONGEST_STEP_S["cpu"])
         self._alive, self._give_up = alive, give_up
         self._work = ThreadWork()
@@ -137,7 +135,7 @@ class EngineProcess:
             self._send(channel.RequestFailed(None, error))
             raise
         self._send(channel.Ready(info))
-        watchdog = Watchdog(engine.runner.device.type, self._say_alive)
+        watchdog = Watchdog(engine.runner.device.type, self._say_alive, give_up=os._exit)
         with watchdog.running():
             while True:
                 self._serve_once(engine, watchdog)

@@ -141,8 +141,8 @@ class NotDrained(Exception):
     """Ray does not drain this node; the message says why."""
 
 
-def raylet_options(processes: Path = Path("/proc")) -> dict[str, str]:
-    """The options of this node's raylet, which name node and control store. Raises NotDrained."""
+def raylet_options(processes: Path) -> dict[str, str]:
+    """The options of the raylet among these `processes`, which name node and control store. Raises NotDrained."""
     for process in processes.glob("[0-9]*/cmdline"):
         try:
             executable, *options = process.read_bytes().decode(errors="replace").split("\0")
@@ -156,7 +156,7 @@ def raylet_options(processes: Path = Path("/proc")) -> dict[str, str]:
 
 def drain_node(notice: Notice) -> None:
     """Have Ray drain this node. Raises NotDrained."""
-    options = raylet_options()
+    options = raylet_options(Path("/proc"))
     order = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", options["gcs-address"]]
     order += ["--node-id", options["node_id"], "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
     order += ["--reason-message", notice.reason, "--deadline-remaining-seconds", str(notice.deadline_s)]
