@@ -83,13 +83,7 @@ class _Call:
 class AudioStreams:
     """Streams that want audio from the talker's device. All methods belong to the engine's thread."""
 
-    def __init__(
-        self,
-        load: Callable[[], SlotDecoder],
-        *,
-        frame_s: float,
-        precision: str = "float32",
-    ) -> None:
+    def __init__(self, load: Callable[[], SlotDecoder], *, frame_s: float, precision: str = "float32") -> None:
         """`load` is called when the first stream asks for audio: a talker on a CPU is asked in trials only.
 
         `precision` is that of the decoder.

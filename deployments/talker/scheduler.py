@@ -34,12 +34,7 @@ class Scheduler:
     """Continuous batching: sequences join and leave between two frames."""
 
     def __init__(
-        self,
-        blocks: BlockManager,
-        *,
-        max_num_seqs: int,
-        max_num_waiting: int,
-        max_lead_s: float = math.inf,
+        self, blocks: BlockManager, *, max_num_seqs: int, max_num_waiting: int, max_lead_s: float = math.inf
     ) -> None:
         self.blocks = blocks
         self.max_lead_s, self.max_num_seqs, self.max_num_waiting = max_lead_s, max_num_seqs, max_num_waiting

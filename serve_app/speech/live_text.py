@@ -46,12 +46,7 @@ class LiveTexts:
         self._open: dict[str, LiveText] = {}
 
     async def open(
-        self,
-        request: SynthesisRequest,
-        info: ModelInfo,
-        *,
-        max_chars: int,
-        speakable: bool = False,
+        self, request: SynthesisRequest, info: ModelInfo, *, max_chars: int, speakable: bool = False
     ) -> "LiveText":
         """An utterance that begins without text. It takes at most `max_chars` characters, and is finished where none
         has come for a minute. Where it is made `speakable`, markup is left out, and its pauses are kept.

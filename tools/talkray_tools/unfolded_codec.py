@@ -181,13 +181,7 @@ class CausalConv1d(nn.Module):
     """Stride-1 convolution over [B, channels, time], behind silence."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        kernel_size: int,
-        dilation: int = 1,
-        groups: int = 1,
+        self, in_channels: int, out_channels: int, *, kernel_size: int, dilation: int = 1, groups: int = 1
     ) -> None:
         super().__init__()
         self.conv = nn.Conv1d(in_channels, out_channels, kernel_size, dilation=dilation, groups=groups)

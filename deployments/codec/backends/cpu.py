@@ -157,14 +157,7 @@ class Convolution:
 
     dtype = torch.bfloat16
 
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        dilation: int = 1,
-        *,
-        gated: bool = False,
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, dilation: int = 1, *, gated: bool = False) -> None:
         """`weight` is [taps, in, out], `bias` [out]; `gated` makes silu of the first half of the outputs times the
         second one.
         """
@@ -302,11 +295,7 @@ def depthwise_norm(x: Tensor, memories: tuple[Tensor, Tensor], block: ConvNeXt, 
 
 
 def gather(
-    x: Tensor,
-    out: Tensor,
-    snake: Snake | None = None,
-    pasts: Sequence[Tensor] = (),
-    nexts: Sequence[Tensor] = (),
+    x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = (), nexts: Sequence[Tensor] = ()
 ) -> bool:
     """Fill `out` [B, context + time, channels] with the streams' pasts [context, channels], and x behind the snake.
 

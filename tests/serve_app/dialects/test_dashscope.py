@@ -87,9 +87,7 @@ async def test_a_cancelled_response_ends_and_the_session_goes_on() -> None:
         assert synthesizer.closed.is_set()
         synthesizer.script = utterance()
         client.send(append("New."), COMMIT)
-        messages, _ = await client.until(
-            type="response.done",
-        )
+        messages, _ = await client.until(type="response.done")
         assert audio_of(messages) == pcm_of(utterance())
 
 

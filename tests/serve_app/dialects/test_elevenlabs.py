@@ -138,8 +138,7 @@ async def test_timestamps_over_http(stream: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "barge_in",
-    [[{"context_id": "one", "close_context": True}], [*end(), {"context_id": "one", "close_context": True}]],
+    "barge_in", [[{"context_id": "one", "close_context": True}], [*end(), {"context_id": "one", "close_context": True}]]
 )
 async def test_a_context_that_is_closed_without_its_end_is_silent_at_once(barge_in: list[Json]) -> None:
     synthesizer = fake.FakeSynthesizer(script=[fake.chunk(FRAME), asyncio.Event()])

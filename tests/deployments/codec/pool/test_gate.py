@@ -408,10 +408,7 @@ def test_decode_batch_keeps_order_over_different_lengths(decoder: CodecDecoder, 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
-    [
-        (np.full((2, 4), 99, np.int16), "not within 0 to 31"),
-        (np.zeros((2, 3), np.int16), "3 codes, the codec takes 4"),
-    ],
+    [(np.full((2, 4), 99, np.int16), "not within 0 to 31"), (np.zeros((2, 3), np.int16), "3 codes, the codec takes 4")],
 )
 def test_a_bad_job_spoils_only_its_own_outcome(
     decoder: CodecDecoder, codes: torch.Tensor, broken: np.ndarray, message: str
