@@ -28,7 +28,7 @@ from talkray_tools.released import SHAPES
 from tests.e2e.black_box import ServerCommand, create_key, serving
 from tools.experiments.faults.intruder import PER_MINUTE, STREAMS
 from tools.experiments.faults.intruders import ATTACKS, Attack, strike
-from tools.experiments.faults.polite import BYTES_PER_S, PoliteClient, Stream, body
+from tools.experiments.faults.polite import BYTES_PER_S, SENTENCES, PoliteClient, Stream, body
 from tools.experiments.faults.soak_report import as_text
 from tools.experiments.faults.supervised import held, kind_of
 
@@ -40,13 +40,14 @@ WAYS = ("HTTP", "WebSocket", "ElevenLabs", "Realtime")
 BETWEEN_S = 0.4  # after a turn has been played, until the next one
 NOTICED_S = 0.1  # that a listener may wait longer than in the minute without attackers
 HEALTH_S = 0.2  # that an answer of /health may take
-GROWTH, NOISE_MIB = 0.05, 2.0  # of a process's memory, from the warm-up to a minute after the attacks
+GROWTH = 0.05  # of a process's memory, from the warm-up to a minute after the attacks
+NOISE_MIB = 4.0  # raylet, of 12 to 17 MiB, grows by up to 2.2 MiB in any ten minutes
 MOST_MIB = 512.0  # that a process may have for the time of an attack, above what it had before
 GUARD_MIB = 3072.0  # at which the run ends: the machine is needed by others
 BAD = {"500", "502", "504", "closed 1011"}
 TURN = body("Good morning, and thank you for calling.", "ryan", 0, None)
 NEIGHBOURS = 4  # ordinary clients in the minute without attackers
-LONG_TURN = body("Good morning, and thank you for calling.", "ryan", 0, 200)  # 16 s, taken as fast as it comes
+LONG_TURN = body(" ".join(3 * SENTENCES), "ryan", 0, None)  # 1,200 characters, taken as fast as they are spoken
 CONFIG = f"""
 api:
   admission:
