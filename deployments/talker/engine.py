@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 
 from deployments.errors import EngineError, Overloaded, TalkerLost, TalkrayError
-from deployments.protocol import (
-    ALL_FRAMES,
-    Codes,
-    FrameChunk,
-    GenerateRequest,
-    ModelInfo,
-    Reading,
-    Sampling,
-)
+from deployments.protocol import ALL_FRAMES, Codes, FrameChunk, GenerateRequest, ModelInfo, Reading, Sampling
 from deployments.talker.audio import AudioStreams
 from deployments.talker.prompt import Prompt, PromptBuilder
 from deployments.talker.runner import LaunchedStep, ModelRunner
@@ -266,11 +258,7 @@ class Engine:
         if not sequence.is_open:
             heard = None if resume is None else resume.samples // self.info.frame_samples
             self.audio.open(
-                sequence.id,
-                request.prefix,
-                heard=heard,
-                frames=request.gpu_frames,
-                recording=request.reference_codes,
+                sequence.id, request.prefix, heard=heard, frames=request.gpu_frames, recording=request.reference_codes
             )
             sequence.is_open = True
 

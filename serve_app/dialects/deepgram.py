@@ -41,11 +41,7 @@ _NAMES: ignored.Names = {  # of the query, but for the text
 
 
 async def wished(
-    service: SpeechService,
-    query: Mapping[str, str],
-    *,
-    body: Mapping[str, object] | None = None,
-    words: bool = False,
+    service: SpeechService, query: Mapping[str, str], *, body: Mapping[str, object] | None = None, words: bool = False
 ) -> Wish:
     """The wish of a query, over HTTP with a `body`; with `words` also the time of each word. Raises InvalidRequest."""
     choices, default = (RAW, "linear16") if body is None else (RAW | FILES, "mp3")

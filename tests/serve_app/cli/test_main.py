@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from deployments.errors import StartError, TalkrayError
 from serve_app.api import request_log
 from serve_app.api.errors import Unauthorized
-from serve_app.api.keys import KeyFileError, Keys
+from serve_app.api.keys import Keys
 from serve_app.cli import main as module
 from serve_app.cli import ray_settings
 from serve_app.cli.doctor import Finding
@@ -167,7 +167,7 @@ def test_create_list_revoke(key_file: Path) -> None:
 
 
 def test_a_missing_file_is_an_error(key_file: Path) -> None:
-    with pytest.raises(KeyFileError, match="talkray key create"):
+    with pytest.raises(ConfigError, match="talkray key create"):
         RUNNER.invoke(cli, ["key", "list"], catch_exceptions=False)
 
 
@@ -202,7 +202,7 @@ def test_serve_reads_the_pages_that_it_lets_in_first() -> None:
 
 
 def test_serve_checks_the_key_file_first(key_file: Path) -> None:
-    with pytest.raises(KeyFileError):
+    with pytest.raises(ConfigError):
         RUNNER.invoke(cli, ["serve", "--model", "x", "--keys", str(key_file)], catch_exceptions=False)
 
 

@@ -3,16 +3,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
-from deployments.talker.kernels.matmul import (
-    Form,
-    Product,
-    Rows,
-    Tile,
-    like_rows,
-    matmul,
-    measure_squares,
-    normalise,
-)
+from deployments.talker.kernels.matmul import Form, Product, Rows, Tile, like_rows, matmul, measure_squares, normalise
 from tools.kernels.reference import reference_matmul
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
