@@ -1,10 +1,9 @@
 """A server that is to end, as uvicorn and Ray Serve end it: with its WebSockets open."""
 
 import asyncio
-import base64
 import socket
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
 import pytest
@@ -17,6 +16,8 @@ from serve_app.api.routes import create_api
 from serve_app.app import LONGEST_STREAM_S
 from serve_app.config import ApiSettings
 from serve_app.speech.live_text import LiveTexts
+from tests.serve_app.dialects.client import audio_in
+from tests.serve_app.dialects.rows import SOCKETS, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
@@ -26,56 +27,21 @@ WHOLE = pcm_of(utterance())
 LAST_FRAMES = 2 * 2 * CUSTOM_VOICE.frame_samples  # bytes of two
 
 
-class Dialect(NamedTuple):
-    """How one turn is asked for, and what its answers mean."""
-
-    path: str
-    before: list[Message]  # its text so far
-    after: list[Message]  # the rest, which is written while the server ends
-    is_end: Callable[[Message], bool]
-    audio: Callable[[Message], str | None] = lambda message: None  # in base64; else it comes as bytes
-    opening: Callable[[Message], bool] | None = None  # what is told before anything is asked
+ROWS = {name: row for name, row in SOCKETS.items() if row.goes_on and row.is_pcm}
 
 
-REALTIME_ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello there."}]}
-DIALECTS = {
-    "native": Dialect(
-        "/v1/audio/speech/ws",
-        [{"type": "speak", "input": "Hello there.", "voice": "ryan"}],
-        [],
-        lambda message: message["type"] == "done",
-    ),
-    "deepgram": Dialect(
-        "/v1/speak?encoding=linear16&sample_rate=24000",
-        [{"type": "Speak", "text": "Hello "}],
-        [{"type": "Speak", "text": "there."}, {"type": "Flush"}],
-        lambda message: message["type"] == "Flushed",
-    ),
-    "flux": Dialect(
-        "/v2/speak?model=flux-x-en&encoding=linear16&sample_rate=24000",
-        [{"type": "Speak", "text": "Hello "}],
-        [{"type": "Speak", "text": "there."}, {"type": "Flush"}],
-        lambda message: message["type"] == "SpeechMetadata",
-    ),
-    "elevenlabs": Dialect(
-        "/v1/text-to-speech/x/multi-stream-input?output_format=pcm_24000",
-        [{"text": "Hello ", "context_id": "one"}],
-        [
-            {"text": "there.", "context_id": "one"},
-            {"text": "", "flush": True, "context_id": "one"},
-            {"close_context": True, "context_id": "one"},
-        ],
-        lambda message: bool(message.get("isFinal")),
-        lambda message: message.get("audio"),
-    ),
-    "realtime": Dialect(
-        "/v1/realtime?model=gpt-realtime",
-        [{"type": "conversation.item.create", "item": REALTIME_ITEM}, {"type": "response.create"}],
-        [],
-        lambda message: message["type"] == "response.done",
-        lambda message: message["delta"] if message["type"] == "response.output_audio.delta" else None,
-    ),
-}
+def ended(row: SocketRow) -> Callable[[Message], bool]:
+    kind, value = next(iter(row.over.items()))
+    return lambda message: bool(message.get(kind) == value)
+
+
+def halves(row: SocketRow) -> tuple[list[Message], list[Message]]:
+    """The messages of a turn up to the first of its text that is spoken, and the rest."""
+    if not row.cut or row is SOCKETS["dashscope-commit"]:  # which speaks what was committed
+        return row.speak("Hello there."), []
+    messages = row.speak_in_parts("Hello ", "there.")
+    place = next(index for index, message in enumerate(messages) if "Hello " in str(message)) + 1
+    return messages[:place], messages[place:]
 
 
 class Server:
@@ -123,10 +89,10 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 class Listener:
-    """A client of one dialect: `audio` is what it has heard."""
+    """`audio` is what a client has heard."""
 
-    def __init__(self, dialect: Dialect, stream: aiohttp.ClientWebSocketResponse) -> None:
-        self.audio, self._dialect, self._stream = bytearray(), dialect, stream
+    def __init__(self, stream: aiohttp.ClientWebSocketResponse) -> None:
+        self.audio, self._stream = bytearray(), stream
 
     async def send(self, messages: list[Message]) -> None:
         for message in messages:
@@ -142,7 +108,7 @@ class Listener:
             else:
                 assert message.type is aiohttp.WSMsgType.TEXT, (message, self._stream.close_code, bytes(self.audio)[:9])
                 told = {"type": "", **message.json()}
-                self.audio += base64.b64decode(self._dialect.audio(told) or "")
+                self.audio += audio_in(told)
             if until(told):
                 return
 
@@ -153,19 +119,19 @@ class Listener:
         return message.data, message.extra
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", ROWS)
 async def test_a_turn_that_is_spoken_ends_before_its_socket_is_closed(
     name: str, server: Server, http: aiohttp.ClientSession
 ) -> None:
-    dialect = DIALECTS[name]
-    async with http.ws_connect(server.url + dialect.path) as stream:
-        listener = Listener(dialect, stream)
-        await listener.send(dialect.before)
+    row = SOCKETS[name]
+    async with http.ws_connect(server.url + row.path) as stream:
+        listener, (before, after) = Listener(stream), halves(row)
+        await listener.send(before)
         await listener.hear(lambda _: bool(listener.audio))
         await server.end()
-        await listener.send(dialect.after)
+        await listener.send(after)
         server.may_go_on.set()
-        await listener.hear(dialect.is_end)
+        await listener.hear(ended(row))
         assert len(listener.audio) >= len(WHOLE)  # a pause of the writer is heard as one
         assert listener.audio.endswith(WHOLE[-LAST_FRAMES:])
         assert server.synthesizer.texts == ["Hello there."]
@@ -173,9 +139,9 @@ async def test_a_turn_that_is_spoken_ends_before_its_socket_is_closed(
 
 
 async def test_a_socket_on_which_nothing_is_said_is_closed_at_once(server: Server, http: aiohttp.ClientSession) -> None:
-    async with http.ws_connect(server.url + DIALECTS["flux"].path) as stream:
+    async with http.ws_connect(server.url + SOCKETS["flux"].path) as stream:
         await server.end()
-        listener = Listener(DIALECTS["flux"], stream)
+        listener = Listener(stream)
         assert await listener.closed() == (1012, "this server is being replaced: connect again")
 
 
@@ -183,10 +149,10 @@ async def test_an_open_context_may_be_silent_between_two_sentences(
     server: Server, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sockets, "_CONTEXT_QUIET_S", 30.0)
-    dialect = DIALECTS["elevenlabs"]
+    row = SOCKETS["elevenlabs"]
     server.may_go_on.set()
-    async with http.ws_connect(server.url + dialect.path) as stream:
-        listener = Listener(dialect, stream)
+    async with http.ws_connect(server.url + row.path) as stream:
+        listener = Listener(stream)
         await listener.send([{"text": "Hello.", "flush": True, "context_id": "one"}])
         await listener.hear(lambda _: len(listener.audio) == len(WHOLE))
         await server.end()
@@ -196,7 +162,7 @@ async def test_an_open_context_may_be_silent_between_two_sentences(
         await listener.hear(lambda _: len(listener.audio) == 2 * len(WHOLE))
         await listener.send([{"text": "", "flush": True, "context_id": "one"}])
         await listener.send([{"close_context": True, "context_id": "one"}])
-        await listener.hear(dialect.is_end)
+        await listener.hear(ended(row))
         assert (await listener.closed())[0] == 1012
 
 
@@ -205,14 +171,14 @@ async def test_a_socket_that_is_never_quiet_is_closed_between_two_turns(
 ) -> None:
     monkeypatch.setattr(sockets, "_QUIET_S", 30.0)
     monkeypatch.setattr(sockets, "_PATIENCE_S", 0.0)
-    dialect = DIALECTS["native"]
-    async with http.ws_connect(server.url + dialect.path) as stream:
-        listener = Listener(dialect, stream)
-        await listener.send(dialect.before)
+    row = SOCKETS["native"]
+    async with http.ws_connect(server.url + row.path) as stream:
+        listener = Listener(stream)
+        await listener.send(halves(row)[0])
         await listener.hear(lambda _: bool(listener.audio))
         await server.end()
         server.may_go_on.set()
-        await listener.hear(dialect.is_end)
+        await listener.hear(ended(row))
         assert bytes(listener.audio) == WHOLE
         assert (await listener.closed())[0] == 1012
 
@@ -222,10 +188,10 @@ async def test_the_time_of_a_replica_that_ends_bounds_its_turns(
 ) -> None:
     assert RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S + sockets.MAX_LEAVING_S < LONGEST_STREAM_S
     monkeypatch.setattr(sockets, "MAX_LEAVING_S", 0.0)
-    dialect = DIALECTS["deepgram"]
-    async with http.ws_connect(server.url + dialect.path) as stream:
-        listener = Listener(dialect, stream)
-        await listener.send(dialect.before)
+    row = SOCKETS["deepgram"]
+    async with http.ws_connect(server.url + row.path) as stream:
+        listener = Listener(stream)
+        await listener.send(halves(row)[0])
         await listener.hear(lambda _: bool(listener.audio))
         await server.end()
         assert (await listener.closed())[0] == 1012
@@ -241,10 +207,10 @@ async def test_a_handshake_that_meets_the_end_is_answered(server: Server, http: 
         return await describe()
 
     server.synthesizer.describe = slowly  # type: ignore[method-assign]
-    dialect = DIALECTS["flux"]
-    connecting = asyncio.create_task(http.ws_connect(server.url + dialect.path).__aenter__())
+    row = SOCKETS["flux"]
+    connecting = asyncio.create_task(http.ws_connect(server.url + row.path).__aenter__())
     await asked.wait()
     await server.end()
     may_answer.set()
     async with await connecting as stream:
-        assert (await Listener(dialect, stream).closed())[0] == 1012
+        assert (await Listener(stream).closed())[0] == 1012

@@ -1,5 +1,6 @@
 """The client's side of one WebSocket of a dialect, driven by hand."""
 
+import base64
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -74,6 +75,12 @@ class Client:
             messages.append(message)
             if all(message.get(name) == value for name, value in fields.items()):
                 return messages, bytes(audio)
+
+
+def audio_in(message: Json) -> bytes:
+    """The audio that a JSON message carries."""
+    encoded = next((message[name] for name in ("audio", "delta", "data") if isinstance(message.get(name), str)), "")
+    return base64.b64decode(encoded)
 
 
 @asynccontextmanager

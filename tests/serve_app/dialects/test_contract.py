@@ -1,7 +1,6 @@
 """What every dialect promises, over all sockets and all `POST`s. Their wire forms have tests of their own."""
 
 import asyncio
-import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +19,7 @@ from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.speech.live_text import LiveTexts
 from tests.serve_app import asgi
-from tests.serve_app.dialects.client import Client, Json, connect
+from tests.serve_app.dialects.client import Client, Json, audio_in, connect
 from tests.serve_app.dialects.rows import POSTS, SOCKETS, VOICE, PostRow, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
 
@@ -65,7 +64,7 @@ async def until(client: Client, told: Json) -> tuple[list[Json], bytes]:
     kind = next(iter(told))
     messages, audio = await client.until(**{kind: told[kind]})
     assert has(messages[-1], told), messages[-1]
-    return messages, audio + b"".join(_audio_in(message) for message in messages)
+    return messages, audio + b"".join(audio_in(message) for message in messages)
 
 
 async def spoken(client: Client, row: SocketRow) -> tuple[list[Json], bytes]:
@@ -74,7 +73,7 @@ async def spoken(client: Client, row: SocketRow) -> tuple[list[Json], bytes]:
 
 
 async def first_audio(client: Client) -> bytes:
-    while not (audio := message if isinstance(message := await client.next(), bytes) else _audio_in(message)):
+    while not (audio := message if isinstance(message := await client.next(), bytes) else audio_in(message)):
         pass
     return audio
 
@@ -83,11 +82,6 @@ def has(told: object, fields: object) -> bool:
     if not isinstance(fields, dict):
         return told == fields
     return isinstance(told, dict) and all(name in told and has(told[name], fields[name]) for name in fields)
-
-
-def _audio_in(message: Json) -> bytes:
-    encoded = next((message[name] for name in ("audio", "delta", "data") if isinstance(message.get(name), str)), "")
-    return base64.b64decode(encoded)
 
 
 async def refusal(client: Client) -> Json:
