@@ -16,7 +16,7 @@ from torch import Tensor
 
 from deployments.codec.backends import choose
 from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
-from deployments.codec.pool.plan import (
+from deployments.codec.plan import (
     CALL_FRAMES,
     MAX_BATCH_FRAMES,
     MAX_BATCH_SIZE,

@@ -11,7 +11,7 @@ from deployments.audio.recordings import ByRecording
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, WarmUpResult, choice, snr_db, warm_up
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.pool.plan import chosen_ramp, longest_call_s
+from deployments.codec.plan import chosen_ramp, longest_call_s
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deployments.audio.listening import first_sound
-from deployments.codec.pool.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
+from deployments.codec.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
 from deployments.codec.slots import CODE_RING, DecodeCall, SlotDecoder
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError, Overloaded

@@ -25,7 +25,7 @@ from deployments.codec.backends.triton_slots import PRECISIONS, Pcm, Precision, 
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import FoldedDecoder, fold, map_tensors
-from deployments.codec.pool.plan import GPU_RAMP
+from deployments.codec.plan import GPU_RAMP
 from deployments.errors import EngineError
 from deployments.talker.loading import prepare_nothing
 from talkray_tools.arguments import checkpoint

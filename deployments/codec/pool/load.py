@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from deployments.codec.pool.plan import chosen_ramp
+from deployments.codec.plan import chosen_ramp
 from deployments.config import CodecConfig
 from deployments.limits import StreamLimit
 from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
@@ -18,7 +18,7 @@ from deployments.serving import metrics
 from deployments.serving.frames import Generate
 
 if TYPE_CHECKING:  # torch stays out of processes that only compose the application
-    from deployments.codec.pool.gate import DecodeJob
+    from deployments.codec.batch import DecodeJob
 
 # One chunk keeps a core busy for a moment: the mean work over this time counts.
 _BUSY_MEMORY_S = 4.0

@@ -6,9 +6,10 @@ from contextlib import aclosing, contextmanager
 import numpy as np
 
 from deployments.audio.listening import EndingGuard, LeadingSilence
+from deployments.codec.batch import Decoded, DecodeJob, decode_batch
 from deployments.codec.loading import decodes_in_processes, load_codec
-from deployments.codec.pool.gate import Decoded, DecodeGate, DecodeJob, decode_batch
-from deployments.codec.pool.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, fitted_ramp, longest_call_s
+from deployments.codec.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, fitted_ramp, longest_call_s
+from deployments.codec.pool.gate import DecodeGate
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses
 from deployments.codec.pool.workers import Workers

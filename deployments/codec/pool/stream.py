@@ -11,8 +11,8 @@ from typing import Self
 import numpy as np
 
 from deployments.audio.listening import EndingGuard, LeadingSilence
-from deployments.codec.pool.gate import Decoded, DecodeJob
-from deployments.codec.pool.plan import ChunkPlan
+from deployments.codec.batch import Decoded, DecodeJob
+from deployments.codec.plan import ChunkPlan
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 from deployments.playback import PlaybackClock

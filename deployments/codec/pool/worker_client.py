@@ -23,8 +23,8 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
+from deployments.codec.batch import Decoded, DecodeJob
 from deployments.codec.decoder import CodecDecoder, WarmUpResult
-from deployments.codec.pool.gate import Decoded, DecodeJob
 from deployments.codec.pool.workers import CHECK_S, LONGEST_IDLENESS_S
 from deployments.codec.state import DecoderState, SharedStates, Slot
 from deployments.errors import CodecLost, EngineError

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
+from deployments.codec.batch import Decoded, DecodeJob, decode_batch
 from deployments.codec.decoder import CodecDecoder, warm_up
-from deployments.codec.pool.gate import Decoded, DecodeJob, decode_batch
 from deployments.codec.pool.worker_client import DecoderChoice, SharedJob, SharedOutcome, SharedOutcomes
 from deployments.codec.state import DecoderState, SharedStates
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from deployments.codec.backends.torch import TorchBackend
+from deployments.codec.batch import DecodeJob, decode_batch
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
-from deployments.codec.pool.gate import DecodeJob, decode_batch
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 

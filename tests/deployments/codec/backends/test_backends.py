@@ -16,7 +16,7 @@ from deployments.codec.backends.triton_slots import PRECISIONS, Precision, Trito
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import FoldedDecoder, fold
-from deployments.codec.pool.plan import GPU_RAMP
+from deployments.codec.plan import GPU_RAMP
 from deployments.codec.slots import PlainSlots, SlotDecoder
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError

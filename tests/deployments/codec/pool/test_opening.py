@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from deployments.codec.batch import Decoded, DecodeJob, decode_batch
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
-from deployments.codec.pool.gate import Decoded, DecodeJob, decode_batch
-from deployments.codec.pool.plan import ChunkPlan
+from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.errors import TalkerLost
 from deployments.protocol import (

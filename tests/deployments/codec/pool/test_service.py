@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from deployments.codec.batch import Decoded, DecodeJob
 from deployments.codec.decoder import CodecDecoder, WarmUpResult, to_pcm16
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.loading import load_codec
-from deployments.codec.pool.gate import Decoded, DecodeJob
 from deployments.codec.pool.service import CodecService
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
@@ -264,7 +264,7 @@ def test_every_call_has_been_made_before_a_replica_is_ready(
     monkeypatch.setattr(CodecDecoder, "decode", noting)
     for name, value in (("MAX_BATCH_SIZE", 4), ("MAX_BATCH_FRAMES", 8)):
         monkeypatch.setattr(f"deployments.codec.decoder.{name}", value)
-    monkeypatch.setattr("deployments.codec.pool.plan.MAX_CALL_S", 60.0)
+    monkeypatch.setattr("deployments.codec.plan.MAX_CALL_S", 60.0)
     config = CodecConfig(chunk_frames=(1, 4), precision="float32")
     assert load_codec(tiny, config).tried.largest_batches == {1: 4, 4: 2}
     assert shapes == {(1, 1), (2, 1), (4, 1), (1, 4), (2, 4)}

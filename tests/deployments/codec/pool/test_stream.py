@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from deployments.audio.listening import EndingGuard, LeadingSilence
+from deployments.codec.batch import Decoded, DecodeJob, decode_batch
 from deployments.codec.decoder import CodecDecoder, to_pcm16
-from deployments.codec.pool.gate import Decoded, DecodeJob, decode_batch
-from deployments.codec.pool.plan import ChunkPlan
+from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError, TalkerLost

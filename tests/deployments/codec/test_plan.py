@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deployments.codec.pool.plan import MANY_WORKERS, ChunkPlan, call_sizes, chosen_ramp, fitted_ramp, parts
+from deployments.codec.plan import MANY_WORKERS, ChunkPlan, call_sizes, chosen_ramp, fitted_ramp, parts
 
 RAMP = (1, 2, 4, 8, 12)
 FRAME_S = 0.08
