@@ -222,7 +222,7 @@ class PcmChunk:
     position: int = 0  # samples delivered with this chunk, as in `Progress`
     marks: Marks = ()  # as in FrameChunk
     readings: tuple[Reading, ...] = ()  # as in FrameChunk, as soon as they come, also of later frames
-    heard: tuple[tuple[float, float], ...] = ()  # from the ingress on: seconds of audio, characters of the spoken text
+    text_positions: tuple[tuple[float, float], ...] = ()  # from the ingress on: (seconds of audio, characters spoken)
     seed: int | None = None  # with which it is spoken, where that is another one than the request's
     segment: int = 0  # of a long text, from the ingress on: the codec begins anew with each
     clone_prompt: ClonePrompt | None = None  # as in FrameChunk

@@ -67,7 +67,7 @@ def _decode_stacked(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decode
     states = [job.state for job in jobs]
     if jobs[0].silent:
         nothing, followed_by = np.zeros(0, np.int16), min(job.followed_by for job in jobs)
-        return [Decoded(nothing, state) for state in decoder.advance(codes, states, followed_by=followed_by)]
+        return [Decoded(nothing, state) for state in decoder.recall(codes, states, followed_by=followed_by)]
     audio, states = decoder.decode(codes, states)
     return [Decoded(pcm, state) for pcm, state in zip(to_pcm16(audio), states, strict=True)]
 

@@ -51,7 +51,7 @@ class Codec:
     def read(self, reference: Reference) -> tuple[Codes, DecoderState]:
         """Codes [frames, num_code_groups] of a recording, and the decoder's state behind them."""
         codes = self.codes(reference)
-        return codes, self.states.get(codes.tobytes(), lambda: self.decoder.recall(torch.from_numpy(codes).long()))
+        return codes, self.states.get(codes.tobytes(), lambda: self.decoder.state_after(torch.from_numpy(codes).long()))
 
     def known(self, reference: Reference) -> tuple[Codes, DecoderState] | None:
         """As `read`, without its work, where a recording that comes without samples has been met before."""

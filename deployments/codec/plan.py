@@ -24,8 +24,8 @@ LONG_CALL_S = 0.4
 CALL_FRAMES = 4.0
 _LONGEST_FIRST = 4  # frames of a first chunk
 _OF_PLAYING = 0.6  # share of a chunk's playing time that the next chunk may take: some take half as long again
-# Of calls that only bring the decoder's state behind frames that exist, besides the sizes of chunks.
-REPLAY_SIZES = (12, 24, 48, 96, 192)
+# Calls that make no samples (a recall) may have these many frames, besides the sizes of chunks.
+RECALL_SIZES = (12, 24, 48, 96, 192)
 
 
 def chosen_ramp(chunk_frames: tuple[int, ...] | None, workers: int) -> tuple[int, ...]:
@@ -75,7 +75,7 @@ def parts(frames: int, sizes: tuple[int, ...]) -> list[int]:
     return taken
 
 
-def replay_sizes(frames: int, sizes: tuple[int, ...]) -> list[int]:
+def recall_sizes(frames: int, sizes: tuple[int, ...]) -> list[int]:
     """As `parts`, the largest call last: then it alone has to reach through the convolutions."""
     return parts(frames, sizes)[::-1]
 
@@ -126,9 +126,9 @@ class ChunkPlan:
         """How long to wait for a frame before asking again; None before the first chunk, when nothing plays yet."""
         return max(0.0, lead_s - self._min_lead_s) if self._num_chunks else None
 
-    def replay(self, frames: int) -> list[int]:
+    def recall_sizes(self, frames: int) -> list[int]:
         """The sizes of the calls that bring the decoder's state behind `frames` frames."""
-        return replay_sizes(frames, call_sizes((*self._ramp, *REPLAY_SIZES)))
+        return recall_sizes(frames, call_sizes((*self._ramp, *RECALL_SIZES)))
 
     def restart(self) -> None:
         """Begin the ramp again: nothing that was decoded is heard."""

@@ -48,13 +48,13 @@ class Received:
         self._codes = [] if begun is None else [begun.codes]
         self.samples = 0 if begun is None else begun.samples
 
-    def add(self, codes: Codes, samples: int, *, heard_s: float = 0.0) -> None:
-        """New frames, the samples delivered with them in all, and the seconds that the listener gets now."""
+    def add(self, codes: Codes, samples: int, *, delivered_s: float = 0.0) -> None:
+        """New frames, the samples delivered with them in all, and the seconds of audio that the listener gets now."""
         if len(codes):
             self._codes.append(codes)
         self.samples = samples
-        if heard_s:
-            self._listener.deliver(heard_s, now_s=time.monotonic())
+        if delivered_s:
+            self._listener.deliver(delivered_s, now_s=time.monotonic())
 
     def rest(self, request: SynthesisRequest) -> SynthesisRequest:
         """The request to the next replica: `request` from here on."""
@@ -105,19 +105,19 @@ class Attempts:
         self._lost, self._limits = lost, limits
         self._losses = self._futile = 0
         self._delay_s = 0.0
-        self._accepted = self._advanced = False  # what the last replica did
+        self._accepted = self._progressed = False  # whether the last replica did so
         self.handover: Handover | None = None  # while nothing new has come since a loss
 
-    def heard(self) -> None:
+    def accepted(self) -> None:
         """The replica asked last has taken the stream up."""
         self._accepted = True
 
-    def advanced(self) -> None:
-        self._advanced, self._delay_s, self.handover = True, 0.0, None
+    def progressed(self) -> None:
+        self._progressed, self._delay_s, self.handover = True, 0.0, None
 
     def left(self) -> None:
         """The stream was left, and is wanted again now."""
-        self._accepted = self._advanced = False
+        self._accepted = self._progressed = False
         self.handover = Handover("its reader came back", time.monotonic(), is_loss=False)
 
     def delay_s(self, error: TalkrayError) -> float:
@@ -130,8 +130,8 @@ class Attempts:
             self.handover = Handover(f"{type(error).__name__}: {error}", now_s)
         died = died and self._accepted
         self._losses += died
-        self._futile = 0 if self._advanced else self._futile + died
-        self._accepted = self._advanced = False
+        self._futile = 0 if self._progressed else self._futile + died
+        self._accepted = self._progressed = False
         if self._is_spent(now_s - self.handover.began_s):
             raise self._lost(
                 f"given up after {self._losses} losses, the first of now: {self.handover.reason}"
@@ -166,13 +166,13 @@ async def persist(
         try:
             async with aclosing(ask()) as chunks, Unread(chunks.aclose) as unread:
                 async for chunk in chunks:
-                    attempts.heard()
+                    attempts.accepted()
                     if over:
                         continue
                     if len(chunk.codes) or chunk.finish_reason is not None:
                         if attempts.handover is not None:
                             record(lost, request_id, attempts.handover)
-                        attempts.advanced()
+                        attempts.progressed()
                     over = chunk.finish_reason is not None  # leaving now would cancel a stream that ends by itself
                     item = pass_on(chunk)
                     if item is None:

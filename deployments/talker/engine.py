@@ -264,11 +264,11 @@ class Engine:
         """Get ready to decode; a sequence that was preempted is open already. Raises Overloaded."""
         request, resume = sequence.request, sequence.request.synthesis.resume
         if not sequence.is_open:
-            heard = None if resume is None else resume.samples // self.info.frame_samples
+            delivered = None if resume is None else resume.samples // self.info.frame_samples
             self.audio.open(
                 sequence.id,
                 request.prefix,
-                heard=heard,
+                delivered_frames=delivered,
                 frames=request.gpu_frames,
                 recording=request.reference_codes,
             )
@@ -341,7 +341,7 @@ class Engine:
             return sequence.finish_reason is None  # their audio will carry them
         held = sequence.num_frames - sequence.num_sent
         has_slack = sequence.sent_lead_s(now_s) > _SLACK_S
-        goes_on = sequence.finish_reason is None and not sequence.is_starved
+        goes_on = sequence.finish_reason is None and not sequence.awaits_text
         return goes_on and held < self._max_held and has_slack
 
     def _unsent(self, sequence: Sequence, pcm: bytes = b"") -> FrameChunk:

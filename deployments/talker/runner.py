@@ -149,7 +149,7 @@ class ModelRunner:
                 yield ("predict", bucket, breadth), partial(self.step.predict, rows, breadth)
             yield ("advance", bucket), partial(self.step.advance, rows, length=most)
             if self._retraces:
-                yield ("recall", bucket), partial(self.step.recall, rows)
+                yield ("feed_given", bucket), partial(self.step.feed_given, rows)
         for inputs in reversed(self._prefills):
             inputs.fill([])
             for length in {0, most if inputs is self._prefills[-1] else 0}:
@@ -222,7 +222,7 @@ class ModelRunner:
             self.state.extend_text(sequence, start)
 
     @torch.inference_mode()
-    def replay(self, sequences: list[Sequence]) -> None:
+    def repeat_step(self, sequences: list[Sequence]) -> None:
         """A step of which the host sees nothing: a benchmark's. The device gets ahead of the host's sequences."""
         self.run_deferred()
         batch = self._as_batch(sequences)
@@ -238,7 +238,7 @@ class ModelRunner:
             going = [sequence for sequence in sequences if number < sequence.num_frames]
             batch = self._as_batch(going)
             self._send_frames([sequence.frames[number] for sequence in going])
-            self.graphs.run(("recall", len(batch.rows)), partial(self.step.recall, batch.rows))
+            self.graphs.run(("feed_given", len(batch.rows)), partial(self.step.feed_given, batch.rows))
             self._advance(batch, length=self._length(0))
 
     def _send_frames(self, frames: list[Codes]) -> None:

@@ -70,7 +70,7 @@ class Sequence:
         return self.prompt.num_rows + self.num_frames
 
     @property
-    def is_starved(self) -> bool:
+    def awaits_text(self) -> bool:
         """Whether its next frame needs text that has not been written yet."""
         return not self.prompt.is_whole and len(self.prompt.trailing) <= self.num_frames
 

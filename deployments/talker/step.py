@@ -52,7 +52,7 @@ class FrameStep:
         self.codes = torch.zeros((max_num_seqs, self.config.num_code_groups), dtype=torch.int16, device=like.device)
         self.given = torch.zeros_like(
             self.codes, dtype=torch.int32
-        )  # frames that `recall` takes, by index in the batch
+        )  # frames that `feed_given` takes, by index in the batch
         self.attended: Tensor | None = None  # [rows, length]: weights of the alignment head in the last pass, by rows
         self._embeds = torch.zeros((max_num_seqs, like.shape[1]), dtype=like.dtype, device=like.device)
 
@@ -76,7 +76,7 @@ class FrameStep:
         self.codes[: len(rows)] = codes.masked_fill(~sound, NOT_FINITE)
         self._embeds[: len(rows)] = embeds
 
-    def recall(self, rows: Tensor) -> None:
+    def feed_given(self, rows: Tensor) -> None:
         """In place of `predict`: the next frames of state rows [rows] are in `given`."""
         self._embeds[: len(rows)] = self._embed(self.given[: len(rows)].long())
 

@@ -88,7 +88,7 @@ def _cpu_row(decoder: CodecDecoder, options: argparse.Namespace, precision: str,
     for _ in range(2):
         _, states = decoder.decode(codes, states)
     cpu_ms = _thread_ms(lambda: decoder.decode(codes, states), options.repeats)
-    silent_ms = _thread_ms(lambda: decoder.advance(codes, states), options.repeats) if streams == 1 else None
+    silent_ms = _thread_ms(lambda: decoder.recall(codes, states), options.repeats) if streams == 1 else None
     audio_ms = streams * frames * options.frame_ms
     return {
         "precision": precision,

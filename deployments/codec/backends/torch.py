@@ -100,7 +100,7 @@ class TorchBackend(Backend):
         """Unbounded samples [B, frames * frame_samples], perhaps in memory that the thread's next call takes."""
         return waveform(call, self.folded, latents(call, self.folded)).view(call.streams, -1)
 
-    def advance(
+    def recall(
         self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int
     ) -> tuple[Tensor, list[DecoderState]]:
         call = _TorchCall(self, codes, states)

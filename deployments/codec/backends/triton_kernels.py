@@ -188,14 +188,14 @@ def attention_kernel(
     places = r[:, None] * SIZE + d[None, :]
     # Slot r of the ring holds the last frame before this call whose number is r modulo RING.
     number = begin - 1 - (begin - 1 - r + RING * 2) % RING
-    heard = number >= 0
-    old1 = tl.load(keys + places, mask=heard[:, None], other=0.0)
-    old2 = tl.load(keys + HALF + places, mask=heard[:, None], other=0.0)
+    valid = number >= 0
+    old1 = tl.load(keys + places, mask=valid[:, None], other=0.0)
+    old2 = tl.load(keys + HALF + places, mask=valid[:, None], other=0.0)
     scale = 1.0 / tl.sqrt(SIZE * 1.0)
     past = tl.dot(q1, tl.trans(old1), input_precision=PRECISION)
     past = tl.dot(q2, tl.trans(old2), past, input_precision=PRECISION) * scale
     position = (begin + f)[:, None]
-    past = tl.where(heard[None, :] & (number[None, :] > position - WINDOW), past, -1e30)
+    past = tl.where(valid[None, :] & (number[None, :] > position - WINDOW), past, -1e30)
     new = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
     new = tl.dot(q2, tl.trans(k2), new, input_precision=PRECISION) * scale
     behind = f[:, None] - f[None, :]
@@ -204,8 +204,8 @@ def attention_kernel(
     past, new = tl.exp(past - peak), tl.exp(new - peak)
     total = (tl.sum(past, axis=1) + tl.sum(new, axis=1))[:, None]
     past, new = past.to(kind), new.to(kind)
-    old1 = tl.load(values + places, mask=heard[:, None], other=0.0)
-    old2 = tl.load(values + HALF + places, mask=heard[:, None], other=0.0)
+    old1 = tl.load(values + places, mask=valid[:, None], other=0.0)
+    old2 = tl.load(values + HALF + places, mask=valid[:, None], other=0.0)
     out = y_ptr + (stream * frames + f)[:, None] * (HEADS * SIZE) + head * SIZE + d[None, :]
     y1 = tl.dot(new, v1, tl.dot(past, old1, input_precision=PRECISION), input_precision=PRECISION) / total
     y2 = tl.dot(new, v2, tl.dot(past, old2, input_precision=PRECISION), input_precision=PRECISION) / total

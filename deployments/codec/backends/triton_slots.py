@@ -169,7 +169,7 @@ class TritonSlots(SlotDecoder):
         """
         frames = every.shape[1]
         sizes = parts(frames, call_sizes(GPU_RAMP))
-        batch, heard = self.largest_batch(max(sizes)), []
+        batch, pieces = self.largest_batch(max(sizes)), []
         for streams in torch.split(every.to(torch.int16), batch):
             for slot, codes in enumerate(streams):
                 self.begin(slot)
@@ -180,8 +180,8 @@ class TritonSlots(SlotDecoder):
                 pcm, broken = zip(*(self.decoder.decode(slots, size) for size in sizes), strict=True)
                 if bool(torch.stack(broken)[:, : len(streams)].any()):
                     return -inf
-                heard.append(torch.cat(pcm, dim=1)[: len(streams)].cpu())
-        return snr_db(audio, torch.cat(heard))
+                pieces.append(torch.cat(pcm, dim=1)[: len(streams)].cpu())
+        return snr_db(audio, torch.cat(pieces))
 
     def largest_batch(self, frames: int) -> int:
         return max(size for size in self.batches if size * frames <= self._call_frames)
@@ -250,7 +250,7 @@ class TritonSlots(SlotDecoder):
             try:
                 if stream.exact is None:
                     self._repaired += 1
-                    stream.exact = self._exact.recall(self._written(stream, position - self.reach, position))
+                    stream.exact = self._exact.state_after(self._written(stream, position - self.reach, position))
                 codes = self._written(stream, position, position + frames)
                 audio, (stream.exact,) = self._exact.decode(codes[None], [stream.exact])
             except torch.OutOfMemoryError:

@@ -143,10 +143,10 @@ class CodecService:
         """Behind the reference, or where another replica stopped: its state is remade from the codes."""
         if resume is None or not len(resume.codes):
             return DecodingStart(state)
-        decoder, behind = self._codec.decoder, None
+        decoder, to_recall = self._codec.decoder, None
         num_done, skipped = divmod(resume.samples, decoder.frame_samples)
         if num_done:
             before = [] if reference_codes is None else [reference_codes]
-            behind = np.concatenate([*before, resume.codes[:num_done]])[-decoder.config.reach :]
+            to_recall = np.concatenate([*before, resume.codes[:num_done]])[-decoder.config.reach :]
             state = decoder.initial_state()
-        return DecodingStart(state, behind, resume.codes[num_done:], resume.samples, skipped, resume.in_hand_s)
+        return DecodingStart(state, to_recall, resume.codes[num_done:], resume.samples, skipped, resume.in_hand_s)

@@ -126,7 +126,7 @@ def test_a_recalled_state_decodes_as_one_that_decoded_everything(
     decoder = CodecDecoder.load(tiny_checkpoint("CustomVoice") / "speech_tokenizer")
     codes = torch.from_numpy(random_codes(2, frames=num_frames + 12).astype(np.int64))
     whole, _ = decoder.decode(codes[None], [decoder.initial_state()])
-    rest, _ = decoder.decode(codes[None, num_frames:], [decoder.recall(codes[:num_frames])])
+    rest, _ = decoder.decode(codes[None, num_frames:], [decoder.state_after(codes[:num_frames])])
     expected = to_pcm16(whole)[0, num_frames * FRAME_SAMPLES :]
     assert_within_one_lsb(to_pcm16(rest)[0], expected)
 

@@ -266,9 +266,9 @@ async def test_a_stream_that_goes_on_here_is_as_urgent_and_as_far_as_it_was(deco
     source = Source(numbered(20, start=8), reason=FinishReason.STOP)
     chunks = await collect(decoder_of(decode, start=start).run(source.frames()))
     assert [len(chunk.codes) for chunk in chunks] == [8, 12]
-    replay, first = next(job for job in decode.jobs if job.silent), decode.jobs[-2]
-    assert now_s + 60.0 <= replay.deadline_s <= now_s + 90.0
-    assert first.deadline_s == replay.deadline_s
+    recall, first = next(job for job in decode.jobs if job.silent), decode.jobs[-2]
+    assert now_s + 60.0 <= recall.deadline_s <= now_s + 90.0
+    assert first.deadline_s == recall.deadline_s
 
 
 async def test_quiet_frames_in_front_go_but_their_codes_stay(decode: FakeDecode) -> None:
