@@ -36,7 +36,7 @@ class DecodeJob:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Audio of a job and the state of its stream behind it."""
+    """Audio of a job and the state of its stream after it."""
 
     pcm: NDArray[np.int16]  # [frames * frame_samples]; nothing, for a silent job
     state: DecoderState

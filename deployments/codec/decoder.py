@@ -27,7 +27,7 @@ from deployments.codec.plan import (
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 
-# The most error of a faster precision, in dB below the signal: it is not heard.
+# The error of a faster precision is so many dB below the signal: an error that low is inaudible.
 MIN_SNR_DB = 35.0
 PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official package's users write their files
 
@@ -37,7 +37,7 @@ class Backend(ABC):
 
     config: DecoderConfig
     device: torch.device
-    precision: str  # of matrix products
+    precision: str  # type in which matrix products are computed
     initial_state: DecoderState
 
     @classmethod
@@ -61,7 +61,7 @@ class Backend(ABC):
 
     @abstractmethod
     def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
-        """Samples [B, frames * frame_samples] of codes [B, frames, num_quantizers] in range, and the states behind.
+        """Samples [B, frames * frame_samples] of codes [B, frames, num_quantizers] in range, and the states after them.
 
         Samples are not bounded, and not finite where the states are not.
         """
@@ -176,7 +176,7 @@ class CodecDecoder:
 class WarmUpResult:
     """Measurements of a decoder's calls at the start; empty where there were none."""
 
-    largest_batches: dict[int, int] = field(default_factory=dict)  # by frames of a stream
+    largest_batches: dict[int, int] = field(default_factory=dict)  # number of streams, by frames of each
     seconds_per_frame: float = 0.0  # as in DecodeGate
 
 

@@ -82,7 +82,7 @@ class CodecReplica:
         """Serve replaces the replica when this raises, or when it ends: a thread that hangs cannot be ended.
 
         A new replica takes requests once this has returned: the first call to the talkers, which sets up the route to
-        them and takes seconds on a busy machine, is made here and not by a stream that is heard already.
+        them and takes seconds on a busy machine, is made here, so that no stream has to wait for it.
         """
         self._replica.check_health()
         if not self._has_tried:

@@ -1,7 +1,7 @@
 """A lost stream goes on from its codes, so any other replica can continue it.
 
-The reader of a stream keeps its codes. When the replica behind it is lost, the codes are sent to another one with the
-same request. Sampling is keyed by seed and frame, so the next codes are the ones that the lost replica would have made.
+The reader of a stream keeps its codes. When its replica is lost, the codes are sent to another one with the same
+request. Sampling is keyed by seed and frame, so the next codes are the ones that the lost replica would have made.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from deployments.serving import metrics
 
 logger = logging.getLogger(__name__)
 
-_FIRST_DELAY_S = 0.02  # where asking at once brought nothing
+_FIRST_DELAY_S = 0.02  # the wait once asking at once brought nothing
 _MAX_DELAY_S = 0.5
 
 
@@ -76,7 +76,7 @@ class RetryLimits:
 
     patience_s: float = 30.0  # without anything new, from the loss on
     max_losses: int = 12  # replicas that died under one stream; moves, and calls that Serve cancelled, do not count
-    max_futile: int = 3  # of them in a row that died before they brought a frame: it may be the request that kills
+    max_futile: int = 3  # losses in a row before any new frame: the request itself may kill its replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Handover:
     """A stream on its way from one replica to the next."""
 
     reason: str
-    began_s: float  # of time.monotonic()
+    began_s: float  # time.monotonic() of the loss
     is_loss: bool = True  # False: its reader had left it
 
 
@@ -106,7 +106,7 @@ class Attempts:
         self._losses = self._futile = 0
         self._delay_s = 0.0
         self._accepted = self._progressed = False  # whether the last replica did so
-        self.handover: Handover | None = None  # while nothing new has come since a loss
+        self.handover: Handover | None = None  # set from a loss to the next new frame
 
     def accepted(self) -> None:
         """The replica asked last has taken the stream up."""
@@ -126,7 +126,7 @@ class Attempts:
         died = isinstance(error, self._lost)
         if self.handover is None:
             if not died and not isinstance(error, Moved):
-                raise error  # refused from the start, or lost further behind
+                raise error  # refused from the start, or lost in a later stage
             self.handover = Handover(f"{type(error).__name__}: {error}", now_s)
         died = died and self._accepted
         self._losses += died
@@ -154,7 +154,7 @@ async def persist(
 ) -> AsyncGenerator[D, None]:
     """Results of `pass_on` for the chunks of a stream up to its last one, from as many replicas as it takes.
 
-    `ask` is called for each attempt and must go on behind the chunks that have been taken; it raises `lost` or Moved
+    `ask` is called for each attempt and must go on after the chunks that have been taken; it raises `lost` or Moved
     where that needs another replica. Raises all other errors of `ask`, and `lost` once `limits` are reached: a stream
     never just ends. Where `pass_on` gives a finish reason that the chunk has not, the stream is left there.
 

@@ -25,7 +25,7 @@ from deployments.protocol import Codes
 _MIN_LEAD_S = 0.06  # covers a decode and a frame of the talker
 _CALL_SIZES = call_sizes(GPU_RAMP)
 SLOTS_PER_RECORDING = 4  # states kept of recordings take a quarter of the memory of streams
-_MAX_CALLS = 2  # one runs, one waits behind it; later frames make the next batch larger
+_MAX_CALLS = 2  # one runs, one waits for it; later frames make the next batch larger
 _FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
 _MAX_WAITING = CODE_RING // 2
 _WRITTEN_AT_ONCE = _MAX_WAITING // 2  # frames that exist when a stream opens
@@ -101,7 +101,9 @@ class AudioStreams:
         self._calls: list[_Call] = []  # oldest first
         self._pcm: list[tuple[int, bytes]] = []
         self._failed: dict[int, EngineError] = {}
-        self._recordings: OrderedDict[bytes, DecoderState] = OrderedDict()  # behind their codes; used last, last
+        self._recordings: OrderedDict[bytes, DecoderState] = (
+            OrderedDict()
+        )  # states after recordings, by their codes; the one used last is the last
 
     @cached_property
     def _decoder(self) -> SlotDecoder:
@@ -270,7 +272,7 @@ class AudioStreams:
         return self._call(streams[:most], frames)
 
     def _shared_call(self, wishes: list[tuple[_Stream, int]]) -> _Call | None:
-        """Of streams that all have time, when enough of them want the same."""
+        """A call for streams that all have time, once enough of them want as many frames."""
         for frames in dict.fromkeys(size for _, size in wishes):
             streams = [stream for stream, size in wishes if size == frames]
             most = max(1, _BULK_FRAMES // frames)

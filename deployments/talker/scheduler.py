@@ -54,7 +54,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing runs and nothing waits, but for text."""
+        """Whether every sequence, running or waiting, awaits text."""
         all_await_text = all(sequence.awaits_text for sequence in chain(self.running.values(), self.waiting))
         return all_await_text and not any(map(self._fits, self.waiting))
 
@@ -69,7 +69,7 @@ class Scheduler:
             )
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the waiting line; one that a listener hears already goes before all others."""
+        """Put a sequence at the end of the waiting line; one whose audio plays already goes first."""
         if sequence.request.synthesis.is_heard:
             self.waiting.appendleft(sequence)
         else:

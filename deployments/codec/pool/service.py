@@ -40,7 +40,7 @@ class Placement:
             self._streams -= here
 
     def _gpu_frames(self, capacity: float) -> int:
-        """An idle pool takes over behind `gpu_frames`; the busier, the later; a full one never does."""
+        """An idle pool takes over after `gpu_frames`, a busier one later, a full one never."""
         placement = self._config.placement
         if placement == "inline":
             return ALL_FRAMES
@@ -140,7 +140,7 @@ class CodecService:
         return begun
 
     def _start(self, resume: Progress | None, reference_codes: Codes | None, state: DecoderState) -> DecodingStart:
-        """Behind the reference, or where another replica stopped: its state is remade from the codes."""
+        """Decoding begins after the reference, or where another replica stopped, whose state is recalled from codes."""
         if resume is None or not len(resume.codes):
             return DecodingStart(state)
         decoder, to_recall = self._codec.decoder, None

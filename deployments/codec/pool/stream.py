@@ -75,18 +75,18 @@ class FrameBuffer(Frames):
 
 @dataclass(frozen=True, slots=True)
 class DecodingStart:
-    """Where decoding begins: at a stream's first frame, or behind the samples that its listener has."""
+    """Where decoding begins: at a stream's first frame, or after the samples that its listener has."""
 
     state: DecoderState
     to_recall: Codes | None = None  # delivered frames that `state` lacks yet
     undelivered: Codes | None = None  # frames whose audio is missing although the caller has their codes
     position: int = 0  # samples that were delivered
-    skipped: int = 0  # of them, samples of the first frame that is undelivered
-    in_hand_s: float = 0.0  # as in Progress
+    skipped: int = 0  # delivered samples of the first frame in `undelivered`
+    in_hand_s: float = 0.0  # see `Progress`
 
 
 class StreamDecoder:
-    """Decodes one stream, from `start` on. The decoder's state is held here: leaving `run` leaves nothing behind."""
+    """Decodes one stream, from `start` on. The decoder's state is held here: nothing is left of it after `run`."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class StreamDecoder:
     ) -> AsyncGenerator[PcmChunk, None]:
         """Audio of the frames that `chunks` brings. The last chunk has the finish reason, of `chunks` or of the guard.
 
-        The audio of the first `gpu_frames` is taken from `chunks`, while the decoder's state is brought behind it.
+        The audio of the first `gpu_frames` is taken from `chunks`, while the decoder's state after it is recalled.
         Raises the errors of `chunks`, after the audio of the frames before them.
         """
         skipped, known = self._start.skipped, self._start.undelivered
@@ -194,7 +194,7 @@ class StreamDecoder:
             await _cancel(recall)
 
     async def _recall(self, codes: Codes, ahead_s: float) -> DecoderState:
-        """The state behind `codes`; the last `ahead_s` of their audio is still to be delivered."""
+        """The state after `codes`; the last `ahead_s` of their audio is still to be delivered."""
         state, deadline_s = self._state, self._clock.deadline_s(time.monotonic()) + ahead_s
         for size in self._plan.recall_sizes(len(codes)):
             now, codes = codes[:size], codes[size:]
@@ -203,7 +203,7 @@ class StreamDecoder:
         return state
 
     async def _next_count(self, buffer: FrameBuffer) -> int:
-        """How many frames to decode next, waiting for them; 0 only behind the last frame."""
+        """How many frames to decode next, waiting for them; 0 only after the last frame."""
         while True:
             ended, lead_s = buffer.ended, self._clock.lead_s(time.monotonic())
             count = self._plan.next_size(buffer.available, ended=ended, lead_s=lead_s, load=self._load())

@@ -52,7 +52,7 @@ def test_what_is_held_back_as_quiet_is_not_delivered() -> None:
     assert audio.chunk(NO_CODES, pcm(0), FinishReason.STOP).position == 7 + 2 * SAMPLES
 
 
-def test_another_replica_goes_on_behind_all_that_was_received() -> None:
+def test_another_replica_goes_on_after_all_that_was_received() -> None:
     received = Received()
     received.add(NO_CODES, 0)
     assert received.progress is None

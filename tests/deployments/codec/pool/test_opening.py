@@ -150,7 +150,7 @@ async def test_bfloat16_hands_over_to_float32_within_its_noise(
     assert np.abs(pcm[border:].astype(int) - expected[border:]).max() <= 1
 
 
-async def test_an_error_comes_behind_the_audio_of_all_codes(decoder: CodecDecoder, codes: Tensor) -> None:
+async def test_an_error_comes_after_the_audio_of_all_codes(decoder: CodecDecoder, codes: Tensor) -> None:
     expected = whole(decoder, codes[0])
     talker = Talker(
         codes[0].numpy().astype(np.int16), expected[: 5 * decoder.frame_samples], decoder.frame_samples,

@@ -22,7 +22,7 @@ FRAME_SAMPLES = 1920
 
 
 class Talker:
-    """Goes on behind whatever prefix it is given; its stream breaks off before the frames numbered `dies_at`."""
+    """Goes on after whatever prefix it is given; its stream breaks off before the frames numbered `dies_at`."""
 
     def __init__(self, codes: Codes = CODES, *, dies_at: tuple[int, ...] = ()) -> None:
         self._codes = codes
@@ -73,7 +73,7 @@ async def test_a_lost_talker_does_not_show(service: CodecService) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "clone"])
 @pytest.mark.parametrize("num_chunks", range(8))
-async def test_behind_any_chunk_the_next_sample_follows(
+async def test_after_any_chunk_the_next_sample_follows(
     service: CodecService, base: CodecService, kind: str, num_chunks: int
 ) -> None:
     audio = np.random.default_rng(0).uniform(-0.5, 0.5, 24000).astype(np.float32)

@@ -125,7 +125,7 @@ async def test_a_fast_talker_fills_the_ramp(decode: FakeDecode) -> None:
     assert {chunk.num_text_tokens for chunk in chunks} == {5}
 
 
-async def test_each_chunk_is_decoded_from_the_state_behind_the_one_before(decode: FakeDecode) -> None:
+async def test_each_chunk_is_decoded_from_the_state_after_the_one_before(decode: FakeDecode) -> None:
     await collect(run(decode, Source(numbered(10), reason=FinishReason.STOP)))
     assert [job.state.position for job in decode.jobs] == [0, 1, 3, 7]
 
@@ -183,7 +183,7 @@ async def test_for_a_reader_that_takes_nothing_nothing_is_decoded(decode: FakeDe
     assert np.array_equal(pcm, np.arange(1, 201).repeat(FRAME_SAMPLES))
 
 
-async def test_an_error_comes_behind_the_audio_before_it(decode: FakeDecode) -> None:
+async def test_an_error_comes_after_the_audio_before_it(decode: FakeDecode) -> None:
     gone = TalkerLost("gone")
     seen, error = await collect_until_error(run(decode, Source(numbered(9), gone, reason=None)))
     assert error is gone
