@@ -55,9 +55,8 @@ class CodecConfig(Strict):
     # recordings to clone, for a talker on a CPU.
     placement: Literal["hybrid", "pool", "inline"] = "hybrid"
     gpu_frames: Annotated[int, Field(ge=1)] = 9  # hybrid, with an idle pool: time for a CPU to take over
-    workers: Annotated[int, Field(ge=1)] = (
-        1  # decode in a replica: one is a thread, more are processes, on a GPU threads
-    )
+    # Decode in a replica: one is a thread, more are processes, on a GPU threads.
+    workers: Annotated[int, Field(ge=1)] = 1
     # A replica takes on fewer streams once chunks are done so long after their listeners need them, or first chunks so
     # long after they arrived.
     max_late_s: Annotated[float, Field(gt=0)] = 0.25

@@ -14,16 +14,7 @@ from loadtest.charts import Chart, distribution_chart, run_charts, sweep_charts
 from loadtest.measure import Result, read_result
 from loadtest.metrics import Limits
 from loadtest.sweep import Sweep, read_sweep
-from loadtest.tables import (
-    COLUMNS,
-    Table,
-    cells,
-    phase_table,
-    rate_table,
-    run_verdict,
-    sweep_verdict,
-    warnings,
-)
+from loadtest.tables import COLUMNS, Table, cells, phase_table, rate_table, run_verdict, sweep_verdict, warnings
 from loadtest.traces import TraceFolder
 
 PAGE = "report.html"

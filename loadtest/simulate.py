@@ -15,14 +15,7 @@ from deployments.records import CodecRecord, TalkerRecord
 from loadtest.metrics import Limits
 from loadtest.service_model import Floats, Ints, ServiceModel
 from loadtest.tables import MS
-from serve_app.scaling.policies import (
-    CodecScaling,
-    Counts,
-    State,
-    TalkerScaling,
-    decide_codec,
-    decide_talker,
-)
+from serve_app.scaling.policies import CodecScaling, Counts, State, TalkerScaling, decide_codec, decide_talker
 
 FRAME_S = 0.08
 

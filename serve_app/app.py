@@ -54,11 +54,7 @@ def build_app(config: AppConfig) -> Application:
         callers=ingresses + (config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas),
     )
     codec_options = options(
-        config.codec_pool,
-        config.codec_requests,
-        policy=CodecPolicy,
-        scaling=codec_scaling(config),
-        callers=ingresses,
+        config.codec_pool, config.codec_requests, policy=CodecPolicy, scaling=codec_scaling(config), callers=ingresses
     )
     routing = {"request_router_config": RequestRouterConfig(request_router_class=LeastBusy)}
     talker = serve.deployment(name="Talker", **talker_options, **routing)(TalkerReplica).bind(model, config.talker)

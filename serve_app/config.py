@@ -21,7 +21,7 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 class ConfigError(TalkrayError):
-    """A config file is not one; the message says where."""
+    """A file of settings, or of API keys, cannot be used; the message says where and why."""
 
 
 def _origin(text: str) -> str:

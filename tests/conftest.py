@@ -2,13 +2,15 @@
 
 Some simulate a cluster: only `talkray serve` as a process of its own keeps to loopback addresses."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from serve_app.cli import ray_settings
 
-ray_settings.apply_local(several_nodes=True)
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # simulated nodes cannot meet on a loopback address
+ray_settings.apply_local()
 
 pytest_plugins = ["tests.e2e.black_box"]
 

@@ -123,23 +123,6 @@ class TransformerLayer(nn.Module):
         return out
 
 
-class Transformer(nn.Module):
-    """Layers without a final norm."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_hidden_layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, T, hidden] -> [B, T, hidden]."""
-        positions = torch.arange(x.shape[1], device=x.device)[None]
-        rotary = rotary_tables(positions, head_dim=self.config.head_dim, theta=self.config.rope_theta, dtype=x.dtype)
-        for layer in self.layers:
-            x = layer(x, rotary)
-        return x
-
-
 class Codebook(nn.Module):
     """Entries as the exponential moving averages of training left them."""
 
@@ -209,9 +192,10 @@ class EncoderNetwork(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        stride = config.downsample_stride
+        self.config, stride = config, config.downsample_stride
         self.encoder = convolutional_encoder(config)
-        self.encoder_transformer = Transformer(config)
+        layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_hidden_layers))
+        self.encoder_transformer = nn.ModuleDict({"layers": layers})  # without a final norm
         self.downsample = PaddedConv1d(
             (config.hidden_size, config.hidden_size), 2 * stride, stride=stride, bias=False, padding="replicate"
         )
@@ -219,9 +203,12 @@ class EncoderNetwork(nn.Module):
 
     def forward(self, audio: Tensor, num_quantizers: int) -> Tensor:
         """Codes [frames, num_quantizers] of samples [samples]."""
-        x = self.encoder(audio[None, None])
-        x = self.encoder_transformer(x.transpose(1, 2)).transpose(1, 2)
-        return self.quantizer.encode(self.downsample(x), num_quantizers)
+        config, x = self.config, self.encoder(audio[None, None]).transpose(1, 2)
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        rotary = rotary_tables(positions, head_dim=config.head_dim, theta=config.rope_theta, dtype=x.dtype)
+        for layer in self.encoder_transformer["layers"].children():
+            x = layer(x, rotary)
+        return self.quantizer.encode(self.downsample(x.transpose(1, 2)), num_quantizers)
 
 
 class CodecEncoder:

@@ -147,15 +147,6 @@ class Staging:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """A tensor in a file."""
-
-    dtype: torch.dtype
-    shape: list[int]
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Part:
     """Bytes of a file, and where they go."""
 
@@ -173,11 +164,11 @@ def upload(names: Mapping[Path, Iterable[str]], device: torch.device) -> dict[st
     tensors: dict[str, Tensor] = {}
     parts: list[_Part] = []
     for path, wanted in names.items():
-        entries = _read_header(path)
+        header, first = _read_header(path)
         for name in wanted:
-            entry = entries[name]
-            tensors[name] = torch.empty(entry.shape, dtype=entry.dtype, device=device)
-            parts += _cut(path, entry.start, tensors[name].view(-1).view(torch.uint8))
+            shape, dtype = header[name]["shape"], _TYPES[header[name]["dtype"]]
+            tensors[name] = torch.empty(shape, dtype=dtype, device=device)
+            parts += _cut(path, first + header[name]["data_offsets"][0], tensors[name].view(-1).view(torch.uint8))
     waiting: SimpleQueue[_Part | None] = SimpleQueue()
     for part in parts:
         waiting.put(part)
@@ -191,18 +182,14 @@ def upload(names: Mapping[Path, Iterable[str]], device: torch.device) -> dict[st
     return tensors
 
 
-def _read_header(path: Path) -> dict[str, _Entry]:
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """What safetensors says of each tensor by its name, and where in the file the first of them begins."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
+            return json.loads(file.read(size)), 8 + size
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
-    return {
-        name: _Entry(_TYPES[entry["dtype"]], entry["shape"], 8 + size + entry["data_offsets"][0])
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
 
 
 def _cut(path: Path, start: int, target: Tensor) -> Iterator[_Part]:

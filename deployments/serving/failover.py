@@ -10,33 +10,28 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
 from deployments.playback import PlaybackClock, Unread
-from deployments.protocol import Codes, FinishReason, Progress, SynthesisRequest
+from deployments.protocol import Codes, FrameChunk, PcmChunk, Progress, SynthesisRequest
 from deployments.serving import metrics
 
 logger = logging.getLogger(__name__)
 
 _FIRST_DELAY_S = 0.02  # the wait once asking at once brought nothing
 _MAX_DELAY_S = 0.5
+# A stream is given up after _PATIENCE_S without anything new, counted from the loss, and after _MAX_LOSSES replicas
+# that died under it. Moves, and calls that Serve cancelled, do not count. It is also given up after _MAX_FUTILE_LOSSES
+# in a row without a new frame, because the request itself may kill its replicas.
+_PATIENCE_S = 30.0
+_MAX_LOSSES = 12
+_MAX_FUTILE_LOSSES = 3
 
-
-class Chunk(Protocol):
-    """A chunk of a stream: `FrameChunk` or `PcmChunk`."""
-
-    @property
-    def codes(self) -> Codes: ...
-
-    @property
-    def finish_reason(self) -> FinishReason | None: ...
-
-
-C = TypeVar("C", bound=Chunk)
-D = TypeVar("D", bound=Chunk)
+C = TypeVar("C", FrameChunk, PcmChunk)
+D = TypeVar("D", FrameChunk, PcmChunk)
 
 
 class Received:
@@ -71,15 +66,6 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class RetryLimits:
-    """When a stream is given up."""
-
-    patience_s: float = 30.0  # without anything new, from the loss on
-    max_losses: int = 12  # replicas that died under one stream; moves, and calls that Serve cancelled, do not count
-    max_futile: int = 3  # losses in a row before any new frame: the request itself may kill its replicas
-
-
-@dataclass(frozen=True, slots=True)
 class Handover:
     """A stream on its way from one replica to the next."""
 
@@ -101,8 +87,8 @@ def record(lost: type[ReplicaLost], request_id: str, handover: Handover) -> None
 class Attempts:
     """Decides after each loss whether a stream asks again, and when."""
 
-    def __init__(self, lost: type[ReplicaLost], limits: RetryLimits) -> None:
-        self._lost, self._limits = lost, limits
+    def __init__(self, lost: type[ReplicaLost]) -> None:
+        self._lost = lost
         self._losses = self._futile = 0
         self._delay_s = 0.0
         self._accepted = self._progressed = False  # whether the last replica did so
@@ -140,8 +126,7 @@ class Attempts:
         return delay_s
 
     def _is_spent(self, waited_s: float) -> bool:
-        limits = self._limits
-        return waited_s > limits.patience_s or self._losses >= limits.max_losses or self._futile >= limits.max_futile
+        return waited_s > _PATIENCE_S or self._losses >= _MAX_LOSSES or self._futile >= _MAX_FUTILE_LOSSES
 
 
 async def persist(
@@ -150,18 +135,17 @@ async def persist(
     *,
     request_id: str,
     lost: type[ReplicaLost],
-    limits: RetryLimits = RetryLimits(),
 ) -> AsyncGenerator[D, None]:
     """Results of `pass_on` for the chunks of a stream up to its last one, from as many replicas as it takes.
 
     `ask` is called for each attempt and must go on after the chunks that have been taken; it raises `lost` or Moved
-    where that needs another replica. Raises all other errors of `ask`, and `lost` once `limits` are reached: a stream
-    never just ends. Where `pass_on` gives a finish reason that the chunk has not, the stream is left there.
+    where that needs another replica. Raises all other errors of `ask`, and `lost` where the stream is given up: a
+    stream never just ends. Where `pass_on` gives a finish reason that the chunk has not, the stream is left there.
 
     Where the reader takes nothing for UNREAD_S the replica is left, and asked again when it reads on. The first item is
     exempt: a reader that takes only the first item has asked ahead of time.
     """
-    attempts, over, has_begun = Attempts(lost, limits), False, False
+    attempts, over, has_begun = Attempts(lost), False, False
     while True:
         try:
             async with aclosing(ask()) as chunks, Unread(chunks.aclose) as unread:

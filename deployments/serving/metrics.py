@@ -19,87 +19,80 @@ _REASON = ("reason",)
 
 
 class Instrument:
-    """One name in Prometheus; `record` takes a value and, where there are any, its tags."""
+    """One name in Prometheus: a histogram where it has boundaries, a counter where it ends in `_total`, else a gauge.
 
-    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...] = ()) -> None:
-        self.name, self.description, self.tag_keys = name, description, tag_keys
+    `record` takes a value and, where there are any, its tags.
+    """
+
+    def __init__(
+        self, name: str, description: str, boundaries: Sequence[float] = (), *, tags: tuple[str, ...] = ()
+    ) -> None:
+        self.name, self.description, self.boundaries, self.tags = name, description, boundaries, tags
         self.record: Callable[..., None] = lambda _value, _tags=None: None
 
 
-class Counter(Instrument):
-    """A number that only grows."""
-
-
-class Gauge(Instrument):
-    """A present value, which replaces the one before it of these tags."""
-
-
-class Histogram(Instrument):
-    """How often a value fell below each boundary."""
-
-    def __init__(
-        self, name: str, description: str, boundaries: Sequence[float], tag_keys: tuple[str, ...] = ()
-    ) -> None:
-        super().__init__(name, description, tag_keys)
-        self.boundaries = boundaries
-
-
-TTFB = Histogram("talkray_ttfb_seconds", "Request received to the first byte of its body sent.", _LATENCIES_S)
-TTFP = Histogram("talkray_ttfp_seconds", "Request received to its first PCM sample at the ingress.", _LATENCIES_S)
-TTFA = Histogram(
+TTFB = Instrument("talkray_ttfb_seconds", "Request received to the first byte of its body sent.", _LATENCIES_S)
+TTFP = Instrument("talkray_ttfp_seconds", "Request received to its first PCM sample at the ingress.", _LATENCIES_S)
+TTFA = Instrument(
     "talkray_ttfa_seconds", "Request received to its first audible sample at the ingress: 10 ms above -50 dBFS.",
     _LATENCIES_S,
 )  # fmt: skip
-ONSET = Histogram(
+ONSET = Instrument(
     "talkray_onset_seconds", "Silence of a stream in front of its first audible sample.",
     [0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0],
 )  # fmt: skip
-STAGES = Histogram(
+STAGES = Instrument(
     "talkray_stage_seconds", "From one stage on the way to first audio to the next, of requests that are marked.",
-    _LATENCIES_S, ("stage",),
+    _LATENCIES_S, tags=("stage",),
 )  # fmt: skip
-LATENESS = Histogram(
+LATENESS = Instrument(
     "talkray_chunk_lateness_seconds", "How long after a zero-buffer player ran dry a chunk came; 0: in time.",
     [0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0],
 )  # fmt: skip
-UNDERRUNS = Counter("talkray_underruns_total", "Chunks that came after a zero-buffer player had run dry.")
-AUDIO = Counter("talkray_audio_seconds_total", "Audio sent by the ingress, seconds.")
-RTF = Histogram(
-    "talkray_rtf", "Time a whole stream took over the audio it gave; above 1 is slower than speech.", _RATIOS
-)
-ENDINGS = Counter("talkray_endings_total", "Streams that came to their end, by finish_reason.", _REASON)
-REDRAWN = Counter(
+UNDERRUNS = Instrument("talkray_underruns_total", "Chunks that came after a zero-buffer player had run dry.")
+AUDIO = Instrument("talkray_audio_seconds_total", "Audio sent by the ingress, seconds.")
+RTF = Instrument(
+    "talkray_rtf", "Time a whole stream took over the audio it gave; above 1 is slower than speech.", _RATIOS,
+)  # fmt: skip
+ENDINGS = Instrument("talkray_endings_total", "Streams that came to their end, by finish_reason.", tags=_REASON)
+REDRAWN = Instrument(
     "talkray_redrawn_total", "Requests over before any sound and made again with another seed, by finish_reason.",
-    _REASON,
+    tags=_REASON,
 )  # fmt: skip
-STREAMS = Gauge("talkray_ingress_streams", "Requests that an ingress replica speaks or that wait there.")
-ROOM = Gauge("talkray_ingress_used_ratio", "Of the requests that an ingress replica may have at once.")
-REFUSALS = Counter("talkray_refusals_total", "Requests refused, by reason.", _REASON)
-FAILOVERS = Counter("talkray_failovers_total", "Streams continued on another replica, by reason.", _REASON)
-FAILOVER_GAP = Histogram(
-    "talkray_failover_gap_seconds", "Loss of a replica to the next chunk from its successor.", _LATENCIES_S, _REASON
-)
-QUEUE = Gauge("talkray_queue_depth", "Work that waits: sequences at a talker, chunks at a codec.", _POOL)
-BATCH = Histogram("talkray_batch_size", "Sequences of a talker step, chunks of a codec call.", _BATCHES, _POOL)
-STEP = Histogram("talkray_step_seconds", "A talker step, a codec call.", _STEPS_S, _POOL)
-KV_USED = Gauge("talkray_kv_blocks_used_ratio", "KV blocks in use.")
-PRECISION = Gauge(
-    "talkray_codec_precision", "1 for the precision in which a replica decodes audio.", (*_POOL, "precision")
-)
-REPAIRS = Counter(
-    "talkray_codec_repairs_total", "Audio that came to NaN or infinity and was made again in float32.", _POOL
-)
-CODEC_LAG = Gauge("talkray_codec_lag_seconds", "Audio that a codec replica has as codes and not yet as PCM, seconds.")
-DECODED = Counter(
-    "talkray_decoded_seconds_total", "Audio that codec replicas sent, by the pool that decoded it, seconds.", _POOL
-)
-RECORDINGS = Counter(
+STREAMS = Instrument("talkray_ingress_streams", "Requests that an ingress replica speaks or that wait there.")
+ROOM = Instrument("talkray_ingress_used_ratio", "Of the requests that an ingress replica may have at once.")
+REFUSALS = Instrument("talkray_refusals_total", "Requests refused, by reason.", tags=_REASON)
+FAILOVERS = Instrument("talkray_failovers_total", "Streams continued on another replica, by reason.", tags=_REASON)
+FAILOVER_GAP = Instrument(
+    "talkray_failover_gap_seconds", "Loss of a replica to the next chunk from its successor.",
+    _LATENCIES_S, tags=_REASON,
+)  # fmt: skip
+QUEUE = Instrument("talkray_queue_depth", "Work that waits: sequences at a talker, chunks at a codec.", tags=_POOL)
+BATCH = Instrument("talkray_batch_size", "Sequences of a talker step, chunks of a codec call.", _BATCHES, tags=_POOL)
+STEP = Instrument("talkray_step_seconds", "A talker step, a codec call.", _STEPS_S, tags=_POOL)
+KV_USED = Instrument("talkray_kv_blocks_used_ratio", "KV blocks in use.")
+PRECISION = Instrument(
+    "talkray_codec_precision", "1 for the precision in which a replica decodes audio.", tags=(*_POOL, "precision"),
+)  # fmt: skip
+REPAIRS = Instrument(
+    "talkray_codec_repairs_total", "Audio that came to NaN or infinity and was made again in float32.", tags=_POOL,
+)  # fmt: skip
+CODEC_LAG = Instrument(
+    "talkray_codec_lag_seconds", "Audio that a codec replica has as codes and not yet as PCM, seconds.",
+)  # fmt: skip
+DECODED = Instrument(
+    "talkray_decoded_seconds_total", "Audio that codec replicas sent, by the pool that decoded it, seconds.",
+    tags=_POOL,
+)  # fmt: skip
+RECORDINGS = Instrument(
     "talkray_reference_lookups_total", "Reference recordings by what was wanted of them, and whether it was known.",
-    ("wanted", "known"),
+    tags=("wanted", "known"),
 )  # fmt: skip
-WANTED = Gauge("talkray_replicas_wanted", "Replicas that Serve wants: running and starting.", _POOL)
-RUNNING = Gauge("talkray_replicas_running", "Replicas that take requests.", _POOL)
-DIED = Gauge("talkray_replicas_died", "Replicas and proxies that died, as Ray's control store remembers them.", _POOL)
+WANTED = Instrument("talkray_replicas_wanted", "Replicas that Serve wants: running and starting.", tags=_POOL)
+RUNNING = Instrument("talkray_replicas_running", "Replicas that take requests.", tags=_POOL)
+DIED = Instrument(
+    "talkray_replicas_died", "Replicas and proxies that died, as Ray's control store remembers them.", tags=_POOL,
+)  # fmt: skip
 
 INSTRUMENTS = tuple(value for value in list(globals().values()) if isinstance(value, Instrument))
 

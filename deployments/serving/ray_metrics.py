@@ -42,14 +42,14 @@ def install() -> None:
     """Let Ray export the metrics of this process. A replica's constructor calls it first."""
     gauges = []
     for instrument in metrics.INSTRUMENTS:
-        name, description, tag_keys = instrument.name, instrument.description, instrument.tag_keys
-        if isinstance(instrument, metrics.Histogram):
-            instrument.record = ray.Histogram(name, description, list(instrument.boundaries), tag_keys).observe
-        elif isinstance(instrument, metrics.Gauge):
-            gauges.append(LastingGauge(name, description, tag_keys))
-            instrument.record = gauges[-1].set
+        name, description, tags = instrument.name, instrument.description, instrument.tags
+        if instrument.boundaries:
+            instrument.record = ray.Histogram(name, description, list(instrument.boundaries), tags).observe
+        elif name.endswith("_total"):
+            instrument.record = ray.Counter(name, description, tags).inc
         else:
-            instrument.record = ray.Counter(name, description, tag_keys).inc
+            gauges.append(LastingGauge(name, description, tags))
+            instrument.record = gauges[-1].set
     threading.Thread(target=repeat_all, args=(gauges,), name="gauges", daemon=True).start()
 
 

@@ -83,20 +83,13 @@ class _Call:
 class AudioStreams:
     """Streams that want audio from the talker's device. All methods belong to the engine's thread."""
 
-    def __init__(
-        self,
-        load: Callable[[], SlotDecoder],
-        *,
-        frame_s: float,
-        precision: str = "float32",
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, load: Callable[[], SlotDecoder], *, frame_s: float, precision: str = "float32") -> None:
         """`load` is called when the first stream asks for audio: a talker on a CPU is asked in trials only.
 
         `precision` is that of the decoder.
         """
         self.precision = precision
-        self._load, self._frame_s, self._now_s = load, frame_s, now_s
+        self._load, self._frame_s = load, frame_s
         self._streams: dict[int, _Stream] = {}
         self._calls: list[_Call] = []  # oldest first
         self._pcm: list[tuple[int, bytes]] = []
@@ -163,7 +156,7 @@ class AudioStreams:
         known = known[delivered - num_recalled :]
         plan = ChunkPlan(GPU_RAMP, frame_s=self._frame_s, min_lead_s=_MIN_LEAD_S, in_hand=0.0)
         stream = _Stream(
-            stream_id, slot, num_recalled, num_recalled + frames, self._now_s(), plan, begins_with=begins_with
+            stream_id, slot, num_recalled, num_recalled + frames, time.monotonic(), plan, begins_with=begins_with
         )
         state = self._recordings.get(begins_with)
         if state is not None:
@@ -255,7 +248,7 @@ class AudioStreams:
 
     def _next_call(self) -> _Call | None:
         """A call for the most urgent stream and others that want as many frames; or for many streams that have time."""
-        now_s = self._now_s()
+        now_s = time.monotonic()
         wishes = [(stream, self._size(stream, now_s)) for stream in self._streams.values() if stream.waiting]
         wishes = [(stream, size) for stream, size in wishes if size]
         if not wishes:
@@ -324,7 +317,7 @@ class AudioStreams:
                 if not stream.clock.has_begun and first_sound(pcm, sample_rate) is None:
                     stream.plan.restart()  # it will be dropped: the ramp begins with the first sound
                 else:
-                    stream.clock.deliver(frames * self._frame_s, now_s=self._now_s())
+                    stream.clock.deliver(frames * self._frame_s, now_s=time.monotonic())
                 self._pcm.append((stream.id, pcm.tobytes()))
             self._forget_if_over(stream)
 

@@ -5,18 +5,9 @@ import struct
 from dataclasses import dataclass, field
 
 from deployments.audio.recordings import Lookups
-from deployments.config import TalkerConfig
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
 
 _LENGTH = struct.Struct("<I")
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The first message to the engine process: the checkpoint to load."""
-
-    model: str
-    config: TalkerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +75,7 @@ class RequestFailed:
     error: Exception
 
 
-Command = Start | Submit | Append | Abort
+Command = Submit | Append | Abort
 Report = Loading | Ready | Produced | Alive | RequestFailed
 
 

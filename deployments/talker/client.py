@@ -20,20 +20,7 @@ from deployments.serving import metrics
 from deployments.serving.mailbox import read
 from deployments.serving.progress import report_stage
 from deployments.serving.starvation import any_runnable
-from deployments.talker.channel import (
-    Abort,
-    Append,
-    Command,
-    Loading,
-    Produced,
-    Ready,
-    Report,
-    RequestFailed,
-    Start,
-    Submit,
-    Unpacker,
-    encode,
-)
+from deployments.talker import channel
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +40,9 @@ class EngineClient:
     def __init__(self, model: str, config: TalkerConfig) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "deployments.talker.process", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        self._unpacker = Unpacker()
+            command = [sys.executable, "-m", "deployments.talker.process", str(theirs.fileno()), model]
+            self._process = subprocess.Popen([*command, config.model_dump_json()], pass_fds=[theirs.fileno()])
+        self._unpacker = channel.Unpacker()
         self._streams: dict[int, asyncio.Queue[Item]] = {}
         self._numbers = itertools.count()
         self._writer: asyncio.StreamWriter | None = None
@@ -67,7 +54,6 @@ class EngineClient:
         self.kv_used_ratio = 0.0
         with contextlib.ExitStack() as failed:
             failed.callback(self.stop)
-            self._socket.sendall(encode(Start(model, config)))
             self.info = self._await_ready()
             failed.pop_all()
 
@@ -84,7 +70,7 @@ class EngineClient:
         await self._attach()
         number = next(self._numbers)
         queue = self._streams[number] = asyncio.Queue()
-        self._send(Submit(number, request))
+        self._send(channel.Submit(number, request))
         live = request.synthesis.live
         writing = None if live is None else asyncio.create_task(self._write(number, live))
         try:
@@ -99,15 +85,15 @@ class EngineClient:
             if writing is not None:
                 writing.cancel()
             if self._streams.pop(number, None) is not None:
-                self._send(Abort(number))
+                self._send(channel.Abort(number))
 
     async def _write(self, number: int, live: Mailbox) -> None:
         """Hand the text of a live request on as it comes; the stream ends where that cannot be read."""
         try:
             async with aclosing(read(live)) as parts:
                 async for part in parts:
-                    self._send(Append(number, part, is_last=False))
-            self._send(Append(number, "", is_last=True))
+                    self._send(channel.Append(number, part, is_last=False))
+            self._send(channel.Append(number, "", is_last=True))
         except Exception as error:
             if number in self._streams:
                 self._streams[number].put_nowait(error)
@@ -128,11 +114,11 @@ class EngineClient:
     def _await_ready(self) -> ModelInfo:
         while data := self._socket.recv(_RECEIVE_BYTES):
             for report in self._unpacker.feed(data):
-                if isinstance(report, Ready):
+                if isinstance(report, channel.Ready):
                     return report.info
-                if isinstance(report, Loading):
+                if isinstance(report, channel.Loading):
                     report_stage(f"talker: {report.stage}")
-                if isinstance(report, RequestFailed):
+                if isinstance(report, channel.RequestFailed):
                     raise report.error
         raise TalkerLost(
             f"the engine process ended with code {self._process.wait()} while it loaded; its output says why"
@@ -179,8 +165,8 @@ class EngineClient:
                 queue.put_nowait(self._lost())
             writer.close()  # here, while its event loop still runs
 
-    def _deliver(self, report: Command | Report) -> None:
-        if isinstance(report, Produced):
+    def _deliver(self, report: channel.Command | channel.Report) -> None:
+        if isinstance(report, channel.Produced):
             self.num_running, self.num_waiting = report.num_running, report.num_waiting
             self.kv_used_ratio = report.kv_used_ratio
             metrics.talker_step(report.step_s, len(report.chunks), report.kv_used_ratio, waiting=report.num_waiting)
@@ -191,12 +177,12 @@ class EngineClient:
             for number, chunk in report.chunks:
                 if number in self._streams:
                     self._streams[number].put_nowait(chunk)
-        elif isinstance(report, RequestFailed) and report.id in self._streams:
+        elif isinstance(report, channel.RequestFailed) and report.id in self._streams:
             self._streams[report.id].put_nowait(report.error)
 
-    def _send(self, command: Command) -> None:
+    def _send(self, command: channel.Command) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(encode(command))
+            self._writer.write(channel.encode(command))
 
     def _lost(self) -> TalkerLost:
         return TalkerLost(f"the engine process of this talker replica ended (code {self._process.poll()})")

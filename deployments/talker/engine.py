@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 
 from deployments.errors import EngineError, Overloaded, TalkerLost, TalkrayError
-from deployments.protocol import (
-    ALL_FRAMES,
-    Codes,
-    FrameChunk,
-    GenerateRequest,
-    ModelInfo,
-    Reading,
-    Sampling,
-)
+from deployments.protocol import ALL_FRAMES, Codes, FrameChunk, GenerateRequest, ModelInfo, Reading, Sampling
 from deployments.talker.audio import AudioStreams
 from deployments.talker.prompt import Prompt, PromptBuilder
 from deployments.talker.runner import LaunchedStep, ModelRunner

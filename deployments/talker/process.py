@@ -1,4 +1,4 @@
-"""The engine's own process: `python -m deployments.talker.process FD`.
+"""The engine's own process: `python -m deployments.talker.process SOCKET MODEL CONFIG`.
 
 A busy Python thread beside the replica's event loop triples the time to the first byte; a child process costs nothing.
 The process ends when its socket does, so it never outlives its replica, and it starts no session of its own. A thread
@@ -17,26 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from deployments.config import TalkerConfig
 from deployments.errors import EngineError, TalkrayError
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, SynthesisRequest, reached
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, reached
 from deployments.serving.starvation import ThreadWork
-from deployments.talker.channel import (
-    Abort,
-    Alive,
-    Append,
-    Command,
-    Loading,
-    Produced,
-    Ready,
-    Report,
-    RequestFailed,
-    Start,
-    Submit,
-    Unpacker,
-    encode,
-)
+from deployments.talker import channel
 from deployments.talker.engine import Engine
 from deployments.talker.loading import StartClock, load_engine
 from deployments.weights.store import cache_directory, locate
@@ -55,10 +42,8 @@ _REST_S = 0.005
 class Watchdog:
     """Watches the thread that constructs it."""
 
-    def __init__(
-        self, device_type: str, alive: Callable[[], None], *, give_up: Callable[[int], object] = os._exit
-    ) -> None:
-        """`alive` is called from the watchdog's thread four times a second."""
+    def __init__(self, device_type: str, alive: Callable[[], None], *, give_up: Callable[[int], object]) -> None:
+        """Both are called from the watchdog's thread: `alive` four times a second, `give_up` with an exit status."""
         self._longest_step_s = _LONGEST_STEP_S.get(device_type, _LONGEST_STEP_S["cpu"])
         self._alive, self._give_up = alive, give_up
         self._work = ThreadWork()
@@ -99,18 +84,11 @@ class Watchdog:
             self._give_up(EXIT_CODE)
 
 
-@dataclass(slots=True)
-class _Marked:
-    synthesis: SynthesisRequest
-    brings_audio: bool  # the engine decodes the first frame as well
-    has_codes: bool = False
-
-
 class FirstAudio:
     """Marks of requests whose first audio has not left the engine process."""
 
     def __init__(self) -> None:
-        self._requests: dict[int, _Marked] = {}
+        self._requests: dict[int, GenerateRequest] = {}
 
     @contextmanager
     def begin(self, number: int, request: GenerateRequest) -> Iterator[None]:
@@ -118,7 +96,7 @@ class FirstAudio:
         marked = reached(request.synthesis, "to-engine")
         yield
         if marked.marks:
-            self._requests[number] = _Marked(reached(marked, "prompt"), request.gpu_frames > 0)
+            self._requests[number] = replace(request, synthesis=reached(marked, "prompt"))
 
     def follow(self, chunks: list[tuple[int, FrameChunk]]) -> list[tuple[int, FrameChunk]]:
         """`chunks`, the first audio of each marked request with its marks."""
@@ -131,37 +109,33 @@ class FirstAudio:
         request = self._requests.get(number)
         if request is None:
             return chunk
-        if len(chunk.codes) and not request.has_codes:
-            request.synthesis, request.has_codes = reached(request.synthesis, "codes"), True
-        if request.brings_audio and not chunk.pcm and chunk.finish_reason is None:
-            return chunk
+        if len(chunk.codes) and request.synthesis.marks[-1].stage != "codes":
+            request = self._requests[number] = replace(request, synthesis=reached(request.synthesis, "codes"))
+        if request.gpu_frames and not chunk.pcm and chunk.finish_reason is None:
+            return chunk  # the engine decodes the first frame as well
         self.end(number)
-        marked = reached(request.synthesis, "audio") if request.brings_audio else request.synthesis
+        marked = reached(request.synthesis, "audio") if request.gpu_frames else request.synthesis
         return replace(chunk, marks=marked.marks)
 
 
-class PipeClosedError(Exception):
-    """The replica has gone, so the engine process ends."""
-
-
 class EngineProcess:
-    """Commands from the socket to the engine, frames back."""
+    """Commands from the socket to the engine, frames back. Raises ConnectionError once the replica has gone."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.unpacker = Unpacker()
+        self.unpacker = channel.Unpacker()
         self.first_audio = FirstAudio()
         self._sending = threading.Lock()  # the watchdog sends too
 
-    def run(self) -> None:
-        """Load what `Start` names, then serve until the socket closes."""
+    def run(self, model: str, config: TalkerConfig) -> None:
+        """Load the model, then serve until the socket closes."""
         try:
-            engine, info = self._load(self._await_start())
+            engine, info = self._load(model, config)
         except Exception as error:
-            self._send(RequestFailed(None, error))
+            self._send(channel.RequestFailed(None, error))
             raise
-        self._send(Ready(info))
-        watchdog = Watchdog(engine.runner.device.type, self._say_alive)
+        self._send(channel.Ready(info))
+        watchdog = Watchdog(engine.runner.device.type, self._say_alive, give_up=os._exit)
         with watchdog.running():
             while True:
                 self._serve_once(engine, watchdog)
@@ -181,101 +155,85 @@ class EngineProcess:
             speakers, references = engine.prompts.speakers.take_lookups(), engine.prompts.references.take_lookups()
             running, waiting = len(scheduler.running), len(scheduler.waiting)
             repaired = engine.audio.repaired
-            self._send(Produced(chunks, running, waiting, step_s, used_ratio, speakers, references, repaired))
+            self._send(channel.Produced(chunks, running, waiting, step_s, used_ratio, speakers, references, repaired))
         for number, error in output.failures:
-            self._send(RequestFailed(number, error))
+            self._send(channel.RequestFailed(number, error))
         if engine.is_idle and not was_idle:
             engine.check_integrity()  # an engine that has lost a row or a block is replaced before it runs dry
 
-    def _obey_all(self, engine: Engine, commands: list[Command]) -> None:
+    def _obey_all(self, engine: Engine, commands: list[channel.Command]) -> None:
         for command in commands:
             self._obey(engine, command)
 
-    def _obey(self, engine: Engine, command: Command) -> None:
-        if isinstance(command, Abort):
+    def _obey(self, engine: Engine, command: channel.Command) -> None:
+        if isinstance(command, channel.Abort):
             engine.abort(command.id)
             self.first_audio.end(command.id)
             return
-        assert isinstance(command, Submit | Append)
+        assert isinstance(command, channel.Submit | channel.Append)
         try:
             self._add(engine, command)
         except TalkrayError as error:
             engine.abort(command.id)
-            self._send(RequestFailed(command.id, error))
+            self._send(channel.RequestFailed(command.id, error))
         except Exception as error:  # a request that trips the engine must not take the other streams with it
             logger.exception("request %d could not be added", command.id)
             engine.abort(command.id)
-            self._send(RequestFailed(command.id, EngineError(f"the engine failed on this request: {error!r}")))
+            self._send(channel.RequestFailed(command.id, EngineError(f"the engine failed on this request: {error!r}")))
 
-    def _add(self, engine: Engine, command: Submit | Append) -> None:
-        if isinstance(command, Append):
+    def _add(self, engine: Engine, command: channel.Submit | channel.Append) -> None:
+        if isinstance(command, channel.Append):
             engine.append(command.id, command.text, is_last=command.is_last)
             return
         with self.first_audio.begin(command.id, command.request):
             engine.add(command.id, command.request)
 
-    def _load(self, start: Start) -> tuple[Engine, ModelInfo]:
-        self._send(Loading(f"looking for {start.model}"))
-        directory = locate(start.model, report=lambda line: self._send(Loading(line)))
-        clock = StartClock(lambda stage: self._send(Loading(stage)))
-        engine = load_engine(directory, start.config, clock)
+    def _load(self, model: str, config: TalkerConfig) -> tuple[Engine, ModelInfo]:
+        self._send(channel.Loading(f"looking for {model}"))
+        directory = locate(model, report=lambda line: self._send(channel.Loading(line)))
+        clock = StartClock(lambda stage: self._send(channel.Loading(stage)))
+        engine = load_engine(directory, config, clock)
         frame_s = engine.info.frame_samples / engine.info.sample_rate
         room = f"room for {engine.scheduler.blocks.capacity * frame_s / 60:.0f} minutes of speech at once"
-        self._send(Loading(f"{engine.runner.step.name} on {engine.runner.device}, {room}"))
-        self._send(Loading(clock.summary()))
+        self._send(channel.Loading(f"{engine.runner.step.name} on {engine.runner.device}, {room}"))
+        self._send(channel.Loading(clock.summary()))
         gc.collect()
         gc.freeze()  # objects that exist now stay: collecting them would take longer than a step
-        return engine, replace(engine.info, name=start.model)
+        return engine, replace(engine.info, name=model)
 
-    def _await_start(self) -> Start:
-        commands = self._receive(timeout_s=None)
-        while not commands:
-            commands = self._receive(timeout_s=None)
-        (start,) = commands
-        assert isinstance(start, Start)
-        return start
-
-    def _receive(self, *, timeout_s: float | None) -> list[Command]:
+    def _receive(self, *, timeout_s: float | None) -> list[channel.Command]:
         """The commands that have arrived, waiting at most `timeout_s` for more bytes; for the rest of one that has
         begun to come, at most _REST_S: a recording takes several reads, and a step between two of them.
         """
-        messages: list[Command | Report] = []
+        messages: list[channel.Command | channel.Report] = []
         until_s = math.inf
         while select.select([self.connection], [], [], timeout_s)[0]:
-            try:
-                data = self.connection.recv(_RECEIVE_BYTES)
-            except ConnectionResetError:
-                data = b""
+            data = self.connection.recv(_RECEIVE_BYTES)
             if not data:
-                raise PipeClosedError
+                raise ConnectionResetError("the replica has closed its end")
             messages += self.unpacker.feed(data)
             now_s = time.monotonic()
             until_s = min(until_s, now_s + _REST_S)
             timeout_s = until_s - now_s
             if not self.unpacker.is_inside or timeout_s <= 0:
                 break
-        return [command for command in messages if isinstance(command, Start | Submit | Append | Abort)]
+        return [command for command in messages if isinstance(command, channel.Submit | channel.Append | channel.Abort)]
 
     def _say_alive(self) -> None:
-        with contextlib.suppress(PipeClosedError):  # the engine's thread notices by itself
-            self._send(Alive())
+        with contextlib.suppress(ConnectionError):  # the engine's thread notices by itself
+            self._send(channel.Alive())
 
-    def _send(self, report: Report) -> None:
-        try:
-            with self._sending:
-                self.connection.sendall(encode(report))
-        except (BrokenPipeError, ConnectionResetError):
-            raise PipeClosedError from None
+    def _send(self, report: channel.Report) -> None:
+        with self._sending:
+            self.connection.sendall(channel.encode(report))
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, model: str, config: str) -> None:
+    """`config`: the talker's settings as JSON."""
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))  # compiled kernels outlive the process
-    with socket.socket(fileno=descriptor) as connection:
-        try:
-            EngineProcess(connection).run()
-        except PipeClosedError:
-            return
+    with socket.socket(fileno=descriptor) as connection, contextlib.suppress(ConnectionError):
+        EngineProcess(connection).run(model, TalkerConfig.model_validate_json(config))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -114,9 +114,7 @@ class ModelRunner:
         self._retraces = shape.deterministic and not shape.by_rows
         self._given = Staging(self.step.given.numel(), device=self.device) if self._retraces else None
         self._batch: _Batch | None = None
-        self._deferred: Callable[[], None] | None = (
-            None  # the talker's half of the last step, which a CPU still has to do
-        )
+        self._deferred: Callable[[], None] | None = None  # the talker's half of the last step, where it is still to do
         self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
 
     def capture(self, progress: Callable[[int, int], None]) -> None:

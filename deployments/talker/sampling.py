@@ -5,9 +5,8 @@ noise is a function of (seed, frame, codebook, code) alone, so a stream's codes 
 on where it was resumed. The order of the filters is Hugging Face's: temperature, top-k, top-p.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -70,12 +69,7 @@ class Draw:
     codebook: int
 
 
-class NoiseSource(Protocol):
-    """Exponential noise for candidate codes."""
-
-    def __call__(self, draw: Draw, codes: Tensor) -> Tensor:
-        """Candidates [rows, n] -> positive noise [rows, n] float32."""
-        ...
+NoiseSource = Callable[[Draw, Tensor], Tensor]  # candidate codes [rows, n] -> exponential noise [rows, n] float32
 
 
 def philox_noise(draw: Draw, codes: Tensor) -> Tensor:

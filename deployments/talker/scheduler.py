@@ -10,7 +10,6 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -35,18 +34,10 @@ class Scheduler:
     """Continuous batching: sequences join and leave between two frames."""
 
     def __init__(
-        self,
-        blocks: BlockManager,
-        *,
-        max_num_seqs: int,
-        max_num_waiting: int,
-        max_lead_s: float = math.inf,
-        now_s: Callable[[], float] = time.monotonic,
+        self, blocks: BlockManager, *, max_num_seqs: int, max_num_waiting: int, max_lead_s: float = math.inf
     ) -> None:
         self.blocks = blocks
-        self.max_lead_s, self._now_s = max_lead_s, now_s
-        self.max_num_seqs = max_num_seqs
-        self.max_num_waiting = max_num_waiting
+        self.max_lead_s, self.max_num_seqs, self.max_num_waiting = max_lead_s, max_num_seqs, max_num_waiting
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order of admission
         self._free_rows = list(range(max_num_seqs))
@@ -97,12 +88,12 @@ class Scheduler:
 
     def retire(self, sequences: list[Sequence]) -> None:
         """Give back rows and blocks of a batch's finished sequences. Aborted sequences hold none."""
-        now_s = self._now_s()
+        now_s = time.monotonic()
         for sequence in sequences:
             sequence.play(now_s)
             if sequence.finish_reason is not None and self.running.get(sequence.id) is sequence:
                 self._release(sequence)
-                self._finished.count(time.monotonic())
+                self._finished.count(now_s)
 
     def check_integrity(self) -> None:
         """Assert that rows and blocks are each held exactly once."""
@@ -117,7 +108,7 @@ class Scheduler:
         running = [sequence for sequence in self.running.values() if not sequence.awaits_text]
         if self.max_lead_s == math.inf or not running:
             return running
-        now_s = self._now_s()
+        now_s = time.monotonic()
         leads = [sequence.playback.lead_s(now_s) for sequence in running]
         if not self.waiting and min(leads) > _NEARLY_DUE_S:
             return running

@@ -36,37 +36,34 @@ _CLOSE_HEADER = "x-talkray-close"
 def outermost() -> list[Middleware]:
     """The middlewares that Ray Serve puts around its applications (RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH)."""
     if this_replica() is None:  # Serve's own proxy, which sends scopes to other processes
-        return [Middleware(SaneRequestId)]
-    return [Middleware(SaneRequestId), Middleware(NoReadAhead)]
+        return [Middleware(with_sane_id)]
+    return [Middleware(with_sane_id), Middleware(without_read_ahead)]
 
 
-class SaneRequestId:
-    """ASGI middleware around Serve's own, which echoes and logs `x-request-id` as it comes."""
+def with_sane_id(app: ASGIApp) -> ASGIApp:
+    """ASGI middleware around Serve's own, which echoes and logs `x-request-id` as it comes: leaves one sane id, the
+    client's own or a new one.
+    """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the call on with one sane id: the client's own, else a new one."""
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
             offered = [value for name, value in scope["headers"] if name == _ID_HEADER]
             chosen = choose_request_id(offered[0].decode("latin-1") if len(offered) == 1 else "")
             others = [header for header in scope["headers"] if header[0] != _ID_HEADER]
             scope["headers"] = [*others, (_ID_HEADER, chosen.encode())]
-        await self._app(scope, receive, send)
+        await app(scope, receive, send)
+
+    return call
 
 
-class NoReadAhead:
+def without_read_ahead(app: ASGIApp) -> ASGIApp:
     """ASGI middleware around Serve's own, which reads whole bodies into a queue before anyone asks for them
     (`ASGIDIReceiveProxy`): a part of a body is received once RequestContext has taken the one before it.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
         loop, taken = asyncio.get_running_loop(), asyncio.Event()
         taken.set()
@@ -80,7 +77,9 @@ class NoReadAhead:
                 taken.clear()
             return message
 
-        await self._app(scope, receive_next, send)
+        await app(scope, receive_next, send)
+
+    return call
 
 
 class RequestContext:

@@ -56,21 +56,20 @@ _MOST_METERS = 10_000
 class Meter:
     """The use of one key or one address. `reason` names its refusals in metrics, `holder` names it in messages."""
 
-    def __init__(self, reason: str, holder: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, reason: str, holder: str) -> None:
         self.requests_per_minute: float | None = None  # in bursts of as many; None: as many as the server can do
         self.max_streams: int | None = None
         self.num_streams = 0
         self._reason, self._holder = reason, holder
-        self._clock = clock
         self._tokens = math.inf  # requests that may be made at once; they come back steadily, up to a minute's worth
-        self._counted_s = clock()
+        self._counted_s = time.monotonic()
 
     def request(self) -> None:
         """Count a request. Raises Overloaded where it is one too many in this minute."""
         per_minute = self.requests_per_minute
         if per_minute is None:
             return
-        now_s, per_s = self._clock(), per_minute / _MINUTE_S
+        now_s, per_s = time.monotonic(), per_minute / _MINUTE_S
         self._tokens = min(max(1.0, per_minute), self._tokens + (now_s - self._counted_s) * per_s)
         self._counted_s = now_s
         if self._tokens < 1.0:
@@ -140,25 +139,23 @@ class Room:
 class Pace:
     """Whether a body still comes, or has stalled."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._num_bytes, self._since_s = 0, clock()
+    def __init__(self) -> None:
+        self._num_bytes, self._since_s = 0, time.monotonic()
 
     def come(self, num_bytes: int) -> None:
         """So much is there in all."""
         if num_bytes - self._num_bytes >= _LEAST_BYTES:
-            self._num_bytes, self._since_s = num_bytes, self._clock()
+            self._num_bytes, self._since_s = num_bytes, time.monotonic()
 
     @property
     def is_stalled(self) -> bool:
-        return self._clock() - self._since_s > _STALL_S
+        return time.monotonic() - self._since_s > _STALL_S
 
 
 class Uploads:
     """Places for large bodies. One that stalls while others wait is ended: its sender may hold a place for nothing."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
+    def __init__(self) -> None:
         self._room = Room(MAX_UPLOADS)
         self._taken: list[Upload] = []
         self._waiting: list[Upload] = []
@@ -201,7 +198,7 @@ class Upload:
         self.caller = caller
         self.is_stalled = False  # and was ended, as others waited
         self._uploads, self._is_large = uploads, False
-        self._pace = Pace(uploads.clock)
+        self._pace = Pace()
         self._limit: asyncio.Timeout | None = None
 
     @asynccontextmanager
@@ -219,7 +216,7 @@ class Upload:
         if self._is_large or num_bytes <= _SMALL_BYTES:
             return
         await self._uploads.take(self)
-        self._is_large, self._pace = True, Pace(self._uploads.clock)
+        self._is_large, self._pace = True, Pace()
 
     def end_if_stalled(self) -> None:
         if self._limit is not None and not self.is_stalled and self._pace.is_stalled:

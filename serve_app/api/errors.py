@@ -25,23 +25,19 @@ POLICY_VIOLATION = 1008  # how a WebSocket is closed that may not, or may no lon
 TRY_AGAIN_LATER = 1013  # how a WebSocket is closed whatever limit was met; `close_reason` says when to come back
 
 
-class Refusal(TalkrayError):
-    """Refusals that need no look at the body; each message goes to the client as it is."""
-
-
-class Unauthorized(Refusal):
+class Unauthorized(TalkrayError):
     """The request carries no API key, or one that is not valid (any more)."""
 
 
-class Forbidden(Refusal):
+class Forbidden(TalkrayError):
     """The request comes from a web page, or to a host name, that is not allowed."""
 
 
-class HeadersTooLarge(Refusal):
+class HeadersTooLarge(TalkrayError):
     """The header lines are over their byte limit."""
 
 
-class BodyTooSlow(Refusal):
+class BodyTooSlow(TalkrayError):
     """The body did not arrive in time."""
 
 

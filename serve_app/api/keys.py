@@ -24,8 +24,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from deployments.config import Strict
-from deployments.errors import TalkrayError
 from serve_app.api.errors import Unauthorized
+from serve_app.config import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +36,6 @@ _NO_DIGEST = "0" * 64
 
 Limit = Annotated[int, Field(ge=1)] | None  # None: as much as the server can do
 Stamp = tuple[int, int, int, int]
-
-
-class KeyFileError(TalkrayError):
-    """The key file cannot be used; the message says why."""
 
 
 class KeyRecord(Strict):
@@ -101,7 +97,7 @@ class Keys:
             if stamp == self._seen:
                 return
             self._take(read_keys(self._file) if stamp else KeyDocument())
-        except KeyFileError as error:
+        except ConfigError as error:
             if str(error) != self._failure:
                 logger.error("keeping the API keys that were read before: %s", error)
             self._failure = str(error)
@@ -114,16 +110,16 @@ class Keys:
 
 
 def read_keys(file: Path) -> KeyDocument:
-    """Raises KeyFileError."""
+    """Raises ConfigError."""
     try:
         return KeyDocument.model_validate_json(file.read_bytes())
     except OSError as error:
         hint = "`talkray key create NAME` writes it"
-        raise KeyFileError(f"the key file {file} cannot be read ({error.strerror}): {hint}") from None
+        raise ConfigError(f"the key file {file} cannot be read ({error.strerror}): {hint}") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise KeyFileError(f"the key file {file} is not one: {where}: {first['msg']}") from None
+        raise ConfigError(f"the key file {file} is not one: {where}: {first['msg']}") from None
 
 
 def create_key(file: Path, name: str, *, requests_per_minute: Limit = None, max_streams: Limit = None) -> str:
@@ -144,11 +140,11 @@ def create_key(file: Path, name: str, *, requests_per_minute: Limit = None, max_
 
 
 def revoke_keys(file: Path, id_or_name: str) -> list[KeyRecord]:
-    """End the valid keys with this id or name; returns them. Raises KeyFileError where there is none."""
+    """End the valid keys with this id or name; returns them. Raises ConfigError where there is none."""
     with _rewriting(file) as document:
         ended = [key for key in document.keys if key.revoked is None and id_or_name in (key.id, key.name)]
         if not ended:
-            raise KeyFileError(f"{file} has no valid key with the id or name {id_or_name!r}")
+            raise ConfigError(f"{file} has no valid key with the id or name {id_or_name!r}")
         now = _now()
         keys = [key.model_copy(update={"revoked": now}) if key in ended else key for key in document.keys]
         _write(file, KeyDocument(keys=tuple(keys)))
@@ -157,7 +153,7 @@ def revoke_keys(file: Path, id_or_name: str) -> list[KeyRecord]:
 
 @contextlib.contextmanager
 def _rewriting(file: Path) -> Iterator[KeyDocument]:
-    """The file's records, while no other command changes it. Raises KeyFileError."""
+    """The file's records, while no other command changes it. Raises ConfigError."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         directory = os.open(file.parent, os.O_RDONLY)
@@ -167,7 +163,7 @@ def _rewriting(file: Path) -> Iterator[KeyDocument]:
         finally:
             os.close(directory)
     except OSError as error:
-        raise KeyFileError(f"the key file {file} cannot be written ({error.strerror}): it is as before") from None
+        raise ConfigError(f"the key file {file} cannot be written ({error.strerror}): it is as before") from None
 
 
 def _write(file: Path, document: KeyDocument) -> None:
@@ -191,14 +187,14 @@ def _write(file: Path, document: KeyDocument) -> None:
 def _stamp(file: Path) -> Stamp | None:
     """Changes whenever the file does, also where its time is set back; None where there is no file.
 
-    Raises KeyFileError where the file cannot be looked at.
+    Raises ConfigError where the file cannot be looked at.
     """
     try:
         found = file.stat()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise KeyFileError(f"the key file {file} cannot be seen ({error.strerror})") from None
+        raise ConfigError(f"the key file {file} cannot be seen ({error.strerror})") from None
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 

@@ -327,12 +327,7 @@ class SpeechResponse(Response):
     """
 
     def __init__(
-        self,
-        body: AsyncGenerator[bytes, None],
-        headers: Mapping[str, str],
-        *,
-        usage: Usage,
-        kept: Kept | None = None,
+        self, body: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, usage: Usage, kept: Kept | None = None
     ) -> None:
         """`usage` is that of `body`. With `kept` it is sent whole, with its length."""
         self.status_code = 200

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from starlette.types import Message
@@ -140,21 +141,20 @@ class Connection(ABC):
         task.add_done_callback(lambda done: self._stopped(done, speaking))
         return task
 
-    def converse(self, session: Session) -> Session:
-        """Says the session's events beside the reading: it is the only one of this socket, and lasts as long."""
-        self._conversation = session
-        self.start(self.pass_on(session, self._say_or_end))
-        return session
+    def converse(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> Session:
+        """Says the session's events beside the reading: it is the only one of this socket, and lasts as long.
 
-    async def say(self, event: Event) -> None:
-        """An event of the conversation, none of its end."""
-        raise NotImplementedError
+        `say` gets no event of the session's end.
+        """
+        self._conversation = session
+        self.start(self.pass_on(session, partial(self._say_or_end, say)))
+        return session
 
     async def finish(self) -> None:
         """The conversation was closed, and everything has been said."""
         await self.end()
 
-    async def _say_or_end(self, event: Event) -> None:
+    async def _say_or_end(self, say: Callable[[Event], Awaitable[None]], event: Event) -> None:
         match event:
             case Failed(error):
                 await self.tell_error(self.failure(error, self.request_id))
@@ -162,7 +162,7 @@ class Connection(ABC):
             case Done():
                 await self.finish()
             case _:
-                await self.say(event)
+                await say(event)
 
     async def pass_on(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> None:
         """Says the session's events; the session ends with them."""

@@ -152,11 +152,7 @@ class SpeechService:
         record = record or request.state.record
         assert record is not None
         asked = await build_request(
-            wish.body,
-            wish.info,
-            self.settings,
-            request_id=record.request_id,
-            client=request.state.caller.name,
+            wish.body, wish.info, self.settings, request_id=record.request_id, client=request.state.caller.name
         )
         request.state.upload.release()
         record.begin(asked.voice, wish.info.sample_rate * wish.delivery.speed)

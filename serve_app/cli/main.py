@@ -320,8 +320,10 @@ def _fetch(model: str, progress: ProgressLine) -> None:
     if model != EMBEDDED and find(model) is None:
         # The hub's client answers a Ctrl-C only when the files it is at are complete: this ends the process at once.
         handler = signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
-        progress.done(f"weights: {locate(model, report=progress.report)}")
-        signal.signal(signal.SIGINT, handler)
+        try:
+            progress.done(f"weights: {locate(model, report=progress.report)}")
+        finally:
+            signal.signal(signal.SIGINT, handler)
 
 
 def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]) -> AppConfig:

@@ -49,10 +49,9 @@ LOCAL = {
     "RAY_worker_niceness": "0",
     # HAProxy is back within a second of its death.
     "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "serve_app.proxy.kept_proxy.install",
+    # Ray listens on the loopback address where this is 0, on Linux too.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-
-# Ray listens on the loopback address where this is 0, on Linux too.
-_OTHER_ADDRESSES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 # Ports that Serve would take even where another process has them: two servers on one machine need different ones.
 _PORTS = (
@@ -85,14 +84,10 @@ def for_a_node() -> dict[str, str]:
     return {**tuned(), **CLUSTER, **_found_token(), **_guard()}
 
 
-def apply_local(*, several_nodes: bool = False) -> None:
-    """Put the settings for one machine into this process's environment; variables that the user has set stay.
-
-    `several_nodes` is for simulated clusters, whose nodes cannot meet on a loopback address.
-    """
+def apply_local() -> None:
+    """Put the settings for one machine into this process's environment; variables that the user has set stay."""
     ports = dict(zip(_PORTS, map(str, free_ports(len(_PORTS))), strict=True))
-    addresses = {_OTHER_ADDRESSES: "1" if several_nodes else "0"}
-    for name, value in {**tuned(), **LOCAL, **ports, **addresses, **_token(), **_guard()}.items():
+    for name, value in {**tuned(), **LOCAL, **ports, **_token(), **_guard()}.items():
         os.environ.setdefault(name, value)
 
 

@@ -146,7 +146,7 @@ class DashScopeSocket(ResponseSocket):
             wish = await self._wished(self._settings)
             self._untold = {} if self._has_told else wish.ignored
             session = self.service.session(self.socket, wish, request_id=self.request_id, files=True)
-            self._session = self.converse(session)
+            self._session = self.converse(session, self.say)
         return self._session
 
     async def _append(self, text: str) -> None:

@@ -1,6 +1,7 @@
 """Deepgram's `/v1/speak`: words over a WebSocket, spoken as they come until `Clear`, or one text over HTTP."""
 
 import re
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -40,11 +41,7 @@ _NAMES: ignored.Names = {  # of the query, but for the text
 
 
 async def wished(
-    service: SpeechService,
-    query: Mapping[str, str],
-    *,
-    body: Mapping[str, object] | None = None,
-    words: bool = False,
+    service: SpeechService, query: Mapping[str, str], *, body: Mapping[str, object] | None = None, words: bool = False
 ) -> Wish:
     """The wish of a query, over HTTP with a `body`; with `words` also the time of each word. Raises InvalidRequest."""
     choices, default = (RAW, "linear16") if body is None else (RAW | FILES, "mp3")
@@ -102,7 +99,12 @@ class TurnSocket(WishedConnection):
         return await wished(service, socket.query_params, words=cls.words)
 
     async def opened(self) -> None:
-        self._session = self.converse(self.service.session(self.socket, self.wish, request_id=self.request_id))
+        session = self.service.session(self.socket, self.wish, request_id=self.request_id)
+        self._session = self.converse(session, self.say)
+
+    @abstractmethod
+    async def say(self, event: Event) -> None:
+        """Tell the client an event that is not the session's end."""
 
 
 class AuraSocket(TurnSocket):

@@ -28,7 +28,7 @@ class FluxSocket(TurnSocket):
         await super().opened()
         self._rate = self.wish.delivery.rate(self.wish.info)
         self._told_ms = self._interrupted_ms = 0  # of the session: audio of turns that are over, and the last offset
-        self._turn_samples = self._session_samples = 0
+        self._turn_samples = 0
         self._characters = 0
         self._num_ended = 0  # the last turn whose end was told
         self._offset_ms: int | None = None

@@ -66,7 +66,7 @@ class NariSocket(WishedConnection):
         made = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
         wish = await wished(self.service, asked, made=made, reasons=reasons)
         self._audio["sample_rate"] = wish.delivery.rate(wish.info)
-        self._session = self.converse(self.service.session(self.socket, wish, request_id=self.request_id))
+        self._session = self.converse(self.service.session(self.socket, wish, request_id=self.request_id), self.say)
         await self.send("request.configured", request_id=self.request_id, **ignored.told(wish.ignored))
 
     def _begun(self) -> Session:

@@ -137,11 +137,7 @@ def _accept(request: Request) -> str:
 async def _speak_as_mistral(request: Request, service: SpeechService, fields: Mapping[str, object]) -> Response:
     """JSON with the audio in it, or events with `stream`. Voices of theirs are spoken by the default one."""
     audio_format = choice("response_format", str(fields.get("response_format", "mp3")), _MISTRAL_FORMATS)
-    wish = await service.wish(
-        fields,
-        _MISTRAL,
-        delivery=Delivery(audio_format),
-    )
+    wish = await service.wish(fields, _MISTRAL, delivery=Delivery(audio_format))
     usage: Usage = request.state.record.usage
     if fields.get("stream"):
         return await service.respond(

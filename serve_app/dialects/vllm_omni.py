@@ -12,15 +12,7 @@ from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayErro
 from serve_app.api import ignored
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request_log import Usage
-from serve_app.api.response import (
-    AUDIO_HERE,
-    CONTENT_TYPES,
-    Kept,
-    SpeechResponse,
-    audio_body,
-    collected,
-    object_with,
-)
+from serve_app.api.response import AUDIO_HERE, CONTENT_TYPES, Kept, SpeechResponse, audio_body, collected, object_with
 from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService, read_object, text_of
 from serve_app.audio.formats import AudioFormat
@@ -152,7 +144,7 @@ class OmniSocket(Connection):
         self._format = {"format": wish.delivery.audio_format, "sample_rate": wish.delivery.rate(wish.info)}
         self._format |= ignored.told(wish.ignored)
         session = self.service.session(self.socket, wish, request_id=self.request_id, files=True)
-        self._session = self.converse(session)
+        self._session = self.converse(session, self.say)
 
     def _configured(self) -> Session:
         if self._session is None:

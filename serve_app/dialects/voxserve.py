@@ -94,8 +94,6 @@ DIALECT = Dialect(
     "VoxServe",
     routes=(Route("POST /generate", generate, "Speak a text (VoxServe)"),),
     sample=Sample(
-        "/generate",
-        body={"text": "$text", "speaker": "$voice"},
-        clients=("VoxServe:         $url/generate",),
+        "/generate", body={"text": "$text", "speaker": "$voice"}, clients=("VoxServe:         $url/generate",)
     ),
 )

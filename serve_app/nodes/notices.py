@@ -116,7 +116,7 @@ def cloud(name: str, environment: Mapping[str, str]) -> Aws | Gcp:
     return Gcp(f"http://{environment.get('GCE_METADATA_HOST', 'metadata.google.internal')}")
 
 
-def watch(metadata: Aws | Gcp, drain: Callable[[Notice], None], *, poll_s: float = _POLL_S) -> None:
+def watch(metadata: Aws | Gcp, drain: Callable[[Notice], None]) -> None:
     """Ask until the node's end is announced, and drain it. A recommendation may be followed by an earlier end."""
     reachable, drained_s = True, float("inf")  # of time.monotonic()
     while True:
@@ -127,22 +127,22 @@ def watch(metadata: Aws | Gcp, drain: Callable[[Notice], None], *, poll_s: float
         if reachable and problem:  # once, not every five seconds
             logger.warning("no notice can come while this lasts: %s", problem)
         reachable = problem is None
-        if notice is not None and (ends_s := time.monotonic() + notice.left_s) < drained_s - poll_s:
+        if notice is not None and (ends_s := time.monotonic() + notice.left_s) < drained_s - _POLL_S:
             logger.warning("%s: draining, %.0f s left", notice.reason, notice.left_s)
             try:
                 drain(notice)
                 drained_s = ends_s
             except NotDrained as error:
                 logger.error("%s; trying again", error)
-        time.sleep(poll_s)
+        time.sleep(_POLL_S)
 
 
 class NotDrained(Exception):
     """Ray does not drain this node; the message says why."""
 
 
-def raylet_options(processes: Path = Path("/proc")) -> dict[str, str]:
-    """The options of this node's raylet, which name node and control store. Raises NotDrained."""
+def raylet_options(processes: Path) -> dict[str, str]:
+    """The options of the raylet among these `processes`, which name node and control store. Raises NotDrained."""
     for process in processes.glob("[0-9]*/cmdline"):
         try:
             executable, *options = process.read_bytes().decode(errors="replace").split("\0")
@@ -156,7 +156,7 @@ def raylet_options(processes: Path = Path("/proc")) -> dict[str, str]:
 
 def drain_node(notice: Notice) -> None:
     """Have Ray drain this node. Raises NotDrained."""
-    options = raylet_options()
+    options = raylet_options(Path("/proc"))
     order = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", options["gcs-address"]]
     order += ["--node-id", options["node_id"], "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
     order += ["--reason-message", notice.reason, "--deadline-remaining-seconds", str(notice.deadline_s)]

@@ -46,22 +46,16 @@ class LiveTexts:
         self._open: dict[str, LiveText] = {}
 
     async def open(
-        self,
-        request: SynthesisRequest,
-        info: ModelInfo,
-        *,
-        max_chars: int,
-        idle_s: float = _IDLE_S,
-        speakable: bool = False,
+        self, request: SynthesisRequest, info: ModelInfo, *, max_chars: int, speakable: bool = False
     ) -> "LiveText":
         """An utterance that begins without text. It takes at most `max_chars` characters, and is finished where none
-        has come for `idle_s`. Where it is made `speakable`, markup is left out, and its pauses are kept.
+        has come for a minute. Where it is made `speakable`, markup is left out, and its pauses are kept.
 
         Raises OSError where nothing can listen at the address.
         """
         await self.server.start()
         markup = LiveSpeakable() if speakable else None
-        return LiveText(self, request, info, max_chars=max_chars, idle_s=idle_s, markup=markup)
+        return LiveText(self, request, info, max_chars=max_chars, markup=markup)
 
     def find(self, mailbox: Mailbox) -> "LiveText | None":
         """The text whose first segment is in `mailbox`; None of one that is closed."""
@@ -90,11 +84,10 @@ class LiveText(Segments):
         info: ModelInfo,
         *,
         max_chars: int,
-        idle_s: float,
         markup: LiveSpeakable | None,
     ) -> None:
         super().__init__("", [])
-        self._texts, self._max_chars, self._idle_s, self._markup = texts, max_chars, idle_s, markup
+        self._texts, self._max_chars, self._markup = texts, max_chars, markup
         self._new_front = LiveEnglish if info.spoken_form == "english" else LivePlain
         self._front = self._new_front()
         self._pauses_s: dict[int, float] = {}  # in front of segments
@@ -274,7 +267,7 @@ class LiveText(Segments):
     def _be_patient(self) -> None:
         if self._idling is not None:
             self._idling.cancel()
-        self._idling = asyncio.get_running_loop().call_later(self._idle_s, self.finish)
+        self._idling = asyncio.get_running_loop().call_later(_IDLE_S, self.finish)
 
     def _tell(self) -> None:
         self._changed.set()

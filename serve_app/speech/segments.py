@@ -19,6 +19,8 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, Syn
 from serve_app.speech.synthesizer import Synthesizer
 
 _SEED_BYTES = 8
+# A later segment that is refused is asked for again, as often, until it has taken so long.
+_PAUSE_S, _PATIENCE_S = 0.25, 30.0
 _CLOSING = "\"')\\]»”’」』）"  # noqa: RUF001
 _PARAGRAPH = re.compile(r"\n\s*?\n")
 _SENTENCE = re.compile(rf"[.!?؟।]++[{_CLOSING}]*+(?=\s)|[。！？]++[{_CLOSING}]*+")  # noqa: RUF001
@@ -68,10 +70,8 @@ class Segments:
 class LongText:
     """Speaks texts of any length, by a synthesizer of texts up to the model's `max_segment_chars`."""
 
-    def __init__(self, synthesizer: Synthesizer, *, patience_s: float = 30.0, pause_s: float = 0.25) -> None:
-        """A later segment that is refused is asked for again, every `pause_s`, until it has taken `patience_s`."""
+    def __init__(self, synthesizer: Synthesizer) -> None:
         self._synthesizer = synthesizer
-        self._patience_s, self._pause_s = patience_s, pause_s
 
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, whatever its length."""
@@ -146,7 +146,7 @@ class LongText:
         and even a pause is better than an end in the middle.
         """
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + self._patience_s
+        until_s = loop.time() + _PATIENCE_S
         while True:
             begun = False
             try:
@@ -158,7 +158,7 @@ class LongText:
             except Overloaded:
                 if begun or loop.time() >= until_s:
                     raise
-            await asyncio.sleep(self._pause_s)
+            await asyncio.sleep(_PAUSE_S)
 
 
 class _Timeline:

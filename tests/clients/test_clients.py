@@ -89,13 +89,7 @@ def samples(file: Path) -> tuple[np.ndarray, int]:
 
 @pytest.mark.parametrize(("environment", "script", "service"), ROWS, ids=[f"{row[0]}-{row[2]}" for row in ROWS])
 def test_a_client_is_understood(
-    server: str,
-    plain: Plain,
-    transcriber: Whisper,
-    tmp_path: Path,
-    environment: str,
-    script: str,
-    service: str,
+    server: str, plain: Plain, transcriber: Whisper, tmp_path: Path, environment: str, script: str, service: str
 ) -> None:
     texts = TEXTS[:TURNS]
     order = {"url": server, "service": service, "voice": VOICE, "texts": texts, "interruptions": INTERRUPTIONS}

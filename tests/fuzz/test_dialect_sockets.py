@@ -122,9 +122,7 @@ async def all_over(speaker: Chancy, before: set[asyncio.Task[Any]]) -> None:
 
 async def converse(api: Any, row: SocketRow, chance: random.Random, speaker: Chancy) -> str:
     """A connection on which the client says a dozen messages, reads or does not, and leaves. How it ended."""
-    path, _, query = row.path.partition("?")
-    connection = asgi.websocket(api, path)
-    connection._scope |= {"query_string": query.encode(), "subprotocols": list(row.sample.protocols)}
+    connection = asgi.websocket(api, chance.choice(row.paths), subprotocols=row.sample.protocols)
     messages = row.messages("Hello there. ")
     async with connection:
         assert (await connection.next())["type"] == "websocket.accept"

@@ -135,13 +135,11 @@ async def test_messages(cases: Cases, dialect: str, spoken_form: Literal["englis
     api = create_api(speaks, ApiSettings(admission=WAITS), live_texts=texts)
     for chance in cases:
         speaks.chance, speaks.has_lost = chance, False
-        path, _, query_string = (row.path + row.query).partition("?")
+        path, _, query_string = chance.choice(row.paths).partition("?")
         query = {name: str(filled(value, chance)) for name, value in parse_qsl(query_string)}
         query = {name: value if chance.random() < 0.97 else chance.choice(_QUERY) for name, value in query.items()}
-        connection = asgi.websocket(api, path)
-        connection._scope["query_string"] = "&".join(f"{name}={_quoted(query[name])}" for name in query).encode()
-        connection._scope["subprotocols"] = list(row.sample.protocols)
-        connection._scope["extensions"] = {"websocket.http.response": {}}
+        asked = "&".join(f"{name}={_quoted(query[name])}" for name in query)
+        connection = asgi.websocket(api, f"{path}?{asked}", subprotocols=row.sample.protocols)
         async with asyncio.timeout(BOUND_S), unstalled(), connection:
             first = await connection.next()
             if first["type"] == "websocket.http.response.start":

@@ -156,10 +156,7 @@ def test_every_request_has_one_outcome() -> None:
     assert [outcome(trace, LIMITS) for trace in traces] == ["good", "late", "refused", "failed"]
 
 
-@pytest.mark.parametrize(
-    ("late", "recovered_s"),
-    [([], 0.0), ([11], 5.0), ([11, 17], 10.0), ([29], None)],
-)
+@pytest.mark.parametrize(("late", "recovered_s"), [([], 0.0), ([11], 5.0), ([11, 17], 10.0), ([29], None)])
 def test_recovery_is_the_end_of_the_last_bad_window(late: list[int], recovered_s: float | None) -> None:
     traces = [due(float(second), 0.9 if second in late else 0.1) for second in range(10, 30)]
     assert time_to_recover(traces, 10.0, end_s=30.0, window_s=5.0, limits=LIMITS) == recovered_s

@@ -7,15 +7,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from loadtest.replicas import (
-    FILE,
-    NoReplicaCountsError,
-    ReplicaCount,
-    ReplicaSample,
-    parse,
-    read_counts,
-    read_samples,
-)
+from loadtest.replicas import FILE, NoReplicaCountsError, ReplicaCount, ReplicaSample, parse, read_counts, read_samples
 from loadtest.traces import TraceFolder
 
 STATUS = {

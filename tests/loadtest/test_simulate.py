@@ -5,14 +5,7 @@ import numpy as np
 import pytest
 
 from loadtest.arrivals import SpeechLengths
-from loadtest.scenario import (
-    DAY_S,
-    SettingsError,
-    draw_traffic,
-    rate_at,
-    read_cluster,
-    usual_step_s,
-)
+from loadtest.scenario import DAY_S, SettingsError, draw_traffic, rate_at, read_cluster, usual_step_s
 from loadtest.service_model import MIN_SAMPLES, Observed, ServiceModel, in_flight, observe
 from loadtest.simulate import Cluster, NodeKind, Simulated, SimulatedPool, Simulation, Traffic
 from loadtest.traces import NoRunError

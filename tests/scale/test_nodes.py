@@ -10,13 +10,7 @@ from ray import serve
 from deployments.config import CodecConfig, TalkerConfig
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import roll_out
-from serve_app.config import (
-    AdmissionSettings,
-    ApiSettings,
-    AppConfig,
-    PoolConfig,
-    TalkerScalingConfig,
-)
+from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, PoolConfig, TalkerScalingConfig
 from tests.e2e.speech import body, fetch
 from tests.scale.conftest import client
 from tests.scale.fake_nodes import fake_cluster, nodes

@@ -105,12 +105,7 @@ def http(app: ASGIApp, method: str, path: str, *, body: object = None, headers: 
 
 
 def websocket(
-    app: ASGIApp,
-    path: str,
-    *,
-    headers: Headers | None = None,
-    subprotocols: Sequence[str] = (),
-    denial: bool = True,
+    app: ASGIApp, path: str, *, headers: Headers | None = None, subprotocols: Sequence[str] = (), denial: bool = True
 ) -> Connection:
     """A socket that asks to be accepted; `denial`: the server may refuse it with an HTTP response."""
     extensions: Scope = {"websocket.http.response": {}} if denial else {}

@@ -7,54 +7,42 @@ from pathlib import Path
 import pytest
 
 from tools import house
-from tools.house import (
-    classes_twice,
-    faults,
-    generators,
-    num_words,
-    over_budget,
-    set_by_tests_only,
-    settings,
-    size,
-    sizes,
-    way_of_a_request,
-)
 
 ROOT = Path(__file__).parents[2]
 ALLOWED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["talkray"]["faults"]
 
 
 def test_a_request_crosses_the_modules_of_its_processes_and_what_they_import() -> None:
-    names = {str(file.relative_to(ROOT)) for file in way_of_a_request(ROOT).files}
+    names = {str(file.relative_to(ROOT)) for file in house.way_of_a_request(ROOT).files}
     assert {"serve_app/api/routes.py", "deployments/talker/scheduler.py"} <= names
     assert not {"serve_app/cli/main.py", "deployments/codec/deployment.py", "deployments/__init__.py"} & names
 
 
 def test_a_generator_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert generators(ROOT)
+    assert house.generators(ROOT)
     monkeypatch.setattr(house, "GENERATORS", (("serve_app/api/response.py", "Gone.body"),))
     with pytest.raises(LookupError, match=r"Gone\.body"):
-        generators(ROOT)
+        house.generators(ROOT)
 
 
 def test_settings_are_the_leaves_of_the_configuration() -> None:
-    assert {"model", "talker.max_num_seqs", "api.admission.max_streams"} <= set(settings())
-    assert not {"talker", "api", "api.admission"} & set(settings())
+    assert {"model", "talker.max_num_seqs", "api.admission.max_streams"} <= set(house.settings())
+    assert not {"talker", "api", "api.admission"} & set(house.settings())
 
 
 def test_all_lines_count_but_those_of_a_folder_that_counts_beside(tmp_path: Path) -> None:
     (tmp_path / "tools/experiments").mkdir(parents=True)
     for name in ("tools/a.py", "tools/experiments/b.py"):
         (tmp_path / name).write_text('"""Says."""\n\nx = 1\n')
-    assert size(tmp_path, "tools") == (6, 2)
-    assert size(tmp_path, "tools", without="tools/experiments") == (3, 1)
+    assert house.size(tmp_path, "tools") == (6, 2)
+    assert house.size(tmp_path, "tools", without="tools/experiments") == (3, 1)
 
 
 def test_words_of_documents_count(tmp_path: Path) -> None:
     (tmp_path / "docs/decisions").mkdir(parents=True)
     for name in ("README.md", "docs/decisions/a.md", "other.md"):
         (tmp_path / name).write_text("# Two words\n")
-    assert num_words(tmp_path) == 6
+    assert house.num_words(tmp_path) == 6
 
 
 def parsed(**files: str) -> dict[str, ast.Module]:
@@ -63,7 +51,7 @@ def parsed(**files: str) -> dict[str, ast.Module]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[str]]:
-    return faults(ROOT)
+    return house.faults(ROOT)
 
 
 @pytest.mark.parametrize("rule", ALLOWED)
@@ -77,7 +65,7 @@ def test_every_rule_is_counted(found: dict[str, list[str]]) -> None:
 
 def test_a_public_name_of_two_classes_is_found() -> None:
     code = parsed(a="class Twice: ...\nclass _Own: ...", b="class Twice: ...\nclass _Own: ...")
-    assert classes_twice(code) == ["Twice: a.py, b.py"]
+    assert house.classes_twice(code) == ["Twice: a.py, b.py"]
 
 
 def test_a_large_file_and_a_small_one_with_one_importer_are_found(tmp_path: Path) -> None:
@@ -93,7 +81,7 @@ def test_a_large_file_and_a_small_one_with_one_importer_are_found(tmp_path: Path
     }
     for name, text in sources.items():
         (tmp_path / f"{name}.py").write_text(text)
-    assert sizes(tmp_path, parsed(**sources)) == [
+    assert house.sizes(tmp_path, parsed(**sources)) == [
         "large.py: 451 lines, at most 450",
         "lonely.py: 1 lines and 1 importers",
     ]
@@ -113,28 +101,28 @@ def test_a_large_file_and_a_small_one_with_one_importer_are_found(tmp_path: Path
 )
 def test_a_default_that_only_tests_replace_is_found(caller: str, is_found: bool) -> None:
     code = parsed(a="def f(x, seed=0): ...", b=caller)
-    assert set_by_tests_only(code, parsed(t="f(1, seed=3)")) == (["a.py:1: f(seed=)"] if is_found else [])
+    assert house.set_by_tests_only(code, parsed(t="f(1, seed=3)")) == (["a.py:1: f(seed=)"] if is_found else [])
 
 
 def test_a_default_that_nobody_replaces_is_none_of_the_tests() -> None:
-    assert set_by_tests_only(parsed(a="def f(x, seed=0): ..."), parsed(t="f(1)")) == []
+    assert house.set_by_tests_only(parsed(a="def f(x, seed=0): ..."), parsed(t="f(1)")) == []
 
 
 def test_a_constructor_goes_by_the_name_of_its_class() -> None:
     code = parsed(a="class Rate:\n    def __init__(self, *, window_s=60.0): ...")
-    assert set_by_tests_only(code, parsed(t="Rate(window_s=1.0)")) == ["a.py:2: Rate(window_s=)"]
+    assert house.set_by_tests_only(code, parsed(t="Rate(window_s=1.0)")) == ["a.py:2: Rate(window_s=)"]
 
 
 def test_options_of_a_command_are_set_by_people() -> None:
     code = parsed(a="@cli.command()\ndef serve(port=8000): ...")
-    assert set_by_tests_only(code, parsed(t="serve(port=1)")) == []
+    assert house.set_by_tests_only(code, parsed(t="serve(port=1)")) == []
 
 
 def test_a_folder_over_its_budget_is_found(tmp_path: Path) -> None:
     (tmp_path / "room").mkdir()
     (tmp_path / "room" / "a.py").write_text("x = 1\n" * 11)
-    assert over_budget(tmp_path, {"room": 10}) == ["room: 11 lines, budget 10"]
-    assert over_budget(tmp_path, {"room": 11}) == []
+    assert house.over_budget(tmp_path, {"room": 10}) == ["room: 11 lines, budget 10"]
+    assert house.over_budget(tmp_path, {"room": 11}) == []
 
 
 def test_the_command_fails_where_there_are_more(

@@ -73,7 +73,7 @@ def _exported() -> set[str]:
     return {
         f"ray_{instrument.name}{suffix}"
         for instrument in metrics.INSTRUMENTS
-        for suffix in (["_bucket", "_count"] if isinstance(instrument, metrics.Histogram) else [""])
+        for suffix in (["_bucket", "_count"] if instrument.boundaries else [""])
     }
 
 

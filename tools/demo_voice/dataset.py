@@ -155,12 +155,7 @@ class Sampler:
     """Endless batches of the training utterances, in other words and modes each time."""
 
     def __init__(
-        self,
-        utterances: list[Utterance],
-        layout: RowLayout,
-        *,
-        tokens: list[list[list[int]]],
-        full_text: float,
+        self, utterances: list[Utterance], layout: RowLayout, *, tokens: list[list[list[int]]], full_text: float
     ) -> None:
         """`tokens`: of each utterance, the ways its text may be written. `full_text`: share of that mode."""
         self.utterances, self.layout, self.tokens, self.full_text = utterances, layout, tokens, full_text

@@ -98,11 +98,7 @@ class Losses:
         rest = predictor_logits(talker, hidden.index_select(0, batch.predicted), frames)
         entropies = F.cross_entropy(rest.float().flatten(0, 1), frames[:, 1:].flatten(), reduction="none")
         return torch.cat(
-            (
-                F.cross_entropy(first.float(), code0)[None],
-                entropies.view(len(frames), -1).mean(0),
-                guide.loss[None],
-            )
+            (F.cross_entropy(first.float(), code0)[None], entropies.view(len(frames), -1).mean(0), guide.loss[None])
         )
 
     def _places(self, batch: DeviceBatch) -> Places:
@@ -280,7 +276,4 @@ def _parameter_groups(talker: Talker, settings: TalkerRecipe) -> list[dict[str, 
     free: list[Tensor] = []
     for name, parameter in talker.named_parameters():
         (decayed if parameter.dim() > 1 and "embedding" not in name else free).append(parameter)
-    return [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": free, "weight_decay": 0.0},
-    ]
+    return [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": free, "weight_decay": 0.0}]

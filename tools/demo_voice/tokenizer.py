@@ -24,11 +24,7 @@ def train_tokenizer(directory: Path, texts: Sequence[str], *, num_tokens: int, a
     """
     backend = _official_splitting()
     backend.model = models.BPE()
-    trainer = trainers.BpeTrainer(
-        vocab_size=num_tokens - _JOINS,
-        initial_alphabet=byte_alphabet(),
-        show_progress=False,
-    )
+    trainer = trainers.BpeTrainer(vocab_size=num_tokens - _JOINS, initial_alphabet=byte_alphabet(), show_progress=False)
     backend.train_from_iterator(cased(texts, random.Random(0)), trainer)
     merges = [tuple(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
     merges += _role_merges([token.value for token in backend.model.tokenize(_ROLE)])

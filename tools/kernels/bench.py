@@ -44,15 +44,6 @@ def random_talker(model: str) -> Talker:
     return talker
 
 
-class RandomCaches:
-    """Keys and values of contexts that nobody spoke."""
-
-    def __init__(self, config: TransformerConfig, num_slots: int, device: torch.device) -> None:
-        shape = (config.num_layers, num_slots, config.num_kv_heads, config.head_dim)
-        self.keys = torch.empty(shape, dtype=torch.bfloat16, device=device).normal_()
-        self.values = torch.empty_like(self.keys).normal_()
-
-
 class DecodeStep:
     """What a decode step needs, for one number of rows."""
 
@@ -66,7 +57,9 @@ class DecodeStep:
         positions = self.lengths - 1
         slots = self.tables[:, -1].long() * block_size + positions.long() % block_size
         self.context = Context(positions, slots, self.tables, self.lengths)
-        self.cache = RandomCaches(config.talker, (rows * blocks + 1) * block_size, device)
+        num_blocks, dtype = rows * blocks + 1, torch.bfloat16
+        self.cache = KVCache(config.talker, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device)
+        self.cache.blocks.normal_()  # contexts that were never spoken
         self.code0 = torch.randint(config.code_vocab_size, (rows,), device=device)
         self.draw = Draw(torch.arange(rows, device=device), torch.arange(rows, device=device), 0)
         options = FilterOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0)

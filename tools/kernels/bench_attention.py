@@ -16,9 +16,10 @@ import torch
 
 from deployments.talker.kernels.paged_attention import PagedBackend, choose_backend
 from deployments.talker.kernels.stack import FusedStack
+from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.talker import Talker
 from talkray_tools.released import SHAPES
-from tools.kernels.bench import DecodeStep, RandomCaches, random_talker
+from tools.kernels.bench import DecodeStep, random_talker
 from tools.kernels.reference import reference_attend_paged
 from tools.kernels.sweep import time_graph
 
@@ -60,7 +61,7 @@ def _step(stack: FusedStack, step: DecodeStep, attend: PagedBackend) -> None:
     stack.talker_step(step.x, step.context, step.cache, attend)
 
 
-def _layer(cache: RandomCaches, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _layer(cache: KVCache, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
     return cache.keys[layer], cache.values[layer]
 
 

@@ -52,7 +52,7 @@ def reference_attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: 
 
 def reference_attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor],
                            context: Context, block_size: int) -> Tensor:  # fmt: skip
-    """What `attend_paged` writes to `out`; it writes the caches alike."""
+    """What `TritonAttention` returns; it writes the caches alike."""
     query, key, value = reference_qkv(qkv, norms, heads, context.positions.long())
     keys, values = caches
     keys[context.slots], values[context.slots] = key, value

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from serve_app.audio.formats import AudioFormat, CodecEncoder, RawEncoder, open_encoder
+from serve_app.audio.formats import AudioFormat, CompressedEncoder, RawEncoder, open_encoder
 
 Row = dict[str, Any]
 _RATE, _FRAME_SAMPLES = 24000, 1920
@@ -111,7 +111,7 @@ def _header_bytes(audio_format: AudioFormat) -> int:
     return {AudioFormat.WAV: 44, AudioFormat.OPUS: 200, AudioFormat.FLAC: 100}.get(audio_format, 0)
 
 
-def _open(audio_format: AudioFormat, bit_rate: int | None) -> RawEncoder | CodecEncoder:
+def _open(audio_format: AudioFormat, bit_rate: int | None) -> RawEncoder | CompressedEncoder:
     return open_encoder(audio_format, _RATE, frame_samples=_FRAME_SAMPLES, bit_rate=bit_rate)
 
 

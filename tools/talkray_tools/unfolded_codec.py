@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from deployments.codec.backends.triton_slots import every_code
 from deployments.codec.config import CONTEXT, RESIDUAL_DILATIONS, DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.layers import LayerScale, rotary_tables, rotate
+from deployments.talker.model.layers import GatedMLP
 from deployments.weights.checkpoint import load_strict, without_values
 
 _MIN_USAGE = 1e-5  # keeps a codebook entry that training never used finite
@@ -107,7 +108,7 @@ class ExactRMSNorm(nn.Module):
 
 
 class WindowedAttention(nn.Module):
-    """WindowedAttention to each frame and to the `window - 1` frames before it."""
+    """Attention of each frame to itself and to the `window - 1` frames before it."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -132,23 +133,8 @@ class WindowedAttention(nn.Module):
         return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
-class GatedFeedForward(nn.Module):
-    """Gated SiLU perceptron."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, T, hidden] -> [B, T, hidden]."""
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
-
 class WindowedLayer(nn.Module):
-    """WindowedAttention and perceptron, each behind a norm and scaled per channel before it is added."""
+    """Attention and perceptron, each behind a norm and scaled per channel before it is added."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -156,7 +142,7 @@ class WindowedLayer(nn.Module):
         self.self_attn = WindowedAttention(config)
         self.self_attn_layer_scale = LayerScale(config.hidden_size)
         self.post_attention_layernorm = ExactRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = GatedFeedForward(config)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
         self.mlp_layer_scale = LayerScale(config.hidden_size)
 
     def forward(self, x: Tensor, *, mask: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
@@ -195,13 +181,7 @@ class CausalConv1d(nn.Module):
     """Stride-1 convolution over [B, channels, time], behind silence."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        kernel_size: int,
-        dilation: int = 1,
-        groups: int = 1,
+        self, in_channels: int, out_channels: int, *, kernel_size: int, dilation: int = 1, groups: int = 1
     ) -> None:
         super().__init__()
         self.conv = nn.Conv1d(in_channels, out_channels, kernel_size, dilation=dilation, groups=groups)

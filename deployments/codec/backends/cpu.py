@@ -5,9 +5,9 @@ They are called through ctypes, whose calls leave Python to other threads.
 
 import ctypes
 import mmap
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from enum import IntEnum
 from importlib.util import find_spec
 
@@ -72,21 +72,16 @@ BUILT = bool(_functions)
 MATRIX_UNITS = _functions["matrix_units"]() if BUILT else 0
 
 
-class _Calls(threading.local):
-    """The calls of this thread, while they are recorded."""
-
-    recorded: list[tuple[int, ...]] | None = None
-
-
-_calls = _Calls()
+# Each thread's own: the calls so far, while they are recorded.
+_recorded: ContextVar[list[tuple[int, ...]] | None] = ContextVar("recorded", default=None)
 
 
 def _call(name: str, *words: int | None) -> None:
     function = _functions[name]
     function(*words)
-    if _calls.recorded is not None:
+    if (steps := _recorded.get()) is not None:
         address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
-        _calls.recorded.append((address, *(word or 0 for word in words)))
+        steps.append((address, *(word or 0 for word in words)))
 
 
 class RecordedCalls:
@@ -97,12 +92,12 @@ class RecordedCalls:
 
     def __init__(self, calls: Callable[[], object], tensors: Sequence[Tensor]) -> None:
         """Make the `calls` of this module. All other tensors that they work on stay where they are."""
-        _calls.recorded = []
+        steps: list[tuple[int, ...]] = []
+        token = _recorded.set(steps)
         try:
             calls()
-            steps = _calls.recorded
         finally:
-            _calls.recorded = None
+            _recorded.reset(token)
         words = [word for step in steps for word in (*step, *[0] * (_WORDS - len(step)))]
         numbers = {tensor.data_ptr(): number for number, tensor in enumerate(tensors)}
         self._words = torch.tensor(words, dtype=torch.int64)
@@ -162,14 +157,7 @@ class Convolution:
 
     dtype = torch.bfloat16
 
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        dilation: int = 1,
-        *,
-        gated: bool = False,
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, dilation: int = 1, *, gated: bool = False) -> None:
         """`weight` is [taps, in, out], `bias` [out]; `gated` makes silu of the first half of the outputs times the
         second one.
         """
@@ -307,11 +295,7 @@ def depthwise_norm(x: Tensor, memories: tuple[Tensor, Tensor], block: ConvNeXt, 
 
 
 def gather(
-    x: Tensor,
-    out: Tensor,
-    snake: Snake | None = None,
-    pasts: Sequence[Tensor] = (),
-    nexts: Sequence[Tensor] = (),
+    x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = (), nexts: Sequence[Tensor] = ()
 ) -> bool:
     """Fill `out` [B, context + time, channels] with the streams' pasts [context, channels], and x after the snake.
 

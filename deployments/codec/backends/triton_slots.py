@@ -317,11 +317,7 @@ class _GpuCall(DecodeCall):
 
 
 def fitting_slots(
-    exact: CodecDecoder,
-    make: Callable[[Precision], TritonSlots],
-    *,
-    prepare: Prepare,
-    report: Callable[[str], None],
+    exact: CodecDecoder, make: Callable[[Precision], TritonSlots], *, prepare: Prepare, report: Callable[[str], None]
 ) -> TritonSlots:
     """The result of `make` for the first of PRECISIONS that is as good as `exact` on every code, else for the last: no
     start fails here.

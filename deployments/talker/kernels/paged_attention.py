@@ -145,40 +145,10 @@ def _paged_attention(
                 tl.store(target, merged.to(dtype))
 
 
-class PagedScratch:
-    """Partial results of the programs of a split context, for the program that merges."""
-
-    def __init__(self, rows: int, heads: Heads, splits: int, device: torch.device) -> None:
-        self.splits = splits
-        self.parts = torch.empty((rows, splits, heads.query, heads.dim), dtype=torch.float32, device=device)
-        self.statistics = torch.empty((rows, splits, heads.query, 2), dtype=torch.float32, device=device)
-        self.arrived = torch.zeros((rows, heads.key), dtype=torch.int32, device=device)
-
-
 def splits_for(rows: int) -> int:
     """Into how many programs a row's context is cut: enough to fill the GPU at eight heads a row."""
     wanted: int = triton.next_power_of_2(64 // max(1, rows))
     return max(1, min(8, wanted))
-
-
-def attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], context: Context,
-                 block_size: int, scratch: PagedScratch, out: Tensor, *, pdl: bool = False, warps: int = 4,
-                 stages: int = 2, tile: int = _MAX_TILE) -> None:  # fmt: skip
-    """Attention over paged contexts; the new keys and values are written to their slots.
-
-    `caches`: keys and values [slots, kv_heads, head_dim] of one layer; `out` [rows, heads * head_dim]. A block holds a
-    multiple of MIN_BLOCK positions.
-    """
-    keys, values = caches
-    rows = qkv.shape[0]
-    _paged_attention[(rows, heads.key, scratch.splits)](
-        qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slots,
-        context.block_tables, context.lengths, scratch.parts, scratch.statistics, scratch.arrived, out,
-        context.block_tables.stride(0), norms.eps,
-        heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, block_size=block_size,
-        tile=min(tile, block_size & -block_size), splits=scratch.splits, stages=stages, pdl=pdl,
-        num_warps=warps, launch_pdl=pdl,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -209,7 +179,7 @@ def _prepare_rows(
 
 def prepare_rows(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], context: Context,
                  queries: Tensor, *, pdl: bool = False) -> None:  # fmt: skip
-    """Everything of `attend_paged` but the attention: fill `queries` [rows, heads, head_dim] and the new slots."""
+    """Everything of `TritonAttention` but the attention: fill `queries` [rows, heads, head_dim] and the new slots."""
     keys, values = caches
     _prepare_rows[(qkv.shape[0], heads.key)](
         qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slots, queries,
@@ -233,18 +203,33 @@ class TritonAttention:
     name = "triton"
 
     def __init__(self, heads: Heads, *, block_size: int, pdl: bool) -> None:
+        """`block_size`: a multiple of MIN_BLOCK."""
         self.heads, self.block_size, self.pdl = heads, block_size, pdl
-        self._scratch: dict[int, tuple[PagedScratch, Tensor]] = {}
+        self._buffers: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}  # by rows
 
     def __call__(self, qkv: Tensor, norms: HeadNorms, caches: tuple[Tensor, Tensor], context: Context) -> Tensor:
         """The result is valid until the next call with as many rows."""
-        rows = len(qkv)
-        if rows not in self._scratch:
-            scratch = PagedScratch(rows, self.heads, splits_for(rows), qkv.device)
-            self._scratch[rows] = scratch, qkv.new_empty((rows, self.heads.query * self.heads.dim))
-        scratch, out = self._scratch[rows]
-        attend_paged(qkv, norms, self.heads, caches, context, self.block_size, scratch, out, pdl=self.pdl)
+        rows, heads, (keys, values) = len(qkv), self.heads, caches
+        if rows not in self._buffers:
+            self._buffers[rows] = self._allocate(qkv)
+        parts, statistics, arrived, out = self._buffers[rows]
+        splits = parts.shape[1]
+        _paged_attention[(rows, heads.key, splits)](
+            qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slots,
+            context.block_tables, context.lengths, parts, statistics, arrived, out, context.block_tables.stride(0),
+            norms.eps, heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, block_size=self.block_size,
+            tile=min(_MAX_TILE, self.block_size & -self.block_size), splits=splits, stages=2, pdl=self.pdl,
+            num_warps=4, launch_pdl=self.pdl,
+        )  # fmt: skip
         return out
+
+    def _allocate(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Partial results of a split context's programs for the one that merges, how many have come; the result."""
+        rows, heads, splits, device = len(qkv), self.heads, splits_for(len(qkv)), qkv.device
+        parts = torch.empty((rows, splits, heads.query, heads.dim), dtype=torch.float32, device=device)
+        statistics = torch.empty((rows, splits, heads.query, 2), dtype=torch.float32, device=device)
+        arrived = torch.zeros((rows, heads.key), dtype=torch.int32, device=device)
+        return parts, statistics, arrived, qkv.new_empty((rows, heads.query * heads.dim))
 
 
 class FlashAttention:

@@ -1,7 +1,6 @@
 """A decoder stack for decoding: one new position per row, five kernels a layer."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import triton
@@ -20,6 +19,7 @@ from deployments.talker.kernels.matmul import (
 )
 from deployments.talker.kernels.paged_attention import PagedBackend
 from deployments.talker.kernels.qkv import HeadNorms, Heads
+from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.config import TransformerConfig
 from deployments.talker.model.layers import DecoderLayer, DecoderStack
 
@@ -33,13 +33,6 @@ class PackedLayer:
     gate_up: Tensor  # [2 * intermediate, hidden], post-attention norm folded in
     down: Tensor  # [hidden, intermediate]
     norms: HeadNorms
-
-
-class LayerCaches(Protocol):
-    """Keys and values of all layers, each [layers, slots, kv_heads, head_dim] and contiguous from the slots on."""
-
-    keys: Tensor
-    values: Tensor
 
 
 class FrameCache:
@@ -71,7 +64,7 @@ class FusedStack:
         self._input = like_rows(max_rows, config.hidden_size, like)
         self._out = torch.empty_like(self._residual.values)
 
-    def talker_step(self, x: Tensor, context: Context, cache: LayerCaches, attend: PagedBackend) -> Tensor:
+    def talker_step(self, x: Tensor, context: Context, cache: KVCache, attend: PagedBackend) -> Tensor:
         """One position of each row over its paged context: [rows, hidden] -> [rows, hidden] after the final norm.
 
         The result is valid until the next call.

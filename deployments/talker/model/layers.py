@@ -5,7 +5,7 @@ together; the `Attend` callback, which owns the keys and values, decides to whic
 official `modeling_qwen3_tts.py`, whose interleaved multi-axis RoPE has three equal positions: plain rotate-half RoPE.
 """
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.model.config import TransformerConfig
 
-
-class Attend(Protocol):
-    """Stores the rows' keys and values of a layer and returns each row's attention."""
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[rows, heads, head_dim], [rows, kv_heads, head_dim] twice -> [rows, heads, head_dim]."""
-        ...
+# Stores the rows' keys and values [rows, kv_heads, head_dim] of a layer (its number comes first) and returns the
+# attention of their queries, [rows, heads, head_dim] as these.
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class RMSNorm(nn.Module):
@@ -88,14 +84,14 @@ class Attention(nn.Module):
 class GatedMLP(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, hidden]."""
+        """[..., hidden] -> [..., hidden]."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -106,7 +102,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.self_attn = Attention(config)
-        self.mlp = GatedMLP(config)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 

@@ -41,16 +41,14 @@ class SpeakerEncoderConfig:
         return max(_PADDING + 1, (max(reflected) + 1) * _HOP)
 
 
-class ReflectedConvolution(nn.Conv1d):
-    """Same-length convolution over reflected edges."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> None:
-        super().__init__(inputs, outputs, kernel, dilation=dilation, padding="same", padding_mode="reflect")
+def reflected_convolution(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Conv1d:
+    """Of the same length, over reflected edges."""
+    return nn.Conv1d(inputs, outputs, kernel, dilation=dilation, padding="same", padding_mode="reflect")
 
 
 def time_delay_block(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Sequential:
-    """ReflectedConvolution and ReLU: [batch, inputs, frames] -> [batch, outputs, frames]."""
-    return nn.Sequential(OrderedDict(conv=ReflectedConvolution(inputs, outputs, kernel, dilation), relu=nn.ReLU()))
+    """Convolution and ReLU: [batch, inputs, frames] -> [batch, outputs, frames]."""
+    return nn.Sequential(OrderedDict(conv=reflected_convolution(inputs, outputs, kernel, dilation), relu=nn.ReLU()))
 
 
 class Res2NetBlock(nn.Module):
@@ -78,8 +76,8 @@ class SqueezeExcitation(nn.Module):
 
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
-        self.conv1 = ReflectedConvolution(channels, squeezed)
-        self.conv2 = ReflectedConvolution(squeezed, channels)
+        self.conv1 = reflected_convolution(channels, squeezed)
+        self.conv2 = reflected_convolution(squeezed, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, channels, frames] -> the same shape."""
@@ -111,7 +109,7 @@ class AttentiveStatisticsPooling(nn.Module):
     def __init__(self, channels: int, attention_channels: int) -> None:
         super().__init__()
         self.tdnn = time_delay_block(channels * 3, attention_channels)
-        self.conv = ReflectedConvolution(attention_channels, channels)
+        self.conv = reflected_convolution(attention_channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, channels, frames] -> [batch, 2 * channels, 1]."""
@@ -139,7 +137,7 @@ class SpeakerEncoder(nn.Module):
         self.blocks = nn.ModuleList([first, *middle])
         self.mfa = time_delay_block(channels[-1], channels[-1], shape.enc_kernel_sizes[-1], shape.enc_dilations[-1])
         self.asp = AttentiveStatisticsPooling(channels[-1], shape.enc_attention_channels)
-        self.fc = ReflectedConvolution(channels[-1] * 2, shape.enc_dim)
+        self.fc = reflected_convolution(channels[-1] * 2, shape.enc_dim)
 
     @torch.inference_mode()
     def embed(self, audio: Tensor) -> Tensor:

@@ -89,11 +89,7 @@ def test_the_probe_takes_the_next_exact_path_and_never_prevents_a_start(
 
 @pytest.mark.parametrize(
     ("flags", "noise_db", "precision"),
-    [
-        (["avx512_bf16"], 36.0, "bfloat16"),
-        (["amx_bf16"], 27.0, "float32"),
-        (["avx512f"], 36.0, "float32"),
-    ],
+    [(["avx512_bf16"], 36.0, "bfloat16"), (["amx_bf16"], 27.0, "float32"), (["avx512f"], 36.0, "float32")],
 )
 def test_a_cpu_rounds_where_it_has_units_for_it_and_nobody_hears_it(
     flags: list[str], noise_db: float, precision: str, directory: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,8 @@ import pytest
 from deployments import playback
 from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, ReplicaLost, TalkerLost
 from deployments.protocol import FinishReason, FrameChunk
-from deployments.serving.failover import Attempts, RetryLimits, persist
+from deployments.serving import failover
+from deployments.serving.failover import Attempts, persist
 
 pytestmark = pytest.mark.anyio
 
@@ -48,8 +49,8 @@ class Replicas:
             self.closed += 1
             self.was_closed.set()
 
-    async def read(self, limits: RetryLimits = RetryLimits(), lost: type[ReplicaLost] = TalkerLost) -> list[int]:  # noqa: B008
-        async with aclosing(persist(self.ask, lambda chunk: chunk, request_id="r", lost=lost, limits=limits)) as chunks:
+    async def read(self, lost: type[ReplicaLost] = TalkerLost) -> list[int]:
+        async with aclosing(persist(self.ask, lambda chunk: chunk, request_id="r", lost=lost)) as chunks:
             async for chunk in chunks:
                 self.have += chunk.codes[:, 0].tolist()
         return self.have
@@ -70,7 +71,7 @@ async def test_a_lost_stream_goes_on_behind_what_the_reader_has(loss: Exception)
 
 
 def test_the_first_other_replica_is_asked_at_once() -> None:
-    attempts = Attempts(TalkerLost, RetryLimits())
+    attempts = Attempts(TalkerLost)
     for _ in range(2):
         attempts.accepted()
         attempts.progressed()
@@ -130,28 +131,30 @@ async def test_what_was_lost_further_behind_is_not_asked_for_again() -> None:
 
 async def test_a_request_that_kills_its_replicas_is_given_up() -> None:
     replicas = Replicas([frame(1), LOST], [BEAT, LOST])
-    with pytest.raises(TalkerLost, match="given up after 3 losses"):
-        await replicas.read(RetryLimits(max_futile=2))
-    assert replicas.asked == [0, 1, 1]
+    with pytest.raises(TalkerLost, match="given up after 4 losses"):
+        await replicas.read()
+    assert replicas.asked == [0, 1, 1, 1]
 
 
 async def test_losses_are_counted_over_the_whole_stream() -> None:
     replicas = Replicas([frame(1), LOST])
     with pytest.raises(TalkerLost):
-        await replicas.read(RetryLimits(max_losses=3))
-    assert replicas.have == [1, 1, 1]
+        await replicas.read()
+    assert replicas.have == [1] * 12
 
 
-async def test_moves_are_not_losses() -> None:
+async def test_moves_are_not_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failover, "_MAX_LOSSES", 2)
     moves: list[list[FrameChunk | Exception]] = [[BEAT, Moved("leaving")] for _ in range(4)]
     replicas = Replicas([frame(1), LOST], *moves, [frame(2, last=True)])
-    assert await replicas.read(RetryLimits(max_losses=2, max_futile=1)) == [1, 2]
+    assert await replicas.read() == [1, 2]
 
 
-async def test_without_a_replica_patience_ends_in_an_error() -> None:
+async def test_without_a_replica_patience_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failover, "_PATIENCE_S", 0.05)
     replicas = Replicas([frame(1), LOST], [NotReady("none")])
     with pytest.raises(TalkerLost) as caught:
-        await replicas.read(RetryLimits(patience_s=0.05))
+        await replicas.read()
     assert isinstance(caught.value.__cause__, NotReady)
 
 
@@ -183,13 +186,12 @@ async def test_cancelling_ends_the_wait() -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that waits for anything else is one that takes nothing."""
     monkeypatch.setattr(playback, "UNREAD_S", 0.0)
+    monkeypatch.setattr(failover, "_MAX_LOSSES", 1)  # leaving it is none
 
 
 async def persisted(replicas: Replicas, *, pause_behind: int) -> list[int]:
     """What a reader has that takes nothing behind so many frames until their replica was left."""
-    limits = RetryLimits(max_losses=1)
-    chunks = persist(replicas.ask, lambda chunk: chunk, request_id="r", lost=TalkerLost, limits=limits)
-    async with aclosing(chunks):
+    async with aclosing(persist(replicas.ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
         async for chunk in chunks:
             replicas.have += chunk.codes[:, 0].tolist()
             if len(replicas.have) == pause_behind:

@@ -13,6 +13,7 @@ from deployments.codec.slots import CODE_RING, Pcm, PlainSlots
 from deployments.codec.state import DecoderState
 from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ALL_FRAMES, Codes, Reference
+from deployments.talker import audio as audio_streams
 from deployments.talker.audio import AudioStreams
 from deployments.talker.engine import Engine, StepOutput
 from deployments.talker.loading import build_engine
@@ -168,13 +169,21 @@ class FakeSlots:
         self.num_preceded += 1
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(audio_streams, "time", clock)
+    return clock
+
+
 def frames_of(count: int) -> Tensor:
     return torch.zeros((count, 16), dtype=torch.int16)
 
 
+@pytest.mark.usefixtures("clock")
 def test_the_first_frame_starts_at_once_and_later_ones_share_calls() -> None:
-    slots, clock = FakeSlots(), Clock()
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=clock)
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
     for number in range(6):
         audio.open(number, None, frames=ALL_FRAMES)
         audio.add_frames([number], frames_of(1))
@@ -184,9 +193,10 @@ def test_the_first_frame_starts_at_once_and_later_ones_share_calls() -> None:
     assert [len(called) for called, _ in slots.calls] == [1, 1, 4]
 
 
+@pytest.mark.usefixtures("clock")
 def test_the_talker_waits_for_a_first_frame_but_not_for_other_calls() -> None:
     slots = FakeSlots()
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=Clock())
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
     audio.prioritise_last_call()
     assert slots.num_preceded == 0
     audio.open(0, None, frames=ALL_FRAMES)
@@ -199,9 +209,9 @@ def test_the_talker_waits_for_a_first_frame_but_not_for_other_calls() -> None:
     assert slots.num_preceded == 1, "another call is before it"
 
 
-def test_a_stream_that_plays_lets_a_new_one_go_first() -> None:
-    slots, clock = FakeSlots(), Clock()
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=clock)
+def test_a_stream_that_plays_lets_a_new_one_go_first(clock: Clock) -> None:
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
     audio.open(0, None, frames=ALL_FRAMES)
     audio.add_frames([0], frames_of(1))
     slots.decode_calls[0].done = True
@@ -220,9 +230,10 @@ def test_a_stream_that_plays_lets_a_new_one_go_first() -> None:
     assert slots.calls[3][1] == 1
 
 
+@pytest.mark.usefixtures("clock")
 def test_under_load_chunks_are_wider() -> None:
     slots = FakeSlots()
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=Clock())
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
     for number in range(40):
         audio.open(number, None, frames=ALL_FRAMES)
     for _ in range(30):
@@ -242,9 +253,9 @@ def land(slots: FakeSlots, audio: AudioStreams) -> list[int]:
     return [number for number, _ in audio.take()]
 
 
-def playing(slots: FakeSlots, clock: Clock, streams: int) -> AudioStreams:
+def playing(slots: FakeSlots, streams: int) -> AudioStreams:
     """Streams whose listeners have 15 frames in hand, while no further ones exist."""
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=clock)
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
     for number in range(streams):
         audio.open(number, None, frames=ALL_FRAMES)
     for _ in range(15):
@@ -261,18 +272,19 @@ def add_frames(audio: AudioStreams, stream: int, frames: int) -> None:
         audio.add_frames([stream], frames_of(1))
 
 
+@pytest.mark.usefixtures("clock")
 def test_streams_with_time_wait_for_each_other() -> None:
-    slots, clock = FakeSlots(), Clock()
-    audio = playing(slots, clock, 12)
+    slots = FakeSlots()
+    audio = playing(slots, 12)
     add_frames(audio, 0, 12)
     assert slots.calls == []
     add_frames(audio, 1, 12)
     assert slots.shapes == [(2, 12)]
 
 
-def test_a_stream_with_time_waits_no_longer_than_bearable() -> None:
-    slots, clock = FakeSlots(), Clock()
-    audio = playing(slots, clock, 12)
+def test_a_stream_with_time_waits_no_longer_than_bearable(clock: Clock) -> None:
+    slots = FakeSlots()
+    audio = playing(slots, 12)
     add_frames(audio, 0, 12)
     clock.now_s += 0.09
     assert audio.take() == []
@@ -282,9 +294,9 @@ def test_a_stream_with_time_waits_no_longer_than_bearable() -> None:
     assert slots.shapes == [(1, 12)]
 
 
-def test_a_stream_that_has_waited_goes_like_any_other_however_busy_the_device_is() -> None:
-    slots, clock = FakeSlots(), Clock()
-    audio = playing(slots, clock, 12)
+def test_a_stream_that_has_waited_goes_like_any_other_however_busy_the_device_is(clock: Clock) -> None:
+    slots = FakeSlots()
+    audio = playing(slots, 12)
     add_frames(audio, 0, 12)
     add_frames(audio, 1, 12)
     add_frames(audio, 2, 12)
@@ -294,16 +306,18 @@ def test_a_stream_that_has_waited_goes_like_any_other_however_busy_the_device_is
     assert slots.shapes == [(2, 12), (1, 12)]
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_stream_alone_does_not_wait() -> None:
-    slots, clock = FakeSlots(), Clock()
-    audio = playing(slots, clock, 1)
+    slots = FakeSlots()
+    audio = playing(slots, 1)
     add_frames(audio, 0, 12)
     assert slots.shapes == [(1, 12)]
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_first_frame_finds_one_shared_call_before_it_at_most() -> None:
-    slots, clock = FakeSlots(), Clock()
-    audio = playing(slots, clock, 12)
+    slots = FakeSlots()
+    audio = playing(slots, 12)
     for stream in range(4):
         add_frames(audio, stream, 12)
     assert slots.shapes == [(2, 12)]
@@ -312,17 +326,18 @@ def test_a_first_frame_finds_one_shared_call_before_it_at_most() -> None:
     assert slots.shapes == [(2, 12), (1, 1)]
 
 
-def test_a_stream_whose_listener_has_little_left_goes_at_once() -> None:
-    slots, clock = FakeSlots(), Clock()
-    audio = playing(slots, clock, 12)
+def test_a_stream_whose_listener_has_little_left_goes_at_once(clock: Clock) -> None:
+    slots = FakeSlots()
+    audio = playing(slots, 12)
     clock.now_s = 15 * FRAME_S - 0.3
     add_frames(audio, 0, 12)
     assert slots.shapes == [(1, 12)]
 
 
+@pytest.mark.usefixtures("clock")
 def test_the_end_of_a_stream_is_one_call() -> None:
-    slots, clock = FakeSlots(), Clock()
-    audio = playing(slots, clock, 1)
+    slots = FakeSlots()
+    audio = playing(slots, 1)
     add_frames(audio, 0, 5)
     assert audio.finish(0)
     assert slots.shapes == [(1, 8)]
@@ -332,9 +347,10 @@ def test_the_end_of_a_stream_is_one_call() -> None:
     assert not audio.is_pending(0)
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_known_recording_is_not_heard_again() -> None:
     slots = FakeSlots(num_slots=8)
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=Clock())
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
 
     def clone(recording: Codes) -> DecoderState | None:
         """The first frame of one; what its slot began with."""
@@ -360,9 +376,10 @@ def test_a_known_recording_is_not_heard_again() -> None:
     assert clone(two) is None
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_slot_never_holds_more_codes_than_fit() -> None:
     slots = FakeSlots()
-    audio = AudioStreams(lambda: slots, frame_s=FRAME_S, now_s=Clock())
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
     audio.open(0, None, frames=ALL_FRAMES)
     for pushed in range(1, 2 * CODE_RING):
         audio.add_frames([0], frames_of(1))

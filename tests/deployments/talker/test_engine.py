@@ -409,7 +409,6 @@ def test_frames_a_listener_does_not_need_yet_are_sent_together(
     engine = build_engine(checkpoint, CONFIG)
     monkeypatch.setattr(engine, "_max_held", 4)
     monkeypatch.setattr("deployments.talker.engine.time.monotonic", lambda: 9.0)
-    monkeypatch.setattr(engine.scheduler, "_now_s", lambda: 9.0)
     chunks = chunks_of(engine, MIX[0])
     sizes = [len(chunk.codes) for chunk in chunks]
     assert sizes[:8] == [1, 1, 1, 1, 1, 1, 4, 4][: len(sizes)]  # 6 frames last for more than 0.4 s

@@ -9,34 +9,30 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
+from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk, Reference
-from deployments.talker.channel import (
-    Abort,
-    Alive,
-    Command,
-    Loading,
-    Produced,
-    Ready,
-    Report,
-    RequestFailed,
-    Start,
-    Submit,
-    Unpacker,
-    encode,
-)
+from deployments.talker import channel
 from deployments.talker.engine import Engine, StepOutput
 from deployments.talker.loading import build_engine
-from deployments.talker.process import EngineProcess, PipeClosedError
+from deployments.talker.process import EngineProcess
 from deployments.talker.runner import ModelRunner
 from deployments.talker.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, speak
+
+
+class Start(NamedTuple):
+    """What a process is to load."""
+
+    model: str
+    config: TalkerConfig
 
 
 class Replica:
@@ -44,17 +40,13 @@ class Replica:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.unpacker = Unpacker()
+        self.unpacker = channel.Unpacker()
         self.reports = self._read()
 
-    def send(self, *commands: Command) -> None:
-        self.connection.sendall(b"".join(encode(command) for command in commands))
+    def send(self, *commands: channel.Command) -> None:
+        self.connection.sendall(b"".join(channel.encode(command) for command in commands))
 
-    def load(self, start: Start) -> list[Report]:
-        self.send(start)
-        return self.until(lambda report: isinstance(report, Ready))
-
-    def until(self, condition: Callable[[Report], bool]) -> list[Report]:
+    def until(self, condition: Callable[[channel.Report], bool]) -> list[channel.Report]:
         """Reports up to the first that meets the condition."""
         seen = []
         for report in self.reports:
@@ -63,15 +55,15 @@ class Replica:
                 return seen
         raise AssertionError(f"the socket closed after {seen}")
 
-    def _read(self) -> Iterator[Report]:
+    def _read(self) -> Iterator[channel.Report]:
         while data := self.connection.recv(1 << 16):
             for message in self.unpacker.feed(data):
-                assert isinstance(message, Report)
+                assert isinstance(message, channel.Report)
                 yield message
 
 
 @contextmanager
-def engine_process(ends_with: type[Exception] = PipeClosedError) -> Iterator[Replica]:
+def engine_process(start: Start, ends_with: type[Exception] = ConnectionError) -> Iterator[Replica]:
     """The replica's end of a process that runs in a thread; it ends with the socket."""
     ours, theirs = socket.socketpair()
     ended: list[BaseException] = []
@@ -79,8 +71,8 @@ def engine_process(ends_with: type[Exception] = PipeClosedError) -> Iterator[Rep
     def run() -> None:
         with theirs:
             try:
-                EngineProcess(theirs).run()
-            except (PipeClosedError, CheckpointError, ends_with) as error:
+                EngineProcess(theirs).run(*start)
+            except (ConnectionError, CheckpointError, ends_with) as error:
                 ended.append(error)
 
     thread = Thread(target=run)
@@ -91,19 +83,31 @@ def engine_process(ends_with: type[Exception] = PipeClosedError) -> Iterator[Rep
     assert len(ended) == 1
 
 
-def is_last(number: int) -> Callable[[Report], bool]:
+def is_ready(report: channel.Report) -> bool:
+    return isinstance(report, channel.Ready)
+
+
+@contextmanager
+def loaded(start: Start, ends_with: type[Exception] = ConnectionError) -> Iterator[Replica]:
+    """As `engine_process`, once it takes requests."""
+    with engine_process(start, ends_with) as replica:
+        replica.until(is_ready)
+        yield replica
+
+
+def is_last(number: int) -> Callable[[channel.Report], bool]:
     return lambda report: (
-        isinstance(report, Produced)
+        isinstance(report, channel.Produced)
         and any(each == number and chunk.finish_reason is not None for each, chunk in report.chunks)
     )
 
 
-def has_frames(report: Report) -> bool:
-    return isinstance(report, Produced) and bool(report.chunks)
+def has_frames(report: channel.Report) -> bool:
+    return isinstance(report, channel.Produced) and bool(report.chunks)
 
 
-def chunks_of(reports: list[Report], number: int) -> list[FrameChunk]:
-    produced = [report for report in reports if isinstance(report, Produced)]
+def chunks_of(reports: list[channel.Report], number: int) -> list[FrameChunk]:
+    produced = [report for report in reports if isinstance(report, channel.Produced)]
     return [chunk for report in produced for each, chunk in report.chunks if each == number]
 
 
@@ -118,52 +122,48 @@ def start(checkpoint: Path) -> Start:
 
 
 def test_it_tells_what_it_loads_and_then_what_it_loaded(start: Start, engine: Engine) -> None:
-    with engine_process() as replica:
-        *loading, ready = replica.load(start)
-        stages = [report.stage for report in loading if isinstance(report, Loading)]
+    with engine_process(start) as replica:
+        *loading, ready = replica.until(is_ready)
+        stages = [report.stage for report in loading if isinstance(report, channel.Loading)]
         assert len(stages) == len(loading)
         assert stages[0] == f"looking for {start.model}"
         assert "loading the talker" in stages
         assert " s in all: " in stages[-1]
         assert re.search(r" on cpu, room for \d+ minutes of speech at once$", stages[-2])
-        assert isinstance(ready, Ready)
+        assert isinstance(ready, channel.Ready)
         assert ready.info == replace(engine.info, name=start.model)
 
 
 def test_it_speaks_as_its_engine_does(start: Start, checkpoint: Path) -> None:
-    with engine_process() as replica:
-        replica.load(start)
-        replica.send(Submit(4, ask()))
+    with loaded(start) as replica:
+        replica.send(channel.Submit(4, ask()))
         reports = replica.until(is_last(4))
     spoken = Spoken.join(chunks_of(reports, 4))
     assert np.array_equal(spoken.codes, speak(build_engine(checkpoint, start.config), ask()).codes)
-    assert isinstance(reports[-1], Produced)
+    assert isinstance(reports[-1], channel.Produced)
     assert (reports[-1].num_running, reports[-1].num_waiting) == (0, 0)
 
 
 def test_it_counts_who_runs_and_who_waits(start: Start) -> None:
-    with engine_process() as replica:
-        replica.load(start)
-        replica.send(Submit(1, ask(ignore_eos=True)), Submit(2, ask(ignore_eos=True)))
+    with loaded(start) as replica:
+        replica.send(channel.Submit(1, ask(ignore_eos=True)), channel.Submit(2, ask(ignore_eos=True)))
         first = replica.until(has_frames)[-1]
-        assert isinstance(first, Produced)
+        assert isinstance(first, channel.Produced)
         assert (first.num_running, first.num_waiting) == (1, 1)
 
 
 def test_an_idle_engine_still_reports(start: Start) -> None:
-    with engine_process() as replica:
-        replica.load(start)
+    with loaded(start) as replica:
         for _ in range(2):
-            assert replica.until(lambda report: isinstance(report, Alive)) == [Alive()]
+            assert replica.until(lambda report: isinstance(report, channel.Alive)) == [channel.Alive()]
 
 
 def test_what_it_refuses_fails_alone(start: Start) -> None:
-    with engine_process() as replica:
-        replica.load(start)
+    with loaded(start) as replica:
         requests = {1: ask(" "), 2: ask(frames=8, ignore_eos=True), 3: ask(frames=8, ignore_eos=True), 4: ask()}
-        replica.send(*(Submit(number, request) for number, request in requests.items()))
+        replica.send(*(channel.Submit(number, request) for number, request in requests.items()))
         reports = replica.until(is_last(3))
-    failed = {report.id: report.error for report in reports if isinstance(report, RequestFailed)}
+    failed = {report.id: report.error for report in reports if isinstance(report, channel.RequestFailed)}
     assert failed.keys() == {1, 4}
     assert isinstance(failed[1], InvalidRequest)
     assert failed[1].param == "input"
@@ -172,36 +172,33 @@ def test_what_it_refuses_fails_alone(start: Start) -> None:
 
 
 def test_abort_makes_room_for_the_next(start: Start) -> None:
-    with engine_process() as replica:
-        replica.load(start)
-        replica.send(Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
+    with loaded(start) as replica:
+        replica.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
         replica.until(has_frames)
-        replica.send(Submit(2, ask(frames=3)), Abort(1), Abort(99))
+        replica.send(channel.Submit(2, ask(frames=3)), channel.Abort(1), channel.Abort(99))
         reports = replica.until(is_last(2))
-        assert isinstance(reports[-1], Produced)
+        assert isinstance(reports[-1], channel.Produced)
         assert (reports[-1].num_running, reports[-1].num_waiting) == (0, 0)
         assert {chunk.finish_reason for chunk in chunks_of(reports, 1)} <= {None}  # cut off, not finished
 
 
 def test_it_says_that_nothing_runs_after_the_last_abort(start: Start) -> None:
-    def is_free(report: Report) -> bool:
-        return isinstance(report, Produced) and (report.num_running, report.num_waiting) == (0, 0)
+    def is_free(report: channel.Report) -> bool:
+        return isinstance(report, channel.Produced) and (report.num_running, report.num_waiting) == (0, 0)
 
-    with engine_process() as replica:
-        replica.load(start)
-        replica.send(Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
+    with loaded(start) as replica:
+        replica.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
         replica.until(has_frames)
-        replica.send(Abort(1))
+        replica.send(channel.Abort(1))
         assert not chunks_of(replica.until(is_free)[-1:], 1)
 
 
 def test_a_checkpoint_that_does_not_load_is_reported(start: Start, checkpoint: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     (copy / "config.json").write_text("{}")
-    with engine_process() as replica:
-        replica.send(Start(str(copy), start.config))
-        failed = replica.until(lambda report: isinstance(report, RequestFailed))[-1]
-        assert isinstance(failed, RequestFailed)
+    with engine_process(Start(str(copy), start.config)) as replica:
+        failed = replica.until(lambda report: isinstance(report, channel.RequestFailed))[-1]
+        assert isinstance(failed, channel.RequestFailed)
         assert failed.id is None
         assert isinstance(failed.error, CheckpointError)
         assert "config.json" in str(failed.error)
@@ -209,23 +206,21 @@ def test_a_checkpoint_that_does_not_load_is_reported(start: Start, checkpoint: P
 
 
 def test_it_ends_with_its_socket(start: Start) -> None:
-    """Before it knows what to load, while it is idle, and while it speaks."""
-    with engine_process():
+    """While it loads, while it is idle, and while it speaks."""
+    with engine_process(start):
         pass
-    with engine_process() as idle:
-        idle.load(start)
-    with engine_process() as speaking:
-        speaking.load(start)
-        speaking.send(Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
+    with loaded(start):
+        pass
+    with loaded(start) as speaking:
+        speaking.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
         speaking.until(has_frames)
 
 
 def test_a_request_that_trips_the_engine_fails_alone(start: Start) -> None:
-    with engine_process() as replica:
-        replica.load(start)
-        replica.send(Submit(1, ask(language="klingon")), Submit(2, ask(frames=4, ignore_eos=True)))
+    with loaded(start) as replica:
+        replica.send(channel.Submit(1, ask(language="klingon")), channel.Submit(2, ask(frames=4, ignore_eos=True)))
         reports = replica.until(is_last(2))
-    [failed] = [report for report in reports if isinstance(report, RequestFailed)]
+    [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
     assert failed.id == 1
     assert isinstance(failed.error, EngineError)
     assert "klingon" in str(failed.error)
@@ -241,11 +236,10 @@ def test_a_request_that_trips_its_prefill_fails_alone(start: Start, monkeypatch:
 
     monkeypatch.setattr(ModelRunner, "prefill", tripping)
     config = start.config.model_copy(update={"max_num_seqs": 2})
-    with engine_process() as replica:
-        replica.load(Start(start.model, config))
-        replica.send(*(Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
+    with loaded(Start(start.model, config)) as replica:
+        replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
         reports = replica.until(is_last(1))
-    [failed] = [report for report in reports if isinstance(report, RequestFailed)]
+    [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
     assert (failed.id, type(failed.error)) == (2, EngineError)
     assert "tripped" in str(failed.error)
     assert len(chunks_of(reports, 1)) == 12
@@ -269,11 +263,10 @@ def break_state(monkeypatch: pytest.MonkeyPatch, number: int, *, after: int) -> 
 def test_a_stream_that_comes_to_nan_is_sent_away_alone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     break_state(monkeypatch, 1, after=5)
     config = start.config.model_copy(update={"max_num_seqs": 2})
-    with engine_process() as replica:
-        replica.load(Start(start.model, config))
-        replica.send(*(Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
+    with loaded(Start(start.model, config)) as replica:
+        replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
         reports = replica.until(is_last(2))
-    [failed] = [report for report in reports if isinstance(report, RequestFailed)]
+    [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
     assert failed.id == 1
     assert isinstance(failed.error, TalkerLost)
     assert len(chunks_of(reports, 1)) == 5
@@ -286,9 +279,8 @@ def test_a_second_one_ends_the_process(start: Start, monkeypatch: pytest.MonkeyP
     """One stream may have itself to blame, two have the same GPU."""
     break_state(monkeypatch, 1, after=5)
     break_state(monkeypatch, 2, after=3)
-    with engine_process(ends_with=EngineError) as replica:
-        replica.load(start)
-        replica.send(*(Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
+    with loaded(start, ends_with=EngineError) as replica:
+        replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
         reports = list(replica.reports)
     assert [len(chunks_of(reports, number)) for number in (1, 2)] == [5, 3]
 
@@ -297,11 +289,10 @@ def test_an_error_of_the_device_ends_the_process(start: Start, monkeypatch: pyte
     def broken_step(engine: Engine, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    with engine_process(ends_with=RuntimeError) as replica:
-        replica.load(start)
+    with loaded(start, ends_with=RuntimeError) as replica:
         monkeypatch.setattr(Engine, "step", broken_step)
-        replica.send(Submit(1, ask()))
-        assert not any(isinstance(report, Produced) for report in replica.reports)
+        replica.send(channel.Submit(1, ask()))
+        assert not any(isinstance(report, channel.Produced) for report in replica.reports)
 
 
 def test_a_large_command_is_read_to_its_end_but_not_waited_for() -> None:
@@ -309,13 +300,13 @@ def test_a_large_command_is_read_to_its_end_but_not_waited_for() -> None:
     with ours, theirs:
         process = EngineProcess(theirs)
         recording = Reference(np.zeros(240_000, np.float32), "Said.")
-        large = encode(Submit(1, ask(voice=None, reference=recording)))
+        large = channel.encode(channel.Submit(1, ask(voice=None, reference=recording)))
         writing = Thread(target=ours.sendall, args=(large + large[:1000],))
         writing.start()
         commands, reads = process._receive(timeout_s=10), 1
         while not commands:  # on a machine that is too busy the rest comes too late
             commands, reads = process._receive(timeout_s=10), reads + 1
-        assert [command.id for command in commands if isinstance(command, Submit)] == [1]
+        assert [command.id for command in commands if isinstance(command, channel.Submit)] == [1]
         assert reads < 4  # there is room for a quarter of it in the socket
         writing.join()
         began_s = time.monotonic()

@@ -371,8 +371,7 @@ def stepped(engine: Engine, size: int, seed: int, delays: np.ndarray) -> tuple[t
     for number in range(size):
         sequence = prompted(engine, 30 + number, number)
         sequence.request = replace(
-            sequence.request,
-            synthesis=replace(sequence.request.synthesis, seed=1000 * seed + number, ignore_eos=True),
+            sequence.request, synthesis=replace(sequence.request.synthesis, seed=1000 * seed + number, ignore_eos=True)
         )
         runner.blocks.grow(number, sequence.num_positions + len(delays))
         sequences.append(sequence)

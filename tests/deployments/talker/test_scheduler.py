@@ -11,6 +11,7 @@ from deployments.talker.kv_cache import BlockManager
 from deployments.talker.prompt import Prompt
 from deployments.talker.scheduler import Scheduler
 from deployments.talker.sequence import FrameLimit, Sequence
+from tests.clock import Clock
 
 FRAME = np.zeros(4, np.int16)
 BLOCK_SIZE = 4
@@ -250,10 +251,17 @@ def test_a_batch_without_finished_sequences_retires_nobody() -> None:
     assert list(line.running) == [1]
 
 
-def running_at(now_s: list[float], *, frames: int) -> Scheduler:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(5.0)
+    monkeypatch.setattr("deployments.talker.scheduler.time", clock)
+    return clock
+
+
+def running_for(frames: int) -> Scheduler:
     """Two that have run for `frames` frames in no time, the listener of the second one began later."""
     blocks = BlockManager(num_blocks=200, block_size=BLOCK_SIZE)
-    line = Scheduler(blocks, max_num_seqs=3, max_num_waiting=2, max_lead_s=1.0, now_s=lambda: now_s[0])
+    line = Scheduler(blocks, max_num_seqs=3, max_num_waiting=2, max_lead_s=1.0)
     for number in (1, 2):
         line.add(sequence(number, frames=99))
     for _ in range(frames):
@@ -261,8 +269,9 @@ def running_at(now_s: list[float], *, frames: int) -> Scheduler:
     return line
 
 
+@pytest.mark.usefixtures("clock")
 def test_those_far_ahead_sit_out_while_another_has_no_frame_yet() -> None:
-    line = running_at([5.0], frames=13)
+    line = running_for(13)
     assert step(line) == ([], [1, 2])  # 1.04 s ahead, but nobody waits
     line.add(sequence(3, frames=99))
     assert step(line) == ([3], [3])
@@ -272,24 +281,25 @@ def test_those_far_ahead_sit_out_while_another_has_no_frame_yet() -> None:
     assert step(line) == ([], [1, 2, 3])
 
 
-def test_those_far_ahead_run_again_when_their_listeners_have_caught_up() -> None:
-    now_s = [5.0]
-    line = running_at(now_s, frames=14)
+def test_those_far_ahead_run_again_when_their_listeners_have_caught_up(clock: Clock) -> None:
+    line = running_for(14)
     line.add(sequence(3, frames=99))
     assert step(line) == ([3], [3])
-    now_s[0] = 5.2
+    clock.now_s = 5.2
     assert step(line) == ([], [1, 2, 3])
 
 
+@pytest.mark.usefixtures("clock")
 def test_where_all_are_far_ahead_all_run() -> None:
-    line = running_at([5.0], frames=14)
+    line = running_for(14)
     line.add(sequence(3, rows=9999))  # never fits
     assert step(line) == ([], [1, 2])
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_resumed_sequence_is_not_ahead_by_what_was_heard_elsewhere() -> None:
     blocks = BlockManager(num_blocks=200, block_size=BLOCK_SIZE)
-    line = Scheduler(blocks, max_num_seqs=3, max_num_waiting=2, max_lead_s=1.0, now_s=lambda: 5.0)
+    line = Scheduler(blocks, max_num_seqs=3, max_num_waiting=2, max_lead_s=1.0)
     new = sequence(1, frames=99)
     resumed = Sequence(1, new.request, new.prompt, new.sampling, new.limit, [FRAME] * 40, frame_s=0.08)
     for each in (resumed, sequence(2, frames=99)):

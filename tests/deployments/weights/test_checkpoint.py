@@ -9,11 +9,7 @@ from torch import Tensor, nn
 from deployments.errors import CheckpointError
 from deployments.weights.checkpoint import load_strict, read_shapes, read_tensors
 
-TENSORS = {
-    "part.weight": torch.arange(6.0).view(2, 3),
-    "part.bias": torch.ones(2),
-    "other.weight": torch.zeros(4),
-}
+TENSORS = {"part.weight": torch.arange(6.0).view(2, 3), "part.bias": torch.ones(2), "other.weight": torch.zeros(4)}
 
 
 def write_single(directory: Path, tensors: dict[str, Tensor]) -> None:

@@ -120,12 +120,7 @@ def test_a_path_is_never_taken_for_a_hugging_face_name(name: str, use_hub: Any) 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "1.7B-CustomVoice",
-        "1.7b-customvoice",
-        "Qwen3-TTS-12Hz-1.7B-CustomVoice",
-        "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
-    ],
+    ["1.7B-CustomVoice", "1.7b-customvoice", "Qwen3-TTS-12Hz-1.7B-CustomVoice", "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"],
 )
 def test_released_names_may_be_short(name: str) -> None:
     assert repository(name) == "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"

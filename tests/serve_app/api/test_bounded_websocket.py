@@ -68,6 +68,8 @@ class Loop:
     def time(self) -> float:
         return self.now_s
 
+    monotonic = time  # in place of the module
+
     def call_later(self, delay_s: float, call: Callable[..., object], *args: object) -> "Timer":
         timer = (self.now_s + delay_s, call, args)
         self._timers.append(timer)
@@ -157,8 +159,10 @@ class Client:
 
 
 @pytest.fixture
-def loop() -> Loop:
-    return Loop()
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    loop = Loop()
+    monkeypatch.setattr(door, "time", loop)
+    return loop
 
 
 @pytest.fixture(autouse=True)

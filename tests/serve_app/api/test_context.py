@@ -7,7 +7,7 @@ from ray.serve._private.direct_ingress_http_util import ASGIDIReceiveProxy
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.api import context
-from serve_app.api.context import SANE_ID, NoReadAhead, RequestContext, SaneRequestId
+from serve_app.api.context import SANE_ID, RequestContext, with_sane_id, without_read_ahead
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +20,7 @@ async def id_after(*offered: bytes) -> str:
         seen.extend(value for name, value in scope["headers"] if name == b"x-request-id")
 
     headers = [(b"x-request-id", value) for value in offered]
-    await SaneRequestId(app)({"type": "http", "headers": headers}, nothing, ignore)
+    await with_sane_id(app)({"type": "http", "headers": headers}, nothing, ignore)
     [chosen] = seen
     return chosen.decode()
 
@@ -70,7 +70,7 @@ async def test_serve_reads_no_further_ahead_than_a_part() -> None:
         await RequestContext(app, echo_request_id=True)(scope, proxy, send)
         await reading
 
-    await NoReadAhead(serve)({"type": "http", "method": "POST", "headers": []}, body, ignore)
+    await without_read_ahead(serve)({"type": "http", "method": "POST", "headers": []}, body, ignore)
 
 
 async def closing(status: int, *, length: str, read: bool) -> str | None:

@@ -12,23 +12,13 @@ from starlette.types import Scope
 from deployments.errors import Overloaded
 from deployments.serving import metrics
 from serve_app.api import door
-from serve_app.api.door import (
-    EXEMPT,
-    MAX_UPLOADS,
-    Meter,
-    Meters,
-    Upload,
-    Uploads,
-    client_address,
-    one_client,
-)
 from serve_app.api.errors import close_reason
 from serve_app.api.keys import create_key, revoke_keys
 from serve_app.api.routes import create_api
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from tests.clock import Clock
 from tests.serve_app import asgi
-from tests.serve_app.dialects.test_native import SPEAK, accepted, code_of
+from tests.serve_app.dialects.test_native import SPEAK, Socket, code_of
 from tests.serve_app.fake import FakeSynthesizer, utterance
 
 pytestmark = pytest.mark.anyio
@@ -97,12 +87,12 @@ async def test_a_key_in_the_query_of_a_request_is_none(file: Path, key: str) -> 
     assert (await ask(surface(keys_file=file), path=f"{SPEECH}?api_key={key}")).status_code == 401
 
 
-@pytest.mark.parametrize("path", sorted(EXEMPT))
+@pytest.mark.parametrize("path", sorted(door.EXEMPT))
 async def test_probes_and_lists_need_no_key(file: Path, key: str, path: str) -> None:
     assert (await ask(surface(keys_file=file), "GET", path, accept="text/html")).status_code == 200
 
 
-@pytest.mark.parametrize("path", sorted(EXEMPT))
+@pytest.mark.parametrize("path", sorted(door.EXEMPT))
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 async def test_who_would_change_something_needs_one_there_too(file: Path, key: str, method: str, path: str) -> None:
     api = surface(keys_file=file)
@@ -110,7 +100,7 @@ async def test_who_would_change_something_needs_one_there_too(file: Path, key: s
     assert (await ask(api, method, path, xi_api_key=key)).status_code == 405
 
 
-@pytest.mark.parametrize("path", sorted(EXEMPT))
+@pytest.mark.parametrize("path", sorted(door.EXEMPT))
 async def test_a_websocket_to_what_may_be_read_needs_a_key(file: Path, key: str, path: str) -> None:
     async with asgi.websocket(surface(keys_file=file), path) as connection:
         assert (await connection.next())["status"] == 401
@@ -130,7 +120,7 @@ async def test_without_a_key_file_nobody_is_asked() -> None:
 async def test_a_key_that_is_revoked_ends_its_open_socket(file: Path, key: str) -> None:
     api = surface(keys_file=file)
     async with socket(api, Authorization=f"Bearer {key}") as connection:
-        await accepted(connection)
+        await Socket(connection).accepted()
         revoke_keys(file, "ada")
         connection.receive({"type": "websocket.receive", "text": json.dumps(SPEAK)})
         assert "invalid_api_key" in (await connection.next())["text"]
@@ -229,7 +219,7 @@ async def test_what_is_asked_over_a_websocket_counts(file: Path) -> None:
     key = create_key(file, "ada", requests_per_minute=3, max_streams=1)
     api = surface(keys_file=file)
     async with socket(api, xi_api_key=key) as connection:
-        client = await accepted(connection)
+        client = await Socket(connection).accepted()
         assert (await ask(api, xi_api_key=key)).status_code == 429  # the socket is the one stream
         for _ in range(2):
             client.send(SPEAK)
@@ -237,7 +227,7 @@ async def test_what_is_asked_over_a_websocket_counts(file: Path) -> None:
         client.send(SPEAK)
         assert code_of(await client.event()) == ("rate_limit_exceeded", None)
     async with socket(api, xi_api_key=key) as connection:
-        await accepted(connection)
+        await Socket(connection).accepted()
 
 
 async def test_pages_from_elsewhere() -> None:
@@ -314,7 +304,7 @@ async def test_no_key_is_logged(file: Path, key: str, caplog: pytest.LogCaptureF
     await ask(api, Authorization=f"Bearer {key}")
     await ask(api, Authorization=f"Bearer {key}x")
     async with socket(api, query=f"token={key}") as connection:
-        client = await accepted(connection)
+        client = await Socket(connection).accepted()
         client.send(SPEAK)
         assert code_of(await client.event()) == ("internal_error", None)
     assert "failed" in caplog.text
@@ -359,7 +349,7 @@ async def test_a_keys_streams_are_counted_where_they_are_refused(file: Path, ref
     key = create_key(file, "ada", max_streams=1)
     api = limited(file)
     async with socket(api, xi_api_key=key) as connection:
-        await accepted(connection)
+        await Socket(connection).accepted()
         assert (await ask(api, xi_api_key=key)).status_code == 429
     assert refusals.reasons == ["key"]
 
@@ -368,7 +358,7 @@ async def test_an_utterance_counts_for_its_address_as_for_its_key(file: Path, re
     key = create_key(file, "ada")
     api = limited(file, client_requests_per_minute=2)
     async with socket(api, xi_api_key=key) as connection:  # opening it is no utterance
-        client = await accepted(connection)
+        client = await Socket(connection).accepted()
         for _ in range(2):
             client.send(SPEAK)
             assert (await client.utterance())[1]["type"] == "done"
@@ -387,10 +377,10 @@ async def test_a_socket_too_many_is_closed_with_1013_and_the_reason(file: Path, 
     synthesizer = FakeSynthesizer(script=[asyncio.Event()])
     api = limited(file, synthesizer, **limits)
     async with socket(api, xi_api_key=key) as connection, socket(api, xi_api_key=key, denial=denial) as second:
-        first = await accepted(connection)
+        first = await Socket(connection).accepted()
         first.send(SPEAK)
         await synthesizer.waiting.wait()
-        client = await accepted(second)
+        client = await Socket(second).accepted()
         if full == "server":
             client.send(SPEAK)
             assert code_of(await client.event()) == ("rate_limit_exceeded", None)
@@ -402,7 +392,7 @@ async def test_an_utterance_too_many_closes_the_socket_with_1013_and_the_reason(
     key = create_key(file, "ada", requests_per_minute=1 if full == "key" else None)
     api = limited(file, **({"client_requests_per_minute": 1} if full == "address" else {}))
     async with socket(api, xi_api_key=key) as connection:
-        client = await accepted(connection)
+        client = await Socket(connection).accepted()
         client.send(SPEAK)
         assert (await client.utterance())[1]["type"] == "done"
         client.send(SPEAK)
@@ -463,7 +453,7 @@ async def test_one_address_has_so_many_streams_and_another_its_own(address: str,
     ],
 )
 def test_who_one_client_is(address: str, client: str) -> None:
-    assert one_client(address) == client
+    assert door.one_client(address) == client
 
 
 async def test_a_refusal_says_when_to_come_back() -> None:
@@ -496,9 +486,15 @@ async def test_asking_for_anything_but_speech_costs_nothing() -> None:
             assert (await connection.next())["status"] == 200
 
 
-def test_requests_come_back_steadily_and_not_beyond_a_minute() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    meter = Meter("key", "This API key", clock=clock)
+    monkeypatch.setattr(door, "time", clock)
+    return clock
+
+
+def test_requests_come_back_steadily_and_not_beyond_a_minute(clock: Clock) -> None:
+    meter = door.Meter("key", "This API key")
     meter.requests_per_minute = 3
     for _ in range(3):
         meter.request()
@@ -516,8 +512,9 @@ def test_requests_come_back_steadily_and_not_beyond_a_minute() -> None:
         meter.request()
 
 
+@pytest.mark.usefixtures("clock")
 def test_less_than_one_request_a_minute() -> None:
-    meter = Meter("client", "This client", clock=Clock())
+    meter = door.Meter("client", "This client")
     meter.requests_per_minute = 0.5
     meter.request()
     with pytest.raises(Overloaded, match=r"0\.5 requests") as refused:
@@ -526,7 +523,7 @@ def test_less_than_one_request_a_minute() -> None:
 
 
 def test_streams_at_once_of_a_meter() -> None:
-    meter = Meter("key", "This API key")
+    meter = door.Meter("key", "This API key")
     meter.max_streams = 2
     with meter.stream(), meter.stream(), pytest.raises(Overloaded, match="2 streams open at once"), meter.stream():
         pass
@@ -537,13 +534,13 @@ def test_streams_at_once_of_a_meter() -> None:
 
 
 def test_without_limits_everything_goes() -> None:
-    meter = Meter("key", "This API key")
+    meter = door.Meter("key", "This API key")
     for _ in range(1000):
         meter.request()
 
 
 def test_limits_change_and_what_was_counted_stays() -> None:
-    meters = Meters("key", "This API key")
+    meters = door.Meters("key", "This API key")
     with meters.of("ada", None, max_streams=1).stream():
         with pytest.raises(Overloaded), meters.of("ada", None, max_streams=1).stream():
             pass
@@ -555,7 +552,7 @@ def test_limits_change_and_what_was_counted_stays() -> None:
 
 def test_no_number_of_addresses_takes_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "_MOST_METERS", 2)
-    meters = Meters("client", "This client")
+    meters = door.Meters("client", "This client")
     first = meters.of("first", None, max_streams=1)
     with first.stream():
         second = meters.of("second", None, max_streams=1)
@@ -581,11 +578,11 @@ def scope(*forwarded: str) -> Scope:
     ],
 )
 def test_only_what_trusted_proxies_added_is_believed(trusted: int, forwarded: tuple[str, ...], address: str) -> None:
-    assert client_address(scope(*forwarded), trusted_proxies=trusted) == address
+    assert door.client_address(scope(*forwarded), trusted_proxies=trusted) == address
 
 
 def test_a_client_without_an_address_has_a_name() -> None:
-    assert client_address({"type": "http", "headers": []}, trusted_proxies=0) == "unknown"
+    assert door.client_address({"type": "http", "headers": []}, trusted_proxies=0) == "unknown"
 
 
 def test_a_close_reason_fits_into_a_frame() -> None:
@@ -596,8 +593,8 @@ def test_a_close_reason_fits_into_a_frame() -> None:
 class Sender:
     """Of one large body; its task says how taking it in has ended."""
 
-    def __init__(self, uploads: Uploads, caller: str) -> None:
-        self.upload = Upload(uploads, caller)
+    def __init__(self, uploads: door.Uploads, caller: str) -> None:
+        self.upload = door.Upload(uploads, caller)
         self._parts: asyncio.Queue[int | None] = asyncio.Queue()
         self.taken = asyncio.Event()
         self.task = asyncio.create_task(self._take_in())
@@ -628,15 +625,10 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 async def senders(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> AsyncIterator[Callable[[str], Sender]]:
     monkeypatch.setattr(door, "_UPLOAD_WAIT_S", 0.1)
     monkeypatch.setattr(door, "_LOOK_S", 0.001)
-    uploads, made = Uploads(clock=clock), list[Sender]()
+    uploads, made = door.Uploads(), list[Sender]()
 
     def make(caller: str) -> Sender:
         made.append(Sender(uploads, caller))
@@ -651,7 +643,7 @@ async def senders(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> AsyncIterato
 
 
 async def test_bodies_that_stall_keep_no_other_out(senders: Callable[[str], Sender], clock: Clock) -> None:
-    holders = [senders(f"caller {number}") for number in range(MAX_UPLOADS)]
+    holders = [senders(f"caller {number}") for number in range(door.MAX_UPLOADS)]
     await asyncio.gather(*(holder.taken.wait() for holder in holders))
     late = senders("late")
     assert await late.task == "overloaded"  # while all of them come on
@@ -668,7 +660,7 @@ async def test_bodies_that_stall_keep_no_other_out(senders: Callable[[str], Send
 async def test_a_body_that_has_come_is_not_ended_while_it_is_decoded(
     senders: Callable[[str], Sender], clock: Clock
 ) -> None:
-    holders = [senders(f"caller {number}") for number in range(MAX_UPLOADS)]
+    holders = [senders(f"caller {number}") for number in range(door.MAX_UPLOADS)]
     await asyncio.gather(*(holder.taken.wait() for holder in holders))
     for holder in holders:
         holder.send(None)
@@ -678,7 +670,7 @@ async def test_a_body_that_has_come_is_not_ended_while_it_is_decoded(
 
 
 async def test_one_caller_leaves_a_place_to_the_others(senders: Callable[[str], Sender]) -> None:
-    greedy = [senders("greedy") for _ in range(MAX_UPLOADS)]
+    greedy = [senders("greedy") for _ in range(door.MAX_UPLOADS)]
     other = senders("other")
     await asyncio.gather(*(sender.taken.wait() for sender in (*greedy[:2], other)))
     assert await greedy[2].task == "overloaded"

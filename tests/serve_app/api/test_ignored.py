@@ -11,7 +11,7 @@ from deployments.protocol import ModelInfo
 from serve_app.api import ignored as ignored_module
 from serve_app.api.ignored import Ignored, header, ignored
 from serve_app.api.request import parse_object, parse_speech
-from tests.serve_app.dialects.client import Client, connect
+from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer, utterance
 
 pytestmark = pytest.mark.anyio
@@ -113,8 +113,7 @@ async def test_of_many_unknown_fields_only_those_that_are_named_are_looked_at(
 async def test_so_it_is_on_sockets(path: str, messages: list[dict[str, object]], told: str, matched: list[str]) -> None:
     path, *protocols = path.split()
     many = {f"{number:x}": 1 for number in range(12_000)}  # as many as a message has room for
-    async with connect(FakeSynthesizer(script=utterance()), path, subprotocols=protocols) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=utterance()), path, subprotocols=protocols) as client:
         client.send({**messages[0], **many}, *messages[1:])
         (*_, message), _ = await client.until(type=told)
     assert message["ignored"][-1] == {"field": "others", "reason": "11992 more"}

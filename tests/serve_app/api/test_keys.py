@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from serve_app.api.errors import Unauthorized
-from serve_app.api.keys import KeyFileError, Keys, create_key, read_keys, revoke_keys
+from serve_app.api.keys import Keys, create_key, read_keys, revoke_keys
+from serve_app.config import ConfigError
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_a_key_can_be_revoked_by_its_id(file: Path) -> None:
 
 def test_an_unknown_key_cannot_be_revoked(file: Path) -> None:
     create_key(file, "ada")
-    with pytest.raises(KeyFileError, match="'bob'"):
+    with pytest.raises(ConfigError, match="'bob'"):
         revoke_keys(file, "bob")
 
 
@@ -149,12 +150,12 @@ def test_a_file_that_is_gone_leaves_no_keys(file: Path) -> None:
 def test_a_server_does_not_start_with_a_broken_file(file: Path, content: str) -> None:
     file.parent.mkdir()
     file.write_text(content)
-    with pytest.raises(KeyFileError, match="is not one"):
+    with pytest.raises(ConfigError, match="is not one"):
         Keys(file)
 
 
 def test_a_server_does_not_start_without_the_file(file: Path) -> None:
-    with pytest.raises(KeyFileError, match="talkray key create"):
+    with pytest.raises(ConfigError, match="talkray key create"):
         Keys(file)
 
 
@@ -178,7 +179,7 @@ def test_a_disk_without_room_changes_nothing(file: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(KeyFileError, match="No space left on device"):
+    with pytest.raises(ConfigError, match="No space left on device"):
         revoke_keys(file, "ada")
     assert file.read_bytes() == before
     assert [path.name for path in file.parent.iterdir()] == [file.name]

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from serve_app.api.response import RAW
-from serve_app.audio.formats import AudioFormat, CodecEncoder, Filter, RawEncoder, Rendering, factors, open_encoder
+from serve_app.audio.formats import AudioFormat, CompressedEncoder, Filter, RawEncoder, Rendering, factors, open_encoder
 from tests.serve_app.fake import CUSTOM_VOICE, tone
 
 pytestmark = pytest.mark.anyio
@@ -19,7 +19,7 @@ SECONDS = 2
 CONTAINERS = [audio_format for audio_format in AudioFormat if audio_format not in RAW]
 
 
-def encoder_for(audio_format: AudioFormat, num_bytes: int | None = None) -> RawEncoder | CodecEncoder:
+def encoder_for(audio_format: AudioFormat, num_bytes: int | None = None) -> RawEncoder | CompressedEncoder:
     return open_encoder(audio_format, RATE, frame_samples=FRAME, num_bytes=num_bytes)
 
 

@@ -1,5 +1,6 @@
 import io
 import json
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from deployments.errors import TalkrayError
+from deployments.errors import StartError, TalkrayError
 from serve_app.api import request_log
 from serve_app.api.errors import Unauthorized
-from serve_app.api.keys import KeyFileError, Keys
+from serve_app.api.keys import Keys
 from serve_app.cli import main as module
 from serve_app.cli import ray_settings
 from serve_app.cli.doctor import Finding
@@ -112,6 +113,21 @@ def test_a_stage_is_one_line_however_long_it_is() -> None:
     assert len(file.getvalue().splitlines()) == 2
 
 
+def test_a_download_answers_ctrl_c_itself_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, during = signal.getsignal(signal.SIGINT), []
+
+    def fail(model: str, *, report: Callable[[str], None]) -> Path:
+        during.append(signal.getsignal(signal.SIGINT))
+        raise StartError(f"{model}: no room on the disk")
+
+    monkeypatch.setattr(module, "find", lambda _: None)
+    monkeypatch.setattr(module, "locate", fail)
+    with ProgressLine(io.StringIO()) as progress, pytest.raises(StartError, match="no room"):
+        module._fetch("a/model", progress)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert during[0] is not before
+
+
 def test_errors_on_purpose_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise TalkrayError("no room")
@@ -151,7 +167,7 @@ def test_create_list_revoke(key_file: Path) -> None:
 
 
 def test_a_missing_file_is_an_error(key_file: Path) -> None:
-    with pytest.raises(KeyFileError, match="talkray key create"):
+    with pytest.raises(ConfigError, match="talkray key create"):
         RUNNER.invoke(cli, ["key", "list"], catch_exceptions=False)
 
 
@@ -186,7 +202,7 @@ def test_serve_reads_the_pages_that_it_lets_in_first() -> None:
 
 
 def test_serve_checks_the_key_file_first(key_file: Path) -> None:
-    with pytest.raises(KeyFileError):
+    with pytest.raises(ConfigError):
         RUNNER.invoke(cli, ["serve", "--model", "x", "--keys", str(key_file)], catch_exceptions=False)
 
 

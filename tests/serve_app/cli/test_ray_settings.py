@@ -23,15 +23,6 @@ def test_the_tuned_settings_are_applied(environment: dict[str, str]) -> None:
         assert name in adapted or environment[name] == value
 
 
-@pytest.mark.parametrize(("several_nodes", "value"), [(False, "0"), (True, "1")])
-def test_only_simulated_nodes_meet_elsewhere_than_on_loopback(
-    environment: dict[str, str], several_nodes: bool, value: str
-) -> None:
-    apply_local(several_nodes=several_nodes)
-    apply_local()
-    assert environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == value
-
-
 def test_what_the_user_has_set_stays(environment: dict[str, str]) -> None:
     environment["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
     apply_local()

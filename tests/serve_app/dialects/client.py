@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
@@ -35,11 +35,12 @@ class Client:
     def __init__(self, connection: asgi.Connection) -> None:
         self.connection = connection
         self.headers: dict[str, str] = {}
+        self.greeting: Json = {}
 
-    async def accepted(self) -> "Client":
+    async def accepted(self) -> Self:
         message = await self.connection.next()
         assert message["type"] == "websocket.accept", message
-        self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        self.headers = {name.decode(): value.decode() for name, value in message.get("headers", ())}
         return self
 
     def send(self, *messages: Json) -> None:
@@ -73,3 +74,15 @@ class Client:
             messages.append(message)
             if all(message.get(name) == value for name, value in fields.items()):
                 return messages, bytes(audio)
+
+
+@asynccontextmanager
+async def talking(
+    synthesizer: FakeSynthesizer, path: str, *, greeting: str | None = None, **options: Any
+) -> AsyncIterator[Client]:
+    """As `connect`, once the handshake was accepted and the server has sent a message of type `greeting`."""
+    async with connect(synthesizer, path, **options) as connection:
+        client = await Client(connection).accepted()
+        if greeting is not None:
+            client.greeting = (await client.until(type=greeting))[0][-1]
+        yield client

@@ -15,11 +15,16 @@ SAMPLES = {dialect.name: dialect.sample for dialect in DIALECTS if dialect.sampl
 
 @dataclass(frozen=True, slots=True)
 class SocketRow:
-    """One WebSocket. In `refused` and `more`, "$text" and "$voice" stand for any, as in its sample."""
+    """One WebSocket. In messages "$text" and "$voice" stand for any, as in its sample.
+
+    Of the fields of an answer the first one tells which answer it is; inner objects may have more fields than here.
+    """
 
     sample: Sample
     over: Json  # fields of the message that ends an utterance
-    refused: Sequence[tuple[Json, str]]  # bad messages, and the field that the answer names; the socket stays open
+    # Bad messages, and the field that the answer names, or words of an answer without such a field; the socket stays
+    # open.
+    refused: Sequence[tuple[Json, str]]
     numbers: Sequence[str]  # texts of messages, with "?" where a number belongs
     more: Sequence[Json] = ()  # what else its clients send
     cancel: Json | None = None  # what stops an utterance; None: leaving does
@@ -31,7 +36,9 @@ class SocketRow:
     error: str | None = "error"  # the type of the message that says how speech failed
     full: int | None = 1013  # how the socket is closed when the server has no room; None: it stays open
     failed: int | None = 1011  # and when speech fails
-    query: str = ""  # more of it, for the fuzzers
+    refusal: Json = field(default_factory=lambda: {"type": "error"})  # fields of the answer to each bad message
+    drain: Json | None = None  # closes the socket behind what is being spoken, where the sample does not
+    queries: Sequence[str] = ()  # others than the sample's, for the fuzzers
 
     def speak(self, text: str, *, again: bool = False) -> list[Json]:
         messages = self.again if again and self.again is not None else self.sample.messages
@@ -46,9 +53,17 @@ class SocketRow:
         """Any that its clients send."""
         return _filled([*self.sample.messages, *self.cut, *self.more], text)
 
+    def bad(self) -> list[tuple[Json, str]]:
+        return [(_filled([message], "Hello.")[0], told) for message, told in self.refused]
+
     @property
     def path(self) -> str:
         return self.sample.filled(voice=VOICE).path
+
+    @property
+    def paths(self) -> list[str]:
+        """With each of its queries."""
+        return [self.path, *(f"{self.path.partition('?')[0]}?{query}" for query in self.queries)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +92,10 @@ def _filled(messages: Sequence[Mapping[str, object]], text: str) -> list[Json]:
 
 def context(**fields: Any) -> Json:
     return {"context_id": "check", **fields}
+
+
+def response(status: str) -> Json:
+    return {"type": "response.done", "response": {"status": status}}
 
 
 def item(text: str = "$text") -> Json:
@@ -118,19 +137,24 @@ SOCKETS = {
         SAMPLES["Deepgram"],
         error="Error",
         over={"type": "Flushed"},
-        refused=[({"type": "Sing"}, "type"), ({"type": "Speak"}, "text")],
+        refused=[({"type": "Sing"}, "type must be Speak"), ({"type": "Speak"}, "text is required")],
+        refusal={"type": "Warning"},
+        drain={"type": "Close"},
         numbers=['{"type": "Speak", "text": "a", "x": ?}'],
         more=[{"type": "Clear"}, {"type": "Close"}],
         cut=SAMPLES["Deepgram"].messages,
         cancel={"type": "Clear"},
         cancelled={"type": "Cleared"},
-        query="&speed=1.1",
+        queries=["model=aura-2-ryan-en&encoding=linear16&sample_rate=24000&speed=1.1", "encoding=mulaw"],
     ),
     "flux": SocketRow(
         SAMPLES["Deepgram Flux"],
         error="Error",
         over={"type": "SpeechMetadata"},
-        refused=[({"type": "Sing"}, "type"), ({"type": "Speak"}, "text")],
+        refused=[({"type": "Sing"}, "type must be Speak"), ({"type": "Speak"}, "text is required")],
+        refusal={"type": "Warning", "code": "MESSAGE-0000"},
+        drain={"type": "Close"},
+        queries=["model=flux-ryan-en&encoding=mulaw&sample_rate=8000"],
         numbers=[
             '{"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": ?}}',
             '{"type": "Configure", "speed": ?}',
@@ -148,7 +172,11 @@ SOCKETS = {
         SAMPLES["ElevenLabs"],
         over={"isFinal": True},
         error=None,
-        refused=[(context(text=5), "text"), ({"text": "x", "context_id": 5}, "context_id")],
+        refused=[
+            (context(text=5), "text must be a string"),
+            ({"text": "x", "context_id": 5}, "context_id must be a string"),
+        ],
+        refusal={"contextId": None},
         numbers=['{"text": "a", "voice_settings": {"speed": ?}}'],
         more=[context(text="$text", voice_settings={"speed": 1.1}, flush=True), {"close_socket": True}],
         cut=[context(text="$text"), *SAMPLES["ElevenLabs"].messages[2:]],
@@ -156,7 +184,7 @@ SOCKETS = {
         cancelled={"isFinal": True},
         full=None,
         failed=None,
-        query="&sync_alignment=true",
+        queries=["output_format=pcm_24000&sync_alignment=true", "output_format=mp3_44100_128"],
     ),
     "elevenlabs-text": SocketRow(
         Sample(
@@ -165,7 +193,9 @@ SOCKETS = {
         ),
         over={"isFinal": True},
         error=None,
-        refused=[({"text": 5}, "text")],
+        refused=[({"text": 5}, "text must be a string")],
+        refusal={"contextId": None},
+        queries=["output_format=pcm_16000", "output_format=ulaw_8000"],
         numbers=['{"text": "a", "voice_settings": {"speed": ?}}'],
         more=[context(text="$text", flush=True)],
         cut=[{"text": "$text"}, {"text": ""}],
@@ -185,7 +215,11 @@ SOCKETS = {
         ),
         over={"is_final": True},
         error=None,
-        refused=[({**DIALOGUE, "context_id": 5}, "context_id"), (context(inputs=[{"text": 5}]), "inputs")],
+        refused=[
+            ({**DIALOGUE, "context_id": 5}, "context_id must be a string"),
+            (context(inputs=[{"text": 5}]), "inputs must be a list"),
+        ],
+        refusal={"context_id": None},
         numbers=['{"inputs": [{"text": "a"}], "voice_settings": {"speed": ?}}'],
         more=[{**DIALOGUE, "flush": True}],
         cancel=context(close_context=True),
@@ -197,9 +231,10 @@ SOCKETS = {
         SAMPLES["Cartesia"],
         over={"type": "done"},
         refused=[
-            ({**CARTESIA, "transcript": 5}, "transcript"),
-            ({**CARTESIA, "output_format": {"container": "raw", "encoding": "pcm_s24"}}, "encoding"),
+            ({**CARTESIA, "transcript": 5}, "transcript is required"),
+            ({**CARTESIA, "output_format": {"container": "raw", "encoding": "pcm_s24"}}, "output_format.encoding"),
         ],
+        refusal={"type": "error", "done": True},
         numbers=['{"transcript": "a", "output_format": {"bit_rate": ?}}'],
         more=[
             {
@@ -219,7 +254,7 @@ SOCKETS = {
     ),
     "realtime": SocketRow(
         SAMPLES["OpenAI Realtime"],
-        over={"type": "response.done"},
+        over=response("completed"),
         refused=[
             ({"type": "input_audio_buffer.append", "audio": ""}, "type"),
             ({"type": "session.update"}, "session"),
@@ -245,13 +280,13 @@ SOCKETS = {
             {"type": "response.cancel"},
         ],
         cancel={"type": "response.cancel"},
-        cancelled={"type": "response.done"},
+        cancelled=response("cancelled"),
         full=None,
         failed=None,
     ),
     "dashscope": SocketRow(
         SAMPLES["DashScope"],
-        over={"type": "response.done"},
+        over=response("completed"),
         refused=[
             ({"type": "nonsense"}, "type"),
             ({"type": "session.update"}, "session"),
@@ -282,32 +317,34 @@ SOCKETS = {
             {"type": "response.cancel"},
         ],
         cancel={"type": "response.cancel"},
-        cancelled={"type": "response.done"},
+        cancelled=response("cancelled"),
         goes_on=False,
         cut=SAMPLES["DashScope"].messages,
     ),
     "dashscope-commit": SocketRow(
         Sample(SAMPLES["DashScope"].path, COMMITTED),
-        over={"type": "response.done"},
+        over=response("completed"),
         refused=[({"type": "session.update", "session": {"mode": "eager"}}, "session")],
         numbers=['{"type": "session.update", "session": {"speech_rate": ?}}'],
         more=[{"type": "session.finish"}],
         again=COMMITTED[1:],
         cut=[*COMMITTED[:2], {"type": "session.finish"}],
         cancel={"type": "response.cancel"},
-        cancelled={"type": "response.done"},
+        cancelled=response("cancelled"),
     ),
     "vllm-omni": SocketRow(
         SAMPLES["vLLM-Omni"],
         over={"type": "session.done"},
         refused=[
-            ({"type": "input.text", "text": "x"}, "type"),
-            ({"type": "input.done"}, "type"),
-            ({"type": "input.text"}, "text"),
-            ({"type": "session.config", "voice": "nobody"}, "voice"),
-            ({"type": "x"}, "type"),
-            ({"speed": 1}, "type"),
+            ({"type": "input.text", "text": "x"}, "session.config comes first"),
+            ({"type": "input.done"}, "session.config comes first"),
+            ({"type": "input.text"}, "text is required"),
+            ({"type": "session.config", "voice": "nobody"}, "Unknown voice 'nobody'"),
+            ({"type": "x"}, "type must be session.config"),
+            ({"speed": 1}, "type must be session.config"),
         ],
+        refusal={"type": "error", "action": "discard", "partial_audio": False},
+        drain={"type": "session.close"},
         numbers=['{"type": "session.config", "voice": "ryan", "seed": ?}'],
         more=[{"type": "session.config", "voice": "ryan", "speed": 1.1, "seed": 5}, {"type": "session.close"}],
         again=SAMPLES["vLLM-Omni"].messages[1:],
@@ -315,7 +352,7 @@ SOCKETS = {
     ),
     "nari": SocketRow(
         SAMPLES["nari"],
-        over={"type": "response.done"},
+        over={"type": "response.done", "stop_reason": "stop"},
         refused=[
             ({"type": "input_text.append", "text": "Hello", "sequence": 0}, "type"),
             ({"type": "request.start", "voice": "nobody"}, "voice"),
@@ -353,9 +390,14 @@ POSTS = {
                 ('{"input": "x", "voice": "ryan", "speed": ?}', "speed"),
                 ('{"input": "x", "voice": "ryan", "unknown": [{"a": ?}]}', "unknown.a"),
             ],
+            more={"voice_id": VOICE, "response_format": "pcm", "stream": True},
         ),
         PostRow(Sample("/openai/v1/audio/speech", body=SPEECH), "input"),
-        PostRow(Sample("/openai/deployments/any/audio/speech", body=SPEECH), "input", more={"lang_code": "a"}),
+        PostRow(
+            Sample("/openai/deployments/any/audio/speech", body=SPEECH),
+            "input",
+            more={"model": "tts-1-hd-zh", "lang_code": "a"},
+        ),
         PostRow(
             Sample("/v1/speak", body=TEXT),
             query_numbers=[
@@ -403,7 +445,7 @@ POSTS = {
             SAMPLES["VoxServe"],
             "text",
             [('{"text": "x", "audio": ?}', "audio")],
-            more={"streaming": "true", "x_vector_only_mode": False},
+            more={"streaming": "true", "x_vector_only_mode": False, "speaker": VOICE},
         ),
         PostRow(SAMPLES["Kokoro-FastAPI"], "input", more={"stream": False, "speed": 1.1}),
         PostRow(Sample("/v1/audio/frames", body=SPEECH), "input", more={"seed": 5}),

@@ -12,24 +12,13 @@ from serve_app.api.routes import create_api
 from serve_app.api.sockets import MAX_CONTEXTS
 from serve_app.config import ApiSettings
 from serve_app.dialects import cartesia
-from tests.serve_app.dialects.client import Client, Json, connect
-from tests.serve_app.fake import (
-    CUSTOM_VOICE,
-    FOLLOWED,
-    FOLLOWED_MS,
-    FOLLOWED_TEXT,
-    FakeSynthesizer,
-    chunk,
-    followed,
-    pcm_of,
-    tone,
-    utterance,
-)
+from tests.serve_app import fake
+from tests.serve_app.dialects.client import Json, talking
 
 pytestmark = pytest.mark.anyio
 
 PATH = "/tts/websocket?cartesia_version=2025-04-16"
-FRAME = tone(CUSTOM_VOICE.frame_samples)
+FRAME = fake.tone(fake.CUSTOM_VOICE.frame_samples)
 
 
 def write(text: str, *, context: str = "one", more: bool = True, **fields: object) -> Json:
@@ -45,14 +34,13 @@ def audio_of(messages: list[Json], context: str = "one") -> bytes:
 
 
 async def test_a_context_is_written_in_pieces_and_done_once() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, PATH) as connection:
-        client = await Client(connection).accepted()
+    synthesizer = fake.FakeSynthesizer(script=fake.utterance())
+    async with talking(synthesizer, PATH) as client:
         for context in ("one", "two"):
             client.send(*(write(text, context=context) for text in ("Hello there. ", "And ", "bye. ")))
             client.send(write(" ", context=context, more=False))
             messages, _ = await client.until(type="done", context_id=context)
-            assert audio_of(messages, context) == pcm_of(utterance())
+            assert audio_of(messages, context) == fake.pcm_of(fake.utterance())
             assert {message["type"] for message in messages} == {"chunk", "done"}
             assert synthesizer.texts[-1] == "Hello there. And bye."
             assert {request.voice for request in synthesizer.requests} == {"ryan"}
@@ -65,45 +53,41 @@ def times_of(messages: list[Json]) -> Json:
     return {"words": words, **{key: [round(1000 * s) for each in told for s in each[key]] for key in ("start", "end")}}
 
 
-EXPECTED = {"words": FOLLOWED_TEXT.split(), "start": list(FOLLOWED_MS), "end": [*FOLLOWED_MS[1:], 880]}
+EXPECTED = {"words": fake.FOLLOWED_TEXT.split(), "start": list(fake.FOLLOWED_MS), "end": [*fake.FOLLOWED_MS[1:], 880]}
 
 
 async def test_timestamps_count_from_the_beginning_of_the_context() -> None:
-    async with connect(FakeSynthesizer(FOLLOWED, followed()), PATH) as connection:
-        client = await Client(connection).accepted()
-        client.send(write(FOLLOWED_TEXT, flush=True), write(FOLLOWED_TEXT, more=False))
+    async with talking(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), PATH) as client:
+        client.send(write(fake.FOLLOWED_TEXT, flush=True), write(fake.FOLLOWED_TEXT, more=False))
         messages, _ = await client.until(type="done")
     times = times_of(messages)
-    assert times["words"] == 2 * FOLLOWED_TEXT.split()
-    assert times["start"] == [*FOLLOWED_MS, *(880 + begin for begin in FOLLOWED_MS)]
+    assert times["words"] == 2 * fake.FOLLOWED_TEXT.split()
+    assert times["start"] == [*fake.FOLLOWED_MS, *(880 + begin for begin in fake.FOLLOWED_MS)]
     assert all(
         message["context_id"] == "one" and message["done"] is (message["type"] == "done") for message in messages
     )
-    assert audio_of(messages) == 2 * pcm_of(utterance(11))
+    assert audio_of(messages) == 2 * fake.pcm_of(fake.utterance(11))
 
 
 async def test_timestamps_are_told_where_they_are_asked_for() -> None:
-    synthesizer = FakeSynthesizer(FOLLOWED, followed())
-    async with connect(synthesizer, PATH) as connection:
-        client = await Client(connection).accepted()
-        client.send(write(FOLLOWED_TEXT, more=False, add_timestamps=False))
+    synthesizer = fake.FakeSynthesizer(fake.FOLLOWED, fake.followed())
+    async with talking(synthesizer, PATH) as client:
+        client.send(write(fake.FOLLOWED_TEXT, more=False, add_timestamps=False))
         messages, _ = await client.until(type="done")
     assert times_of(messages)["words"] == []
     assert not synthesizer.requests[0].word_times
 
 
 async def test_nothing_to_say_is_done_without_audio() -> None:
-    async with connect(FakeSynthesizer(), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(fake.FakeSynthesizer(), PATH) as client:
         client.send(write(" ", more=False))
         assert [message["type"] for message in (await client.until(type="done"))[0]] == ["done"]
 
 
 async def test_contexts_speak_beside_each_other() -> None:
     gate = asyncio.Event()
-    synthesizer = FakeSynthesizer(script=[chunk(FRAME), gate])
-    async with connect(synthesizer, PATH) as connection:
-        client = await Client(connection).accepted()
+    synthesizer = fake.FakeSynthesizer(script=[fake.chunk(FRAME), gate])
+    async with talking(synthesizer, PATH) as client:
         client.send(write("One", context="one", more=False), write("Two", context="two", more=False))
         while len(synthesizer.requests) < 2:
             await client.next()
@@ -113,8 +97,7 @@ async def test_contexts_speak_beside_each_other() -> None:
 
 
 async def test_a_flush_is_answered_behind_its_audio() -> None:
-    async with connect(FakeSynthesizer(script=utterance(1)), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(fake.FakeSynthesizer(script=fake.utterance(1)), PATH) as client:
         client.send(write("Hello", flush=True))
         messages, _ = await client.until(type="flush_done", flush_done=True)
         assert audio_of(messages) == FRAME
@@ -124,8 +107,7 @@ async def test_a_flush_is_answered_behind_its_audio() -> None:
 
 
 async def test_what_is_wrong_is_told_in_the_context() -> None:
-    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(fake.FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as client:
         client.send({"context_id": "one", "transcript": 5})
         client.send(write("Hi", output_format={"container": "raw", "encoding": "pcm_s24"}))
         client.send(write("Hi", more=False))
@@ -135,8 +117,7 @@ async def test_what_is_wrong_is_told_in_the_context() -> None:
 
 
 async def test_contexts_are_few() -> None:
-    async with connect(FakeSynthesizer(script=[asyncio.Event()]), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(fake.FakeSynthesizer(script=[asyncio.Event()]), PATH) as client:
         client.send(*(write("x", context=str(number)) for number in range(MAX_CONTEXTS + 1)))
         (error,), _ = await client.until(type="error")
         assert (error["context_id"], error["error_code"]) == (str(MAX_CONTEXTS), "too_many_contexts")
@@ -145,14 +126,12 @@ async def test_contexts_are_few() -> None:
 async def test_nothing_is_kept_of_a_context_that_is_refused_or_over(monkeypatch: pytest.MonkeyPatch) -> None:
     sockets: list[cartesia.CartesiaSocket] = []
     monkeypatch.setattr(cartesia.CartesiaSocket, "opened", opened_in(sockets))
-    async with connect(FakeSynthesizer(script=[asyncio.Event()]), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(fake.FakeSynthesizer(script=[asyncio.Event()]), PATH) as client:
         client.send(*(write("Hello.", context=f"{number}") for number in range(MAX_CONTEXTS + 5)))
         for _ in range(5):
             await client.until(type="error")
         assert len(sockets[0]._flushes) == MAX_CONTEXTS
-    async with connect(FakeSynthesizer(script=[Overloaded("full")]), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(fake.FakeSynthesizer(script=[Overloaded("full")]), PATH) as client:
         client.send(*(write("Hello.", context=f"{number}", more=False) for number in range(5)))
         for _ in range(5):
             await client.until(type="error")
@@ -181,14 +160,14 @@ async def test_events(client: httpx.AsyncClient) -> None:
     assert response.headers["content-type"] == "text/event-stream"
     lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
     messages = [json.loads(line) for line in lines]
-    assert audio_of(messages, messages[0]["context_id"]) == pcm_of(utterance())
+    assert audio_of(messages, messages[0]["context_id"]) == fake.pcm_of(fake.utterance())
     assert messages[-1]["type"] == "done"
 
 
 async def test_events_have_timestamps() -> None:
-    transport = httpx.ASGITransport(create_api(FakeSynthesizer(FOLLOWED, followed()), ApiSettings()))
+    transport = httpx.ASGITransport(create_api(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), ApiSettings()))
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
-        response = await client.post("/tts/sse", json=write(FOLLOWED_TEXT))
+        response = await client.post("/tts/sse", json=write(fake.FOLLOWED_TEXT))
     lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
     assert times_of([json.loads(line) for line in lines]) == EXPECTED
 
@@ -216,8 +195,7 @@ async def test_a_wav_has_the_encoding_that_was_asked_for(
 
 
 async def test_the_first_reply_of_a_context_names_what_has_no_effect() -> None:
-    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(fake.FakeSynthesizer(script=fake.utterance()), PATH) as client:
         for context in ("one", "two"):
             client.send(write("Hello. ", context=context, generation_config={"volume": 2, "emotion": "sad"}))
             client.send(write("", context=context, more=False, generation_config={"volume": 2}))

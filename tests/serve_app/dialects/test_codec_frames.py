@@ -11,7 +11,7 @@ from deployments.errors import Overloaded
 from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from serve_app.dialects.codec_frames import END_REASONS, HEADER, RECORD
-from tests.serve_app.dialects.client import Client, connect
+from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FakeSynthesizer, chunk, followed, tone, utterance
 
 pytestmark = pytest.mark.anyio
@@ -74,8 +74,7 @@ async def test_speech_behind_a_recording_is_refused() -> None:
 
 async def test_utterances_on_a_socket() -> None:
     synthesizer = FakeSynthesizer(script=followed())
-    async with connect(synthesizer, SOCKET) as connection:
-        client = await Client(connection).accepted()
+    async with talking(synthesizer, SOCKET) as client:
         for number in (1, 2):
             client.send(SPEAK)
             (done,), stream = await client.until(type="done")
@@ -86,8 +85,7 @@ async def test_utterances_on_a_socket() -> None:
 
 async def test_an_utterance_is_cancelled() -> None:
     synthesizer = FakeSynthesizer(script=[chunk(tone(SIZE)), asyncio.Event()])
-    async with connect(synthesizer, SOCKET) as connection:
-        client = await Client(connection).accepted()
+    async with talking(synthesizer, SOCKET) as client:
         client.send(SPEAK)
         await synthesizer.waiting.wait()
         client.send(SPEAK)
@@ -102,8 +100,7 @@ async def test_an_utterance_is_cancelled() -> None:
 
 
 async def test_a_failure_is_told() -> None:
-    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), SOCKET) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=[Overloaded("full", 2.0)]), SOCKET) as client:
         client.send(SPEAK)
         (error,), _ = await client.until(type="error")
         assert (error["request_id"], error["error"]["code"]) == ("conn-1", "rate_limit_exceeded")

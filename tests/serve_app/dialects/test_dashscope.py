@@ -1,6 +1,7 @@
 import asyncio
 import base64
 import json
+from functools import partial
 
 import httpx
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from deployments.errors import Overloaded
 from serve_app.speech.session import MAX_UNSPOKEN_CHARS
 from tests.serve_app.audio.test_formats import decode
-from tests.serve_app.dialects.client import Client, Json, connect
+from tests.serve_app.dialects.client import Json, talking
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 
 pytestmark = pytest.mark.anyio
@@ -33,20 +34,16 @@ def audio_of(messages: list[Json]) -> bytes:
     return b"".join(base64.b64decode(each["delta"]) for each in messages if each.get("type") == "response.audio.delta")
 
 
-async def created(connection: object, *messages: Json) -> Client:
-    client = await Client(connection).accepted()  # type: ignore[arg-type]
-    (session,), _ = await client.until(type="session.created")
-    assert session["session"]["id"]
-    client.send(*messages)
-    return client
+created = partial(talking, greeting="session.created")
 
 
 async def test_words_are_spoken_as_they_come() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, PATH) as connection:
-        client = await created(connection, update(), append("Hello "), append("there."), FINISH)
+    async with created(synthesizer, PATH) as client:
+        assert client.greeting["session"]["id"]
+        client.send(update(), append("Hello "), append("there."), FINISH)
         messages, _ = await client.until(closed=1000)
-        await connection.task
+        await client.connection.task
     kinds = list(dict.fromkeys(message.get("type") for message in messages))
     assert kinds[:4] == [
         "session.updated",
@@ -63,8 +60,8 @@ async def test_words_are_spoken_as_they_come() -> None:
 
 async def test_a_response_for_each_commit() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, PATH) as connection:
-        client = await created(connection, update(mode="commit", response_format="wav", speech_rate=1.0))
+    async with created(synthesizer, PATH) as client:
+        client.send(update(mode="commit", response_format="wav", speech_rate=1.0))
         client.send(append("Void."), {"type": "input_text_buffer.clear"})
         await client.until(type="input_text_buffer.cleared")
         for text in ("One.", "Two."):
@@ -81,8 +78,8 @@ async def test_a_response_for_each_commit() -> None:
 
 async def test_a_cancelled_response_ends_and_the_session_goes_on() -> None:
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    async with connect(synthesizer, PATH) as connection:
-        client = await created(connection, update(mode="commit"), append("A long story."), COMMIT)
+    async with created(synthesizer, PATH) as client:
+        client.send(update(mode="commit"), append("A long story."), COMMIT)
         await client.until(type="response.audio.delta")
         client.send({"type": "response.cancel"})
         (*_, done), _ = await client.until(type="response.done")
@@ -90,9 +87,7 @@ async def test_a_cancelled_response_ends_and_the_session_goes_on() -> None:
         assert synthesizer.closed.is_set()
         synthesizer.script = utterance()
         client.send(append("New."), COMMIT)
-        messages, _ = await client.until(
-            type="response.done",
-        )
+        messages, _ = await client.until(type="response.done")
         assert audio_of(messages) == pcm_of(utterance())
 
 
@@ -130,19 +125,19 @@ async def test_a_bit_rate_that_no_encoder_has_is_refused(client: httpx.AsyncClie
 
 
 async def test_messages_that_come_as_the_server_closes_are_no_failure() -> None:
-    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as connection:
-        client = await created(connection, update(mode="commit"), append("Hello"), COMMIT)
+    async with created(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as client:
+        client.send(update(mode="commit"), append("Hello"), COMMIT)
         client.send(*[{"type": "input_text_buffer.clear"}] * 20)
         await client.until(closed=1013)
         client.send(*[{"type": "input_text_buffer.clear"}] * 20)
-        await connection.task
+        await client.connection.task
 
 
 async def test_settings_without_effect_are_named_with_the_update_and_not_kept() -> None:
-    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
-        client = await created(connection, update(enable_tn=True, nonsense="x"), update(), append("Hello."), FINISH)
+    async with created(FakeSynthesizer(script=utterance()), PATH) as client:
+        client.send(update(enable_tn=True, nonsense="x"), update(), append("Hello."), FINISH)
         first, second, *messages = (await client.until(closed=1000))[0]
-        await connection.task
+        await client.connection.task
     assert {entry["field"] for entry in first["ignored"]} == {"voice", "model", "enable_tn", "nonsense"}
     assert {entry["field"] for entry in second["ignored"]} == {"voice", "model"}
     assert "nonsense" not in first["session"]
@@ -150,21 +145,21 @@ async def test_settings_without_effect_are_named_with_the_update_and_not_kept() 
 
 
 async def test_without_an_update_the_first_response_names_them() -> None:
-    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
-        client = await created(connection, append("Hello."), FINISH)
+    async with created(FakeSynthesizer(script=utterance()), PATH) as client:
+        client.send(append("Hello."), FINISH)
         messages, _ = await client.until(closed=1000)
-        await connection.task
+        await client.connection.task
     begun = next(message for message in messages if message.get("type") == "response.created")
     assert [entry["field"] for entry in begun["ignored"]] == ["model"]
 
 
 async def test_what_waits_for_a_commit_is_bounded() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, PATH) as connection:
-        client = await created(connection, update(mode="commit"), append("x" * MAX_UNSPOKEN_CHARS), append("y"))
+    async with created(synthesizer, PATH) as client:
+        client.send(update(mode="commit"), append("x" * MAX_UNSPOKEN_CHARS), append("y"))
         (*_, error), _ = await client.until(type="error")
         assert (error["error"]["code"], error["error"]["param"]) == ("string_above_max_length", "text")
         client.send({"type": "input_text_buffer.clear"}, append("Hello."), COMMIT, FINISH)
         await client.until(closed=1000)
-        await connection.task
+        await client.connection.task
     assert synthesizer.texts == ["Hello."]

@@ -5,7 +5,7 @@ import av
 import httpx
 import pytest
 
-from tests.serve_app.dialects.client import Client, connect
+from tests.serve_app.dialects.client import connect, talking
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 
 pytestmark = pytest.mark.anyio
@@ -22,8 +22,7 @@ def speak(text: str) -> dict[str, str]:
 
 async def test_words_become_one_turn_with_one_flushed() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(synthesizer, PATH) as client:
         assert (await client.until(type="Metadata"))[0][0]["request_id"] == "conn"
         for number in (0, 1):
             client.send(*(speak(f"{word} ") for word in ("Hello", "there.", "Bye")), FLUSH)
@@ -35,8 +34,7 @@ async def test_words_become_one_turn_with_one_flushed() -> None:
 
 async def test_an_unknown_voice_is_the_default_one_and_the_handshake_says_so() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(synthesizer, PATH) as client:
         client.send(speak("Hi."), FLUSH)
         await client.until(type="Flushed")
     assert synthesizer.requests[0].voice == "serena"
@@ -45,8 +43,7 @@ async def test_an_unknown_voice_is_the_default_one_and_the_handshake_says_so() -
 
 
 async def test_an_empty_flush_has_its_flushed() -> None:
-    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=utterance()), PATH) as client:
         client.send(FLUSH)
         messages, audio = await client.until(type="Flushed")
         assert ([message["type"] for message in messages], audio) == (["Metadata", "Flushed"], b"")
@@ -54,8 +51,7 @@ async def test_an_empty_flush_has_its_flushed() -> None:
 
 async def test_clear_ends_the_turn_and_nothing_of_it_follows() -> None:
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    async with connect(synthesizer, PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(synthesizer, PATH) as client:
         client.send(speak("A long story. "), FLUSH)
         await synthesizer.waiting.wait()
         client.send(CLEAR)
@@ -67,18 +63,16 @@ async def test_clear_ends_the_turn_and_nothing_of_it_follows() -> None:
 
 
 async def test_close_drains_and_ends() -> None:
-    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=utterance()), PATH) as client:
         client.send(speak("Good bye"), CLOSE)
         messages, audio = await client.until(closed=1000)
         assert [message.get("type") for message in messages] == ["Metadata", "Flushed", None]
         assert audio == pcm_of(utterance())
-        await connection.task
+        await client.connection.task
 
 
 async def test_a_bad_message_is_a_warning_and_the_socket_stays() -> None:
-    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=utterance()), PATH) as client:
         client.send({"type": "Sing"}, {"type": "Speak"})
         for _ in range(2):
             (*_, warning), _ = await client.until(type="Warning")
@@ -106,10 +100,7 @@ async def test_a_handshake_is_refused_with_the_reason(
 
 
 async def test_telephones() -> None:
-    async with connect(
-        FakeSynthesizer(script=utterance(25)), "/v1/speak?encoding=mulaw&sample_rate=8000"
-    ) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=utterance(25)), "/v1/speak?encoding=mulaw&sample_rate=8000") as client:
         client.send(speak("Hi"), FLUSH)
         _, audio = await client.until(type="Flushed")
     assert len(audio) == pytest.approx(8000 * 2, abs=20)
@@ -183,8 +174,7 @@ async def test_a_container_that_a_format_cannot_have_is_named(
 
 
 async def test_a_telephones_rate_is_the_default_on_a_socket_too() -> None:
-    async with connect(FakeSynthesizer(script=utterance(25)), "/v1/speak?encoding=mulaw&container=wav") as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=utterance(25)), "/v1/speak?encoding=mulaw&container=wav") as client:
         client.send(speak("Hi"), FLUSH)
         messages, audio = await client.until(type="Flushed")
     assert len(audio) == pytest.approx(8000 * 2, abs=20)

@@ -8,19 +8,8 @@ import pytest
 from deployments.errors import Overloaded
 from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
-from tests.serve_app.dialects.client import Client, Json, connect
-from tests.serve_app.fake import (
-    CUSTOM_VOICE,
-    FOLLOWED,
-    FOLLOWED_MS,
-    FOLLOWED_TEXT,
-    FakeSynthesizer,
-    chunk,
-    followed,
-    pcm_of,
-    tone,
-    utterance,
-)
+from tests.serve_app import fake
+from tests.serve_app.dialects.client import Json, connect, talking
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +19,7 @@ CONTEXTS = (
     "&enable_ssml_parsing=false&inactivity_timeout=180&sync_alignment=true&auto_mode=true"
 )
 DIALOGUES = "/v1/text-to-dialogue/multi-stream-input?model_id=eleven_v3&output_format=pcm_24000&sync_alignment=true"
-FRAME = tone(CUSTOM_VOICE.frame_samples)
+FRAME = fake.tone(fake.CUSTOM_VOICE.frame_samples)
 
 
 def begin(context: str = "one") -> Json:
@@ -50,13 +39,12 @@ def audio_of(messages: list[Json]) -> bytes:
 
 
 async def test_a_context_drains_when_it_ends() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, CONTEXTS) as connection:
-        client = await Client(connection).accepted()
+    synthesizer = fake.FakeSynthesizer(script=fake.utterance())
+    async with talking(synthesizer, CONTEXTS) as client:
         for context in ("one", "two"):
             client.send(begin(context), sentence("Hello there. ", context), sentence("Bye. ", context), *end(context))
             messages, _ = await client.until(isFinal=True)
-            assert audio_of(messages) == 2 * pcm_of(utterance())
+            assert audio_of(messages) == 2 * fake.pcm_of(fake.utterance())
             assert {message["contextId"] for message in messages} == {context}
             assert [message.get("isFinal") for message in messages].count(True) == 1
     assert synthesizer.texts == ["Hello there.", "Bye."] * 2
@@ -72,13 +60,12 @@ def words_ms(chars: list[str], starts_ms: list[int]) -> list[tuple[str, int]]:
     return [(word, starts_ms[begin]) for word, begin in zip(words, begins, strict=True)]
 
 
-TOLD = list(zip(FOLLOWED_TEXT.split(), FOLLOWED_MS, strict=True))
+TOLD = list(zip(fake.FOLLOWED_TEXT.split(), fake.FOLLOWED_MS, strict=True))
 TWICE = [*TOLD, *((word, 880 + begin) for word, begin in TOLD)]
 
 
 async def timed(path: str, messages: list[Json], **last: object) -> list[Json]:
-    async with connect(FakeSynthesizer(FOLLOWED, followed()), path) as connection:
-        client = await Client(connection).accepted()
+    async with talking(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), path) as client:
         client.send(*messages)
         got, _ = await client.until(**last)
     return got
@@ -86,7 +73,7 @@ async def timed(path: str, messages: list[Json], **last: object) -> list[Json]:
 
 async def test_alignments_count_from_the_beginning_of_the_context() -> None:
     """As LiveKit's plugin, which asks for `sync_alignment`, takes them."""
-    messages = [begin(), sentence(f"{FOLLOWED_TEXT} "), sentence(f"{FOLLOWED_TEXT} "), *end()]
+    messages = [begin(), sentence(f"{fake.FOLLOWED_TEXT} "), sentence(f"{fake.FOLLOWED_TEXT} "), *end()]
     got = await timed(CONTEXTS, messages, isFinal=True)
     chars: list[str] = []
     starts_ms: list[int] = []
@@ -100,12 +87,12 @@ async def test_alignments_count_from_the_beginning_of_the_context() -> None:
             chars += alignment["chars"]
             starts_ms += alignment["charStartTimesMs"]
     assert words_ms(chars, starts_ms) == TWICE
-    assert audio_of(got) == 2 * pcm_of(utterance(11))
+    assert audio_of(got) == 2 * fake.pcm_of(fake.utterance(11))
 
 
 async def test_alignments_restart_with_every_message_where_nobody_asks_for_one_clock() -> None:
     """As Pipecat's service, which does not, adds them up."""
-    messages = [begin(), sentence(f"{FOLLOWED_TEXT} "), sentence(f"{FOLLOWED_TEXT} "), *end()]
+    messages = [begin(), sentence(f"{fake.FOLLOWED_TEXT} "), sentence(f"{fake.FOLLOWED_TEXT} "), *end()]
     got = await timed(CONTEXTS.replace("&sync_alignment=true", ""), messages, isFinal=True)
     chars: list[str] = []
     starts_ms: list[int] = []
@@ -120,7 +107,7 @@ async def test_alignments_restart_with_every_message_where_nobody_asks_for_one_c
 
 async def test_alignments_of_a_dialogue_count_from_each_messages_audio() -> None:
     """As LiveKit's plugin has it, which counts the bytes of audio before a message."""
-    inputs = [{"text": f"{FOLLOWED_TEXT} ", "voice_id": "aiden"}]
+    inputs = [{"text": f"{fake.FOLLOWED_TEXT} ", "voice_id": "aiden"}]
     messages = [{"context_id": "one", "inputs": inputs}, {"context_id": "one", "inputs": inputs, "flush": True}]
     messages += [{"context_id": "one", "inputs": [], "flush": True}, {"context_id": "one", "close_context": True}]
     got = await timed(DIALOGUES, messages, is_final=True)
@@ -138,10 +125,10 @@ async def test_alignments_of_a_dialogue_count_from_each_messages_audio() -> None
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_timestamps_over_http(stream: bool) -> None:
-    transport = httpx.ASGITransport(create_api(FakeSynthesizer(FOLLOWED, followed()), ApiSettings()))
+    transport = httpx.ASGITransport(create_api(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), ApiSettings()))
     path = f"/v1/text-to-speech/ryan{'/stream' if stream else ''}/with-timestamps?output_format=pcm_24000"
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
-        lines = (await client.post(path, json={"text": FOLLOWED_TEXT})).text.splitlines()
+        lines = (await client.post(path, json={"text": fake.FOLLOWED_TEXT})).text.splitlines()
     told = [alignment for line in lines if (alignment := json.loads(line)["alignment"])]
     chars = [char for alignment in told for char in alignment["characters"]]
     starts_s = [start_s for alignment in told for start_s in alignment["character_start_times_seconds"]]
@@ -151,39 +138,35 @@ async def test_timestamps_over_http(stream: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "barge_in",
-    [[{"context_id": "one", "close_context": True}], [*end(), {"context_id": "one", "close_context": True}]],
+    "barge_in", [[{"context_id": "one", "close_context": True}], [*end(), {"context_id": "one", "close_context": True}]]
 )
 async def test_a_context_that_is_closed_without_its_end_is_silent_at_once(barge_in: list[Json]) -> None:
-    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    async with connect(synthesizer, CONTEXTS) as connection:
-        client = await Client(connection).accepted()
+    synthesizer = fake.FakeSynthesizer(script=[fake.chunk(FRAME), asyncio.Event()])
+    async with talking(synthesizer, CONTEXTS) as client:
         client.send(begin(), sentence("A long story. "))
         await synthesizer.waiting.wait()
         client.send(*barge_in)
         await client.until(isFinal=True, contextId="one")
         assert synthesizer.closed.is_set()
-        synthesizer.script = utterance(1)
+        synthesizer.script = fake.utterance(1)
         client.send(begin("two"), sentence("New. ", "two"), *end("two"))
         messages, _ = await client.until(isFinal=True)
         assert {message["contextId"] for message in messages} == {"two"}
 
 
 async def test_keepalives_and_unknown_contexts_say_nothing() -> None:
-    async with connect(FakeSynthesizer(script=utterance(1)), CONTEXTS) as connection:
-        client = await Client(connection).accepted()
+    async with talking(fake.FakeSynthesizer(script=fake.utterance(1)), CONTEXTS) as client:
         client.send({"text": ""}, {"text": "", "context_id": "one"}, {"context_id": "gone", "close_context": True})
         client.send(begin(), *end())
         assert (await client.until(isFinal=True))[0] == [{"contextId": "one", "isFinal": True}]
         client.send({"close_socket": True})
         await client.until(closed=1000)
-        await connection.task
+        await client.connection.task
 
 
 async def test_a_context_has_one_encoder() -> None:
     path = CONTEXTS.replace("pcm_24000", "mp3_22050_32")
-    async with connect(FakeSynthesizer(script=utterance(12)), path) as connection:
-        client = await Client(connection).accepted()
+    async with talking(fake.FakeSynthesizer(script=fake.utterance(12)), path) as client:
         client.send(begin(), sentence("Hello. "), sentence("Bye. "), *end())
         audio = audio_of((await client.until(isFinal=True))[0])
     assert audio[:1] == b"\xff"
@@ -191,8 +174,7 @@ async def test_a_context_has_one_encoder() -> None:
 
 
 async def test_a_failure_is_told_and_ends_its_context() -> None:
-    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), CONTEXTS) as connection:
-        client = await Client(connection).accepted()
+    async with talking(fake.FakeSynthesizer(script=[Overloaded("full", 2.0)]), CONTEXTS) as client:
         client.send(begin(), sentence("Hello. "), *end())
         messages, _ = await client.until(isFinal=True)
         assert messages[0]["code"] == "rate_limit_exceeded"
@@ -202,33 +184,31 @@ async def test_a_failure_is_told_and_ends_its_context() -> None:
 async def test_a_format_that_is_none_refuses_the_handshake() -> None:
     for name in ("mp4_1_2", "mp3", "pcm_x"):
         async with connect(
-            FakeSynthesizer(), f"/v1/text-to-speech/x/multi-stream-input?output_format={name}"
+            fake.FakeSynthesizer(), f"/v1/text-to-speech/x/multi-stream-input?output_format={name}"
         ) as refused:
             assert (await refused.next())["status"] == 400
 
 
 async def test_one_text_is_streamed_in_and_the_server_closes() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, "/v1/text-to-speech/ryan/stream-input?output_format=pcm_24000") as connection:
-        client = await Client(connection).accepted()
+    synthesizer = fake.FakeSynthesizer(script=fake.utterance())
+    async with talking(synthesizer, "/v1/text-to-speech/ryan/stream-input?output_format=pcm_24000") as client:
         client.send({"text": " ", "try_trigger_generation": True, "voice_settings": None})
         client.send({"text": "Hello "}, {"text": "there. "}, {"text": ""})
         messages, _ = await client.until(closed=1000)
-        assert audio_of(messages) == pcm_of(utterance())
-        await connection.task
+        assert audio_of(messages) == fake.pcm_of(fake.utterance())
+        await client.connection.task
     assert synthesizer.texts == ["Hello there."]
 
 
 async def test_dialogues() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, DIALOGUES) as connection:
-        client = await Client(connection).accepted()
+    synthesizer = fake.FakeSynthesizer(script=fake.utterance())
+    async with talking(synthesizer, DIALOGUES) as client:
         client.send({"context_id": "one", "voices": ["aiden"]}, {"context_id": "one", "keep_alive": True})
         client.send({"context_id": "one", "inputs": [{"text": "Hello. ", "voice_id": "aiden"}]})
         client.send({"context_id": "one", "inputs": [{"text": "", "voice_id": "aiden"}], "flush": True})
         client.send({"context_id": "one", "close_context": True})
         messages, _ = await client.until(is_final=True, context_id="one")
-        assert audio_of(messages) == pcm_of(utterance())
+        assert audio_of(messages) == fake.pcm_of(fake.utterance())
     assert (synthesizer.texts, synthesizer.requests[0].voice) == (["Hello."], "aiden")
 
 
@@ -252,14 +232,14 @@ async def test_timestamps_have_the_same_audio(client: httpx.AsyncClient) -> None
     whole = (await client.post(path.format(""), json={"text": "Hello"})).json()
     lines = (await client.post(path.format("/stream"), json={"text": "Hello"})).text.splitlines()
     streamed = b"".join(base64.b64decode(json.loads(line)["audio_base64"]) for line in lines)
-    assert base64.b64decode(whole["audio_base64"]) == streamed == pcm_of(utterance())
+    assert base64.b64decode(whole["audio_base64"]) == streamed == fake.pcm_of(fake.utterance())
     assert all(line.isascii() and len(line) < 128 << 10 for line in lines)
 
 
-async def test_a_dialogue_over_http(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:
+async def test_a_dialogue_over_http(client: httpx.AsyncClient, synthesizer: fake.FakeSynthesizer) -> None:
     inputs = [{"text": "Hello.", "voice_id": "aiden"}, {"text": "Hi!", "voice_id": "ryan"}]
     response = await client.post("/v1/text-to-dialogue/stream?output_format=pcm_24000", json={"inputs": inputs})
-    assert response.content == pcm_of(utterance())
+    assert response.content == fake.pcm_of(fake.utterance())
     assert (synthesizer.requests[0].text, synthesizer.requests[0].voice) == ("Hello. Hi!", "aiden")
     assert (await client.post("/v1/text-to-dialogue", json={"inputs": "x"})).status_code == 400
 
@@ -276,8 +256,7 @@ async def test_lists(client: httpx.AsyncClient) -> None:
 
 async def test_a_context_names_what_has_no_effect_once() -> None:
     settings = {"voice_settings": {"stability": 0.5, "speed": 9}, "pronunciation_dictionary_locators": []}
-    async with connect(FakeSynthesizer(script=utterance()), CONTEXTS) as connection:
-        client = await Client(connection).accepted()
+    async with talking(fake.FakeSynthesizer(script=fake.utterance()), CONTEXTS) as client:
         client.send({**begin(), **settings}, sentence("Hello there. "), *end())
         messages, _ = await client.until(isFinal=True)
     assert messages[0]["ignored"] == [
@@ -291,8 +270,7 @@ async def test_a_context_names_what_has_no_effect_once() -> None:
 
 
 async def test_contexts_that_never_speak_keep_little() -> None:
-    async with connect(FakeSynthesizer(script=utterance()), CONTEXTS) as connection:
-        client = await Client(connection).accepted()
+    async with talking(fake.FakeSynthesizer(script=fake.utterance()), CONTEXTS) as client:
         client.send(*({"text": "", "context_id": f"never{number}", "what": 1} for number in range(40)))
         client.send({**begin(), "voice_settings": {"style": 1}}, sentence("Hello. "), *end())
         messages, _ = await client.until(isFinal=True)
@@ -301,21 +279,20 @@ async def test_contexts_that_never_speak_keep_little() -> None:
 
 @pytest.mark.parametrize("last", [[], end()])
 async def test_a_name_can_be_used_again_while_the_end_of_the_one_before_waits_to_be_sent(last: list[Json]) -> None:
-    synthesizer = FakeSynthesizer(
-        script=[*utterance(1)[:1], *([] if last else [Overloaded("full", 2.0)]), *utterance(0)]
+    synthesizer = fake.FakeSynthesizer(
+        script=[*fake.utterance(1)[:1], *([] if last else [Overloaded("full", 2.0)]), *fake.utterance(0)]
     )
-    async with connect(synthesizer, CONTEXTS) as connection:
-        client = await Client(connection).accepted()
-        connection.stall()
+    async with talking(synthesizer, CONTEXTS) as client:
+        client.connection.stall()
         client.send(begin(), sentence("Hello. "), *last)
-        await connection.sending.wait()
+        await client.connection.sending.wait()
         for _ in range(50):  # all of the first is spoken, none of it is sent
             await asyncio.sleep(0)
-        synthesizer.script = utterance(2)
+        synthesizer.script = fake.utterance(2)
         client.send(begin(), sentence("Again. "), *end())
         for _ in range(50):
             await asyncio.sleep(0)
-        connection.flow()
+        client.connection.flow()
         first, _ = await client.until(isFinal=True)
         second, _ = await client.until(isFinal=True)
-    assert (audio_of(first), audio_of(second)) == (pcm_of(utterance(1)), pcm_of(utterance(2)))
+    assert (audio_of(first), audio_of(second)) == (fake.pcm_of(fake.utterance(1)), fake.pcm_of(fake.utterance(2)))

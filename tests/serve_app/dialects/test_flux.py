@@ -1,26 +1,17 @@
 import asyncio
+from functools import partial
 
 import pytest
 
-from tests.serve_app.dialects.client import Client, Json, connect
-from tests.serve_app.fake import (
-    CUSTOM_VOICE,
-    FOLLOWED,
-    FOLLOWED_TEXT,
-    FakeSynthesizer,
-    chunk,
-    followed,
-    pcm_of,
-    tone,
-    utterance,
-)
+from tests.serve_app import fake
+from tests.serve_app.dialects.client import Json, talking
 
 pytestmark = pytest.mark.anyio
 
 # As LiveKit's plugin asks.
 PATH = "/v2/speak?encoding=linear16&model=flux-ryan-en&sample_rate=24000&mip_opt_out=false"
 FLUSH, CLOSE, INTERRUPT = {"type": "Flush"}, {"type": "Close"}, {"type": "Interrupt"}
-FRAME = tone(CUSTOM_VOICE.frame_samples)
+FRAME = fake.tone(fake.CUSTOM_VOICE.frame_samples)
 NO_CONTROLS = {"pronunciations_applied": 0, "breaks_applied": 0, "pronunciation_warnings": 0}
 
 
@@ -36,21 +27,17 @@ def kinds(messages: list[Json]) -> list[object]:
     return [message.get("type") or message for message in messages]
 
 
-async def connected(connection: object) -> Client:
-    client = await Client(connection).accepted()  # type: ignore[arg-type]
-    await client.until(type="Connected")
-    return client
+connected = partial(talking, greeting="Connected")
 
 
 async def test_turns_have_a_beginning_and_an_end() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, PATH) as connection:
-        client = await connected(connection)
+    synthesizer = fake.FakeSynthesizer(script=fake.utterance())
+    async with connected(synthesizer, PATH) as client:
         for _ in range(2):
             client.send(speak("Hel"), speak("lo "), FLUSH)
             messages, audio = await client.until(type="SpeechMetadata")
             assert sorted(map(str, kinds(messages))) == ["Flushed", "SpeechMetadata", "SpeechStarted"]
-            assert audio == pcm_of(utterance())
+            assert audio == fake.pcm_of(fake.utterance())
             speech_ids = {message["speech_id"] for message in messages}
             assert len(speech_ids) == 1
             assert messages[-1] == {
@@ -73,16 +60,14 @@ async def test_turns_have_a_beginning_and_an_end() -> None:
 
 
 async def test_a_lone_flush_is_answered_for_who_waits_for_an_end() -> None:
-    async with connect(FakeSynthesizer(), PATH) as connection:
-        client = await connected(connection)
+    async with connected(fake.FakeSynthesizer(), PATH) as client:
         client.send(FLUSH)
         (warning, end), audio = await client.until(type="SpeechMetadata")
         assert (warning["code"], end["audio_duration_ms"], audio) == ("NO_ACTIVE_SPEECH", 0, b"")
 
 
 async def test_text_that_yields_no_speech() -> None:
-    async with connect(FakeSynthesizer(), PATH) as connection:
-        client = await connected(connection)
+    async with connected(fake.FakeSynthesizer(), PATH) as client:
         client.send(speak("... "), FLUSH)
         messages, audio = await client.until(type="SpeechMetadata")
         assert {"NO_SYNTHESIZABLE_TEXT"} == {message["code"] for message in messages if message["type"] == "Warning"}
@@ -90,9 +75,8 @@ async def test_text_that_yields_no_speech() -> None:
 
 
 async def test_an_interrupt_ends_the_turn_and_nothing_of_it_follows() -> None:
-    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    async with connect(synthesizer, PATH) as connection:
-        client = await connected(connection)
+    synthesizer = fake.FakeSynthesizer(script=[fake.chunk(FRAME), asyncio.Event()])
+    async with connected(synthesizer, PATH) as client:
         client.send(speak("A long story. "), speak("It goes on."), FLUSH)
         await synthesizer.waiting.wait()
         while not isinstance(await client.next(), bytes):
@@ -104,17 +88,16 @@ async def test_an_interrupt_ends_the_turn_and_nothing_of_it_follows() -> None:
         assert synthesizer.closed.is_set()
         client.send(INTERRUPT)
         await client.until(type="Warning", code="NO_ACTIVE_SPEECH")
-        synthesizer.script = utterance()
+        synthesizer.script = fake.utterance()
         client.send(speak("New"), FLUSH)
         messages, audio = await client.until(type="SpeechMetadata")
-        assert audio == pcm_of(utterance())
+        assert audio == fake.pcm_of(fake.utterance())
         assert "SpeechInterrupted" not in kinds(messages)
 
 
 async def test_offsets_are_of_the_session_and_must_advance() -> None:
-    synthesizer = FakeSynthesizer(script=[*utterance(3)[:3], asyncio.Event()])
-    async with connect(synthesizer, PATH) as connection:
-        client = await connected(connection)
+    synthesizer = fake.FakeSynthesizer(script=[*fake.utterance(3)[:3], asyncio.Event()])
+    async with connected(synthesizer, PATH) as client:
         for offset_ms in (50, 90):
             client.send(speak("A story"), FLUSH)
             await synthesizer.waiting.wait()
@@ -131,15 +114,14 @@ async def test_offsets_are_of_the_session_and_must_advance() -> None:
 
 async def test_an_interrupt_with_an_offset_splits_the_text() -> None:
     """The offset is of the session; after an interrupt it goes on from there."""
-    synthesizer = FakeSynthesizer(FOLLOWED, followed())
-    async with connect(synthesizer, PATH) as connection:
-        client = await connected(connection)
-        client.send(speak(FOLLOWED_TEXT), FLUSH)
+    synthesizer = fake.FakeSynthesizer(fake.FOLLOWED, fake.followed())
+    async with connected(synthesizer, PATH) as client:
+        client.send(speak(fake.FOLLOWED_TEXT), FLUSH)
         await client.until(type="SpeechMetadata")
-        synthesizer.script = [*followed(10), asyncio.Event()]
+        synthesizer.script = [*fake.followed(10), asyncio.Event()]
         for before_ms in (880, 880 + 700):
             synthesizer.waiting.clear()
-            client.send(speak(f"{FOLLOWED_TEXT} and more"), FLUSH)
+            client.send(speak(f"{fake.FOLLOWED_TEXT} and more"), FLUSH)
             await synthesizer.waiting.wait()
             client.send(at(before_ms + 700))
             (*_, told), _ = await client.until(type="SpeechInterrupted")
@@ -151,9 +133,8 @@ async def test_an_interrupt_with_an_offset_splits_the_text() -> None:
 
 
 async def test_a_turn_that_is_still_heard_can_be_interrupted_though_all_of_it_was_sent() -> None:
-    async with connect(FakeSynthesizer(FOLLOWED, followed()), PATH) as connection:
-        client = await connected(connection)
-        client.send(speak(FOLLOWED_TEXT), FLUSH)
+    async with connected(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), PATH) as client:
+        client.send(speak(fake.FOLLOWED_TEXT), FLUSH)
         (*_, end), _ = await client.until(type="SpeechMetadata")
         client.send(at(600))
         (*_, told), _ = await client.until(type="SpeechInterrupted")
@@ -163,12 +144,11 @@ async def test_a_turn_that_is_still_heard_can_be_interrupted_though_all_of_it_wa
         messages, _ = await client.until(type="SessionMetadata")
         assert messages[0]["code"] == "NO_ACTIVE_SPEECH"
         assert messages[-1]["total_audio_duration_ms"] == 600
-        assert messages[-1]["total_input_character_count"] == len(FOLLOWED_TEXT)
+        assert messages[-1]["total_input_character_count"] == len(fake.FOLLOWED_TEXT)
 
 
 async def test_a_speed_holds_for_the_turns_that_follow() -> None:
-    async with connect(FakeSynthesizer(script=utterance(25)), PATH) as connection:
-        client = await connected(connection)
+    async with connected(fake.FakeSynthesizer(script=fake.utterance(25)), PATH) as client:
         for speed, code in ((2, "SPEED_OUT_OF_RANGE"), (1.03, "SPEED_INCREMENT_INVALID"), ("x", "SPEED_OUT_OF_RANGE")):
             client.send({"type": "Configure", "speed": speed})
             await client.until(type="ConfigureFailure", code=code, field="speed")
@@ -176,5 +156,5 @@ async def test_a_speed_holds_for_the_turns_that_follow() -> None:
         await client.until(type="ConfigureSuccess", applied={"speed": 1.25})
         client.send(speak("Hello"), FLUSH)
         (*_, end), audio = await client.until(type="SpeechMetadata")
-    assert len(audio) == pytest.approx(len(pcm_of(utterance(25))) / 1.25, rel=0.03)
+    assert len(audio) == pytest.approx(len(fake.pcm_of(fake.utterance(25))) / 1.25, rel=0.03)
     assert end["audio_duration_ms"] == pytest.approx(2000 / 1.25, rel=0.03)

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.serve_app.dialects.client import Client, Json, connect
+from tests.serve_app.dialects.client import Client, Json, connect, talking
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, tone, utterance
 
 pytestmark = pytest.mark.anyio
@@ -52,8 +52,7 @@ async def test_one_utterance_a_socket() -> None:
 
 
 async def test_without_the_subprotocol_it_is_the_native_socket() -> None:
-    async with connect(FakeSynthesizer(script=utterance()), PATH, subprotocols=["other"]) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=utterance()), PATH, subprotocols=["other"]) as client:
         client.send({"type": "speak", "input": "Hello", "voice": "alloy"})
         await client.until(type="done")
 

@@ -1,70 +1,38 @@
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from starlette.types import Message
 
 from deployments.errors import NotReady, PayloadTooLarge
 from deployments.protocol import ModelInfo
 from serve_app.api import sockets as connection_module
 from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
-from tests.serve_app import asgi
+from tests.serve_app import asgi, fake
 from tests.serve_app.audio.test_recordings import data_url, recording
-from tests.serve_app.dialects.client import Client, connect
-from tests.serve_app.fake import (
-    BASE,
-    CUSTOM_VOICE,
-    FOLLOWED,
-    FOLLOWED_MS,
-    FOLLOWED_TEXT,
-    NUM_TEXT_TOKENS,
-    FakeSynthesizer,
-    Step,
-    chunk,
-    followed,
-    pcm_of,
-    tone,
-    utterance,
-)
+from tests.serve_app.dialects.client import Client, Json, connect, talking
+from tests.serve_app.fake import utterance
 
 pytestmark = pytest.mark.anyio
 
 SPEAK = {"type": "speak", "input": "Hello", "voice": "alloy"}
 CANCEL = {"type": "cancel"}
-FRAME = tone(CUSTOM_VOICE.frame_samples)
-DISCONNECT: Message = {"type": "websocket.disconnect", "code": 1000}
+FRAME = fake.tone(fake.CUSTOM_VOICE.frame_samples)
 
 
-class Socket:
-    """The client's side of one connection."""
-
-    def __init__(self, connection: asgi.Connection) -> None:
-        self.connection = connection
-
-    def send(self, message: object) -> None:
-        self.send_text(json.dumps(message))
-
+class Socket(Client):
     def send_text(self, text: str) -> None:
         self.connection.receive({"type": "websocket.receive", "text": text})
 
-    async def next(self) -> dict[str, object] | bytes:
-        """A JSON message or a binary frame."""
-        message = await self.connection.next()
-        assert message["type"] == "websocket.send"
-        if message.get("bytes") is not None:
-            assert isinstance(message["bytes"], bytes)
-            return message["bytes"]
-        parsed: dict[str, object] = json.loads(message["text"])
-        return parsed
-
-    async def event(self) -> dict[str, object]:
+    async def event(self) -> Json:
         message = await self.next()
         assert isinstance(message, dict), "audio instead of an event"
         return message
 
-    async def utterance(self) -> tuple[list[bytes], dict[str, object]]:
+    async def utterance(self) -> tuple[list[bytes], Json]:
         """From `started` to the message that ends it: the audio frames, and that message."""
         assert (await self.event())["type"] == "started"
         frames: list[bytes] = []
@@ -73,53 +41,46 @@ class Socket:
         return frames, message
 
 
-def speech_socket(synthesizer: FakeSynthesizer, settings: ApiSettings | None = None) -> asgi.Connection:
-    api = create_api(synthesizer, settings or ApiSettings())
-    return asgi.websocket(api, "/v1/audio/speech/ws", headers={"x-request-id": "conn"})
+@asynccontextmanager
+async def speech_socket(synthesizer: fake.FakeSynthesizer) -> AsyncIterator[Socket]:
+    async with connect(synthesizer, "/v1/audio/speech/ws") as connection:
+        yield await Socket(connection).accepted()
 
 
-async def accepted(connection: asgi.Connection) -> Socket:
-    assert (await connection.next())["type"] == "websocket.accept"
-    return Socket(connection)
+def speaking(info: ModelInfo = fake.CUSTOM_VOICE) -> fake.FakeSynthesizer:
+    return fake.FakeSynthesizer(info, utterance())
 
 
-def speaking(info: ModelInfo = CUSTOM_VOICE) -> FakeSynthesizer:
-    return FakeSynthesizer(info, utterance())
-
-
-def code_of(message: dict[str, object]) -> tuple[object, object]:
+def code_of(message: Json) -> tuple[object, object]:
     assert message["type"] == "error"
     error = message["error"]
-    assert isinstance(error, dict)
     assert set(error) == {"message", "type", "param", "code"}
     return error["code"], error["param"]
 
 
 async def test_utterances_follow_each_other_on_one_socket() -> None:
-    async with speech_socket(speaking()) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking()) as socket:
         for number in (1, 2):
             socket.send(SPEAK)
             frames, done = await socket.utterance()
-            assert b"".join(frames) == pcm_of(utterance())
+            assert b"".join(frames) == fake.pcm_of(utterance())
             assert done == {
                 "type": "done",
                 "request_id": f"conn-{number}",
                 "finish_reason": "stop",
                 "frames": 4,
-                "samples": len(pcm_of(utterance())) // 2,
-                "input_tokens": NUM_TEXT_TOKENS,
+                "samples": len(fake.pcm_of(utterance())) // 2,
+                "input_tokens": fake.NUM_TEXT_TOKENS,
             }
 
 
 async def test_started_says_what_the_frames_are() -> None:
-    async with speech_socket(speaking()) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking()) as socket:
         socket.send({**SPEAK, "seed": 7})
         assert await socket.event() == {
             "type": "started",
             "request_id": "conn-1",
-            "sample_rate": CUSTOM_VOICE.sample_rate,
+            "sample_rate": fake.CUSTOM_VOICE.sample_rate,
             "channels": 1,
             "format": "pcm_s16le",
             "seed": 7,
@@ -128,19 +89,17 @@ async def test_started_says_what_the_frames_are() -> None:
 
 async def test_an_utterance_goes_on_behind_the_frames_the_client_has() -> None:
     synthesizer = speaking()
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(synthesizer) as socket:
         socket.send({**SPEAK, "request_id": "earlier-1", "seed": 7, "from_frame": 3})
         frames, done = await socket.utterance()
-    assert b"".join(frames) == pcm_of(utterance())[3 * CUSTOM_VOICE.frame_samples * 2 :]
-    assert (done["request_id"], done["frames"], done["samples"]) == ("earlier-1", 4, CUSTOM_VOICE.frame_samples)
+    assert b"".join(frames) == fake.pcm_of(utterance())[3 * fake.CUSTOM_VOICE.frame_samples * 2 :]
+    assert (done["request_id"], done["frames"], done["samples"]) == ("earlier-1", 4, fake.CUSTOM_VOICE.frame_samples)
     (request,) = synthesizer.requests
     assert (request.request_id, request.seed) == ("earlier-1", 7)
 
 
 async def test_behind_the_last_frame_nothing_is_left() -> None:
-    async with speech_socket(speaking()) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking()) as socket:
         socket.send({**SPEAK, "seed": 7, "from_frame": 4})
         frames, done = await socket.utterance()
     assert (b"".join(frames), done["type"]) == (b"", "done")
@@ -150,10 +109,9 @@ async def test_behind_the_last_frame_nothing_is_left() -> None:
     ("fields", "param"),
     [({"from_frame": 3}, "seed"), ({"from_frame": -1, "seed": 1}, "from_frame"), ({"request_id": "a b"}, "request_id")],
 )
-async def test_what_cannot_be_gone_on_with_is_refused(fields: dict[str, object], param: str) -> None:
+async def test_what_cannot_be_gone_on_with_is_refused(fields: Json, param: str) -> None:
     synthesizer = speaking()
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(synthesizer) as socket:
         socket.send({**SPEAK, **fields})
         error = (await socket.event())["error"]
     assert isinstance(error, dict)
@@ -162,8 +120,7 @@ async def test_what_cannot_be_gone_on_with_is_refused(fields: dict[str, object],
 
 
 async def test_the_seed_that_was_drawn_survives_every_reader_of_json() -> None:
-    async with speech_socket(speaking()) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking()) as socket:
         socket.send(SPEAK)
         seed = (await socket.event())["seed"]
     assert isinstance(seed, int)
@@ -173,16 +130,14 @@ async def test_the_seed_that_was_drawn_survives_every_reader_of_json() -> None:
 async def test_started_tells_the_seed_that_spoke() -> None:
     """The first one that was drawn led to nothing: with it, nobody could go on."""
     script = [replace(item, seed=11) for item in utterance()]
-    async with speech_socket(FakeSynthesizer(script=script)) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(fake.FakeSynthesizer(script=script)) as socket:
         socket.send(SPEAK)
         assert (await socket.event())["seed"] == 11
 
 
 async def test_binary_frames_are_small_and_of_whole_samples() -> None:
-    pcm = tone(10_001)
-    async with speech_socket(FakeSynthesizer(script=[chunk(pcm, frames=5)])) as connection:
-        socket = await accepted(connection)
+    pcm = fake.tone(10_001)
+    async with speech_socket(fake.FakeSynthesizer(script=[fake.chunk(pcm, frames=5)])) as socket:
         socket.send(SPEAK)
         frames, done = await socket.utterance()
     assert [len(frame) for frame in frames] == [4096, 4096, 4096, 4096, 3618]
@@ -190,31 +145,16 @@ async def test_binary_frames_are_small_and_of_whole_samples() -> None:
     assert (done["frames"], done["samples"]) == (5, 10_001)
 
 
-async def test_audio_is_sent_while_more_is_being_made() -> None:
-    more = asyncio.Event()
-    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
-        socket.send(SPEAK)
-        await socket.event()
-        assert await socket.next() == FRAME
-        await synthesizer.waiting.wait()
-        more.set()
-        assert await socket.next() == FRAME
-        assert (await socket.event())["type"] == "done"
-
-
 async def test_cancel_stops_the_utterance_and_leaves_the_socket_usable() -> None:
     more = asyncio.Event()
-    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    synthesizer = fake.FakeSynthesizer(script=[fake.chunk(FRAME), more, fake.chunk(FRAME)])
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         await synthesizer.waiting.wait()
         socket.send(CANCEL)
         frames, ended = await socket.utterance()
         assert frames == [FRAME]
-        samples = CUSTOM_VOICE.frame_samples
+        samples = fake.CUSTOM_VOICE.frame_samples
         assert ended == {"type": "cancelled", "request_id": "conn-1", "frames": 1, "samples": samples}
         assert synthesizer.closed.is_set()
         more.set()
@@ -223,20 +163,8 @@ async def test_cancel_stops_the_utterance_and_leaves_the_socket_usable() -> None
         assert (frames, ended["type"]) == ([FRAME, FRAME], "done")
 
 
-async def test_cancel_while_the_client_does_not_read() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
-        connection.stall()
-        socket.send(SPEAK)
-        await connection.sending.wait()
-        socket.send(CANCEL)
-        await synthesizer.closed.wait()
-
-
 async def test_cancel_without_an_utterance_is_answered() -> None:
-    async with speech_socket(speaking()) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking()) as socket:
         nothing = {"type": "cancelled", "request_id": None, "frames": 0, "samples": 0}
         socket.send(CANCEL)
         assert await socket.event() == nothing
@@ -247,18 +175,18 @@ async def test_cancel_without_an_utterance_is_answered() -> None:
         assert (await socket.event(), await socket.event()) == (nothing, nothing)
 
 
-async def test_a_second_utterance_while_one_is_spoken_is_refused() -> None:
+async def test_audio_is_sent_while_more_is_made_and_a_second_utterance_is_refused_meanwhile() -> None:
     more = asyncio.Event()
-    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more])
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    synthesizer = fake.FakeSynthesizer(script=[fake.chunk(FRAME), more, fake.chunk(FRAME)])
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
-        await synthesizer.waiting.wait()
         assert (await socket.event())["type"] == "started"
         assert await socket.next() == FRAME
+        await synthesizer.waiting.wait()
         socket.send(SPEAK)
         assert code_of(await socket.event()) == ("busy", "type")
         more.set()
+        assert await socket.next() == FRAME
         assert (await socket.event())["type"] == "done"
     assert len(synthesizer.requests) == 1
 
@@ -277,42 +205,25 @@ async def test_a_second_utterance_while_one_is_spoken_is_refused() -> None:
     ],
 )
 async def test_a_bad_message_is_an_error_and_the_socket_stays(message: str, code: str, param: str | None) -> None:
-    async with speech_socket(speaking()) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking()) as socket:
         socket.send_text(message)
         assert code_of(await socket.event()) == (code, param)
         socket.send(SPEAK)
         assert (await socket.utterance())[1]["type"] == "done"
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(NotReady(), "not_ready"), (ValueError("secret"), "internal_error")],
-)
-@pytest.mark.parametrize("spoken", [[], [chunk(FRAME)]])
-async def test_a_failure_is_an_error_and_the_socket_stays(error: Exception, code: str, spoken: list[Step]) -> None:
-    synthesizer = FakeSynthesizer(script=[*spoken, error])
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+async def test_a_failure_names_its_utterance() -> None:
+    async with speech_socket(fake.FakeSynthesizer(script=[NotReady()])) as socket:
         socket.send(SPEAK)
-        if spoken:
-            assert (await socket.event())["type"] == "started"
-            assert await socket.next() == FRAME
         failure = await socket.event()
-        assert code_of(failure) == (code, None)
-        assert failure["request_id"] == "conn-1"
-        assert "secret" not in json.dumps(failure)
-        synthesizer.script = utterance()
-        socket.send(SPEAK)
-        assert (await socket.utterance())[1]["type"] == "done"
+        assert (code_of(failure), failure["request_id"]) == (("not_ready", None), "conn-1")
 
 
 async def test_only_reference_audio_may_make_a_message_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    synthesizer = speaking(BASE)
+    synthesizer = speaking(fake.BASE)
     ref_audio = data_url(recording(5))
     monkeypatch.setattr(connection_module, "MAX_BODY_BYTES", len(ref_audio) + 1000)
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK | {"ref_audio": ref_audio, "ref_text": "It says"})
         assert (await socket.utterance())[1]["type"] == "done"
         socket.send(SPEAK | {"ref_audio": ref_audio, "ref_text": "x" * 1000})
@@ -320,67 +231,66 @@ async def test_only_reference_audio_may_make_a_message_large(monkeypatch: pytest
 
 
 async def test_speed() -> None:
-    async with speech_socket(FakeSynthesizer(script=utterance(25))) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(fake.FakeSynthesizer(script=utterance(25))) as socket:
         socket.send(SPEAK | {"speed": 2})
         frames, done = await socket.utterance()
     assert done["samples"] == len(b"".join(frames)) // 2
-    assert len(b"".join(frames)) == pytest.approx(len(pcm_of(utterance(25))) / 2, rel=0.03)
+    assert len(b"".join(frames)) == pytest.approx(len(fake.pcm_of(utterance(25))) / 2, rel=0.03)
 
 
-async def test_a_client_that_leaves_while_a_frame_is_being_sent() -> None:
-    synthesizer = FakeSynthesizer(script=utterance())
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
-        connection.stall()
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "cancels"])
+async def test_a_client_that_reads_nothing_can_end_its_utterance(leaves: bool) -> None:
+    synthesizer = fake.FakeSynthesizer(script=utterance())
+    async with speech_socket(synthesizer) as socket:
+        socket.connection.stall()
         socket.send(SPEAK)
-        await connection.sending.wait()
-        connection.receive(DISCONNECT)
-        await connection.task
-        assert synthesizer.closed.is_set()
+        await socket.connection.sending.wait()
+        if leaves:
+            socket.leave()
+            await socket.connection.task
+        else:
+            socket.send(CANCEL)
+        await asyncio.wait_for(synthesizer.closed.wait(), 10)
 
 
 async def test_a_connection_that_breaks_in_send() -> None:
     more = asyncio.Event()
-    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    synthesizer = fake.FakeSynthesizer(script=[fake.chunk(FRAME), more, fake.chunk(FRAME)])
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         await synthesizer.waiting.wait()
-        connection.send_error = BrokenPipeError()
+        socket.connection.send_error = BrokenPipeError()
         more.set()
         await synthesizer.closed.wait()
-        connection.receive(DISCONNECT)
-        await connection.task
+        socket.leave()
+        await socket.connection.task
 
 
 async def test_a_server_that_cancels_the_handler() -> None:
-    synthesizer = FakeSynthesizer(script=[asyncio.Event()])
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    synthesizer = fake.FakeSynthesizer(script=[asyncio.Event()])
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         await synthesizer.waiting.wait()
-        connection.task.cancel()
+        socket.connection.task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await connection.task
+            await socket.connection.task
         assert synthesizer.closed.is_set()
 
 
 async def test_a_socket_that_speaks_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "IDLE_TIMEOUT_S", 0.01)
     more = asyncio.Event()
-    synthesizer = FakeSynthesizer(script=[chunk(FRAME), more, chunk(FRAME)])
-    async with speech_socket(synthesizer) as connection:
-        socket = await accepted(connection)
+    synthesizer = fake.FakeSynthesizer(script=[fake.chunk(FRAME), more, fake.chunk(FRAME)])
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
         asyncio.get_running_loop().call_later(0.1, more.set)
         frames, done = await socket.utterance()
         assert (frames, done["type"]) == ([FRAME, FRAME], "done")
-        assert await connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}
+        assert await socket.connection.next() == {"type": "websocket.close", "code": 1000, "reason": "idle"}
 
 
 async def test_another_path_is_a_404() -> None:
-    connection = asgi.websocket(create_api(FakeSynthesizer(), ApiSettings()), "/v1/nothing")
+    connection = asgi.websocket(create_api(fake.FakeSynthesizer(), ApiSettings()), "/v1/nothing")
     connection._scope["extensions"] = {"websocket.http.response": {}}
     async with connection:
         start = await connection.next()
@@ -388,43 +298,41 @@ async def test_another_path_is_a_404() -> None:
         assert json.loads((await connection.next())["body"])["error"]["code"] == "not_found"
 
 
-async def followed_socket(script: list[Step], **fields: object) -> tuple[list[dict[str, object]], bytes]:
+async def followed_socket(script: list[fake.Step], **fields: object) -> tuple[list[Json], bytes]:
     """Messages up to the answer to a `cancel` with these fields, and all audio; behind the end if there are none."""
-    texts: list[dict[str, object]] = []
+    texts: list[Json] = []
     audio = bytearray()
-    async with speech_socket(FakeSynthesizer(FOLLOWED, script)) as connection:
-        socket = await accepted(connection)
-        socket.send({**SPEAK, "input": FOLLOWED_TEXT, "word_timestamps": True})
+    async with speech_socket(fake.FakeSynthesizer(fake.FOLLOWED, script)) as socket:
+        socket.send({**SPEAK, "input": fake.FOLLOWED_TEXT, "word_timestamps": True})
         while not texts or texts[-1]["type"] not in ("done", "cancelled"):
             message = await socket.next()
             if isinstance(message, bytes):
                 audio += message
                 continue
             texts.append(message)
-            told = [str(word["word"]) for text in texts if text["type"] == "words" for word in text["words"]]  # type: ignore[attr-defined]
+            told = [str(word["word"]) for text in texts if text["type"] == "words" for word in text["words"]]
             if fields and message["type"] == "words" and told[-1] == "all":
                 socket.send({**CANCEL, **fields})
     return texts, bytes(audio)
 
 
 async def test_words_are_told_on_request() -> None:
-    texts, audio = await followed_socket([*followed()])
-    told = [word for text in texts if text["type"] == "words" for word in text["words"]]  # type: ignore[attr-defined]
-    assert [word["word"] for word in told] == FOLLOWED_TEXT.split()
-    assert [round(1000 * word["start"]) for word in told] == list(FOLLOWED_MS)
-    assert audio == pcm_of(followed())
+    texts, audio = await followed_socket([*fake.followed()])
+    told = [word for text in texts if text["type"] == "words" for word in text["words"]]
+    assert [word["word"] for word in told] == fake.FOLLOWED_TEXT.split()
+    assert [round(1000 * word["start"]) for word in told] == list(fake.FOLLOWED_MS)
+    assert audio == fake.pcm_of(fake.followed())
     assert "ignored" not in texts[0]
 
 
 async def test_a_cancellation_says_what_was_heard() -> None:
-    texts, _ = await followed_socket([*followed(10), asyncio.Event()], played_ms=600)
+    texts, _ = await followed_socket([*fake.followed(10), asyncio.Event()], played_ms=600)
     last = texts[-1]
     assert (last["text_spoken"], last["text_remaining"], last["last_word"]) == ("Hello there", " all of you", "there")
 
 
 async def test_words_that_no_talker_tells_are_named_as_ignored() -> None:
-    async with speech_socket(speaking()) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking()) as socket:
         socket.send({**SPEAK, "word_timestamps": True})
         started = await socket.event()
         assert started["ignored"] == [{"field": "word_timestamps", "reason": "of the loaded model they are not known"}]
@@ -445,8 +353,7 @@ LARGE = "A" * connection_module.MAX_MESSAGE_BYTES
     ],
 )
 async def test_only_a_recording_makes_a_message_larger(text: str) -> None:
-    async with speech_socket(speaking(BASE)) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking(fake.BASE)) as socket:
         socket.send_text(text)
         assert code_of(await socket.event())[0] in ("payload_too_large", "invalid_json")
 
@@ -454,7 +361,7 @@ async def test_only_a_recording_makes_a_message_larger(text: str) -> None:
 async def test_a_large_message_is_not_parsed_without_its_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[int] = []
 
-    def parse(text: str) -> dict[str, object]:
+    def parse(text: str) -> Json:
         parsed.append(len(text))
         return {}
 
@@ -469,16 +376,14 @@ async def test_a_recording_may_stand_anywhere_among_the_fields(escaped: bool) ->
     audio = data_url(recording(5.0))
     assert len(audio) > connection_module.MAX_MESSAGE_BYTES
     body = {"x_vector_only_mode": True, "ref_audio": audio} | SPEAK
-    async with speech_socket(speaking(BASE)) as connection:
-        socket = await accepted(connection)
+    async with speech_socket(speaking(fake.BASE)) as socket:
         socket.send_text(json.dumps(body).replace("/", "\\/") if escaped else json.dumps(body))
         _, done = await socket.utterance()
         assert done["type"] == "done"
 
 
 async def test_sockets_without_recordings_take_none() -> None:
-    async with connect(speaking(), "/v1/realtime") as connection:
-        client = await Client(connection).accepted()
+    async with talking(speaking(), "/v1/realtime") as client:
         await client.next()
         client.send({"type": "session.update", "session": {}, "ref_audio": LARGE})
         (error,), _ = await client.until(type="error")

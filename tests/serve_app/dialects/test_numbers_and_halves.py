@@ -5,7 +5,7 @@ import time
 import httpx
 import pytest
 
-from tests.serve_app.dialects.client import Client, connect
+from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import FakeSynthesizer, utterance
 
 pytestmark = pytest.mark.anyio
@@ -38,8 +38,7 @@ async def test_other_halves_do_no_harm(field: str) -> None:
     for path in ("/v1/audio/speech/ws", "/v1/audio/frames/ws", "/v1/realtime", "/api-ws/v1/realtime"):
         asked = {"input": "Hello.", "voice": "ryan", field: "So \ud83d"}
         update = {"type": "session.update", "session": {"voice": "So \ud83d", field: "So \ud83d"}}
-        async with connect(FakeSynthesizer(script=utterance()), path) as connection:
-            client = await Client(connection).accepted()
+        async with talking(FakeSynthesizer(script=utterance()), path) as client:
             client.send(update if "realtime" in path else {"type": "speak", **asked})
             told = await client.next()
             while isinstance(told, dict) and told.get("type") == "session.created":

@@ -1,10 +1,11 @@
 import asyncio
 import base64
+from functools import partial
 
 import pytest
 
 from deployments.errors import Overloaded
-from tests.serve_app.dialects.client import Client, Json, connect
+from tests.serve_app.dialects.client import Json, talking
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 
 pytestmark = pytest.mark.anyio
@@ -38,16 +39,12 @@ def audio_of(messages: list[Json]) -> bytes:
     return b"".join(base64.b64decode(message["delta"], validate=True) for message in deltas)
 
 
-async def created(connection: object) -> Client:
-    client = await Client(connection).accepted()  # type: ignore[arg-type]
-    await client.until(type="session.created")
-    return client
+created = partial(talking, greeting="session.created")
 
 
 async def test_open_webuis_sequence() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, PATH, headers={"authorization": "Bearer x"}) as connection:
-        client = await created(connection)
+    async with created(synthesizer, PATH, headers={"authorization": "Bearer x"}) as client:
         client.send(update())
         await client.until(type="session.updated")
         client.send(create("Hello there."))
@@ -67,8 +64,7 @@ async def test_open_webuis_sequence() -> None:
 
 async def test_items_of_a_conversation_are_spoken_once() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, PATH) as connection:
-        client = await created(connection)
+    async with created(synthesizer, PATH) as client:
         item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello."}]}
         client.send({"type": "conversation.item.create", "item": item}, {"type": "response.create"})
         await client.until(type="conversation.item.done")
@@ -84,8 +80,7 @@ async def test_telephone_formats_of_both_shapes() -> None:
         {"audio": {"output": {"format": {"type": "audio/pcmu"}}}},
         {"output_audio_format": "g711_ulaw", "voice": {"id": "ryan"}},
     ):
-        async with connect(FakeSynthesizer(script=utterance(12)), "/openai/realtime?deployment=any") as connection:
-            client = await created(connection)
+        async with created(FakeSynthesizer(script=utterance(12)), "/openai/realtime?deployment=any") as client:
             client.send({"type": "session.update", "session": session}, create("Hello"))
             messages, _ = await client.until(type="response.done")
             assert len(audio_of(messages)) == pytest.approx(12 * 0.08 * 8000, abs=40)
@@ -93,8 +88,7 @@ async def test_telephone_formats_of_both_shapes() -> None:
 
 async def test_a_response_is_cancelled_and_nothing_of_it_follows() -> None:
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    async with connect(synthesizer, PATH) as connection:
-        client = await created(connection)
+    async with created(synthesizer, PATH) as client:
         client.send(create("A long story."))
         await synthesizer.waiting.wait()
         client.send(create("Another."))
@@ -113,8 +107,7 @@ async def test_a_response_is_cancelled_and_nothing_of_it_follows() -> None:
 
 
 async def test_a_failure_is_an_error_and_ends_its_response() -> None:
-    async with connect(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as connection:
-        client = await created(connection)
+    async with created(FakeSynthesizer(script=[Overloaded("full", 2.0)]), PATH) as client:
         client.send(create("Hello"))
         messages, _ = await client.until(type="response.done")
         assert messages[-2]["error"]["code"] == "rate_limit_exceeded"
@@ -122,8 +115,7 @@ async def test_a_failure_is_an_error_and_ends_its_response() -> None:
 
 
 async def test_what_has_no_effect_is_named_where_it_was_sent() -> None:
-    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
-        client = await created(connection)
+    async with created(FakeSynthesizer(script=utterance()), PATH) as client:
         client.send(update(), {"type": "session.update", "session": {"speed": 1.5, "turn_detection": None}})
         (updated,), _ = await client.until(type="session.updated")
         assert {entry["field"] for entry in updated["ignored"]} == {"instructions", "model"}

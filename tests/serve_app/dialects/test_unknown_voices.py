@@ -16,10 +16,7 @@ ASKED = {
     "Mistral": ("/v1/audio/speech", {"input": "Hello", "voice_id": NOBODY}),
     "Deepgram": (f"/v1/speak?model={NOBODY}", {"text": "Hello"}),
     "ElevenLabs": (f"/v1/text-to-speech/{NOBODY}", {"text": "Hello"}),
-    "Cartesia": (
-        "/tts/bytes",
-        {"transcript": "Hello", "voice": {"id": NOBODY}, "output_format": {"container": "wav"}},
-    ),
+    "Cartesia": ("/tts/bytes", {"transcript": "Hello", "voice": {"id": NOBODY}, "output_format": {"container": "wav"}}),
     "DashScope": (
         "/api/v1/services/aigc/multimodal-generation/generation",
         {"model": "qwen3-tts-flash", "input": {"text": "Hello", "voice": NOBODY}},

@@ -5,7 +5,7 @@ import pytest
 
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
-from tests.serve_app.dialects.client import Client, Json, connect
+from tests.serve_app.dialects.client import Json, talking
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, tone, utterance
 
 pytestmark = pytest.mark.anyio
@@ -23,8 +23,7 @@ def write(text: str) -> Json:
 
 async def test_utterances_follow_each_other_as_files() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    async with connect(synthesizer, PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(synthesizer, PATH) as client:
         client.send({**CONFIG, "split_granularity": "clause", "instructions": "Softly."})
         for index in range(2):
             client.send(write("Hello "), write("there."), DONE)
@@ -44,14 +43,13 @@ async def test_utterances_follow_each_other_as_files() -> None:
         client.send(write("Last."), CLOSE)
         await client.until(type="session.done")
         await client.until(closed=1000)
-        await connection.task
+        await client.connection.task
     assert synthesizer.texts == ["Hello there.", "Hello there.", "Last."]
     assert synthesizer.requests[0].instructions == "Softly."
 
 
 async def test_a_refusal_says_that_no_audio_is_to_be_kept() -> None:
-    async with connect(FakeSynthesizer(script=utterance()), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(script=utterance()), PATH) as client:
         client.send(write("x"))
         (error,), _ = await client.until(type="error")
         assert (error["action"], error["partial_audio"]) == ("discard", False)
@@ -62,12 +60,11 @@ async def test_a_refusal_says_that_no_audio_is_to_be_kept() -> None:
 
 
 async def test_a_message_that_meets_no_model_closes_the_socket() -> None:
-    async with connect(FakeSynthesizer(None), PATH) as connection:
-        client = await Client(connection).accepted()
+    async with talking(FakeSynthesizer(None), PATH) as client:
         client.send(CONFIG)
         (error, _), _ = await client.until(closed=1011)
         assert error["code"] == "not_ready"
-        await connection.task
+        await client.connection.task
 
 
 async def test_a_batch(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:

@@ -83,7 +83,10 @@ class Ended(Exception):
     """The test has seen enough."""
 
 
-def test_a_notice_drains_once_and_an_earlier_end_again(metadata: Metadata, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_notice_drains_once_and_an_earlier_end_again(
+    metadata: Metadata, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "_POLL_S", 0.01)
     metadata.answers[REBALANCE] = json.dumps({"noticeTime": "2026-11-22T05:00:00Z"})
     drained: list[Notice] = []
 
@@ -97,7 +100,7 @@ def test_a_notice_drains_once_and_an_earlier_end_again(metadata: Metadata, caplo
             raise Ended
 
     with pytest.raises(Ended):
-        watch(aws(metadata), drain, poll_s=0.01)
+        watch(aws(metadata), drain)
     assert [each.reason.split(":")[0].split(" ")[0] for each in drained] == ["rebalance", "rebalance", "spot"]
     assert "the control store is away" in caplog.text
 

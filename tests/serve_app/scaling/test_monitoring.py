@@ -14,7 +14,7 @@ INSTRUMENTS = {instrument.name: instrument for instrument in metrics.INSTRUMENTS
 EXPORTED = {
     f"ray_{name}{suffix}"
     for name, instrument in INSTRUMENTS.items()
-    for suffix in (["_bucket", "_count", "_sum"] if isinstance(instrument, metrics.Histogram) else [""])
+    for suffix in (["_bucket", "_count", "_sum"] if instrument.boundaries else [""])
 }
 
 

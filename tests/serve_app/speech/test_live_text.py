@@ -208,8 +208,9 @@ async def test_text_that_is_too_long_is_refused_and_the_rest_spoken(texts: LiveT
         assert await spoken(live) == ["Hello there!"]
 
 
-async def test_a_writer_that_falls_silent_has_finished(texts: LiveTexts) -> None:
-    with await texts.open(REQUEST, ENGLISH, max_chars=LONG, idle_s=0.05) as live:
+async def test_a_writer_that_falls_silent_has_finished(texts: LiveTexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.speech.live_text._IDLE_S", 0.05)
+    with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
         live.append("Hello there")
         assert await spoken(live) == ["Hello there."]
         assert live.is_over

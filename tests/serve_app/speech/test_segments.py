@@ -155,16 +155,18 @@ class FullAtFirst(Recorder):
                 yield item
 
 
-async def test_a_later_segment_that_is_refused_is_asked_for_again() -> None:
+async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.speech.segments._PAUSE_S", 0.0)
     full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP], segment=".2", refusals=3)
-    chunks = [item async for item in LongText(full, pause_s=0.0).synthesize(REQUEST, INFO)]
+    chunks = [item async for item in LongText(full).synthesize(REQUEST, INFO)]
     assert pcm_of(chunks) == b"112233"
     assert chunks[-1].finish_reason is FinishReason.STOP
 
 
-async def test_patience_with_a_full_server_ends() -> None:
+async def test_patience_with_a_full_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.speech.segments._PATIENCE_S", 0.0)
     full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [STOP], segment=".2", refusals=1)
-    async with aclosing(LongText(full, patience_s=0.0).synthesize(REQUEST, INFO)) as chunks:
+    async with aclosing(LongText(full).synthesize(REQUEST, INFO)) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
         with pytest.raises(Overloaded):
             await anext(chunks)

@@ -10,21 +10,6 @@ from torch.nn.functional import conv1d, gelu, layer_norm, silu
 
 from deployments.codec.backends import cpu, products
 from deployments.codec.backends import torch as torch_backend
-from deployments.codec.backends.cpu import (
-    MATRIX_UNITS,
-    SIDE,
-    Convolution,
-    ExactConvolution,
-    add,
-    attend,
-    attends,
-    convolve_to_one,
-    depthwise_norm,
-    embed,
-    fits,
-    gather,
-    normed,
-)
 from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
@@ -37,7 +22,7 @@ from tests.deployments.codec.conftest import CONFIG
 ROUNDING = 2.0**-8  # to the nearest bfloat16, relative
 
 
-@pytest.fixture(params=range(MATRIX_UNITS + 1))
+@pytest.fixture(params=range(cpu.MATRIX_UNITS + 1))
 def units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels do without some of the CPU's units."""
     monkeypatch.setattr(cpu, "MATRIX_UNITS", request.param)
@@ -69,7 +54,7 @@ def test_gathering_rows(source: torch.dtype, target: torch.dtype, channels: int)
     amplitude, frequency = random(channels, seed=1), random(channels, seed=2).abs() * 4
     rows, nexts = torch.full((2, 8, channels), 7.0, dtype=target), [torch.empty_like(past) for past in pasts]
     for snake in (Snake(amplitude, frequency), Snake(amplitude, None), None):
-        assert gather(x, rows, snake, pasts, nexts)
+        assert cpu.gather(x, rows, snake, pasts, nexts)
         exact = x.double()
         if snake is not None:
             turned = x.float() if snake.frequency is None else x.float() * snake.frequency
@@ -82,7 +67,7 @@ def test_gathering_rows(source: torch.dtype, target: torch.dtype, channels: int)
 
 def test_a_past_that_is_longer_than_what_comes() -> None:
     past, rows = random(54, 4), torch.empty(1, 57, 4)
-    assert gather(random(1, 3, 4, seed=1), rows, None, [past], [past])
+    assert cpu.gather(random(1, 3, 4, seed=1), rows, None, [past], [past])
     assert torch.equal(past, rows[0, 3:])
 
 
@@ -91,20 +76,20 @@ def test_what_is_not_finite_stays_so() -> None:
     for target in TYPES:
         for snake in (Snake(torch.ones(4), None), None):
             out = torch.empty(1, 1, 4, dtype=target)
-            assert gather(x, out, snake)
+            assert cpu.gather(x, out, snake)
             assert torch.isfinite(out).tolist() == [[[False, False, False, True]]]
 
 
 def test_rows_with_gaps_are_left_to_torch() -> None:
     x = random(1, 4, 8)[:, :, ::2]
-    assert not gather(x, torch.empty(1, 4, 4), Snake(torch.ones(4), None))
-    assert convolve_to_one(x, torch.ones(2, 4), torch.ones(1)) is None
+    assert not cpu.gather(x, torch.empty(1, 4, 4), Snake(torch.ones(4), None))
+    assert cpu.convolve_to_one(x, torch.ones(2, 4), torch.ones(1)) is None
 
 
 @pytest.mark.parametrize(("taps", "channels"), [(7, 96), (1, 16), (3, 48)])
 def test_a_convolution_to_one_channel(taps: int, channels: int) -> None:
     rows, weight, bias = random(2, 20 + taps, channels), random(taps, channels, seed=1), random(1, seed=2)
-    got = convolve_to_one(rows, weight, bias)
+    got = cpu.convolve_to_one(rows, weight, bias)
     assert got is not None
     assert ((got.double() - exactly(rows, weight[:, :, None], bias, 1)).abs() <= 1e-4).all()
 
@@ -127,20 +112,20 @@ def test_attention(frames: int, known: int, heads: int, kv_heads: int, size: int
 
     tables, before = [angles.cos().float(), angles.sin().float()], history.clone()
     got, following = torch.empty(frames, heads * size, dtype=torch.bfloat16), torch.empty_like(history)
-    attend(qkv.clone(), tables, (history, following), torch.tensor(known), got)
+    cpu.attend(qkv.clone(), tables, (history, following), torch.tensor(known), got)
     assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
     wanted = torch.cat((history.double(), torch.stack((k, v))), dim=2)[:, :, -(window - 1) :]
     assert ((following.double() - wanted).abs() <= 1e-5).all()
     assert torch.equal(history, before), "states are never written in place"
     qkv[-1, 0] = torch.nan
-    attend(qkv, tables, (history, following), torch.tensor(known), got)
+    cpu.attend(qkv, tables, (history, following), torch.tensor(known), got)
     assert not got.isfinite().all()
 
 
 def test_which_attention_is_ours() -> None:
-    assert attends(64, 72)
-    assert not attends(64, 257)
-    assert not attends(8, 72)
+    assert cpu.attends(64, 72)
+    assert not cpu.attends(64, 257)
+    assert not cpu.attends(8, 72)
 
 
 @pytest.mark.parametrize("time", [1, 4, 30])
@@ -148,21 +133,21 @@ def test_a_depthwise_convolution_and_its_norm(time: int) -> None:
     x, past, taps, bias = random(time, 96) + 3, random(6, 96, seed=1), random(7, 96, seed=2), random(96, seed=3)
     nothing, eps = Linear(torch.empty(0, 0), None), torch.tensor(1e-6)
     got, following = torch.empty(time, 96, dtype=torch.bfloat16), torch.empty_like(past)
-    depthwise_norm(x, (past, following), ConvNeXt(taps, bias, nothing, nothing), eps, got)
+    cpu.depthwise_norm(x, (past, following), ConvNeXt(taps, bias, nothing, nothing), eps, got)
     rows = torch.cat((past, x)).double()
     exact = bias + sum(rows[tap : tap + time] * taps[tap] for tap in range(7))
     exact = layer_norm(exact, (96,), eps=1e-6)
     assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-4).all()
     assert torch.equal(following, rows[time:].float())
     x[-1, 5] = torch.inf
-    depthwise_norm(x, (past, following), ConvNeXt(taps, bias, nothing, nothing), eps, got)
+    cpu.depthwise_norm(x, (past, following), ConvNeXt(taps, bias, nothing, nothing), eps, got)
     assert not got[-1].isfinite().any()
 
 
 def test_a_sum_of_two_types() -> None:
     total, x = random(3, 5, 7), random(3, 5, 7, seed=1).bfloat16()
     exact = total + x.float()
-    assert add(total, x) is total
+    assert cpu.add(total, x) is total
     assert torch.equal(total, exact)
 
 
@@ -193,7 +178,7 @@ def test_a_convolution(taps: int, dilation: int, inputs: int, outputs: int, time
     """And what is done with its results at once."""
     weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
     rows = random(3, (taps - 1) * dilation + time, inputs, seed=2).bfloat16()
-    convolution = Convolution(weight, bias, dilation)
+    convolution = cpu.Convolution(weight, bias, dilation)
     exact = exactly(rows, weight.bfloat16(), bias, dilation)
     got, snake = convolution(rows), Snake(random(outputs, seed=3), None)
     assert got.shape == exact.shape
@@ -218,7 +203,7 @@ def test_a_convolution(taps: int, dilation: int, inputs: int, outputs: int, time
 def test_a_gated_product(time: int) -> None:
     weight, bias, rows = random(1, 64, 96) / 8, random(96, seed=1), 4 * random(2, time, 64, seed=2).bfloat16()
     gates, ups = exactly(rows, weight.bfloat16(), bias, 1).chunk(2, dim=2)
-    got = Convolution(weight, bias, gated=True)(rows)
+    got = cpu.Convolution(weight, bias, gated=True)(rows)
     exact = silu(gates) * ups
     assert got.shape == exact.shape
     assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
@@ -227,7 +212,7 @@ def test_a_gated_product(time: int) -> None:
 def test_a_row_depends_on_no_other() -> None:
     """However many rows a call has, of how many streams: sums have one order."""
     weight, bias, rows = random(7, 32, 32), random(32, seed=1), random(2, 106, 32, seed=2).bfloat16()
-    convolution = Convolution(weight, bias, 1)
+    convolution = cpu.Convolution(weight, bias, 1)
     for time in (1, 7, 16, 40):
         assert torch.equal(convolution(rows)[1:, 40 : 40 + time], convolution(rows[1:, 40 : 46 + time]))
 
@@ -237,7 +222,7 @@ def test_a_row_depends_on_no_other() -> None:
 def test_an_exact_convolution(taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
     weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
     rows = random(3, (taps - 1) * dilation + time, inputs, seed=2)
-    got, exact = ExactConvolution(weight, bias, dilation)(rows), exactly(rows, weight, bias, dilation)
+    got, exact = cpu.ExactConvolution(weight, bias, dilation)(rows), exactly(rows, weight, bias, dilation)
     assert got.shape == exact.shape
     assert ((got.double() - exact).abs() <= 1e-5).all()
 
@@ -246,8 +231,8 @@ def test_products_of_what_is_not_finite_are_not_finite() -> None:
     for bad in (torch.nan, torch.inf):
         rows = torch.zeros(1, 3, 32)
         rows[0, 1, 5] = bad
-        product, exact = Convolution(torch.ones(1, 32, 32), None), ExactConvolution(torch.ones(1, 32, 32), None)
-        gated = Convolution(torch.ones(1, 32, 32), None, gated=True)
+        product, exact = cpu.Convolution(torch.ones(1, 32, 32), None), cpu.ExactConvolution(torch.ones(1, 32, 32), None)
+        gated = cpu.Convolution(torch.ones(1, 32, 32), None, gated=True)
         halves = rows.bfloat16()
         for result in (
             product(halves),
@@ -263,18 +248,18 @@ def test_products_of_what_is_not_finite_are_not_finite() -> None:
 def test_rows_over_their_root_mean_square(target: torch.dtype) -> None:
     x, eps = random(2, 3, 96) * torch.tensor([1e-4, 1.0, 300.0])[:, None], torch.tensor(1e-5)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    got, rounding = normed(x, eps, target), ROUNDING if target == torch.bfloat16 else 0.0
+    got, rounding = cpu.normed(x, eps, target), ROUNDING if target == torch.bfloat16 else 0.0
     assert got.dtype == target
     assert ((got.double() - exact).abs() <= rounding * exact.abs() + 1e-6).all()
     x[1, 2, 3] = torch.nan
-    assert normed(x, eps, target).isfinite().all(dim=2).tolist() == [[True] * 3, [True, True, False]]
+    assert cpu.normed(x, eps, target).isfinite().all(dim=2).tolist() == [[True] * 3, [True, True, False]]
 
 
 def test_sums_of_the_entries_of_codes() -> None:
     tables, offsets = random(3 * 10, 40), torch.arange(3) * 10
     codes = torch.randint(10, (2, 5, 3), generator=torch.Generator().manual_seed(0))
     assert torch.allclose(
-        embed(codes, offsets, tables).double(), tables.double()[codes + offsets].sum(dim=2), atol=1e-5
+        cpu.embed(codes, offsets, tables).double(), tables.double()[codes + offsets].sum(dim=2), atol=1e-5
     )
 
 
@@ -290,7 +275,7 @@ def decoder_of_whole_blocks() -> CodecDecoder:
     )
 
 
-@pytest.mark.skipif(not MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
+@pytest.mark.skipif(not cpu.MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
 def test_recorded_calls_make_what_calls_one_by_one_make(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of streams at other positions than those that they were recorded with, before and after buffers have grown."""
     decoder = decoder_of_whole_blocks()
@@ -314,7 +299,7 @@ def test_recorded_calls_make_what_calls_one_by_one_make(monkeypatch: pytest.Monk
     assert all(map(torch.equal, recorded, decoded()))
 
 
-@pytest.mark.skipif(not MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
+@pytest.mark.skipif(not cpu.MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
 def test_threads_have_recordings_of_their_own() -> None:
     decoder, count = decoder_of_whole_blocks(), 4
     codes = torch.randint(32, (count, 3, 4), generator=torch.Generator().manual_seed(0))
@@ -328,10 +313,10 @@ def test_threads_have_recordings_of_their_own() -> None:
 
 
 def test_what_fits() -> None:
-    weight = torch.zeros(7, 2 * SIDE, SIDE)
-    assert fits(weight) == (MATRIX_UNITS > 0)
-    assert not fits(weight[:, : SIDE + 1])
-    assert not fits(weight[:, :, :5])
+    weight = torch.zeros(7, 2 * cpu.SIDE, cpu.SIDE)
+    assert cpu.fits(weight) == (cpu.MATRIX_UNITS > 0)
+    assert not cpu.fits(weight[:, : cpu.SIDE + 1])
+    assert not cpu.fits(weight[:, :, :5])
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -3,6 +3,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -70,6 +71,10 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("the condition never held")
 
 
+def send(gate: DecodeGate, deadline_s: float, *, frames: int = 1) -> asyncio.Task[Decoded]:
+    return asyncio.create_task(gate.submit(job(deadline_s, frames=frames)))
+
+
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -98,7 +103,7 @@ def gate_of(
 
 async def test_jobs_of_one_tick_go_together_at_once(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
-    tasks = [asyncio.create_task(gate.submit(job(deadline))) for deadline in (3.0, 1.0, 2.0, 4.0)]
+    tasks = [send(gate, deadline) for deadline in (3.0, 1.0, 2.0, 4.0)]
     await until(lambda: len(fake.running) == 4)
     assert fake.calls == [[1.0, 2.0, 3.0, 4.0]]
     fake.finish(1.0, 2.0, 3.0, 4.0)
@@ -110,14 +115,14 @@ async def test_jobs_of_one_tick_go_together_at_once(fake: FakeDecoder) -> None:
 async def test_a_worker_waits_a_moment_for_a_stream_with_little_time(fake: FakeDecoder, comes_back: bool) -> None:
     gate, now_s = gate_of(fake), time.monotonic()
     soon, later, sooner = now_s + 0.1, now_s + 10, now_s + 0.2
-    urgent = asyncio.create_task(gate.submit(job(soon)))
+    urgent = send(gate, soon)
     await until(lambda: soon in fake.running)
-    patient = asyncio.create_task(gate.submit(job(later, frames=12)))
+    patient = send(gate, later, frames=12)
     fake.finish(soon)
     await urgent
     assert later not in fake.running
     if comes_back:
-        again = asyncio.create_task(gate.submit(job(sooner)))
+        again = send(gate, sooner)
         await until(lambda: sooner in fake.running)
         fake.finish(sooner)
         await again
@@ -131,14 +136,14 @@ async def test_a_worker_waits_a_moment_for_a_stream_with_little_time(fake: FakeD
 async def test_no_more_workers_wait_than_streams_may_come_back(fake: FakeDecoder) -> None:
     gate, now_s = gate_of(fake, workers=3), time.monotonic()
     soon, later, sooner = now_s + 0.1, [now_s + 10, now_s + 20, now_s + 30], now_s + 0.2
-    urgent = asyncio.create_task(gate.submit(job(soon)))
+    urgent = send(gate, soon)
     await until(lambda: soon in fake.running)
     fake.finish(soon)
     await urgent
-    patient = [asyncio.create_task(gate.submit(job(each, frames=number + 1))) for number, each in enumerate(later)]
+    patient = [send(gate, each, frames=number + 1) for number, each in enumerate(later)]
     await settle()
     assert list(fake.running) == later[:2], "one of three workers is kept for the stream that may come back"
-    again = asyncio.create_task(gate.submit(job(sooner)))
+    again = send(gate, sooner)
     await until(lambda: sooner in fake.running)
     fake.finish(sooner, *later[:2])
     await again
@@ -154,17 +159,17 @@ MANY = 4
 async def many_of_which_are_idle(fake: FakeDecoder, idle: int) -> tuple[DecodeGate, list[asyncio.Task[Decoded]], float]:
     """A gate of many workers; the others decode, the first of them for who needs it now."""
     gate, now_s = gate_of(fake, workers=MANY, max_batch_size=2), time.monotonic()
-    tasks = [asyncio.create_task(gate.submit(job(now_s, frames=20 + number))) for number in range(MANY - idle)]
+    tasks = [send(gate, now_s, frames=20 + number) for number in range(MANY - idle)]
     await until(lambda: sum(map(len, fake.calls)) == MANY - idle)
     return gate, tasks, now_s
 
 
 async def test_who_has_plenty_in_hand_waits_for_another_to_share_a_call(fake: FakeDecoder) -> None:
     gate, tasks, now_s = await many_of_which_are_idle(fake, 2)
-    tasks.append(asyncio.create_task(gate.submit(job(now_s + 30, frames=8))))
+    tasks.append(send(gate, now_s + 30, frames=8))
     await settle()
     assert gate.num_waiting == 1
-    tasks += [asyncio.create_task(gate.submit(job(now_s + later, frames=8))) for later in (31, 32)]
+    tasks += [send(gate, now_s + later, frames=8) for later in (31, 32)]
     await until(lambda: fake.calls[-1] == [now_s + 30, now_s + 31])
     await settle()
     assert gate.num_waiting == 1, "a call takes two, and the last worker is left to the urgent"
@@ -174,7 +179,7 @@ async def test_who_has_plenty_in_hand_waits_for_another_to_share_a_call(fake: Fa
 async def test_who_has_plenty_in_hand_goes_alone_in_the_end(fake: FakeDecoder) -> None:
     gate, tasks, now_s = await many_of_which_are_idle(fake, 2)
     began_s = time.monotonic()
-    tasks.append(asyncio.create_task(gate.submit(job(now_s + 30))))
+    tasks.append(send(gate, now_s + 30))
     await settle()
     async with asyncio.timeout(10):
         while gate.num_waiting:  # noqa: ASYNC110, the gate's clock lets it through
@@ -185,10 +190,10 @@ async def test_who_has_plenty_in_hand_goes_alone_in_the_end(fake: FakeDecoder) -
 
 async def test_the_last_idle_worker_is_left_to_the_urgent(fake: FakeDecoder) -> None:
     gate, tasks, now_s = await many_of_which_are_idle(fake, 1)
-    tasks += [asyncio.create_task(gate.submit(job(now_s + later))) for later in (30, 31)]
+    tasks += [send(gate, now_s + later) for later in (30, 31)]
     await settle()
     assert gate.num_waiting == 2
-    tasks.append(asyncio.create_task(gate.submit(job(now_s + 0.1))))
+    tasks.append(send(gate, now_s + 0.1))
     await until(lambda: fake.calls[-1] == [now_s + 0.1])
     assert gate.num_waiting == 2, "it takes none along that has time"
     await _cancel(tasks)
@@ -205,7 +210,7 @@ async def test_who_comes_in_time_alone_shares_no_call_that_comes_late(
     """A call of two takes 2.4 s here, one of one 2.0 s, and perhaps a fifth longer."""
     gate, now_s = gate_of(fake), time.monotonic()
     gate.seconds_per_frame = 0.4 / 1.2
-    tasks = [asyncio.create_task(gate.submit(job(now_s + left_s + 0.2 * number))) for number in range(3)]
+    tasks = [send(gate, now_s + left_s + 0.2 * number) for number in range(3)]
     for call in calls:
         deadlines = [now_s + each for each in call]
         await until(lambda deadlines=deadlines: list(fake.running) == pytest.approx(deadlines, abs=1e-6))
@@ -219,9 +224,9 @@ async def test_nobody_waits_where_nothing_is_decoded_or_few_workers_are(
     fake: FakeDecoder, workers: int, busy: int
 ) -> None:
     gate, now_s = gate_of(fake, workers=workers), time.monotonic()
-    tasks = [asyncio.create_task(gate.submit(job(now_s, frames=20))) for _ in range(busy)]
+    tasks = [send(gate, now_s, frames=20) for _ in range(busy)]
     await until(lambda: len(fake.running) == busy)
-    tasks.append(asyncio.create_task(gate.submit(job(now_s + 30))))
+    tasks.append(send(gate, now_s + 30))
     await until(lambda: now_s + 30 in fake.running)
     await _cancel(tasks)
 
@@ -238,9 +243,9 @@ def test_a_timer_that_fires_early_leaves_nobody_waiting() -> None:
     async def speak() -> None:
         fake = FakeDecoder()
         gate, now_s = gate_of(fake), time.monotonic()
-        urgent = asyncio.create_task(gate.submit(job(now_s)))
+        urgent = send(gate, now_s)
         await until(lambda: now_s in fake.running)
-        patient = asyncio.create_task(gate.submit(job(now_s + 10)))
+        patient = send(gate, now_s + 10)
         await settle()
         time.sleep(0.05)  # noqa: ASYNC251, a long turn
         fake.finish(now_s)
@@ -257,7 +262,7 @@ def test_a_timer_that_fires_early_leaves_nobody_waiting() -> None:
 async def test_calls_have_few_sizes(fake: FakeDecoder) -> None:
     """Sound goes in powers of two streams, what only brings a state forward alone."""
     gate = gate_of(fake)
-    tasks = [asyncio.create_task(gate.submit(job(float(number)))) for number in range(7)]
+    tasks = [send(gate, float(number)) for number in range(7)]
     for batch in ([0.0, 1.0, 2.0, 3.0], [4.0, 5.0], [6.0]):
         await until(lambda batch=batch: list(fake.running) == batch)
         fake.finish(*batch)
@@ -271,7 +276,7 @@ async def test_calls_have_few_sizes(fake: FakeDecoder) -> None:
 
 async def test_waiting_jobs_go_by_deadline_with_their_frame_count(fake: FakeDecoder) -> None:
     gate = gate_of(fake, max_batch_size=2)
-    tasks = [asyncio.create_task(gate.submit(job(0.0)))]
+    tasks = [send(gate, 0.0)]
     await until(lambda: 0.0 in fake.running)
     waiting = [job(5.0), job(4.0, frames=2), job(3.0), job(6.0), job(9.0, frames=2)]
     tasks += [asyncio.create_task(gate.submit(each)) for each in waiting]
@@ -285,9 +290,9 @@ async def test_waiting_jobs_go_by_deadline_with_their_frame_count(fake: FakeDeco
 
 async def test_a_worker_is_held_until_the_whole_batch_is_done(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
-    tasks = [asyncio.create_task(gate.submit(job(deadline))) for deadline in (1.0, 2.0)]
+    tasks = [send(gate, deadline) for deadline in (1.0, 2.0)]
     await until(lambda: len(fake.running) == 2)
-    tasks.append(asyncio.create_task(gate.submit(job(3.0))))
+    tasks.append(send(gate, 3.0))
     fake.finish(1.0)
     await settle()
     assert tasks[0].done()
@@ -300,7 +305,7 @@ async def test_a_worker_is_held_until_the_whole_batch_is_done(fake: FakeDecoder)
 
 async def test_every_worker_gets_a_batch(fake: FakeDecoder) -> None:
     gate = gate_of(fake, workers=2, max_batch_size=1)
-    tasks = [asyncio.create_task(gate.submit(job(deadline))) for deadline in (1.0, 2.0, 3.0)]
+    tasks = [send(gate, deadline) for deadline in (1.0, 2.0, 3.0)]
     await settle()
     assert sorted(fake.running) == [1.0, 2.0]
     fake.finish(2.0)
@@ -312,14 +317,14 @@ async def test_every_worker_gets_a_batch(fake: FakeDecoder) -> None:
 
 async def test_an_error_reaches_its_own_caller_only(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
-    tasks = [asyncio.create_task(gate.submit(job(deadline))) for deadline in (1.0, 2.0)]
+    tasks = [send(gate, deadline) for deadline in (1.0, 2.0)]
     await until(lambda: len(fake.running) == 2)
     fake.fail(1.0, EngineError("bad codes"))
     fake.finish(2.0)
     with pytest.raises(EngineError, match="bad codes"):
         await tasks[0]
     assert (await tasks[1]).pcm[0] == 2
-    again = asyncio.create_task(gate.submit(job(3.0)))
+    again = send(gate, 3.0)
     await until(lambda: 3.0 in fake.running)
     fake.finish(3.0)
     await again
@@ -327,9 +332,9 @@ async def test_an_error_reaches_its_own_caller_only(fake: FakeDecoder) -> None:
 
 async def test_a_caller_who_leaves_takes_its_waiting_job_back(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
-    tasks = [asyncio.create_task(gate.submit(job(1.0)))]
+    tasks = [send(gate, 1.0)]
     await until(lambda: 1.0 in fake.running)
-    left, stays = (asyncio.create_task(gate.submit(job(deadline))) for deadline in (2.0, 3.0))
+    left, stays = (send(gate, deadline) for deadline in (2.0, 3.0))
     await until(lambda: gate.num_waiting == 2)
     left.cancel()
     await until(left.cancelled)
@@ -343,12 +348,12 @@ async def test_a_caller_who_leaves_takes_its_waiting_job_back(fake: FakeDecoder)
 
 async def test_a_caller_who_leaves_while_decoding_leaks_no_worker(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
-    left, failed = (asyncio.create_task(gate.submit(job(deadline))) for deadline in (1.0, 2.0))
+    left, failed = (send(gate, deadline) for deadline in (1.0, 2.0))
     await until(lambda: len(fake.running) == 2)
     left.cancel()
     failed.cancel()
     await until(lambda: left.cancelled() and failed.cancelled())
-    after = asyncio.create_task(gate.submit(job(3.0)))
+    after = send(gate, 3.0)
     await settle()
     assert 3.0 not in fake.running  # the worker is still busy with those who left
     fake.finish(1.0)
@@ -404,10 +409,7 @@ def test_decode_batch_keeps_order_over_different_lengths(decoder: CodecDecoder, 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
-    [
-        (np.full((2, 4), 99, np.int16), "not within 0 to 31"),
-        (np.zeros((2, 3), np.int16), "3 codes, the codec takes 4"),
-    ],
+    [(np.full((2, 4), 99, np.int16), "not within 0 to 31"), (np.zeros((2, 3), np.int16), "3 codes, the codec takes 4")],
 )
 def test_a_bad_job_spoils_only_its_own_outcome(
     decoder: CodecDecoder, codes: torch.Tensor, broken: np.ndarray, message: str
@@ -422,21 +424,15 @@ def test_a_bad_job_spoils_only_its_own_outcome(
         assert np.array_equal(outcome.pcm, decode_alone(decoder, codes[0, :2]))
 
 
-async def test_a_batch_is_bounded_by_its_frames(fake: FakeDecoder) -> None:
-    gate = gate_of(fake, max_batch_frames=8)
-    tasks = [asyncio.create_task(gate.submit(job(float(number), frames=4))) for number in range(3)]
-    await until(lambda: len(fake.running) == 2)
-    fake.finish(0.0, 1.0)
-    await until(lambda: 2.0 in fake.running)
-    fake.finish(2.0)
-    await asyncio.gather(*tasks)
-    assert fake.calls == [[0.0, 1.0], [2.0]]
-
-
-async def test_a_batch_is_bounded_by_what_frames_have_cost(fake: FakeDecoder) -> None:
-    gate = gate_of(fake, max_call_s=0.4)
-    gate.seconds_per_frame = 0.033  # and as much as 4 of them for the call
-    tasks = [asyncio.create_task(gate.submit(job(float(number), frames=4))) for number in range(3)]
+@pytest.mark.parametrize(
+    ("limit", "seconds_per_frame"),
+    [({"max_batch_frames": 8}, 0.0), ({"max_call_s": 0.4}, 0.033)],  # and as much as 4 frames for the call
+    ids=["frames", "their cost so far"],
+)
+async def test_a_batch_is_bounded(fake: FakeDecoder, limit: dict[str, Any], seconds_per_frame: float) -> None:
+    gate = gate_of(fake, **limit)
+    gate.seconds_per_frame = seconds_per_frame
+    tasks = [send(gate, float(number), frames=4) for number in range(3)]
     await until(lambda: len(fake.running) == 2)
     fake.finish(0.0, 1.0)
     gate.seconds_per_frame = 1.0
@@ -466,7 +462,7 @@ async def test_before_the_first_call_those_of_the_start_say_what_workers_carry(f
 async def test_a_machine_that_stood_still_does_not_make_frames_dear(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
     gate.seconds_per_frame = 1e-6
-    task = asyncio.create_task(gate.submit(job(0.0)))
+    task = send(gate, 0.0)
     await until(lambda: 0.0 in fake.running)
     fake.finish(0.0)  # far more than a microsecond later
     await task

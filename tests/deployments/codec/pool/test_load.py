@@ -1,8 +1,8 @@
 """What a codec replica says of its load."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
 
 import numpy as np
@@ -55,6 +55,9 @@ class Stream:
         yield PcmChunk(b"", np.zeros((0, 16), np.int16), 3, FinishReason.STOP)
 
 
+Audio = AsyncGenerator[PcmChunk, None]
+
+
 async def test_frames_wait_from_their_arrival_until_they_are_decoded() -> None:
     load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 4)), frame_s=FRAME_S), Stream()
     assert load.record().streams == 0
@@ -75,28 +78,9 @@ async def test_frames_wait_from_their_arrival_until_they_are_decoded() -> None:
     assert load.record().streams == 0
 
 
-async def test_a_stream_without_a_place_has_its_talker_but_no_decoder(clock: Clock) -> None:
-    load, first, second = CodecLoad(CodecConfig(chunk_frames=(1,)), frame_s=FRAME_S), Stream(), Stream()
-    for stream in (first, second):
-        stream.frames.put_nowait(3)
-        stream.decode.put_nowait(1)
-    async with aclosing(load.stream(first.synthesize, REQUEST, first.generate)) as one:
-        await anext(one)
-        for _ in range(4):  # very late, and it stays so: one stream is enough
-            await load.call(asyncio.sleep(0), [job(0.0)], waiting=0)
-            clock.now_s += 1
-        async with aclosing(load.stream(second.synthesize, REQUEST, second.generate)) as other:
-            waiting = asyncio.create_task(anext(other))
-            while not second.frames.empty():  # noqa: ASYNC110, the queue tells nobody
-                await asyncio.sleep(0)
-            assert not waiting.done()
-            assert load.record().starting == 1
-            await one.aclose()
-            await waiting
-
-
-@pytest.mark.parametrize("gpu_frames", [12, ALL_FRAMES])
-async def test_what_a_gpu_decodes_does_not_wait_for_a_place(clock: Clock, gpu_frames: int) -> None:
+@asynccontextmanager
+async def beside_a_late_one(clock: Clock, gpu_frames: int = 0) -> AsyncIterator[tuple[CodecLoad, Audio, Stream, Audio]]:
+    """The load, a first stream that is very late and stays so, whose place is the only one, and a second stream."""
     load, first, second = CodecLoad(CodecConfig(chunk_frames=(1,)), frame_s=FRAME_S), Stream(), Stream(gpu_frames)
     for stream in (first, second):
         stream.frames.put_nowait(3)
@@ -107,7 +91,24 @@ async def test_what_a_gpu_decodes_does_not_wait_for_a_place(clock: Clock, gpu_fr
             await load.call(asyncio.sleep(0), [job(0.0)], waiting=0)
             clock.now_s += 1
         async with aclosing(load.stream(second.synthesize, REQUEST, second.generate)) as other:
-            await anext(other)
+            yield load, one, second, other
+
+
+async def test_a_stream_without_a_place_has_its_talker_but_no_decoder(clock: Clock) -> None:
+    async with beside_a_late_one(clock) as (load, one, second, other):
+        waiting = asyncio.create_task(anext(other))
+        while not second.frames.empty():  # noqa: ASYNC110, the queue tells nobody
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        assert load.record().starting == 1
+        await one.aclose()
+        await waiting
+
+
+@pytest.mark.parametrize("gpu_frames", [12, ALL_FRAMES])
+async def test_what_a_gpu_decodes_does_not_wait_for_a_place(clock: Clock, gpu_frames: int) -> None:
+    async with beside_a_late_one(clock, gpu_frames) as (_, _, _, other):
+        await anext(other)
 
 
 async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:

@@ -321,11 +321,7 @@ async def test_audio_equals_the_one_shot_audio_however_frames_arrive(
 
     start = DecodingStart(decoder.initial_state())
     stream = StreamDecoder(
-        decode,
-        ChunkPlan(RAMP, frame_s=FRAME_S),
-        start,
-        frame_samples=decoder.frame_samples,
-        sample_rate=SAMPLE_RATE,
+        decode, ChunkPlan(RAMP, frame_s=FRAME_S), start, frame_samples=decoder.frame_samples, sample_rate=SAMPLE_RATE
     )
     chunks = await collect(stream.run(ragged()))
     audio, _ = decoder.decode(codes[:1], [decoder.initial_state()])

@@ -4,8 +4,9 @@ import torch
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.talker.attention import Context
+from deployments.talker.kernels import paged_attention
 from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start
-from deployments.talker.kernels.paged_attention import PagedScratch, attend_paged
+from deployments.talker.kernels.paged_attention import TritonAttention
 from deployments.talker.kernels.qkv import HeadNorms, Heads
 from tools.kernels.reference import reference_attend_frame, reference_attend_paged
 
@@ -60,7 +61,10 @@ def test_the_first_two_positions_at_once(dtype: torch.dtype, device: torch.devic
 
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("block_size", [16, 64])
-def test_paged_contexts(splits: int, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_paged_contexts(
+    splits: int, block_size: int, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged_attention, "splits_for", lambda rows: splits)
     torch.manual_seed(splits)
     lengths = torch.tensor([1, 16, 150], dtype=torch.int32, device=device)
     blocks = 160 // block_size + 1
@@ -71,11 +75,10 @@ def test_paged_contexts(splits: int, block_size: int, dtype: torch.dtype, device
     shape = ((3 * blocks + 1) * block_size, HEADS.key, HEADS.dim)
     caches = torch.randn(shape, device=device).to(dtype), torch.randn(shape, device=device).to(dtype)
     expected_caches = caches[0].double(), caches[1].double()
-    shared, scratch = norms(dtype, device), PagedScratch(3, HEADS, splits, device)
+    shared, attend = norms(dtype, device), TritonAttention(HEADS, block_size=block_size, pdl=False)
     for _ in range(2):  # the second call finds the counters as the first left them
         qkv = rows_of(3, dtype, device)
-        out = torch.full((3, HEADS.query * HEADS.dim), torch.nan, dtype=dtype, device=device)
-        attend_paged(qkv, shared, HEADS, caches, context, block_size, scratch, out)
+        out = attend(qkv, shared, caches, context)
         expected = reference_attend_paged(qkv.double(), shared, HEADS, expected_caches, context, block_size)
         torch.testing.assert_close(out.double(), expected, atol=tolerance(dtype), rtol=tolerance(dtype))
     torch.testing.assert_close(caches[0].double(), expected_caches[0], atol=tolerance(dtype), rtol=tolerance(dtype))

@@ -1,6 +1,7 @@
 """Whole stacks and frames against the modules they stand for."""
 
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from deployments.talker.attention import Context, attend_rows
 from deployments.talker.kernels.paged_attention import choose_backend
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.stack import FrameCache, FusedStack
+from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.predictor import FrameAttention
 from deployments.talker.model.talker import Talker
 from deployments.talker.sampling import BatchFilter, Draw, FilterOptions
@@ -18,12 +20,6 @@ from deployments.talker.sampling import BatchFilter, Draw, FilterOptions
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 BLOCK_SIZE, LENGTHS = 16, [1, 40, 77]
 ROWS = len(LENGTHS)
-
-
-@dataclass
-class Caches:
-    keys: torch.Tensor
-    values: torch.Tensor
 
 
 def contexts(device: torch.device) -> tuple[Context, torch.Tensor]:
@@ -41,9 +37,9 @@ def contexts(device: torch.device) -> tuple[Context, torch.Tensor]:
 
 def test_talker_step(talker: Talker, device: torch.device) -> None:
     config = talker.config.talker
-    shape = (config.num_layers, 32 * BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-    cache = Caches(torch.randn(shape, device=device), torch.randn(shape, device=device))
-    plain = Caches(cache.keys.clone(), cache.values.clone())
+    cache = KVCache(config, num_blocks=32, block_size=BLOCK_SIZE, dtype=torch.float32, device=device)
+    cache.blocks.normal_()
+    plain = deepcopy(cache)
     context, everywhere = contexts(device)
     mask = (torch.arange(everywhere.shape[1], device=device) < context.lengths[:, None])[:, None, None]
 
