@@ -16,14 +16,7 @@ from torch import Tensor
 
 from deployments.codec.backends import choose
 from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
-from deployments.codec.plan import (
-    CALL_FRAMES,
-    MAX_BATCH_FRAMES,
-    MAX_BATCH_SIZE,
-    RECALL_SIZES,
-    call_sizes,
-    recall_sizes,
-)
+from deployments.codec.plan import CALL_FRAMES, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, RECALL_SIZES, call_sizes, recall_sizes
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 

@@ -40,8 +40,7 @@ class Codec:
     references: ByRecording[Codes] = field(
         default_factory=lambda: ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
     )
-    # States after recordings, by the recordings' codes, because a recording may come without samples.
-    states: ByRecording[DecoderState] = field(
+    states: ByRecording[DecoderState] = field(  # by the codes of recordings, because samples may not come with them
         default_factory=lambda: ByRecording(max_bytes=_STATE_BYTES, size=_state_bytes)
     )
 

@@ -12,8 +12,7 @@ RAMP = (1, 1, 2, 4, 8, 12)  # suits a CPU: where few streams share a call, the l
 # time, because a takeover (notice the death, prefill the prompt again, decode) takes 0.18 s on a busy host.
 SHARED_RAMP = (3, 3, 4, 8)
 GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are all that one call of a GPU decodes of each stream
-# These bound one call of a worker, because more frames cost no less each, and busy cores, which share their memory,
-# take far longer.
+# These bound a worker's call: more frames cost no less each, and busy cores, which share memory, take far longer.
 MAX_BATCH_SIZE = 16
 MAX_BATCH_FRAMES = 16
 # Streams share a call only while it takes no longer than this, because an urgent stream may have to wait for it.

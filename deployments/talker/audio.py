@@ -152,16 +152,14 @@ class AudioStreams:
             begins_with = b"" if delivered else recording.tobytes()
             known = recording if prefix is None else np.concatenate([recording, prefix])
             delivered += len(recording)
-        num_recalled = min(delivered, self._decoder.reach)
-        known = known[delivered - num_recalled :]
+        recalled = min(delivered, self._decoder.reach)
+        known = known[delivered - recalled :]
         plan = ChunkPlan(GPU_RAMP, frame_s=self._frame_s, min_lead_s=_MIN_LEAD_S, in_hand=0.0)
-        stream = _Stream(
-            stream_id, slot, num_recalled, num_recalled + frames, time.monotonic(), plan, begins_with=begins_with
-        )
+        stream = _Stream(stream_id, slot, recalled, recalled + frames, time.monotonic(), plan, begins_with=begins_with)
         state = self._recordings.get(begins_with)
         if state is not None:
             self._recordings.move_to_end(begins_with)
-            stream.called = stream.decoded = num_recalled
+            stream.called = stream.decoded = recalled
         self._decoder.begin(slot, state)
         self._streams[stream_id] = stream
         self._write(stream, known[: stream.limit])

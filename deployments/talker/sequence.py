@@ -44,9 +44,7 @@ class Sequence:
     row: int | None = None
     is_open: bool = False  # whether the decoder beside the talker knows it
     finish_reason: FinishReason | None = None
-    token_starts: list[int] = field(
-        default_factory=list
-    )  # where word times are wanted: characters before each token, and in all
+    token_starts: list[int] = field(default_factory=list)  # for word times: characters before each token, and in all
     next_reading: float = 0.0  # how far in the text its next frame is, in characters
     readings: list[float] = field(default_factory=list)  # one for each frame after `num_sent`
     num_reread: int = 0  # frames that read a passage once more

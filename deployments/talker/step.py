@@ -50,9 +50,7 @@ class FrameStep:
         like = state.hidden
         # Results of `predict`, by index in the batch: other CUDA streams may read them after the event of the codes.
         self.codes = torch.zeros((max_num_seqs, self.config.num_code_groups), dtype=torch.int16, device=like.device)
-        self.given = torch.zeros_like(
-            self.codes, dtype=torch.int32
-        )  # frames that `feed_given` takes, by index in the batch
+        self.given = torch.zeros_like(self.codes, dtype=torch.int32)  # for `feed_given`, by index in the batch
         self.attended: Tensor | None = None  # [rows, length]: weights of the alignment head in the last pass, by rows
         self._embeds = torch.zeros((max_num_seqs, like.shape[1]), dtype=like.dtype, device=like.device)
 

@@ -21,10 +21,7 @@ class ChosenBackend:
 
 
 def choose(config: SpeechTokenizerConfig, device: torch.device) -> ChosenBackend:
-    """The backend and the slots of a codec on a device.
-
-    A new backend is a line here, and a row in tests/deployments/codec/backends/test_backends.py.
-    """
+    """A new backend is a line here, and a row in tests/deployments/codec/backends/test_backends.py."""
     from deployments.codec.backends.torch import TorchBackend  # with the kernels of cpu.py, where they fit
     from deployments.codec.backends.triton_slots import TritonSlots
     from deployments.codec.slots import PlainSlots

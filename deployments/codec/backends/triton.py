@@ -62,9 +62,8 @@ class TritonDecoder:
         shape = (num_slots + 1, 2, heads, self.ring, size)
         self.caches = {layer: torch.zeros(shape, device=device, dtype=dtype) for layer in self.folded.layers}
         self.positions = torch.zeros(num_slots + 1, device=device, dtype=torch.int32)
-        self.codes = torch.zeros(
-            (num_slots + 1, code_ring, config.num_quantizers), device=device, dtype=torch.int16
-        )  # frame p of a slot at p % code_ring
+        # Frame p of a slot is at p % code_ring.
+        self.codes = torch.zeros((num_slots + 1, code_ring, config.num_quantizers), device=device, dtype=torch.int16)
 
     @torch.inference_mode()
     def reset(self, slot: int) -> None:

@@ -169,15 +169,11 @@ def attention_kernel(
     cosine, sine = tl.cos(angle), tl.sin(angle)
     rows = qkv_ptr + (stream * frames + f)[:, None] * width + d[None, :]
     query, key, value = rows + head * size, rows + (heads + kv_head) * size, rows + (heads + kv_heads + kv_head) * size
-    first, second = (
-        tl.load(query, mask=ok, other=0.0).to(tl.float32),
-        tl.load(query + half, mask=ok, other=0.0).to(tl.float32),
-    )
+    first = tl.load(query, mask=ok, other=0.0).to(tl.float32)
+    second = tl.load(query + half, mask=ok, other=0.0).to(tl.float32)
     q1, q2 = first * cosine - second * sine, second * cosine + first * sine
-    first, second = (
-        tl.load(key, mask=ok, other=0.0).to(tl.float32),
-        tl.load(key + half, mask=ok, other=0.0).to(tl.float32),
-    )
+    first = tl.load(key, mask=ok, other=0.0).to(tl.float32)
+    second = tl.load(key + half, mask=ok, other=0.0).to(tl.float32)
     kind = cache_ptr.dtype.element_ty
     k1, k2 = (first * cosine - second * sine).to(kind), (second * cosine + first * sine).to(kind)
     v1, v2 = tl.load(value, mask=ok, other=0.0).to(kind), tl.load(value + half, mask=ok, other=0.0).to(kind)

@@ -23,8 +23,7 @@ from deployments.gpu.graphs import Graphs, Staging, buckets
 # Numbers of streams in a call. They are close together, so that the padding of a call stays small.
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, *range(96, 4096, 32))
 _STAGED_WRITES = 16  # each may hold all codes of a slot
-# Where streams have many codes, so many frames of so many streams are decoded at once: this bounds memory.
-_SWEPT_FRAMES, _SWEPT_AT_ONCE = 64, 4
+_SWEPT_FRAMES, _SWEPT_AT_ONCE = 64, 4  # frames, and streams that hold many codes, of one call: this bounds memory
 # Memory of recorded calls for each frame of the largest one, and memory of convolutions and of the allocator. Both were
 # measured with 8, 128 and 256 streams.
 _CALL_FRAME_BYTES = 5_700_000

@@ -1,6 +1,4 @@
-"""The processes in which a replica of several workers decodes.
-
-Command line: `python -m deployments.codec.pool.worker_process CONTROL STATES DECODER`.
+"""Decodes for a replica of several workers: `python -m deployments.codec.pool.worker_process CONTROL STATES DECODER`.
 
 The first process loads the decoder and makes every call once. Then it forks a worker for each socket that it is sent,
 so all of them share one copy of the weights, in memory as in the processor's cache, and one that died is replaced at

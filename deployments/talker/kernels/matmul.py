@@ -117,10 +117,9 @@ def _link(x_tile, w_tile, inside, acc, up, up_from: tl.constexpr, gated: tl.cons
 
 @triton.jit
 def pipelined_matmul(
-    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps,
+    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps, warps: tl.constexpr,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
-    warps: tl.constexpr,
 ):  # fmt: skip
     """See `matmul`, `Form` and `Tile`. A sum waits tens of cycles for the one before: 1, 2 or 4 chains take turns."""
     n, m, inside, place = _grid(rows, n_size, block_m, block_n)
@@ -160,10 +159,9 @@ def pipelined_matmul(
 
 @triton.jit
 def split_matmul(
-    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps,
+    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps, warps: tl.constexpr,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
-    warps: tl.constexpr,
 ):  # fmt: skip
     """See `matmul` and `Form`. The product is batched, with one part of the depth for each of the `warps`."""
     n, m, inside, place = _grid(rows, n_size, block_m, block_n)
@@ -215,10 +213,9 @@ def _weighted(inputs, weights, chunks: tl.constexpr, first: tl.constexpr, stride
 
 @triton.jit
 def vector_matmul(
-    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps,
+    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps, warps: tl.constexpr,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
-    warps: tl.constexpr,
 ):  # fmt: skip
     """See `matmul` and `Form`; `block_m` is the number of rows."""
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
