@@ -21,19 +21,19 @@ class TalkerConfig(Strict):
     dtype: DType = "auto"  # auto: bfloat16 on cuda, float32 on cpu
     threads: Annotated[int, Field(ge=1)] = 1  # torch threads of the engine process
     max_num_seqs: Annotated[int, Field(ge=1)] = 8  # sequences in one batch; on CPU also the fixed number of rows
-    max_num_waiting: Annotated[int, Field(ge=0)] = 16  # sequences that may wait behind them
+    max_num_waiting: Annotated[int, Field(ge=0)] = 16  # sequences that may wait for a place in the batch
     max_model_len: Annotated[int, Field(ge=64)] = 4096  # rows of one sequence: prompt and frames
     # Positions of a KV block. Unset: 16 on a CPU; on a GPU 64, with flash-attn 256, as it takes no less.
     kv_block_size: Annotated[int | None, Field(ge=1)] = None
-    # The share of the GPU's memory that the engine may use, 0.85 by default: keys and values get the rest behind
-    # weights, codec and recorded work, and never more than they can use. Or their size itself.
+    # The share of the GPU's memory that the engine may use, 0.85 by default: keys and values get the rest after
+    # weights, codec and recorded work, and never more than they can use. `kv_cache_bytes` is their size itself.
     gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
     kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None
-    # Of the fused kernels. auto: our own, which docs/performance.md has as the faster ones; the start says which.
+    # Attention of the fused kernels. auto: our own, which is faster (docs/performance.md); the start says which it is.
     attention: Literal["auto", "triton", "flash_attn"] = "auto"
     # auto: fused Triton kernels on a GPU in half precision; on a CPU sums that do not depend on the batch.
     kernels: Literal["auto", "plain"] = "auto"
-    # On a GPU: codes do not depend on the batch, at the price of running every step in the shape of the fullest batch.
+    # True: codes on a GPU do not depend on the batch, because every step runs in the shape of the fullest batch.
     deterministic: bool = False
 
     @model_validator(mode="after")
@@ -47,8 +47,8 @@ class CodecConfig(Strict):
     """The codec decoder of one replica."""
 
     device: Device = "cpu"
-    # Of matrix products on a CPU, of everything on a GPU. auto: on a CPU bfloat16 where it has units for it and the
-    # error is 35 dB below the signal, which is tried at start, else float32; on a GPU float16.
+    # The type of matrix products on a CPU, and of everything on a GPU. auto: float16 on a GPU; on a CPU bfloat16, if it
+    # has units for it and a trial at the start finds the error 35 dB below the signal, else float32.
     precision: DType = "auto"
     # The device that decodes: hybrid leaves the first frames of a stream to the talker's GPU, and all frames where the
     # pool is full. inline leaves all to it; the ingress then asks the talkers itself, and the pool only encodes

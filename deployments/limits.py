@@ -5,15 +5,15 @@ from collections import deque
 # Bounds of `Retry-After`: a sooner retry is of no use, and a later one would miss a pool that has grown.
 _SHORTEST_S = 0.5
 _LONGEST_S = 30.0
-_WINDOW_S = 20.0  # of a rate
-# While nothing has been measured.
+_WINDOW_S = 20.0  # a rate counts events of so long
+# The answer while nothing has been measured.
 _UNKNOWN_S = 1.0
 # Lateness is judged over this time. A second such time must agree, because a replica that dies delays streams once.
 _PERIOD_S = 1.0
 # Late beyond this share: too many streams. Below half of it: more may be tried.
 _LATE_SHARE = 0.1
-_LEAST_FEWER = 0.1  # of them; half the late share, where that is more
-_MORE = 0.05  # of them, and at least one in two periods
+_LEAST_FEWER = 0.1  # share of streams by which the limit falls; half the late share, where that is more
+_MORE = 0.05  # share of streams by which the limit rises, but at least one stream in two periods
 _LEAST_MORE = 0.5
 
 
@@ -35,7 +35,7 @@ class Rate:
         return len(self._times_s) / min(_WINDOW_S, max(1.0, now_s - self._times_s[0]))
 
     def retry_after_s(self, ahead: int, now_s: float) -> float:
-        """When a client should ask again that would stand behind `ahead` others in a line that moves at this rate."""
+        """Seconds until a client should ask again that has `ahead` others before it in a line of this rate."""
         rate = self.per_second(now_s)
         return min(max((ahead + 1) / rate, _SHORTEST_S), _LONGEST_S) if rate else _UNKNOWN_S
 
@@ -61,7 +61,7 @@ class StreamLimit:
         self._was_bad = self._was_reached = False
 
     def has_room(self, streams: int) -> bool:
-        """Whether one more may join so many."""
+        """Whether a stream more may join so many."""
         room = self.streams is None or streams + 1 <= self.streams
         self._was_reached |= not room
         return room

@@ -29,7 +29,7 @@ class FinishReason(StrEnum):
     """Why a stream ended."""
 
     STOP = "stop"  # the talker sampled its end-of-speech code
-    EARLY = "early"  # so did it, though the text needs far more frames, or nothing was heard
+    EARLY = "early"  # the talker did so although the text needs far more frames, or before any sound
     LENGTH = "length"  # max_new_tokens
     SILENCE = "silence"  # the end was missed: silence, or the noise of a room, for seconds
     LOOP = "loop"  # the end was missed: the same again and again
@@ -56,21 +56,27 @@ _COUNT = {"ge": 0, "le": INT32_MAX}
 
 def _option(official: float, **bounds: float) -> Any:
     """`official`: the official package's default, for checkpoints that name none. `bounds`: of a request's value."""
-    return field(default=None, metadata={"official": official, "bounds": bounds})
+    return field(default=None, metadata={"official": official, "bounds": bounds, "is_filter": False})
+
+
+def _filter(official: float, **bounds: float) -> Any:
+    """An option that decides which code is drawn. The code predictor has one of the same name."""
+    return field(default=None, metadata={"official": official, "bounds": bounds, "is_filter": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Sampling options under the official package's names. None takes the checkpoint's `generation_config.json`.
 
-    The one list of options: fields of request bodies, columns of the batch state and `FilterOptions` follow from it.
+    The one list of options: fields of request bodies follow from it. `FilterOptions` of talker/sampling.py names the
+    filters again, with their types in the batch, and columns of kernels follow from that.
     An option that the talker and the code predictor have each stands twice, here with `SUBTALKER` in front.
     """
 
     do_sample: bool | None = _option(True)
-    temperature: float | None = _option(0.9, **_SCALE)
-    top_k: int | None = _option(50, **_COUNT)
-    top_p: float | None = _option(1.0, **_PROBABILITY)
+    temperature: float | None = _filter(0.9, **_SCALE)
+    top_k: int | None = _filter(50, **_COUNT)
+    top_p: float | None = _filter(1.0, **_PROBABILITY)
     repetition_penalty: float | None = _option(1.05, **_SCALE)
     subtalker_dosample: bool | None = _option(True)
     subtalker_temperature: float | None = _option(0.9, **_SCALE)
@@ -81,8 +87,8 @@ class Sampling:
 
 SUBTALKER = "subtalker_"
 SAMPLING_DEFAULTS = {option.name: option.metadata["official"] for option in fields(Sampling)}
-# Options by which a code is drawn, for the talker and the code predictor alike: without effect where none is drawn.
-FILTERS = tuple(name for name in SAMPLING_DEFAULTS if SUBTALKER + name in SAMPLING_DEFAULTS)
+# Filters of the talker; the code predictor's have SUBTALKER in front. Without `do_sample` no filter has an effect.
+FILTERS = tuple(option.name for option in fields(Sampling) if option.metadata["is_filter"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +114,13 @@ class Reference:
     key: bytes = b""  # recordings of one key have the same samples; by default made from these
 
     def __post_init__(self) -> None:
-        """Samples are hashed where a recording comes in, and nowhere behind."""
+        """Samples are hashed where a recording comes in, and nowhere later."""
         if not self.key and self.audio is not None:
             object.__setattr__(self, "key", hashlib.sha256(np.ascontiguousarray(self.audio).data).digest())
 
     @property
     def samples(self) -> NDArray[np.float32]:
-        """Of a recording that comes without a prompt."""
+        """The samples of a recording that comes without a prompt."""
         assert self.audio is not None, "either samples or a prompt"
         return self.audio
 
@@ -125,16 +131,16 @@ class Progress:
 
     codes: Codes  # every frame since its beginning
     samples: int  # delivered, on the codec's timeline before trimming
-    in_hand_s: float = 0.0  # of them, samples that the listener has not played yet, as far as is known
+    in_hand_s: float = 0.0  # seconds of delivered audio that the listener has not played yet, as far as is known
 
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """Where a talker reads the text of one utterance while it is written; `deployments.serving.mailbox` says how."""
+    """The address at which a talker reads a text while it is written, as `deployments.serving.mailbox` says."""
 
     host: str
     port: int
-    token: str  # of this utterance alone
+    token: str  # opens this utterance alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +160,9 @@ class SynthesisRequest:
     ignore_eos: bool = False  # nothing but max_new_tokens ends speech
     leading_silence: bool = False  # True keeps quiet leading frames
     continues: bool = False  # a later segment of a text that is being heard: it is not refused and goes first
-    following: tuple[str, ...] = ()  # texts of the segments behind this first one: it is refused where they do not fit
+    following: tuple[str, ...] = ()  # texts of the later segments: the request is refused where they do not fit
     resume: Progress | None = None  # set where a stream goes on that another replica began
-    marks: Marks = ()  # on its way so far; none without `server_timing`
+    marks: Marks = ()  # stages that it has passed; empty without `server_timing`
     client: str = ""  # the client's name: the line in front of the pools tells clients apart
     word_times: bool = False  # chunks say where in the text they are
     live: Mailbox | None = None  # the text comes from there, and `text` is empty; it streams, whatever the mode
@@ -164,7 +170,7 @@ class SynthesisRequest:
 
     @property
     def is_heard(self) -> bool:
-        """Whether its listener has heard a part already: a pause would be heard, and a refusal would end the speech."""
+        """Whether its listener has heard a part already. A refusal would then end the speech in its middle."""
         return self.continues or self.resume is not None
 
 
@@ -174,11 +180,11 @@ class GenerateRequest:
 
     synthesis: SynthesisRequest
     reference_codes: Codes | None = None  # [frames, num_code_groups] of the reference, None without in-context cloning
-    gpu_frames: int = 0  # the talker brings the audio of so many frames behind the delivered ones; ALL_FRAMES: of all
+    gpu_frames: int = 0  # after the delivered frames the talker brings the audio of so many; ALL_FRAMES: of all
 
     @property
     def prefix(self) -> Codes | None:
-        """Frames of this utterance that exist already: generation goes on behind them."""
+        """Frames of this utterance that exist already: generation goes on after them."""
         return None if self.synthesis.resume is None else self.synthesis.resume.codes
 
 
@@ -187,7 +193,7 @@ class Reading:
     """How far in their text consecutive frames are, as the talker's attention says."""
 
     first: int  # number of the first of these frames
-    chars: tuple[float, ...]  # of the text, before the text of each frame
+    chars: tuple[float, ...]  # for each frame, characters of the text that are before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +209,8 @@ class FrameChunk:
     num_text_tokens: int
     finish_reason: FinishReason | None = None
     pcm: bytes = b""  # s16le, whole frames
-    marks: Marks = ()  # of a marked request's first audio: all stages down to the engine and back up
-    readings: tuple[Reading, ...] = ()  # where `word_times` were asked for and the talker knows them
+    marks: Marks = ()  # first audio of a marked request: all stages down to the engine and back up
+    readings: tuple[Reading, ...] = ()  # empty unless `word_times` were asked for and the talker knows them
     clone_prompt: ClonePrompt | None = None  # first, of a recording that came as samples: to be sent in their place
 
 
@@ -220,12 +226,14 @@ class PcmChunk:
     num_text_tokens: int
     finish_reason: FinishReason | None = None
     position: int = 0  # samples delivered with this chunk, as in `Progress`
-    marks: Marks = ()  # as in FrameChunk
-    readings: tuple[Reading, ...] = ()  # as in FrameChunk, as soon as they come, also of later frames
-    heard: tuple[tuple[float, float], ...] = ()  # from the ingress on: seconds of audio, characters of the spoken text
-    seed: int | None = None  # with which it is spoken, where that is another one than the request's
-    segment: int = 0  # of a long text, from the ingress on: the codec begins anew with each
-    clone_prompt: ClonePrompt | None = None  # as in FrameChunk
+    marks: Marks = ()  # see FrameChunk
+    readings: tuple[
+        Reading, ...
+    ] = ()  # see FrameChunk; they come as soon as they are known, also those of later frames
+    text_positions: tuple[tuple[float, float], ...] = ()  # from the ingress on: (seconds of audio, characters spoken)
+    seed: int | None = None  # the seed of this speech, where it is not the request's
+    segment: int = 0  # number of a long text's segment, from the ingress on: the codec begins anew with each
+    clone_prompt: ClonePrompt | None = None  # see FrameChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +249,7 @@ class ModelInfo:
     frame_samples: int
     num_code_groups: int
     talker_on_gpu: bool = False
-    codec_precision: str = "float32"  # in which the talker's device decodes
+    codec_precision: str = "float32"  # precision with which the talker's device decodes
     spoken_form: str | None = None  # language whose normalisation the voice needs: it has learnt only spoken words
     max_segment_chars: int = 1000  # longer texts are synthesised in segments
     word_times: bool = False  # whether its talkers say where in the text they are

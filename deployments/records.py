@@ -13,7 +13,7 @@ class TalkerRecord:
 
     running: float = 0.0  # sequences in the batch
     waiting: float = 0.0  # sequences that wait for a row or for KV blocks
-    kv_used_ratio: float = 0.0  # of the KV blocks, 0 to 1
+    kv_used_ratio: float = 0.0  # share of the KV blocks, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class CodecRecord:
     """The record of one codec replica."""
 
     streams: float = 0.0  # open, with streams that still wait for the talker
-    starting: float = 0.0  # of these, streams whose first frame the talker has not made yet
+    starting: float = 0.0  # streams whose first frame the talker has not made yet
     backlog_s: float = 0.0  # seconds of audio that are codes and not yet PCM
     busy_cores: float = 0.0  # decoder workers at work, as a moving mean
     cores: float = 1.0  # decoder workers

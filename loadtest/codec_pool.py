@@ -17,10 +17,8 @@ from unittest import mock
 
 import numpy as np
 
-from deployments.codec.pool import gate, stream
-from deployments.codec.pool.gate import Decoded, DecodeGate, DecodeJob
-from deployments.codec.pool.load import Capacity
-from deployments.codec.pool.plan import (
+from deployments.codec.batch import Decoded, DecodeJob
+from deployments.codec.plan import (
     MANY_WORKERS,
     MAX_BATCH_FRAMES,
     MAX_BATCH_SIZE,
@@ -30,6 +28,9 @@ from deployments.codec.pool.plan import (
     fitted_ramp,
     longest_call_s,
 )
+from deployments.codec.pool import gate, stream
+from deployments.codec.pool.gate import DecodeGate
+from deployments.codec.pool.load import Capacity
 from deployments.codec.pool.service import Placement
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.codec.state import DecoderState

@@ -81,7 +81,7 @@ class HandleSynthesizer:
             _learn(request, chunk)
             if not len(chunk.codes) and not chunk.pcm and chunk.finish_reason is None:
                 return None  # a heartbeat
-            received.add(chunk.codes, chunk.position, heard_s=len(chunk.pcm) / 2 / info.sample_rate)
+            received.add(chunk.codes, chunk.position, delivered_s=len(chunk.pcm) / 2 / info.sample_rate)
             return reached(chunk, "from-codec")
 
         return persist(ask, take, request_id=request.request_id, lost=CodecLost)

@@ -1,8 +1,8 @@
-"""What is heard in a stream: where its first sound is, and whether its speech went on behind its text or ended early.
+"""Two checks of a stream's audio: where its first sound is, and whether speech went on after its text or ended early.
 
 The quiet start is dropped, so that the first byte a listener gets is close to the first sound. A talker knows its codes
-only, and is stopped far behind any text's length. What it says beyond the end is mostly silence or a loop, which is
-heard here much earlier. Gibberish is not: it sounds like speech.
+only, and is stopped far beyond any text's length. Speech beyond the end is mostly silence or a loop, which are found
+here much earlier. Gibberish is not found, because it sounds like speech.
 """
 
 from collections import deque
@@ -17,13 +17,13 @@ Pcm = NDArray[np.int16]  # [samples]
 
 _WINDOW_S = 0.01
 _FULL_SCALE = 32768
-QUIET_DB = -50.0  # of full scale: nothing that is quieter counts as sound
-_KEEP_S = 0.02  # before the first sound, so that no attack is cut
-_MAX_TRIM_S = 10.0  # behind which everything passes
+QUIET_DB = -50.0  # relative to full scale: quieter audio does not count as sound
+_KEEP_S = 0.02  # so much before the first sound is kept, so that no attack is cut
+_MAX_TRIM_S = 10.0  # later audio passes, quiet or not
 
 
 def first_sound(pcm: Pcm, sample_rate: int) -> int | None:
-    """Where the first window begins that is louder than QUIET_DB; None where all is quiet."""
+    """The first sample of the first window that is louder than QUIET_DB; None where all is quiet."""
     window = _window(sample_rate)
     num_windows = len(pcm) // window
     windows = pcm[: num_windows * window].reshape(num_windows, window).astype(np.float32)
@@ -37,11 +37,11 @@ def _window(sample_rate: int) -> int:
 
 
 class FirstSound:
-    """Finds where a stream, which comes in chunks, begins to be heard."""
+    """Finds the first sound of a stream that comes in chunks."""
 
     def __init__(self, sample_rate: int) -> None:
         self._sample_rate, self._window = sample_rate, _window(sample_rate)
-        self._rest: Pcm = np.zeros(0, np.int16)  # of a window that is not whole yet
+        self._rest: Pcm = np.zeros(0, np.int16)  # samples of a window that is not whole yet
         self._num_quiet = 0  # samples in front of it
         self._is_found = False
 
@@ -92,15 +92,15 @@ class LeadingSilence:
         self._num_dropped += dropped
 
 
-# Speech that is longer than its text can be: no voice needs a second for a token.
+# Speech beyond this length is longer than its text can be, because no voice needs a second for a token.
 _LONGEST_TOKEN_S = 0.96
 _LEAST_S = 6.0
-# By half of that a text is spoken, unless slowly: voices take a quarter to half a second for a token of a released
-# checkpoint.
+# After half of that a text is spoken unless the voice is slow: voices of released checkpoints take a quarter to half a
+# second for a token.
 _EXPECTED = 0.5
 # Speech that is shorter for a token has left text out.
 _SHORTEST_TOKEN_S = 0.04
-# How long speech may be silent or repeat itself before it counts as over, and behind the expected end.
+# How long speech may be silent or repeat itself before it counts as over: before the expected end, and after it.
 _PATIENCE_S, LATE_PATIENCE_S = 8.0, 3.0
 _FULL_SCALE_DB = 20 * log10(32768)
 _PAUSE_DB = 30.0  # below the loudest frame so far
@@ -118,19 +118,19 @@ def frames_of(seconds: float, frame_s: float) -> int:
 
 
 def runaway_frames(num_text_tokens: int, frame_s: float) -> int:
-    """Frames behind which a text of so many tokens cannot still be spoken."""
+    """The number of frames after which a text of so many tokens cannot still be spoken."""
     return frames_of(max(num_text_tokens * _LONGEST_TOKEN_S, _LEAST_S), frame_s)
 
 
 class _Loops:
-    """For each possible period: for how many frames codebook 0 has repeated what it was a period before."""
+    """Counts, for each possible period, frames whose codebook 0 repeats the frame one period before."""
 
     def __init__(self, longest: int) -> None:
         """Periods have `longest` frames at most."""
-        self._codes = np.full(longest, _UNKNOWN)  # of the latest frames in `_repeated`, the oldest first
+        self._codes = np.full(longest, _UNKNOWN)  # the latest frames that `_repeated` counts, the oldest first
         self._repeated = np.zeros(longest, np.int64)
         self._needed = _REPEATS * np.arange(1, longest + 1)
-        self._most = 0  # of `_repeated`
+        self._most = 0  # the largest of `_repeated`
         self._coming: list[tuple[int, bool]] = []  # frames that are not in `_repeated` yet, and whether they count
 
     def add(self, code: int, *, counts: bool) -> None:

@@ -13,9 +13,9 @@ from deployments.weights.checkpoint import as_config, read_json
 
 CONTEXT = 6  # rows that the kernels of 7 look back
 RESIDUAL_DILATIONS = (1, 3, 9)
-PRE_CONV_TAPS = 3  # of the convolution before the transformer
-MAX_FRAMES = 12  # of one stream in one call of a GPU
-MAX_CALL_FRAMES = 384  # of all its streams: bounds memory, and how long the next stream waits
+PRE_CONV_TAPS = 3  # the convolution before the transformer has so many
+MAX_FRAMES = 12  # one call of a GPU has so many of one stream at most
+MAX_CALL_FRAMES = 384  # one call has so many of all streams: this bounds memory, and how long the next stream waits
 _SMALL_GPU_BYTES = 16e9
 
 
@@ -65,7 +65,7 @@ class DecoderConfig:
 
     @property
     def convolved_frames(self) -> int:
-        """Frames that reach into a sample through the convolutions behind the transformer, its own included."""
+        """Frames that reach into a sample through the convolutions after the transformer, its own included."""
         rows, reach = 1, 0.0  # rows that a frame has become, and frames
         for ratio in self.upsampling_ratios:
             rows *= ratio
@@ -79,7 +79,7 @@ class DecoderConfig:
 
     @property
     def reach(self) -> int:
-        """Frames back that may still be heard in the next sample."""
+        """The number of earlier frames on which the next sample depends."""
         return self.num_hidden_layers * (self.sliding_window - 1) + PRE_CONV_TAPS - 1 + self.convolved_frames
 
 
@@ -112,7 +112,7 @@ class EncoderConfig:
 
     @property
     def downsample_stride(self) -> int:
-        """Stride of the convolution behind the transformer, which reaches the frame rate."""
+        """Stride of the convolution after the transformer, which reaches the frame rate."""
         return self.frame_samples // prod(self.upsampling_ratios)
 
 

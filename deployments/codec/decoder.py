@@ -16,18 +16,11 @@ from torch import Tensor
 
 from deployments.codec.backends import choose
 from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
-from deployments.codec.pool.plan import (
-    CALL_FRAMES,
-    MAX_BATCH_FRAMES,
-    MAX_BATCH_SIZE,
-    REPLAY_SIZES,
-    call_sizes,
-    replay_sizes,
-)
+from deployments.codec.plan import CALL_FRAMES, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, RECALL_SIZES, call_sizes, recall_sizes
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 
-# The most error of a faster precision, in dB below the signal: it is not heard.
+# The error of a faster precision is so many dB below the signal: an error that low is inaudible.
 MIN_SNR_DB = 35.0
 PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official package's users write their files
 
@@ -37,7 +30,7 @@ class Backend(ABC):
 
     config: DecoderConfig
     device: torch.device
-    precision: str  # of matrix products
+    precision: str  # type in which matrix products are computed
     initial_state: DecoderState
 
     @classmethod
@@ -61,12 +54,12 @@ class Backend(ABC):
 
     @abstractmethod
     def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
-        """Samples [B, frames * frame_samples] of codes [B, frames, num_quantizers] in range, and the states behind.
+        """Samples [B, frames * frame_samples] of codes [B, frames, num_quantizers] in range, and the states after them.
 
         Samples are not bounded, and not finite where the states are not.
         """
 
-    def advance(
+    def recall(
         self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int
     ) -> tuple[Tensor, list[DecoderState]]:
         """The states that `decode` would return, or the parts of them that count before another `followed_by` frames.
@@ -117,20 +110,20 @@ class CodecDecoder:
             audio[row], after[row] = self._repair(partial(self._exact.decode, codes[row : row + 1]), states[row])
         return audio.clamp_(-1, 1), after
 
-    def recall(self, codes: Tensor) -> DecoderState:
-        """State of a stream behind its frames so far, `codes` [frames, num_code_groups] int64, without their audio.
+    def state_after(self, codes: Tensor) -> DecoderState:
+        """The state of a stream after its frames so far, `codes` [frames, num_code_groups] int64, without their audio.
 
         Costs the frames within reach of the next sample in the transformer, and one frame in the convolutions.
         """
         codes, state = codes[-self.config.reach :], self.initial_state()
-        for size in replay_sizes(len(codes), call_sizes(REPLAY_SIZES)):
+        for size in recall_sizes(len(codes), call_sizes(RECALL_SIZES)):
             left = codes[size:]
-            (state,) = self.advance(codes[None, :size], [state], followed_by=len(left))
+            (state,) = self.recall(codes[None, :size], [state], followed_by=len(left))
             codes = left
         return state
 
     @torch.inference_mode()
-    def advance(self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int = 0) -> list[DecoderState]:
+    def recall(self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int = 0) -> list[DecoderState]:
         """The states that `decode` would return, at a lower cost: only the last samples are made.
 
         Where another call for `followed_by` frames comes, and these reach further than the convolutions, no samples are
@@ -138,10 +131,10 @@ class CodecDecoder:
         """
         self._check(codes, len(states))
         codes = codes.to(self.device).contiguous()  # kernels read them without strides
-        made, after = self.backend.advance(codes, states, followed_by=followed_by)
+        made, after = self.backend.recall(codes, states, followed_by=followed_by)
         for row in _not_finite(made):
-            advance = partial(self._exact.advance, codes[row : row + 1], followed_by=followed_by)
-            _, after[row] = self._repair(advance, states[row])
+            recall = partial(self._exact.recall, codes[row : row + 1], followed_by=followed_by)
+            _, after[row] = self._repair(recall, states[row])
         return after
 
     @cached_property
@@ -176,7 +169,7 @@ class CodecDecoder:
 class WarmUpResult:
     """Measurements of a decoder's calls at the start; empty where there were none."""
 
-    largest_batches: dict[int, int] = field(default_factory=dict)  # by frames of a stream
+    largest_batches: dict[int, int] = field(default_factory=dict)  # number of streams, by frames of each
     seconds_per_frame: float = 0.0  # as in DecodeGate
 
 
@@ -187,9 +180,9 @@ def warm_up(decoder: CodecDecoder, chunk_frames: Iterable[int], max_call_s: floa
     calls for one stream, because other processes start on the machine as well.
     """
     sizes, state = call_sizes(chunk_frames), decoder.initial_state()
-    codes = torch.zeros((MAX_BATCH_SIZE, max(REPLAY_SIZES), decoder.config.num_quantizers), dtype=torch.long)
-    for size in call_sizes((*sizes, *REPLAY_SIZES)):
-        decoder.advance(codes[:1, :size], [state])
+    codes = torch.zeros((MAX_BATCH_SIZE, max(RECALL_SIZES), decoder.config.num_quantizers), dtype=torch.long)
+    for size in call_sizes((*sizes, *RECALL_SIZES)):
+        decoder.recall(codes[:1, :size], [state])
     largest, seconds_per_frame = dict[int, int](), inf
     for size in sizes:
         most = min(MAX_BATCH_SIZE, max(1, MAX_BATCH_FRAMES // size))

@@ -10,8 +10,8 @@ import numpy as np
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.codec.plan import MAX_BATCH_SIZE
 from deployments.codec.pool.load import CodecLoad
-from deployments.codec.pool.plan import MAX_BATCH_SIZE
 from deployments.config import CodecConfig
 from deployments.errors import CodecLost, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
@@ -20,7 +20,7 @@ from deployments.serving.calls import call, stream
 from deployments.serving.replica import Replica
 
 if TYPE_CHECKING:  # torch stays out of processes that only compose the application
-    from deployments.codec.pool.gate import Decoded, DecodeJob
+    from deployments.codec.batch import Decoded, DecodeJob
 
 # How long a replica that starts waits for a talker: the route to the pool is known by then, whether or not one answers.
 _MEETING_S = 2.0
@@ -41,7 +41,11 @@ class CodecReplica:
 
         @batched  # type: ignore[untyped-decorator]
         async def decode(jobs: "list[DecodeJob]") -> "list[Decoded | Exception]":
-            """Chunks of several streams at once. The service's gate decides which come together."""
+            """Decode chunks of several streams in one call.
+
+            The gate chooses the jobs of a call, because `serve.batch` knows neither deadlines nor shapes.
+            `serve.batch` stays as the way into the call, because Serve's own metrics of batches come from it.
+            """
             decoding = self._service.decode_batch(jobs)
             return await self._load.call(decoding, jobs, waiting=self._service.gate.num_waiting)
 
@@ -78,7 +82,7 @@ class CodecReplica:
         """Serve replaces the replica when this raises, or when it ends: a thread that hangs cannot be ended.
 
         A new replica takes requests once this has returned: the first call to the talkers, which sets up the route to
-        them and takes seconds on a busy machine, is made here and not by a stream that is heard already.
+        them and takes seconds on a busy machine, is made here, so that no stream has to wait for it.
         """
         self._replica.check_health()
         if not self._has_tried:

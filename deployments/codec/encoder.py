@@ -103,7 +103,7 @@ class EncoderAttention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention and perceptron, each behind a norm and scaled per channel before it is added."""
+    """Attention and perceptron, each after a norm and scaled per channel before it is added."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

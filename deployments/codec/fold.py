@@ -22,7 +22,7 @@ from deployments.codec.config import CONTEXT, PRE_CONV_TAPS, RESIDUAL_DILATIONS,
 from deployments.weights.checkpoint import read_strict
 
 _MIN_USAGE = 1e-5  # keeps a codebook entry that training never used finite
-_EXPANSION = 4  # of the perceptrons of ConvNeXt blocks
+_EXPANSION = 4  # perceptrons of ConvNeXt blocks are so many times as wide inside
 
 T = TypeVar("T")
 
@@ -128,7 +128,7 @@ class FoldedDecoder:
     pre_conv: Conv
     input_proj: Linear
     layers: tuple[Layer, ...]
-    output_proj: Linear  # behind a norm
+    output_proj: Linear  # its input is normalised
     stages: tuple[tuple[Conv, ConvNeXt], ...]
     first_conv: Conv
     blocks: tuple[Block, ...]
@@ -204,7 +204,7 @@ def tensor_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
             vectors(bias, f"{name}.bias")
 
     for group, count in _groups(config):
-        product(f"quantizer.{group}.input_proj", dim // 2, dim, 1)  # of training
+        product(f"quantizer.{group}.input_proj", dim // 2, dim, 1)  # only training uses it
         product(f"quantizer.{group}.output_proj", dim, dim // 2, 1)
         for codebook in (f"quantizer.{group}.vq.layers.{number}._codebook" for number in range(count)):
             vectors(config.codebook_size, f"{codebook}.cluster_usage")
@@ -292,13 +292,13 @@ def _tables(quantizer: _Weights, config: DecoderConfig) -> Tensor:
 
 
 def _groups(config: DecoderConfig) -> tuple[tuple[str, int], ...]:
-    """Of codebooks: the name, and how many."""
+    """The groups of codebooks: the name of each, and how many it has."""
     semantic = config.num_semantic_quantizers
     return ("rvq_first", semantic), ("rvq_rest", config.num_quantizers - semantic)
 
 
 def _entries(group: _Weights, number: int) -> Tensor:
-    """Of one codebook, behind the projection of its group, [codebook_size, codebook_dim]; computed in float32."""
+    """Entries of one codebook after the projection of its group, [codebook_size, codebook_dim], made in float32."""
     codebook = group.at(f"vq.layers.{number}._codebook")
     entries = codebook["embedding_sum"].float() / codebook["cluster_usage"].float().clamp(min=_MIN_USAGE)[:, None]
     return entries @ group["output_proj.weight"].float()[:, :, 0].T

@@ -18,8 +18,8 @@ class Signal:
     """Rows of channels between two layers."""
 
     rows: Tensor
-    snake: Snake | None = None  # which the next convolution takes them through
-    snaked: Tensor | None = None  # the rows behind it, from a backend that computes both at once
+    snake: Snake | None = None  # the next convolution takes the rows through it
+    snaked: Tensor | None = None  # the rows after the snake, from a backend that computes both at once
 
 
 Cut = Callable[[Signal, Conv], Signal]  # the rows that this convolution still needs
@@ -43,7 +43,7 @@ class Call(ABC):
         gelu: bool = False,
         residual: Signal | None = None,
     ) -> Signal:
-        """The product of rows: of their `norm`, behind `gelu`, times silu of the product with `gate`.
+        """gelu(norm(x) @ linear) * silu(norm(x) @ gate) + residual, each part only where it is asked for.
 
         `residual` may be overwritten.
         """
@@ -60,7 +60,9 @@ class Call(ABC):
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
     ) -> Signal:
-        """A convolution of x behind its snake. `snake` is that of the next layer; without `keep` only that is wanted.
+        """A convolution of x after its snake.
+
+        `snake` belongs to the next layer. Without `keep` only the rows after that snake are wanted.
 
         `residual` may be overwritten.
         """
@@ -71,7 +73,7 @@ class Call(ABC):
 
     @abstractmethod
     def pieces(self, x: Signal, block: Block) -> "Iterable[tuple[Call, Signal]]":
-        """The parts in which x passes a block and all behind it, each with the call of its streams."""
+        """The parts in which x passes a block and all later layers, each with the call of its streams."""
 
 
 def latents(call: Call, folded: FoldedDecoder) -> Signal:

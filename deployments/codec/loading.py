@@ -11,7 +11,7 @@ from deployments.audio.recordings import ByRecording
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, WarmUpResult, choice, snr_db, warm_up
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.pool.plan import chosen_ramp, longest_call_s
+from deployments.codec.plan import chosen_ramp, longest_call_s
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest
@@ -21,10 +21,10 @@ from deployments.serving.progress import report_stage
 from deployments.weights.store import locate
 
 _PROBE_FRAMES = 4
-# Where nothing is decoded here, a recording may take more than one core: two make its codes in 0.6 of the time. As many
-# everywhere: sums, and so codes, depend on it, and another replica that goes on with a stream makes the same.
+# A replica that decodes nothing may use several cores for a recording: two make its codes in 0.6 of the time. All
+# replicas use as many, because sums, and so codes, depend on it, and another replica must make the same codes.
 _INLINE_THREADS = 4
-# Kept for recordings that come again: codes of a thousand of 24 seconds, decoder states of about fifty.
+# These bound what is kept of recordings: codes of a thousand recordings of 24 seconds, states of about fifty.
 _CODES_BYTES, _STATE_BYTES = 8 << 20, 256 << 20
 
 
@@ -40,7 +40,7 @@ class Codec:
     references: ByRecording[Codes] = field(
         default_factory=lambda: ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
     )
-    states: ByRecording[DecoderState] = field(  # behind recordings, by their codes: these may come without samples
+    states: ByRecording[DecoderState] = field(  # by the codes of recordings, because samples may not come with them
         default_factory=lambda: ByRecording(max_bytes=_STATE_BYTES, size=_state_bytes)
     )
 
@@ -49,12 +49,12 @@ class Codec:
         return self.decoder.frame_samples / self.sample_rate
 
     def read(self, reference: Reference) -> tuple[Codes, DecoderState]:
-        """Codes [frames, num_code_groups] of a recording, and the decoder's state behind them."""
+        """Codes [frames, num_code_groups] of a recording, and the decoder's state after them."""
         codes = self.codes(reference)
-        return codes, self.states.get(codes.tobytes(), lambda: self.decoder.recall(torch.from_numpy(codes).long()))
+        return codes, self.states.get(codes.tobytes(), lambda: self.decoder.state_after(torch.from_numpy(codes).long()))
 
     def known(self, reference: Reference) -> tuple[Codes, DecoderState] | None:
-        """As `read`, without its work, where a recording that comes without samples has been met before."""
+        """The result of `read` without its work, for a recording without samples that came before; else None."""
         codes = None if reference.prompt is None else reference.prompt.codes
         state = None if codes is None else self.states.find(codes.tobytes())
         return None if codes is None or state is None else (codes, state)

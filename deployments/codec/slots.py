@@ -40,7 +40,7 @@ class SlotDecoder(ABC):
 
     num_slots: int
     precision: str  # its name
-    reach: int  # frames back that may still be heard in the next sample
+    reach: int  # number of earlier frames on which the next sample depends
 
     @classmethod
     @abstractmethod
@@ -85,11 +85,11 @@ class SlotDecoder(ABC):
 
     @abstractmethod
     def decode(self, slots: Sequence[int], frames: int) -> DecodeCall:
-        """The next `frames` (of GPU_RAMP) of each slot. The caller cuts off samples behind a stream's last frame."""
+        """The next `frames` (of GPU_RAMP) of each slot. The caller cuts off samples after a stream's last frame."""
 
     @abstractmethod
     def barrier(self) -> None:
-        """The caller's next work on the device begins behind the calls made so far."""
+        """The caller's next work on the device begins after the calls made so far."""
 
 
 class PlainSlots(SlotDecoder):
@@ -99,7 +99,7 @@ class PlainSlots(SlotDecoder):
         self.num_slots, self.precision, self.reach = num_slots, decoder.precision, decoder.config.reach
         self._decoder = decoder
         self._states: dict[int, DecoderState] = {}
-        self._codes: dict[int, list[Codes]] = {}  # behind the state
+        self._codes: dict[int, list[Codes]] = {}  # frames that the state lacks yet
 
     @classmethod
     def load(
@@ -133,7 +133,7 @@ class PlainSlots(SlotDecoder):
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
         for slot, position, frame in zip(slots, positions, codes.cpu().numpy(), strict=True):
             if position < self._states[slot].position:
-                continue  # the state is behind it
+                continue  # the state has it already
             assert position == self._states[slot].position + len(self._codes[slot])
             self._codes[slot].append(frame)
 

@@ -88,12 +88,12 @@ def use_cpus_near(device: torch.device) -> str | None:
 
 
 def pci_address(properties: Any) -> str:
-    """Where the kernel has a GPU with these properties."""
+    """The PCI address of a GPU with these properties."""
     return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
 
 
 def _cpus(listed: str) -> Iterator[int]:
-    """Of the kernel's form: 0-15,64-79."""
+    """The numbers in a list of the kernel's form: 0-15,64-79."""
     for part in filter(None, listed.split(",")):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
@@ -117,7 +117,7 @@ class Staging:
 
     A half is used again once all copies out of it are known to be done.
 
-    Taking a row waits only where the GPU is half a ring, hundreds of copies, behind.
+    Taking a row waits only where the GPU is half a ring, hundreds of copies, late.
     """
 
     def __init__(self, width: int, *, device: torch.device, rows: int = _STAGED_ROWS) -> None:

@@ -2,7 +2,7 @@
 
 A kernel lets its successor start once its own predecessor has finished. When a kernel starts, all kernels before its
 predecessor have therefore finished: their results may be read before `wait_for_predecessor`, past the first-level
-cache, which may be stale (`cache_modifier=".cg"`). What the predecessor wrote may be read behind it only.
+cache, which may be stale (`cache_modifier=".cg"`). Results of the predecessor may be read only after it.
 """
 
 import triton

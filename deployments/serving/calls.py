@@ -29,11 +29,11 @@ _left: set[asyncio.Task[None]] = set()
 async def stream(
     handle: DeploymentHandle, method: str, request: object, *, lost: type[ReplicaLost]
 ) -> AsyncGenerator[Any, None]:
-    """The items of a streaming method. Leaving the generator, for whatever reason, cancels the call behind it.
+    """The items of a streaming method. Leaving the generator, for whatever reason, cancels the call.
 
     Raises the method's error, Overloaded and NotReady where no replica takes the call, `lost` where the replica died or
     fell silent: `Replica.stream` brings the first item at once, and further ones all the time. Moved where Serve
-    cancelled the call: with one call that is left it cancels all that the same HTTP request led to behind it.
+    cancelled the call: once one call is left, it cancels all calls that the same HTTP request led to.
     """
     response = handle.options(method_name=method, stream=True).remote(request)
     items = aiter(response)

@@ -1,7 +1,7 @@
 """A lost stream goes on from its codes, so any other replica can continue it.
 
-The reader of a stream keeps its codes. When the replica behind it is lost, the codes are sent to another one with the
-same request. Sampling is keyed by seed and frame, so the next codes are the ones that the lost replica would have made.
+The reader of a stream keeps its codes. When its replica is lost, the codes are sent to another one with the same
+request. Sampling is keyed by seed and frame, so the next codes are the ones that the lost replica would have made.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from deployments.serving import metrics
 
 logger = logging.getLogger(__name__)
 
-_FIRST_DELAY_S = 0.02  # where asking at once brought nothing
+_FIRST_DELAY_S = 0.02  # the wait once asking at once brought nothing
 _MAX_DELAY_S = 0.5
-# A stream is given up after this time without anything new, from the loss on, or after so many losses: replicas that
-# died under it; moves, and calls that Serve cancelled, do not count. Or after so many losses in a row without a frame:
-# it may be the request that kills.
+# A stream is given up after _PATIENCE_S without anything new, counted from the loss, and after _MAX_LOSSES replicas
+# that died under it. Moves, and calls that Serve cancelled, do not count. It is also given up after _MAX_FUTILE_LOSSES
+# in a row without a new frame, because the request itself may kill its replicas.
 _PATIENCE_S = 30.0
 _MAX_LOSSES = 12
 _MAX_FUTILE_LOSSES = 3
@@ -43,13 +43,13 @@ class Received:
         self._codes = [] if begun is None else [begun.codes]
         self.samples = 0 if begun is None else begun.samples
 
-    def add(self, codes: Codes, samples: int, *, heard_s: float = 0.0) -> None:
-        """New frames, the samples delivered with them in all, and the seconds that the listener gets now."""
+    def add(self, codes: Codes, samples: int, *, delivered_s: float = 0.0) -> None:
+        """New frames, the samples delivered with them in all, and the seconds of audio that the listener gets now."""
         if len(codes):
             self._codes.append(codes)
         self.samples = samples
-        if heard_s:
-            self._listener.deliver(heard_s, now_s=time.monotonic())
+        if delivered_s:
+            self._listener.deliver(delivered_s, now_s=time.monotonic())
 
     def rest(self, request: SynthesisRequest) -> SynthesisRequest:
         """The request to the next replica: `request` from here on."""
@@ -70,7 +70,7 @@ class Handover:
     """A stream on its way from one replica to the next."""
 
     reason: str
-    began_s: float  # of time.monotonic()
+    began_s: float  # time.monotonic() of the loss
     is_loss: bool = True  # False: its reader had left it
 
 
@@ -91,19 +91,19 @@ class Attempts:
         self._lost = lost
         self._losses = self._futile = 0
         self._delay_s = 0.0
-        self._accepted = self._advanced = False  # what the last replica did
-        self.handover: Handover | None = None  # while nothing new has come since a loss
+        self._accepted = self._progressed = False  # whether the last replica did so
+        self.handover: Handover | None = None  # set from a loss to the next new frame
 
-    def heard(self) -> None:
+    def accepted(self) -> None:
         """The replica asked last has taken the stream up."""
         self._accepted = True
 
-    def advanced(self) -> None:
-        self._advanced, self._delay_s, self.handover = True, 0.0, None
+    def progressed(self) -> None:
+        self._progressed, self._delay_s, self.handover = True, 0.0, None
 
     def left(self) -> None:
         """The stream was left, and is wanted again now."""
-        self._accepted = self._advanced = False
+        self._accepted = self._progressed = False
         self.handover = Handover("its reader came back", time.monotonic(), is_loss=False)
 
     def delay_s(self, error: TalkrayError) -> float:
@@ -112,12 +112,12 @@ class Attempts:
         died = isinstance(error, self._lost)
         if self.handover is None:
             if not died and not isinstance(error, Moved):
-                raise error  # refused from the start, or lost further behind
+                raise error  # refused from the start, or lost in a later stage
             self.handover = Handover(f"{type(error).__name__}: {error}", now_s)
         died = died and self._accepted
         self._losses += died
-        self._futile = 0 if self._advanced else self._futile + died
-        self._accepted = self._advanced = False
+        self._futile = 0 if self._progressed else self._futile + died
+        self._accepted = self._progressed = False
         if self._is_spent(now_s - self.handover.began_s):
             raise self._lost(
                 f"given up after {self._losses} losses, the first of now: {self.handover.reason}"
@@ -138,7 +138,7 @@ async def persist(
 ) -> AsyncGenerator[D, None]:
     """Results of `pass_on` for the chunks of a stream up to its last one, from as many replicas as it takes.
 
-    `ask` is called for each attempt and must go on behind the chunks that have been taken; it raises `lost` or Moved
+    `ask` is called for each attempt and must go on after the chunks that have been taken; it raises `lost` or Moved
     where that needs another replica. Raises all other errors of `ask`, and `lost` where the stream is given up: a
     stream never just ends. Where `pass_on` gives a finish reason that the chunk has not, the stream is left there.
 
@@ -150,13 +150,13 @@ async def persist(
         try:
             async with aclosing(ask()) as chunks, Unread(chunks.aclose) as unread:
                 async for chunk in chunks:
-                    attempts.heard()
+                    attempts.accepted()
                     if over:
                         continue
                     if len(chunk.codes) or chunk.finish_reason is not None:
                         if attempts.handover is not None:
                             record(lost, request_id, attempts.handover)
-                        attempts.advanced()
+                        attempts.progressed()
                     over = chunk.finish_reason is not None  # leaving now would cancel a stream that ends by itself
                     item = pass_on(chunk)
                     if item is None:

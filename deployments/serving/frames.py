@@ -33,7 +33,7 @@ D = TypeVar("D", FrameChunk, PcmChunk)
 def all_frames(
     generate: Generate, request: GenerateRequest, pass_on: Callable[[FrameChunk], D | None], *, frame_samples: int
 ) -> AsyncGenerator[D, None]:
-    """Results of `pass_on` for all frames behind the prefix; a lost talker is followed by another one."""
+    """Results of `pass_on` for all frames after the prefix; a lost talker is followed by another one."""
     received = Received(request.synthesis.resume)
     begun = received.samples
 
@@ -97,7 +97,7 @@ class Frames:
         return self.take(len(pcm) // self._frame_bytes), np.frombuffer(pcm, np.int16)
 
     def take_news(self) -> tuple[Marks, tuple[Reading, ...], ClonePrompt | None]:
-        """What has come beside codes and audio since the last time."""
+        """All that has come beside codes and audio since the last time."""
         news = self._marks, self._readings, self._clone_prompt
         self._marks, self._readings, self._clone_prompt = (), (), None
         return news

@@ -17,10 +17,10 @@ from deployments.protocol import Mailbox
 logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct(">I")
-_MAX_REQUEST_BYTES = 256  # of the reader's request
-_REQUEST_S = 5.0  # for the reader's request
+_MAX_REQUEST_BYTES = 256  # the reader's request has no more
+_REQUEST_S = 5.0  # the reader's request must come within it
 _CONNECT_S = 2.0
-_DELAYS_S = (0.05, 0.2, 1.0)  # before it is tried again; a part that comes begins anew
+_DELAYS_S = (0.05, 0.2, 1.0)  # waits before each further attempt; they begin anew once a part comes
 
 
 class WrittenText:
@@ -41,7 +41,7 @@ class WrittenText:
         self._wake()
 
     async def wait(self, offset: int) -> str:
-        """The text behind `offset` characters, as soon as there is any; nothing once it is over."""
+        """The text after `offset` characters, as soon as there is any; nothing once it is over."""
         while len(self.text) <= offset and not self.is_over:
             await self._changed.wait()
         return self.text[offset:]

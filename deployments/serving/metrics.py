@@ -56,7 +56,7 @@ RTF = Instrument(
 )  # fmt: skip
 ENDINGS = Instrument("talkray_endings_total", "Streams that came to their end, by finish_reason.", tags=_REASON)
 REDRAWN = Instrument(
-    "talkray_redrawn_total", "Requests over before they were heard and made again with another seed, by finish_reason.",
+    "talkray_redrawn_total", "Requests over before any sound and made again with another seed, by finish_reason.",
     tags=_REASON,
 )  # fmt: skip
 STREAMS = Instrument("talkray_ingress_streams", "Requests that an ingress replica speaks or that wait there.")
@@ -146,7 +146,7 @@ def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None) -
 
 
 def redrawn(reason: FinishReason | None) -> None:
-    """Count a request that was over before it was heard, and is made again with another seed."""
+    """Count a request that was over before its first sound, and is made again with another seed."""
     REDRAWN.record(1, {"reason": reason or "none"})
 
 
@@ -189,7 +189,7 @@ def codec_lag(lag_s: float) -> None:
 
 
 def codec_call(call_s: float, batch_size: int, *, waiting: int, lag_s: float) -> None:
-    """Record one decode call, and what waits behind it."""
+    """Record one decode call, and the jobs that wait meanwhile."""
     STEP.record(call_s, CODEC)
     BATCH.record(batch_size, CODEC)
     QUEUE.record(waiting, CODEC)

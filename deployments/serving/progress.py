@@ -1,4 +1,4 @@
-"""What replicas tell the command that started the application, a line of JSON each.
+"""Messages of replicas to the command that started the application, a line of JSON each.
 
 The command names a pipe in TALKRAY_TOLD, which replicas inherit. They never wait for its reader: a line that finds no
 room, or no reader, is lost.

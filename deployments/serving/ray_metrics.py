@@ -1,4 +1,4 @@
-"""Ray's instruments behind the instruments of `metrics.py`.
+"""Ray's instruments, to which the instruments of `metrics.py` pass on.
 
 Ray's metrics agent on every node exports them for all processes there, with `ray_` before each name; `WorkerId`, which
 the agent adds, tells replicas apart. One call costs one to three microseconds.
@@ -39,7 +39,7 @@ class LastingGauge(ray.Gauge):  # type: ignore[misc]  # Ray has no types here
 
 @functools.cache
 def install() -> None:
-    """From now on Ray exports the metrics of this process. A replica's constructor calls it first."""
+    """Let Ray export the metrics of this process. A replica's constructor calls it first."""
     gauges = []
     for instrument in metrics.INSTRUMENTS:
         name, description, tags = instrument.name, instrument.description, instrument.tags

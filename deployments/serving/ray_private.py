@@ -27,13 +27,13 @@ _UNINTENDED = (ActorDiedErrorContext.WORKER_DIED, ActorDiedErrorContext.NODE_DIE
 
 
 def proxy_host() -> str | None:
-    """Where Serve's proxies listen; None is every address."""
+    """The address on which Serve's proxies listen; None is every address."""
     host: str | None = _get_global_client().http_config.host
     return host
 
 
 def give_uvicorn(**settings: Any) -> None:
-    """Settings of the uvicorn that Serve starts in this replica, behind its constructor: it passes none of these."""
+    """Give settings to the uvicorn that Serve starts in this replica after its constructor. Serve passes none."""
     uvicorn.Config.__init__ = partialmethod(uvicorn.Config.__init__, **settings)  # type: ignore[assignment, method-assign]
 
 
@@ -45,7 +45,7 @@ _TAKING_REQUESTS = ("RUNNING", "RECOVERING", "PENDING_MIGRATION")
 class Pool:
     """The replicas of one deployment."""
 
-    wanted: int  # with replicas that start, without replicas that stop
+    wanted: int  # counts replicas that start, but none that stop
     running: tuple[str, ...]  # ids of the actors of replicas that take requests
 
     @classmethod
@@ -100,7 +100,7 @@ def ended_part(names: Iterable[str]) -> str | None:
 
 
 def count_deaths(app_name: str) -> Counter[str]:
-    """By deployment, replicas that ended without having been stopped, and proxies as PROXY, since Ray started.
+    """The number of replicas, by deployment, and of proxies (PROXY) that ended since Ray started without being stopped.
 
     Asks the control store for all dead actors, whose list may be long.
     """
@@ -108,7 +108,7 @@ def count_deaths(app_name: str) -> Counter[str]:
 
 
 def deaths(dead: Iterable[Mapping[str, Any]], app_name: str) -> Counter[str]:
-    """As `count_deaths`, of Ray's table of dead actors."""
+    """The counts of `count_deaths`, from Ray's table of dead actors."""
     names = (_deployment(actor["Name"], app_name) for actor in dead if _died(actor["DeathCause"]))
     return Counter(name for name in names if name)
 

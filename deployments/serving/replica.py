@@ -96,7 +96,7 @@ class Replica:
                     yield reached(chunk, stage)
             finally:
                 await drop(coming)
-                coming = None  # as in `calls.stream`
+                coming = None  # for the reason that `calls.stream` gives
 
     async def _notice(self) -> None:
         replica = ray_private.this_replica()

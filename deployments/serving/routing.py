@@ -1,11 +1,11 @@
-"""Which replica a call goes to: the one with the least to do, and of equals the one on the caller's own node."""
+"""A call goes to the replica that has the least to do, and among equals to one on the caller's own node."""
 
 import random
 
 from ray.serve.request_router import FIFOMixin, LocalityMixin, PendingRequest, RequestRouter, RunningReplica
 
-# Of a larger pool so many are asked, replicas of the own node first: an answer that is ten seconds old costs a new
-# call.
+# In a larger pool only so many are asked, replicas of the own node first, because an answer that is ten seconds old
+# costs a new call.
 _MOST = 16
 _MOST_OWN = 12
 
@@ -14,7 +14,7 @@ class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc] 
     """The replica with the fewest calls of all, where Serve's own router takes the better of two at random.
 
     Of two random replicas of a pool both are often busy while others are not, and a stream that waits for its first
-    frame is heard late. A node that has more to do than others gives work away. A request that is made again may go
+    frame comes late. A node that has more to do than others gives work away. A request that is made again may go
     anywhere: the replica here may be the one that hangs. Serve sends this class by value.
     """
 
@@ -23,7 +23,7 @@ class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc] 
     ) -> list[list[RunningReplica]]:
         """One list: Serve asks the first replica of the ones with the shortest queues."""
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # while all are full, Serve asks again and again
+            pending_request.routing_context.should_backoff = True  # Serve asks again and again while all are full
         if _is_made_again(pending_request):
             return [_some(candidate_replicas, _MOST)]
         own, zone, elsewhere = self.rank_replicas_via_locality(candidate_replicas)

@@ -31,7 +31,7 @@ class ThreadWork:
         self._worked_s, self._seen_working_s = -1.0, time.monotonic()
 
     def idle_s(self, now_s: float) -> float:
-        """For how long it has used no processor and waited for none, as seen by calls of this every now and then.
+        """Seconds for which it has used no processor and waited for none, as far as calls of this method have seen.
 
         Raises OSError once it has ended.
         """

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deployments.audio.listening import first_sound
-from deployments.codec.pool.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
+from deployments.codec.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
 from deployments.codec.slots import CODE_RING, DecodeCall, SlotDecoder
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError, Overloaded
@@ -25,11 +25,11 @@ from deployments.protocol import Codes
 _MIN_LEAD_S = 0.06  # covers a decode and a frame of the talker
 _CALL_SIZES = call_sizes(GPU_RAMP)
 SLOTS_PER_RECORDING = 4  # states kept of recordings take a quarter of the memory of streams
-_MAX_CALLS = 2  # one runs, one waits behind it; later frames make the next batch larger
+_MAX_CALLS = 2  # one runs, one waits for it; later frames make the next batch larger
 _FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
 _MAX_WAITING = CODE_RING // 2
 _WRITTEN_AT_ONCE = _MAX_WAITING // 2  # frames that exist when a stream opens
-_REPLAY_PATIENCE_S = 0.1  # a replay is many calls: younger streams may go first for that long
+_RECALL_PATIENCE_S = 0.1  # a recall is many calls: younger streams may go first for that long
 # A stream whose listener has so much in hand waits for others to share its call: until one in so many wants the same
 # and no call runs, but no longer than that. Shared calls are small enough for a first frame to wait for one.
 _SLACK_S = 0.4
@@ -42,15 +42,15 @@ _BULK_FRAMES = 96
 class _Stream:
     id: int
     slot: int
-    replay: int  # frames at the beginning whose audio exists already
-    limit: int  # frames to decode in all, with the replay
+    num_recalled: int  # frames at the beginning whose audio exists already
+    limit: int  # frames to decode in all, with the recalled ones
     opened_s: float
     plan: ChunkPlan
     clock: PlaybackClock = field(default_factory=PlaybackClock)
     written: int = 0  # frames whose codes are in the slot
     called: int = 0  # frames in calls, finished or not
     decoded: int = 0
-    begins_with: bytes = b""  # the codes of a recording that others may go on from as well, while it is replayed
+    begins_with: bytes = b""  # the codes of a recording that others may go on from as well, while it is recalled
     ready_since_s: float = math.inf  # when its next chunk could have been decoded
 
     @property
@@ -58,17 +58,17 @@ class _Stream:
         return self.written - self.called
 
     @property
-    def replaying(self) -> bool:
-        return self.called < self.replay
+    def is_recalling(self) -> bool:
+        return self.called < self.num_recalled
 
     def deadline_s(self, now_s: float) -> float:
-        if self.replaying:
-            return self.opened_s + _REPLAY_PATIENCE_S
+        if self.is_recalling:
+            return self.opened_s + _RECALL_PATIENCE_S
         return self.clock.deadline_s(self.opened_s)
 
     def has_slack(self, now_s: float) -> bool:
         """Whether its listener has time, and it has not waited for long."""
-        is_playing = not self.replaying and self.clock.has_begun and self.waiting < 2 * _CALL_SIZES[0]
+        is_playing = not self.is_recalling and self.clock.has_begun and self.waiting < 2 * _CALL_SIZES[0]
         return is_playing and self.clock.lead_s(now_s) >= _SLACK_S and now_s - self.ready_since_s < _PATIENCE_S
 
 
@@ -94,7 +94,9 @@ class AudioStreams:
         self._calls: list[_Call] = []  # oldest first
         self._pcm: list[tuple[int, bytes]] = []
         self._failed: dict[int, EngineError] = {}
-        self._recordings: OrderedDict[bytes, DecoderState] = OrderedDict()  # behind their codes; used last, last
+        self._recordings: OrderedDict[bytes, DecoderState] = (
+            OrderedDict()
+        )  # states after recordings, by their codes; the one used last is the last
 
     @cached_property
     def _decoder(self) -> SlotDecoder:
@@ -123,15 +125,15 @@ class AudioStreams:
         stream_id: int,
         prefix: Codes | None,
         *,
-        heard: int | None = None,
+        delivered_frames: int | None = None,
         frames: int,
         recording: Codes | None = None,
     ) -> None:
-        """Decode `frames` frames of a stream behind the first `heard` of `prefix` [frames, groups], by default all.
+        """Decode `frames` frames of a stream that follow the first `delivered_frames` of `prefix` [frames, groups].
 
-        Heard frames are replayed without audio; the codes of a recording that speech goes on from are replayed before
-        them. Raises Overloaded where every slot is taken: a stream that has ended in the talker keeps its slot until
-        its audio is complete.
+        `delivered_frames` is by default all of `prefix`. These frames are recalled, after the codes of a recording from
+        which speech goes on. Raises Overloaded where every slot is taken: a stream that has ended in the talker keeps
+        its slot until its audio is complete.
         """
         if frames <= 0:
             return
@@ -144,20 +146,20 @@ class AudioStreams:
             )
         slot = self._free.pop()
         known = np.zeros((0, 0), np.int16) if prefix is None else prefix
-        heard = len(known) if heard is None else heard
+        delivered = len(known) if delivered_frames is None else delivered_frames
         begins_with = b""
         if recording is not None:
-            begins_with = b"" if heard else recording.tobytes()
+            begins_with = b"" if delivered else recording.tobytes()
             known = recording if prefix is None else np.concatenate([recording, prefix])
-            heard += len(recording)
-        replay = min(heard, self._decoder.reach)
-        known = known[heard - replay :]
+            delivered += len(recording)
+        recalled = min(delivered, self._decoder.reach)
+        known = known[delivered - recalled :]
         plan = ChunkPlan(GPU_RAMP, frame_s=self._frame_s, min_lead_s=_MIN_LEAD_S, in_hand=0.0)
-        stream = _Stream(stream_id, slot, replay, replay + frames, time.monotonic(), plan, begins_with=begins_with)
+        stream = _Stream(stream_id, slot, recalled, recalled + frames, time.monotonic(), plan, begins_with=begins_with)
         state = self._recordings.get(begins_with)
         if state is not None:
             self._recordings.move_to_end(begins_with)
-            stream.called = stream.decoded = replay
+            stream.called = stream.decoded = recalled
         self._decoder.begin(slot, state)
         self._streams[stream_id] = stream
         self._write(stream, known[: stream.limit])
@@ -187,7 +189,7 @@ class AudioStreams:
         """No frame will follow the added ones. Returns whether audio of them is still to be taken."""
         stream = self._streams.get(stream_id)
         if stream is not None:
-            stream.limit = stream.written if stream.written > stream.replay else 0
+            stream.limit = stream.written if stream.written > stream.num_recalled else 0
             self._forget_if_over(stream)
             self._dispatch()
         return self.is_pending(stream_id)
@@ -261,7 +263,7 @@ class AudioStreams:
         return self._call(streams[:most], frames)
 
     def _shared_call(self, wishes: list[tuple[_Stream, int]]) -> _Call | None:
-        """Of streams that all have time, when enough of them want the same."""
+        """A call for streams that all have time, once enough of them want as many frames."""
         for frames in dict.fromkeys(size for _, size in wishes):
             streams = [stream for stream, size in wishes if size == frames]
             most = max(1, _BULK_FRAMES // frames)
@@ -270,15 +272,15 @@ class AudioStreams:
         return None
 
     def _call(self, streams: list[_Stream], frames: int) -> _Call:
-        audible = [not stream.replaying for stream in streams]
+        audible = [not stream.is_recalling for stream in streams]
         decode_call = self._decoder.decode([stream.slot for stream in streams], frames)
         for stream in streams:
-            was_replaying = stream.replaying
-            if not was_replaying:
+            was_recalling = stream.is_recalling
+            if not was_recalling:
                 stream.plan.count()
             stream.called = min(stream.called + frames, stream.written)
             stream.ready_since_s = math.inf
-            if was_replaying and not stream.replaying and stream.begins_with:
+            if was_recalling and not stream.is_recalling and stream.begins_with:
                 self._keep(stream)
         return _Call(decode_call, streams, audible, frames)
 
@@ -290,8 +292,8 @@ class AudioStreams:
 
     def _size(self, stream: _Stream, now_s: float) -> int:
         """Frames to decode of a stream that has some; 0 means wait for more."""
-        if stream.replaying:
-            return parts(min(stream.waiting, stream.replay - stream.called), _CALL_SIZES)[0]
+        if stream.is_recalling:
+            return parts(min(stream.waiting, stream.num_recalled - stream.called), _CALL_SIZES)[0]
         under_way_s = (stream.called - stream.decoded) * self._frame_s
         lead_s, ended = stream.clock.lead_s(now_s) + under_way_s, stream.written == stream.limit
         load = max(0, len(self._streams).bit_length() - _FEW_STREAMS.bit_length())

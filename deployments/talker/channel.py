@@ -57,8 +57,8 @@ class Produced:
     num_waiting: int
     step_s: float = 0.0  # duration of the step; 0 where no frame was made
     kv_used_ratio: float = 0.0
-    speakers: Lookups = field(default_factory=Lookups)  # of voices to clone, since the last report
-    references: Lookups = field(default_factory=Lookups)  # of their codes
+    speakers: Lookups = field(default_factory=Lookups)  # vectors of voices to clone, looked up since the last report
+    references: Lookups = field(default_factory=Lookups)  # codes of their recordings, looked up since then
     repaired: int = 0  # streams so far whose audio came to NaN or infinity
 
 

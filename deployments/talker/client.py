@@ -28,7 +28,7 @@ _RECEIVE_BYTES = 1 << 18
 _STOP_TIMEOUT_S = 5.0
 # The engine process says four times a second that it is alive.
 _SILENCE_S = 1.5
-_LONGEST_SILENCE_S = 10.0  # of one that has no processor to run on
+_LONGEST_SILENCE_S = 10.0  # for a process that has no processor to run on
 _WATCH_S = 0.25
 
 Item = FrameChunk | Exception
@@ -49,7 +49,7 @@ class EngineClient:
         self._connecting: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._heard_s = 0.0  # of time.monotonic(), the last report
+        self._reported_s = 0.0  # time.monotonic() of the last report
         self.num_running = self.num_waiting = self._repaired = 0
         self.kv_used_ratio = 0.0
         with contextlib.ExitStack() as failed:
@@ -59,7 +59,7 @@ class EngineClient:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine process runs, and has been heard of."""
+        """Whether the engine process runs, and has reported lately."""
         return self._process.poll() is None and (self._reading is None or not self._reading.done())
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
@@ -101,7 +101,7 @@ class EngineClient:
     def stop(self) -> None:
         """Close the pipe, which ends the process; kill it where it does not obey."""
         with contextlib.suppress(OSError):  # already disconnected
-            self._socket.shutdown(socket.SHUT_RDWR)  # uvloop would keep the descriptor open behind a mere close
+            self._socket.shutdown(socket.SHUT_RDWR)  # after a mere close uvloop would keep the descriptor open
         self._socket.close()
         if self._writer is not None:
             self._writer.close()
@@ -135,7 +135,7 @@ class EngineClient:
     async def _connect(self) -> None:
         self._socket.setblocking(False)
         reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
-        self._heard_s = time.monotonic()
+        self._reported_s = time.monotonic()
         self._reading = asyncio.create_task(self._read(reader, self._writer))
         self._watching = asyncio.create_task(self._watch(self._reading))
 
@@ -146,8 +146,8 @@ class EngineClient:
             await asyncio.sleep(_WATCH_S)
             now_s = time.monotonic()
             if now_s - slept_s > 2 * _WATCH_S:
-                self._heard_s = now_s  # it was this process that stood still
-            silence_s = now_s - self._heard_s
+                self._reported_s = now_s  # it was this process that stood still
+            silence_s = now_s - self._reported_s
             if silence_s > _SILENCE_S and (silence_s > _LONGEST_SILENCE_S or not any_runnable(self._process.pid)):
                 logger.error("the engine process has been silent for %.1f s", silence_s)
                 self._process.kill()
@@ -157,7 +157,7 @@ class EngineClient:
         try:
             with contextlib.suppress(ConnectionError):
                 while data := await reader.read(_RECEIVE_BYTES):
-                    self._heard_s = time.monotonic()
+                    self._reported_s = time.monotonic()
                     for report in self._unpacker.feed(data):
                         self._deliver(report)
         finally:

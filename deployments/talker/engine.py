@@ -69,14 +69,14 @@ class Engine:
         self.info, self.model = info, prompts.config
         self.prompts, self.limits = prompts, limits
         self.runner, self.scheduler, self.audio = runner, scheduler, audio
-        self._ended: list[tuple[int, FrameChunk]] = []  # of requests that had all their frames already
+        self._ended: list[tuple[int, FrameChunk]] = []  # last chunks of requests that had all their frames already
         self._endings: dict[int, FrameChunk] = {}  # last chunks that wait for audio of theirs
         self._written: dict[int, LiveRequest] = {}  # requests whose text is still being written
         self._launched: LaunchedStep | None = None
         self.last_step: LaunchedStep | None = None
         self._attending: list[Sequence] = []  # the sequences of the last step, until it is over
         self._num_decoded_first = 0  # sequences at the batch's end whose frames are being decoded already
-        self._num_failed_prefills = 0  # in a row
+        self._num_failed_prefills = 0  # consecutive ones
         self._num_not_finite = 0  # sequences, ever
         self._no_codes = np.zeros((0, self.model.num_code_groups), dtype=np.int16)
         self._max_held = 1 if runner.device.type == "cpu" else _MAX_HELD
@@ -193,7 +193,7 @@ class Engine:
         sequence.limit = self.limits.frame_limit(sequence.request, sequence.sampling, sequence.prompt)
 
     def _finish_step(self) -> None:
-        """On a CPU, do the talker's half of the last step."""
+        """Do the talker's half of the last step, which a CPU may still have to do."""
         if not self._has_deferred:
             self.runner.drop_deferred()
         attending, self._attending = self._attending, []
@@ -256,9 +256,13 @@ class Engine:
         """Get ready to decode; a sequence that was preempted is open already. Raises Overloaded."""
         request, resume = sequence.request, sequence.request.synthesis.resume
         if not sequence.is_open:
-            heard = None if resume is None else resume.samples // self.info.frame_samples
+            delivered = None if resume is None else resume.samples // self.info.frame_samples
             self.audio.open(
-                sequence.id, request.prefix, heard=heard, frames=request.gpu_frames, recording=request.reference_codes
+                sequence.id,
+                request.prefix,
+                delivered_frames=delivered,
+                frames=request.gpu_frames,
+                recording=request.reference_codes,
             )
             sequence.is_open = True
 
@@ -324,12 +328,12 @@ class Engine:
         return TalkerLost("the stream came to NaN or infinity on this talker")
 
     def _can_wait(self, sequence: Sequence, now_s: float) -> bool:
-        """Whether more frames may be sent with these: every message costs each stage behind the engine its time."""
+        """Whether more frames may be sent with these: every message costs time in each stage after the engine."""
         if sequence.request.gpu_frames >= ALL_FRAMES:
             return sequence.finish_reason is None  # their audio will carry them
         held = sequence.num_frames - sequence.num_sent
         has_slack = sequence.sent_lead_s(now_s) > _SLACK_S
-        goes_on = sequence.finish_reason is None and not sequence.is_starved
+        goes_on = sequence.finish_reason is None and not sequence.awaits_text
         return goes_on and held < self._max_held and has_slack
 
     def _unsent(self, sequence: Sequence, pcm: bytes = b"") -> FrameChunk:

@@ -56,7 +56,7 @@ def predict(directory: Path, config: TalkerConfig, total: int) -> Fit:
 
 
 def _talker_bytes(directory: Path, model: ModelConfig, dtype: torch.dtype) -> int:
-    """Of the talker, whose text table takes the place of its embedding, and the speaker encoder of a base model."""
+    """Bytes of the talker, whose text table replaces its embedding, and of the speaker encoder of a base model."""
     shapes = read_shapes(directory)
     talker = _count(shapes, "talker.") - math.prod(shapes.get(_TEXT_EMBEDDING, (0,)))
     table = (model.text_vocab_size + 1) * model.talker.hidden_size
@@ -65,7 +65,7 @@ def _talker_bytes(directory: Path, model: ModelConfig, dtype: torch.dtype) -> in
 
 def _codec_bytes(directory: Path, num_slots: int, total: int, *, clones: bool) -> int:
     """Bytes of the codec decoder with so many streams, on a GPU of `total` bytes; for a model that `clones` with the
-    encoder of recordings and the decoder's states behind them.
+    encoder of recordings and the decoder's states after recordings.
     """
     folder, shapes = directory / "speech_tokenizer", read_shapes(directory / "speech_tokenizer")
     slots, config = slots_on(torch.device("cuda"), folder), SpeechTokenizerConfig.load(folder).decoder

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, tile_for
+from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul, tile_for
 from deployments.talker.kernels.paged_attention import choose_backend
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.prompt import PromptAttention
@@ -14,7 +14,7 @@ from deployments.talker.kv_cache import KVCache
 from deployments.talker.prompt import MAX_DENSE_ROWS, InputTables
 from deployments.talker.sampling import WIDE, Breadth, Draw
 from deployments.talker.state import BatchState
-from deployments.talker.step import MIN_NEW_TOKENS, NOT_FINITE, FrameStep, PrefillRows
+from deployments.talker.step import MIN_NEW_TOKENS, NOT_FINITE, FrameStep, PrefillTensors
 
 
 class FusedStep(FrameStep):
@@ -57,7 +57,7 @@ class FusedStep(FrameStep):
         inputs, context = self.kernels.feed(rows, self._embeds[: len(rows)])
         self.kernels.settle(rows, self.stack.talker_step(inputs, context, self.cache, self.attention))
 
-    def prefill(self, rows: PrefillRows, *, length: int) -> None:
+    def prefill(self, rows: PrefillTensors, *, length: int) -> None:
         if length:
             super().prefill(rows, length=length)
             return
@@ -93,7 +93,7 @@ class FusedStep(FrameStep):
     def _first_logits(self, hidden: Tensor) -> Tensor:
         """Logits of codebook 0 [rows, vocab]; the library would choose its kernel by the number of rows."""
         weight, squares = self.talker.codec_head.weight, self._logits.squares
-        out = Rows(self._logits.values[: len(hidden)], squares, 1)
+        out = Activations(self._logits.values[: len(hidden)], squares, 1)
         tile = tile_for(*weight.shape, gated=False, rows=len(hidden))
-        matmul(Rows(hidden, squares, 1), weight, out, tile, Product(pdl=self.pdl))
+        matmul(Activations(hidden, squares, 1), weight, out, tile, Product(pdl=self.pdl))
         return out.values

@@ -17,7 +17,7 @@ from deployments.talker.model.config import TransformerConfig
 GIB = 1 << 30
 # CUDA's context with the kernels that are loaded into it: it exists before anything can be measured.
 _CONTEXT_BYTES = 600 << 20
-# Behind keys and values: tables of the predictor, activations, workspaces of the matrix library, recorded graphs.
+# Memory beside keys and values: tables of the predictor, activations, workspaces of the matrix library, graphs.
 _STEP_BYTES = 900 << 20
 
 # Contexts are gathered in lengths of this many positions, so that shapes repeat.
@@ -50,7 +50,7 @@ class KVCache:
 class Wanted:
     """The settings of the cache, and sizes that follow from them."""
 
-    fraction: float  # of the GPU
+    fraction: float  # share of the GPU's memory
     least_bytes: int  # keys and values of one sequence of the greatest length
     most_bytes: int  # keys and values of a full batch of such sequences
 
@@ -83,7 +83,7 @@ class Wanted:
 class GpuMemory:
     """How much of a GPU's memory is left for keys and values.
 
-    They are allocated behind the weights and the codec, whose size is then known, and room is kept for a step's own
+    They are allocated after the weights and the codec, whose size is then known, and room is kept for a step's own
     memory. To be made before anything is loaded, because memory in use then belongs to other processes.
     """
 

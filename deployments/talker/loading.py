@@ -32,10 +32,10 @@ from deployments.talker.sequence import LengthLimits
 from deployments.talker.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
 
-# Of a GPU's memory, where the settings say nothing; on a CPU the size of keys and values.
+# Defaults: the share of a GPU's memory, and the size of keys and values on a CPU.
 _GPU_MEMORY_FRACTION = 0.85
 _CPU_CACHE_BYTES = GIB
-# While others wait, a sequence this far ahead of its listener sits steps out.
+# A sequence this far ahead of its listener sits steps out while others wait.
 _MAX_LEAD_S = 8.0
 _WORTH_SAYING_S = 0.05
 _REPORT_S = 1.0
@@ -49,7 +49,7 @@ class StartClock:
     def __init__(self, report: Report = lambda stage: None) -> None:
         self.report = report
         self.seconds: dict[str, float] = {}
-        self._nested_s = 0.0  # of phases within the one that runs
+        self._nested_s = 0.0  # duration of phases within the one that runs
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -243,7 +243,7 @@ def _describe(name: str, model: ModelConfig, codec: SpeechTokenizerConfig, devic
 def _num_blocks(
     config: TalkerConfig, model: ModelConfig, dtype: torch.dtype, block_size: int, memory: GpuMemory | None
 ) -> int:
-    """As many KV blocks as the memory set aside holds, never more than all rows at full length could use."""
+    """The KV blocks that the memory set aside holds, but no more than all rows at full length could use."""
     block_bytes = KVCache.bytes_per_position(model.talker, dtype) * block_size
     useful = config.max_num_seqs * -(-config.max_model_len // block_size) + 1
     if config.kv_cache_bytes is not None:

@@ -11,55 +11,57 @@ from torch import Tensor
 from deployments.gpu.graphs import Staging
 from deployments.talker.prompt import Ids, InputTables
 from deployments.talker.sequence import Sequence
-from deployments.talker.step import PrefillRows
+from deployments.talker.step import PrefillTensors
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceRows:
-    """Consecutive rows of one sequence."""
+class SequencePart:
+    """Consecutive positions of one sequence."""
 
     sequence: Sequence
     start: int
     stop: int
-    is_last: bool  # whether the last row that the prefill runs is among them
+    is_last: bool  # whether the last position that the prefill runs is among them
 
 
-Pass = list[SequenceRows]
+Pass = list[SequencePart]
 
 
-def pack(sized: Iterable[tuple[Sequence, int]], *, num_rows: int, together: int) -> Iterator[Pass]:
-    """Passes of at most `num_rows` rows over the first rows of sequences, as many as each comes with.
+def pack(sized: Iterable[tuple[Sequence, int]], *, num_positions: int, together: int) -> Iterator[Pass]:
+    """Passes of at most `num_positions` positions. Each sequence comes with the number of positions to run.
 
-    Sequences share a pass of up to `together` rows, longer ones have their own.
+    Sequences share a pass of up to `together` positions; a longer sequence has passes of its own.
     """
     packed: Pass = []
     for sequence, size in sized:
         if size > together:
-            starts = range(0, size, num_rows)
-            yield from ([SequenceRows(sequence, at, min(at + num_rows, size), at + num_rows >= size)] for at in starts)
+            starts = range(0, size, num_positions)
+            yield from (
+                [SequencePart(sequence, at, min(at + num_positions, size), at + num_positions >= size)] for at in starts
+            )
             continue
         if sum(part.stop for part in packed) + size > together:
             yield packed
             packed = []
-        packed.append(SequenceRows(sequence, 0, size, is_last=True))
+        packed.append(SequencePart(sequence, 0, size, is_last=True))
     if packed:
         yield packed
 
 
 class PrefillInputs:
-    """The static inputs of passes of one number of rows, filled with one copy."""
+    """The static inputs of passes with one number of positions, filled with one copy."""
 
-    def __init__(self, num_rows: int, *, scratch_row: int, tables: InputTables) -> None:
+    def __init__(self, num_positions: int, *, scratch_row: int, tables: InputTables) -> None:
         self._tables, self._scratch_row = tables, scratch_row
-        self.num_rows, self.num_sequences = num_rows, max(1, num_rows // 8)
-        size = 4 * num_rows + 2 * self.num_sequences
+        self.num_positions, self.num_sequences = num_positions, max(1, num_positions // 8)
+        size = 4 * num_positions + 2 * self.num_sequences
         self._memory = torch.zeros(size, dtype=torch.int32, device=tables.device)
         self._staging = Staging(size, device=tables.device, rows=8)
-        self.rows = PrefillRows(*(self._memory[bounds] for bounds in self._fields()))
+        self.rows = PrefillTensors(*(self._memory[bounds] for bounds in self._fields()))
 
     def fits(self, part: Pass) -> bool:
         rows = sum(each.stop - each.start for each in part)
-        return rows <= self.num_rows and len(part) <= self.num_sequences
+        return rows <= self.num_positions and len(part) <= self.num_sequences
 
     def fill(self, parts: Pass) -> None:
         """Write a pass, padded with rows of the scratch row."""
@@ -79,7 +81,7 @@ class PrefillInputs:
             at = rows.stop
         self._memory.copy_(staged.tensor, non_blocking=True)
 
-    def _ids(self, part: SequenceRows, at: int) -> tuple[Ids, Ids]:
+    def _ids(self, part: SequencePart, at: int) -> tuple[Ids, Ids]:
         """Table indices of a part's rows; its dense rows are put where the pass's rows `at` and on find them."""
         tables, prompt, frames = self._tables, part.sequence.prompt, part.sequence.frames
         first, rows = tables.first_dense, slice(part.start, part.stop)
@@ -109,7 +111,7 @@ class PrefillInputs:
         return torch.cat(rows)
 
     def _fields(self) -> list[slice]:
-        """Where each field of PrefillRows stands in the memory."""
-        n, m = self.num_rows, self.num_sequences
+        """Where each field of PrefillTensors stands in the memory."""
+        n, m = self.num_positions, self.num_sequences
         bounds = [0, n, 2 * n, 3 * n, 4 * n, 4 * n + m, 4 * n + 2 * m]
         return [slice(start, stop) for start, stop in pairwise(bounds)]

@@ -1,10 +1,10 @@
-"""From a request to the rows the talker is prefilled with.
+"""Makes of a request the rows with which the talker is prefilled.
 
 A row is the sum of a text track and a codec track. In streaming-text mode the rows end with the first text token and
 the rest of the text *trails*, one token a frame; in full-text mode all text stands in the prompt. Source: `generate` of
 the official package; golden codes pin it down. Both tracks are indices into tables that never change: the text
-vocabulary behind its projection, and the codec embeddings. A row that is no table entry (a speaker vector, the frames
-of a reference or of a resumed stream) is a *dense* row: it stands behind the codec table for the time of one pass.
+vocabulary after its projection, and the codec embeddings. A row that is no table entry (a speaker vector, the frames
+of a reference or of a resumed stream) is a *dense* row: it stands after the codec table for the time of one pass.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from deployments.talker.tokenizer import TextTokenizer
 
 Ids = NDArray[np.int32]
 
-# Dense rows behind the codec table, and so the rows of the largest prefill pass.
+# The number of dense rows after the codec table, and so the most rows of a prefill pass.
 MAX_DENSE_ROWS = 512
 # Rows of one projection on a CPU: always as many, so that a row's result does not depend on the rows beside it.
 _CPU_ROWS = 16
@@ -54,7 +54,7 @@ class InputTables:
 
     @property
     def dense(self) -> Tensor:
-        """[MAX_DENSE_ROWS, hidden]: the rows behind the codec table."""
+        """[MAX_DENSE_ROWS, hidden]: the rows after the codec table."""
         return self.codec[self.first_dense :]
 
     def project(self, ids: Ids) -> None:
@@ -93,18 +93,18 @@ _CODES_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Rows to prefill, and the text tokens that are added to the frames that follow, as indices into the tables."""
+    """Positions to prefill, and the text tokens that are added to later frames, as indices into the tables."""
 
-    text_ids: Ids  # [rows]
-    codec_ids: Ids  # [rows]; from `InputTables.first_dense` on they count the rows of `dense`
+    text_ids: Ids  # [positions]
+    codec_ids: Ids  # [positions]; ids from `InputTables.first_dense` on count the rows of `dense`
     trailing: Ids  # [frames]: text ids; beyond them every frame gets padding
     num_text_tokens: int
     dense: Tensor | None = None  # [n, hidden]
     is_whole: bool = True  # no text is still being written
-    text_start: int = 0  # position of the first token of the request's text, behind which the others follow
+    text_start: int = 0  # position of the first token of the request's text; the others follow it
 
     @property
-    def num_rows(self) -> int:
+    def num_positions(self) -> int:
         return len(self.text_ids)
 
 

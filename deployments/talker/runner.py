@@ -27,7 +27,7 @@ from deployments.talker.sequence import Sequence
 from deployments.talker.state import BatchState, StateSize
 from deployments.talker.step import FrameStep
 
-# Powers of two, finer behind 32; no 4: the kernels are faster with 8 rows (measured).
+# Powers of two, with finer steps above 32; no 4: the kernels are faster with 8 rows (measured).
 BATCHES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 _PREFILL_ROWS = (16, 32, 64, 128, 256, MAX_DENSE_ROWS)
 
@@ -43,10 +43,10 @@ class RunnerShape:
     max_num_seqs: int
     max_model_len: int
     deterministic: bool = False
-    """On a GPU: one bucket, prompts one by one, and frames that exist already go through the steps that made them."""
+    """A GPU has one bucket, takes prompts one by one, and runs frames that exist through the steps that made them."""
     networks: NetworkKind = "by_rows"
-    """By rows is the CPU's way: passes of `max_num_seqs` rows, each with a context of its own."""
-    attention: str = "auto"  # of the fused kernels: see `choose_backend`
+    """A CPU computes by rows: passes of `max_num_seqs` rows, each with a context of its own."""
+    attention: str = "auto"  # how the fused kernels attend: see `choose_backend`
 
     @property
     def by_rows(self) -> bool:
@@ -118,7 +118,7 @@ class ModelRunner:
         self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
 
     def capture(self, progress: Callable[[int, int], None]) -> None:
-        """On a GPU, record every shape that a step or a prefill can take; the largest first, whose memory all share.
+        """Record each shape that a step or a prefill can take on a GPU. The largest is first: all share its memory.
 
         `progress` hears how many are done of how many.
         """
@@ -147,11 +147,11 @@ class ModelRunner:
                 yield ("predict", bucket, breadth), partial(self.step.predict, rows, breadth)
             yield ("advance", bucket), partial(self.step.advance, rows, length=most)
             if self._retraces:
-                yield ("recall", bucket), partial(self.step.recall, rows)
+                yield ("feed_given", bucket), partial(self.step.feed_given, rows)
         for inputs in reversed(self._prefills):
             inputs.fill([])
             for length in {0, most if inputs is self._prefills[-1] else 0}:
-                yield ("prefill", inputs.num_rows, length), partial(self.step.prefill, inputs.rows, length=length)
+                yield ("prefill", inputs.num_positions, length), partial(self.step.prefill, inputs.rows, length=length)
 
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence]) -> None:
@@ -162,10 +162,10 @@ class ModelRunner:
         for sequence in sequences:
             num_frames = 0 if self._retraces else sequence.num_frames
             self.state.admit(sequence, self.blocks.table(sequence.id), num_frames=num_frames)
-        sized = [(each, each.prompt.num_rows if self._retraces else each.num_positions) for each in sequences]
-        limit = self._prefills[-1].num_rows
+        sized = [(each, each.prompt.num_positions if self._retraces else each.num_positions) for each in sequences]
+        limit = self._prefills[-1].num_positions
         alone = self._by_rows or self.shape.deterministic
-        for parts in pack(sized, num_rows=limit, together=0 if alone else limit):
+        for parts in pack(sized, num_positions=limit, together=0 if alone else limit):
             self._run_prefill(parts)
         if self._retraces:
             self._retrace(sequences)
@@ -175,7 +175,7 @@ class ModelRunner:
         """Start the step that makes each sequence's next frame.
 
         `on_codes` is called with the frames [sequences, groups] int16 on the device once their computation is queued,
-        and nothing behind it.
+        and before any later work.
         """
         self.run_deferred()
         batch = self._as_batch(sequences)
@@ -220,7 +220,7 @@ class ModelRunner:
             self.state.extend_text(sequence, start)
 
     @torch.inference_mode()
-    def replay(self, sequences: list[Sequence]) -> None:
+    def repeat_step(self, sequences: list[Sequence]) -> None:
         """A step of which the host sees nothing: a benchmark's. The device gets ahead of the host's sequences."""
         self.run_deferred()
         batch = self._as_batch(sequences)
@@ -236,7 +236,7 @@ class ModelRunner:
             going = [sequence for sequence in sequences if number < sequence.num_frames]
             batch = self._as_batch(going)
             self._send_frames([sequence.frames[number] for sequence in going])
-            self.graphs.run(("recall", len(batch.rows)), partial(self.step.recall, batch.rows))
+            self.graphs.run(("feed_given", len(batch.rows)), partial(self.step.feed_given, batch.rows))
             self._advance(batch, length=self._length(0))
 
     def _send_frames(self, frames: list[Codes]) -> None:
@@ -259,7 +259,7 @@ class ModelRunner:
         inputs = next(each for each in sizes if each.fits(parts))
         inputs.fill(parts)
         length = self._length(parts[-1].stop) if self._by_rows or continued else 0
-        key: Hashable = ("prefill", inputs.num_rows, length)
+        key: Hashable = ("prefill", inputs.num_positions, length)
         self.graphs.run(key, lambda: self.step.prefill(inputs.rows, length=length))
 
     def _as_batch(self, sequences: list[Sequence]) -> _Batch:

@@ -56,7 +56,7 @@ class FilterOptions:
         return packed
 
 
-# By name, the column of an option in a packed `FilterOptions`.
+# The column of each option in a packed `FilterOptions`, by name.
 OPTION_COLUMNS = {option.name: column for column, option in enumerate(fields(FilterOptions))}
 
 
@@ -90,7 +90,7 @@ def _first_words(draw: Draw, codes: Tensor) -> Tensor:
 
 
 def _first_words_numpy(draw: Draw, codes: Tensor) -> Tensor:
-    """As `_first_words`, whose hundred small operations take a CPU three times as long in torch."""
+    """`_first_words` in NumPy, because its hundred small operations take a CPU three times as long in torch."""
     mask, half = np.uint64(_MASK), np.uint64(32)
     first, third = codes.numpy().astype(np.uint64), draw.frames.numpy().astype(np.uint64)[:, None]
     second, fourth = np.full((1, 1), draw.codebook, np.uint64), np.zeros((1, 1), np.uint64)

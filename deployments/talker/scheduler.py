@@ -2,7 +2,7 @@
 
 Every sequence with a row runs, with two exceptions. While a sequence waits for a row, for its first frame, or for a
 frame that is nearly due, sequences far ahead of their listeners sit a step out, because a step with fewer sequences is
-shorter. And a sequence whose text is still being written sits out while it is dry. Where others wait for rows or
+shorter. And a sequence sits out while its next frame needs text that is not written yet. Where others wait for rows or
 blocks, it gives up its own. It is prefilled where no other wants the place, so that new text waits for one frame only.
 """
 
@@ -45,9 +45,9 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing runs and nothing waits, but for text."""
-        all_starved = all(sequence.is_starved for sequence in chain(self.running.values(), self.waiting))
-        return all_starved and not any(map(self._fits, self.waiting))
+        """Whether every sequence, running or waiting, awaits text."""
+        all_await_text = all(sequence.awaits_text for sequence in chain(self.running.values(), self.waiting))
+        return all_await_text and not any(map(self._fits, self.waiting))
 
     def check_room(self) -> None:
         """Raise Overloaded where the waiting line is full. A free row counts as room."""
@@ -60,7 +60,7 @@ class Scheduler:
             )
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the waiting line; one that a listener hears already goes before all others."""
+        """Put a sequence at the end of the waiting line; one whose audio plays already goes first."""
         if sequence.request.synthesis.is_heard:
             self.waiting.appendleft(sequence)
         else:
@@ -105,7 +105,7 @@ class Scheduler:
 
     def _due(self) -> list[Sequence]:
         """The running sequences without the ones that can, or have to, sit out."""
-        running = [sequence for sequence in self.running.values() if not sequence.is_starved]
+        running = [sequence for sequence in self.running.values() if not sequence.awaits_text]
         if self.max_lead_s == math.inf or not running:
             return running
         now_s = time.monotonic()
@@ -133,7 +133,7 @@ class Scheduler:
 
     def _admit(self) -> list[Sequence]:
         admitted: list[Sequence] = []
-        for sequence in [each for each in self.waiting if not each.is_starved]:
+        for sequence in [each for each in self.waiting if not each.awaits_text]:
             if not self._has_place(sequence):
                 return admitted
             admitted.append(self._take_in(sequence))
@@ -148,11 +148,11 @@ class Scheduler:
 
     def _has_place(self, sequence: Sequence) -> bool:
         """Whether there is a row, and blocks; sequences that have no text give theirs up, the youngest first."""
-        starved = [each for each in self.running.values() if each.is_starved]
+        without_text = [each for each in self.running.values() if each.awaits_text]
         while not self._fits(sequence):
-            if not starved:
+            if not without_text:
                 return False
-            self._preempt(starved.pop())
+            self._preempt(without_text.pop())
         return True
 
     def _fits(self, sequence: Sequence) -> bool:

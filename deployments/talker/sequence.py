@@ -12,10 +12,10 @@ from deployments.protocol import ClonePrompt, Codes, FinishReason, GenerateReque
 from deployments.talker.prompt import Prompt
 from deployments.talker.tokenizer import TextTokenizer
 
-# Attention reads so far ahead of the speech, and means nothing where so little of it is on the text.
+# Attention is _AHEAD_TOKENS ahead of the speech, and says nothing where no more than _ATTENTIVE of it is on the text.
 _AHEAD_TOKENS = 0.75
 _ATTENTIVE = 0.2
-# LATE_PATIENCE_S of frames that read so many tokens behind the furthest one: a passage is spoken once more.
+# A passage is spoken twice where frames of LATE_PATIENCE_S read so many tokens before the furthest one.
 _BACK_TOKENS = 10
 
 
@@ -40,21 +40,19 @@ class Sequence:
     sampling: Sampling  # complete: no option is None
     limit: FrameLimit
     frames: list[Codes] = field(default_factory=list)  # each [groups]; a resumed sequence starts with its prefix
-    frame_s: float = field(kw_only=True)  # of audio
+    frame_s: float = field(kw_only=True)  # seconds of audio of a frame
     row: int | None = None
     is_open: bool = False  # whether the decoder beside the talker knows it
     finish_reason: FinishReason | None = None
-    token_starts: list[int] = field(
-        default_factory=list
-    )  # where word times are wanted: characters before each token, and in all
+    token_starts: list[int] = field(default_factory=list)  # for word times: characters before each token, and in all
     next_reading: float = 0.0  # how far in the text its next frame is, in characters
-    readings: list[float] = field(default_factory=list)  # of the frames behind `num_sent`
+    readings: list[float] = field(default_factory=list)  # one for each frame after `num_sent`
     num_reread: int = 0  # frames that read a passage once more
-    furthest_token: float = 0.0  # that was read
-    clone_prompt: ClonePrompt | None = None  # for the stream's reader, until it has it
+    furthest_token: float = 0.0  # the furthest one read so far
+    clone_prompt: ClonePrompt | None = None  # kept until the stream's reader has it
     playback: PlaybackClock = field(default_factory=PlaybackClock)
     num_sent: int = field(init=False)  # frames that the stream's reader has
-    _num_played: int = field(init=False)  # frames that `playback` knows of; frames of a prefix were heard elsewhere
+    _num_played: int = field(init=False)  # frames that `playback` knows of; frames of a prefix were played elsewhere
 
     def __post_init__(self) -> None:
         self.num_sent = self._num_played = len(self.frames)
@@ -66,11 +64,11 @@ class Sequence:
 
     @property
     def num_positions(self) -> int:
-        """Rows that a prefill of the sequence as it stands has."""
-        return self.prompt.num_rows + self.num_frames
+        """Positions of the prompt and of the frames so far."""
+        return self.prompt.num_positions + self.num_frames
 
     @property
-    def is_starved(self) -> bool:
+    def awaits_text(self) -> bool:
         """Whether its next frame needs text that has not been written yet."""
         return not self.prompt.is_whole and len(self.prompt.trailing) <= self.num_frames
 
@@ -133,9 +131,9 @@ class LengthLimits:
         The last of `max_new_tokens` never becomes a frame, as in the official package. While the text is still being
         written its need is unknown, and it has a token for each frame.
         """
-        room = self._max_positions - prompt.num_rows
+        room = self._max_positions - prompt.num_positions
         if room < 1:
-            raise self._too_long(prompt.num_rows)
+            raise self._too_long(prompt.num_positions)
         self.check_following(request.synthesis.following, prompt)
         length = FrameLimit(min((sampling.max_new_tokens or 1) - 1, room), FinishReason.LENGTH)
         runaway = FrameLimit(runaway_frames(prompt.num_text_tokens, self._frame_s), FinishReason.RUNAWAY)
@@ -144,18 +142,18 @@ class LengthLimits:
         return runaway
 
     def check_following(self, texts: tuple[str, ...], prompt: Prompt) -> None:
-        """Raise InvalidRequest where a later segment of the same request would not fit: now it is not heard yet."""
-        num_others = prompt.num_rows - prompt.num_text_tokens
+        """Raise InvalidRequest where a later segment of the same request would not fit, before any of it is spoken."""
+        num_others = prompt.num_positions - prompt.num_text_tokens
         for text in texts:
             most = 2 * len(text.encode("utf-8", "replace"))  # tokens are bytes at least, of the text's normal form
             fits_anyway = num_others + most < self._max_positions
-            num_rows = num_others + (most if fits_anyway else len(self._tokenizer.encode(text)))
-            if num_rows >= self._max_positions:
-                raise self._too_long(num_rows)
+            num_positions = num_others + (most if fits_anyway else len(self._tokenizer.encode(text)))
+            if num_positions >= self._max_positions:
+                raise self._too_long(num_positions)
 
-    def _too_long(self, num_rows: int) -> InvalidRequest:
+    def _too_long(self, num_positions: int) -> InvalidRequest:
         return InvalidRequest(
-            f"input and reference make {num_rows} positions, at most {self._max_positions - 1} fit: shorten them",
+            f"input and reference make {num_positions} positions, at most {self._max_positions - 1} fit: shorten them",
             "input",
             "context_length_exceeded",
         )

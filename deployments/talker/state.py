@@ -18,7 +18,7 @@ from deployments.talker.sequence import Sequence
 
 
 class Columns:
-    """The columns of a packed row of 32-bit values. Behind the header stand trailing text ids, then the blocks.
+    """The columns of a packed row of 32-bit values. After the header stand trailing text ids, then the blocks.
 
     The talker's `FilterOptions` and the predictor's are packed side by side. The header is a multiple of 16 columns
     wide, because Triton loads aligned block tables as vectors.
@@ -75,7 +75,7 @@ class BatchState:
         assert sequence.row is not None
         staged = self._staging.take()
         self._pack(staged.values, sequence, blocks)
-        staged.values[Columns.POSITION] = sequence.prompt.num_rows + num_frames
+        staged.values[Columns.POSITION] = sequence.prompt.num_positions + num_frames
         staged.values[Columns.FRAME] = num_frames
         self.packed[sequence.row].copy_(staged.tensor, non_blocking=True)
         seen = self.seen[sequence.row]

@@ -18,22 +18,22 @@ from deployments.talker.prompt import InputTables
 from deployments.talker.sampling import NARROW, WIDE, Breadth, Draw, NoiseSource, penalise_repetition, philox_noise
 from deployments.talker.state import BatchState
 
-# In place of a code where the talker's state has become NaN or infinite.
+# This stands in place of a code where the talker's state has become NaN or infinite.
 NOT_FINITE = -1
 # The official generation never ends speech before this many codes of codebook 0.
 MIN_NEW_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillRows:
-    """Rows of one prefill pass, of any number of sequences, and whose last row is among them."""
+class PrefillTensors:
+    """One prefill pass: a row for each position, of any number of sequences, and the sequences that end in it."""
 
     text_ids: Tensor  # [rows] int32
     codec_ids: Tensor  # [rows] int32
-    owners: Tensor  # [rows] int32: rows of the state
+    owners: Tensor  # [rows] int32: the sequences' rows of the state
     positions: Tensor  # [rows] int32
-    last: Tensor  # [sequences] int32: which rows are the last of their sequence
-    finished: Tensor  # [sequences] int32: rows of the state they belong to; padded with the scratch row
+    last: Tensor  # [sequences] int32: rows that are the last of their sequence
+    finished: Tensor  # [sequences] int32: the sequences' rows of the state; padded with the scratch row
 
 
 class FrameStep:
@@ -48,11 +48,9 @@ class FrameStep:
         self.noise: NoiseSource = philox_noise
         max_num_seqs = state.size.max_num_seqs
         like = state.hidden
-        # Results of `predict`, by index in the batch: other streams may read them behind the event of the codes.
+        # Results of `predict`, by index in the batch: other CUDA streams may read them after the event of the codes.
         self.codes = torch.zeros((max_num_seqs, self.config.num_code_groups), dtype=torch.int16, device=like.device)
-        self.given = torch.zeros_like(
-            self.codes, dtype=torch.int32
-        )  # frames that `recall` takes, by index in the batch
+        self.given = torch.zeros_like(self.codes, dtype=torch.int32)  # for `feed_given`, by index in the batch
         self.attended: Tensor | None = None  # [rows, length]: weights of the alignment head in the last pass, by rows
         self._embeds = torch.zeros((max_num_seqs, like.shape[1]), dtype=like.dtype, device=like.device)
 
@@ -76,18 +74,18 @@ class FrameStep:
         self.codes[: len(rows)] = codes.masked_fill(~sound, NOT_FINITE)
         self._embeds[: len(rows)] = embeds
 
-    def recall(self, rows: Tensor) -> None:
-        """In place of `predict`: the next frames of state rows [rows] are in `given`."""
+    def feed_given(self, rows: Tensor) -> None:
+        """Take the next frames of state rows [rows] from `given`, in place of `predict`."""
         self._embeds[: len(rows)] = self._embed(self.given[: len(rows)].long())
 
     def advance(self, rows: Tensor, *, length: int) -> None:
-        """The talker's step behind `predict`; no position is at or beyond `length`."""
+        """The talker's step after `predict`; no position is at or beyond `length`."""
         state = self.state
         inputs = self._embeds[: len(rows)] + self.tables.text[state.trailing(rows, self.tables.pad)]
         state.hidden[rows] = self._run_rows(inputs, self._context(rows, state.positions[rows]), length)
         state.move_on(rows)
 
-    def prefill(self, rows: PrefillRows, *, length: int) -> None:
+    def prefill(self, rows: PrefillTensors, *, length: int) -> None:
         """Run prompt rows; the hidden states of last rows become their sequences'.
 
         `length` 0: each sequence's rows begin at position 0. Else all rows are of one sequence, and none attends
@@ -124,7 +122,7 @@ class FrameStep:
         return hidden
 
     def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
-        """As `_run_rows`, all rows over one context: that of the pass itself, or that of one sequence."""
+        """`_run_rows` with all rows over one context: that of the pass itself, or that of one sequence."""
         positions = context.positions
         if length:
             offsets = torch.arange(length, device=positions.device)

@@ -70,7 +70,7 @@ class LiveTokens:
         self._rest = ""  # whose tokens depend on later text
         self._begun = False
         self._num_chars = 0
-        # For each id so far: characters before it, of the text without leading whitespace; at last for the text's end.
+        # Characters before each id so far, without leading whitespace of the text; the last one counts the whole text.
         self.starts: list[int] = []
 
     def feed(self, text: str, *, is_last: bool) -> list[int]:

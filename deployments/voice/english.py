@@ -208,7 +208,7 @@ def spoken_english(text: str) -> str:
 
 
 def _tidy(text: str) -> str:
-    """Lone marks dropped, runs of punctuation reduced to the strongest, a full stop behind text that ends without."""
+    """Lone marks dropped, runs of punctuation reduced to the strongest, a full stop after text that ends without."""
     for pattern, replacement in _TIDY:
         text = pattern.sub(replacement, text)
     text = text.strip()
@@ -216,7 +216,7 @@ def _tidy(text: str) -> str:
 
 
 def _shouted(text: str) -> bool:
-    """Whether capitals say nothing about the words because there is nothing else."""
+    """Whether all letters are capitals, so that capitals say nothing about the words."""
     return not re.search(r"[a-z]", text) and len(_CAPITALS.findall(text)) >= _SHOUTED_WORDS
 
 

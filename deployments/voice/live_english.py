@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from deployments.voice.english import is_marked, spoken_english
 
-# What stands in two halves of a text must mean nothing together: the text is cut behind a plain word, once another one
-# has begun. Other words may be a part of a number, an abbreviation, an address. What begins with several letters, a
-# small vowel among them, keeps a small letter when it is spoken, whatever follows: neither half is taken for shouted.
+# The two halves of a cut text are read alone, so the text is cut only after a plain word, once another word has begun.
+# Other words may be a part of a number, an abbreviation or an address. The next word begins with several letters, one
+# of them a small vowel, so that a small letter remains when it is spoken: neither half is then taken for shouted.
 _WORD = r"(?!St\b)(?:[A-Z]?[a-z]++|[AI])(?:['’][a-z]++)?[,;:?!]?"  # noqa: RUF001
 _NEXT = r"(?=[A-Za-z]{2}|a\s)[A-Z]?[a-z]*?[aeiouy]"
 _CUT = re.compile(rf"(?<![^\s]){_WORD}(?=[ \t]++{_NEXT})")
 _BEGUN = re.compile(rf"\s*+{_NEXT}")
-_LINE_END = re.compile(r"[\n\r]|```\w*")  # as `plain_line` has it
-_FENCE_CHARS = 2  # of one that may have begun
+_LINE_END = re.compile(r"[\n\r]|```\w*")  # the same as in `plain_line`
+_FENCE_CHARS = 2  # a fence that has begun may have so many
 _OPENED = re.compile(r"\[[^\[\]]*$|\]\([^()]*$|<[^<>]*$")
 _LONGEST_OPENED = 300  # markup that is never closed opens nothing; a line is marked by then
 _LINE = re.compile(r"\n(?=[ \t]*+\S)")  # the next one begins with more than an empty line would end
@@ -39,7 +39,7 @@ class LiveEnglish:
     def __init__(self) -> None:
         self._rest = ""
         self._is_unmarked = False  # whether `_rest` begins within a line, of plain words so far
-        self._seen = self._line = 0  # of `_rest`: up to where no cut is, and the beginning of the line there
+        self._seen = self._line = 0  # `_rest` has no cut before `_seen`; the line there begins at `_line`
         self._is_marked = False  # whether that line ends like a sentence
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
@@ -66,7 +66,7 @@ class LiveEnglish:
         return TextPart(written, _spoken_before_a_word(written))
 
     def _first_cut(self) -> int:
-        """Where the text can first be cut, 0 where that is not known yet."""
+        """The first place where the text can be cut; 0 while there is none."""
         while match := _CUT.search(self._rest, self._seen):
             self._begin_line(match.end())
             self._is_marked = self._is_marked or self._marks(match.end())
@@ -89,7 +89,7 @@ class LiveEnglish:
         return is_marked(self._rest[self._line : min(end, self._line + _LONGEST_OPENED)])
 
     def _line_end(self, start: int) -> int:
-        """Where the marked line ends in which `start` is: no cut is before that."""
+        """The end of the marked line that contains `start`: no cut is before it."""
         found = _LINE_END.search(self._rest, start)
         return found.start() if found else max(start, len(self._rest) - _FENCE_CHARS)
 
@@ -98,10 +98,10 @@ class LiveEnglish:
 
 
 def _spoken_before_a_word(text: str) -> str:
-    """In the middle of a sentence, with the space behind it: a word's tokens are known with the next character."""
+    """The spoken form in the middle of a sentence, with a space at its end, because that completes a word's tokens."""
     return spoken_english(f"{text} so").removesuffix("so.")
 
 
 def _last_end(pattern: re.Pattern[str], text: str) -> int:
-    """Of its last match, 0 of none."""
+    """The end of the last match, or 0."""
     return max((match.end() for match in pattern.finditer(text)), default=0)

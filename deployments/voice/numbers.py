@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from num2words import num2words
 
-LARGEST_DIGITS = 15  # of an integer that is read as a whole: hundreds of trillions
+LARGEST_DIGITS = 15  # an integer of more digits is not read as a whole: hundreds of trillions
 _PLAIN_DIGITS = 6  # longer digit strings without separators are codes, unless they are round
 
 
@@ -32,7 +32,7 @@ def _words(number: int, kind: str) -> str:
 
 
 def plural(words: str) -> str:
-    """With the last word in the plural, as in nineteen nineties."""
+    """The words with the last one in the plural: nineteen nineties."""
     return words[:-1] + "ies" if words.endswith("y") else words + "s"
 
 
@@ -138,7 +138,7 @@ def _slash_date(match: re.Match[str]) -> str:
 
 
 def _groups(match: re.Match[str]) -> str:
-    """A number in groups, such as a telephone number: digit by digit with a pause behind each group."""
+    """A number in groups, such as a telephone number: digit by digit with a pause after each group."""
     sign = " plus " if match[0].startswith("+") else " "
     return sign + ", ".join(digits(group) for group in re.findall(r"\d+", match[0])) + " "
 
@@ -176,7 +176,7 @@ def _hour(match: re.Match[str]) -> str:
 
 
 def _price(match: re.Match[str]) -> str:
-    """Currency before the amount, and a scale behind it: $5.20, €1m."""
+    """Currency before the amount, and a scale after it: $5.20, €1m."""
     scale = match[3] or match[4]
     if scale:
         return f" {decimal(match[2])} {_SCALES[scale.lower()]} {_CURRENCIES[match[1]][1]} "

@@ -25,7 +25,7 @@ from deployments.gpu.graphs import upload
 from deployments.weights.store import INDEX_FILE, SINGLE_FILE, read_index
 
 _MAX_SHOWN = 8
-ROW_SCALE = ".row_scale"  # of packed tensors
+ROW_SCALE = ".row_scale"  # ends the name of a packed tensor's factors
 FORMAT = {"format": "pt"}
 
 T = TypeVar("T")

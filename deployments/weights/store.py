@@ -24,8 +24,8 @@ from typing import Any
 from deployments.errors import CheckpointError, StartError
 
 EMBEDDED = "embedded"
-EMBEDDED_BYTES = 36_000_000  # on disk, and a little to spare
-# In the order in which `auto` prefers them.
+EMBEDDED_BYTES = 36_000_000  # it takes so much of the disk, or a little less
+# `auto` prefers the first ones.
 REPOSITORIES = {
     "1.7B-CustomVoice": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
     "0.6B-CustomVoice": "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice",
@@ -40,7 +40,7 @@ _WEIGHTS = (".", "speech_tokenizer")
 _FAMILY = {"config.json": "qwen3_tts", "speech_tokenizer/config.json": "qwen3_tts_tokenizer_12hz"}  # model_type of each
 _ADAPTER = "adapter_config.json"
 _PACKED = Path(__file__).parents[1] / "voice" / "packed"
-_DIGITS = 12  # of the digest that names a folder
+_DIGITS = 12  # the digest that names a folder has so many
 _HUB_S = 2.0
 _ATTEMPTS = 5
 # How far a download is, as tqdm writes it, and how often.
@@ -95,7 +95,7 @@ def locate(model: str, *, report: Report | None = None) -> Path:
 
 
 def find(model: str) -> Path | None:
-    """As `locate`, without work: None where the checkpoint would be downloaded, or written for the first time."""
+    """The result of `locate` without its work; None where the checkpoint would have to be downloaded or written."""
     if model == EMBEDDED:
         written = _embedded_directory()
         return written if written.is_dir() else None
@@ -123,7 +123,7 @@ def speakers(model: str) -> tuple[str, ...] | None:
 def ask_hub(name: str) -> None:
     """Raises CheckpointError unless the Hugging Face hub says within two seconds that it has repository `name`."""
     answers: queue.Queue[OSError | None] = queue.Queue()
-    # On a thread: no timeout bounds how long a name server is asked for the hub's address.
+    # A thread asks, because no timeout bounds how long a name server is asked for the hub's address.
     threading.Thread(target=lambda: answers.put(_asked(name)), daemon=True).start()
     try:
         error = answers.get(timeout=_HUB_S)
@@ -336,7 +336,7 @@ def _reason(error: Exception) -> str:
 
 
 def cache_directory() -> Path:
-    """Where generated files live: TALKRAY_CACHE, else the user's cache. Raises StartError where there is neither."""
+    """The folder of generated files: TALKRAY_CACHE, else the user's cache. Raises StartError where there is neither."""
     named = os.environ.get("TALKRAY_CACHE")
     try:
         return Path(named) if named else Path.home() / ".cache" / "talkray"
@@ -380,7 +380,7 @@ def write_embedded(directory: Path) -> None:
 
 
 def _digest(directory: Path) -> str:
-    """Of the names and contents of all files, so that another voice never meets an older one's folder."""
+    """A digest of the names and contents of all files, so that another voice never meets an older one's folder."""
     state = hashlib.sha256()
     for file in sorted(file for file in directory.rglob("*") if file.is_file()):
         state.update(f"{file.relative_to(directory)}\0{file.stat().st_size}\0".encode())

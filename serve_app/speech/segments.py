@@ -117,8 +117,8 @@ class LongText:
                         cut_short = cut_short or chunk.finish_reason
                     has_ended = chunk.finish_reason is not None and segments.is_last(number)
                     reason = (cut_short or chunk.finish_reason) if has_ended else None
-                    heard_at = timeline.add(chunk)
-                    told = replace(chunk, finish_reason=reason, heard=heard_at, readings=(), segment=number)
+                    positions = timeline.add(chunk)
+                    told = replace(chunk, finish_reason=reason, text_positions=positions, readings=(), segment=number)
                     unread.offer()
                     yield replace(told, num_text_tokens=tokens_before + tokens)
                     if await unread.taken():
@@ -182,7 +182,7 @@ class _Timeline:
         return bytes(2 * samples)
 
     def add(self, chunk: PcmChunk) -> tuple[tuple[float, float], ...]:
-        """As `PcmChunk.heard`: the middle of each frame that was read. Nothing before the first sound."""
+        """As `PcmChunk.text_positions`: the middle of each frame that was read. Nothing before the first sound."""
         self._readings += chunk.readings
         self._delivered += len(chunk.pcm) // 2
         if chunk.pcm:

@@ -76,9 +76,9 @@ class WordTimes:
 
     def feed(self, chunk: PcmChunk) -> None:
         """The utterance's next chunk, with which the ends of some words may be known."""
-        self._take_parts(max((chars for _, chars in chunk.heard), default=-1))
+        self._take_parts(max((chars for _, chars in chunk.text_positions), default=-1))
         self._num_samples += len(chunk.pcm) // 2
-        for seconds, chars in chunk.heard:
+        for seconds, chars in chunk.text_positions:
             self._hear(seconds, chars)
         if chunk.finish_reason is not None:
             self._is_over = True

@@ -90,7 +90,7 @@ def _speak(engine: Engine, request: SynthesisRequest) -> tuple[NDArray[np.int16]
                 for number, chars in enumerate(reading.chars)
             )
             audio = bytes(2 * engine.info.frame_samples * len(chunk.codes))
-            times.feed(PcmChunk(audio, chunk.codes, 0, chunk.finish_reason, heard=heard))
+            times.feed(PcmChunk(audio, chunk.codes, 0, chunk.finish_reason, text_positions=heard))
             told += times.take()
     return np.concatenate(frames), [word.start_s for word in told]
 

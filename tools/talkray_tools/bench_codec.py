@@ -25,7 +25,7 @@ from deployments.codec.backends.triton_slots import PRECISIONS, Precision, Trito
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import FoldedDecoder, fold, map_tensors
-from deployments.codec.pool.plan import GPU_RAMP
+from deployments.codec.plan import GPU_RAMP
 from deployments.codec.slots import Pcm
 from deployments.errors import EngineError
 from deployments.talker.loading import prepare_nothing
@@ -89,7 +89,7 @@ def _cpu_row(decoder: CodecDecoder, options: argparse.Namespace, precision: str,
     for _ in range(2):
         _, states = decoder.decode(codes, states)
     cpu_ms = _thread_ms(lambda: decoder.decode(codes, states), options.repeats)
-    silent_ms = _thread_ms(lambda: decoder.advance(codes, states), options.repeats) if streams == 1 else None
+    silent_ms = _thread_ms(lambda: decoder.recall(codes, states), options.repeats) if streams == 1 else None
     audio_ms = streams * frames * options.frame_ms
     return {
         "precision": precision,

@@ -223,7 +223,7 @@ class EngineBench:
         self._steps(_WARM_UP_STEPS)
         sequences = list(engine.scheduler.running.values())
         torch.cuda.synchronize()
-        shares = profile_step(lambda: engine.runner.replay(sequences), batch=batch)
+        shares = profile_step(lambda: engine.runner.repeat_step(sequences), batch=batch)
         for number in range(batch):
             engine.abort(number)
         return shares
@@ -235,7 +235,7 @@ class EngineBench:
         torch.cuda.synchronize()
         begin.record()
         for _ in range(self.steps):
-            self.engine.runner.replay(sequences)
+            self.engine.runner.repeat_step(sequences)
         end.record()
         torch.cuda.synchronize()
         return float(begin.elapsed_time(end)) / self.steps

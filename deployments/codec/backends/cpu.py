@@ -39,7 +39,7 @@ _PARAMETERS = {
     "depthwise_norm": [*[_POINTER] * 7, *[_COUNT] * 3],
     "replay": [_POINTER, _COUNT],
 }
-_WORDS = 16  # of a step of a replay: the function and its arguments
+_WORDS = 16  # a step of a replay has so many: the function and its arguments
 
 
 class Epilogue(IntEnum):
@@ -133,7 +133,7 @@ class _HugePages:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Of a tensor, without gaps, for good."""
+        """A copy of a tensor, without gaps. Its memory is never given back."""
         size = -(-tensor.nbytes // _LINE) * _LINE
         if size > len(self._free):
             self._free = self._mapped(max(size, self._CHUNK))
@@ -182,8 +182,8 @@ class Convolution:
     ) -> Tensor:
         """`rows` [B, context + time, in] bfloat16 without gaps -> [B, time, out] bfloat16, or float32 if `wide`.
 
-        Behind a `snake` without a frequency, or `gelu`; or `total` [B, time, out] float32, to which the results are
-        added.
+        The results go through a `snake` without a frequency, or through `gelu`; or they are added to `total`
+        [B, time, out] float32.
         """
         assert snake is None or snake.frequency is None
         assert rows.dtype == torch.bfloat16, rows.dtype
@@ -283,7 +283,7 @@ def attend(qkv: Tensor, rotary: Sequence[Tensor], histories: tuple[Tensor, Tenso
 
 
 def depthwise_norm(x: Tensor, memories: tuple[Tensor, Tensor], block: ConvNeXt, eps: Tensor, out: Tensor) -> None:
-    """One stream's rows [time, channels] behind the convolution of each channel, normed, `out` in bfloat16.
+    """One stream's rows [time, channels] after the convolution of each channel, normed, `out` in bfloat16.
 
     x and the memory [taps - 1, channels] are float32, channels at most 4096. The next memory is another tensor, which
     is filled.
@@ -297,10 +297,10 @@ def depthwise_norm(x: Tensor, memories: tuple[Tensor, Tensor], block: ConvNeXt, 
 def gather(
     x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = (), nexts: Sequence[Tensor] = ()
 ) -> bool:
-    """Fill `out` [B, context + time, channels] with the streams' pasts [context, channels], and x behind the snake.
+    """Fill `out` [B, context + time, channels] with the streams' pasts [context, channels], and x after the snake.
 
-    And `nexts`, which may be the pasts, with its last rows. False: not done. Rows of each stream have no gaps, pasts
-    are of the type of `out`.
+    Its last rows fill `nexts`, which may be the pasts. False: nothing was done. Rows of each stream have no gaps, and
+    pasts have the type of `out`.
     """
     name = f"gather_{_TYPES.get(x.dtype)}_{_TYPES.get(out.dtype)}"
     streams, time, channels = x.shape

@@ -398,7 +398,7 @@ static void release_tiles(void) {}
 #endif
 
 /* What becomes of sums and their bias [outputs] float32, as cpu.py numbers it: `out` [rows, outputs] is float32,
- * or has that added to it, or is bfloat16, also behind a snake of that amplitude [outputs], behind gelu, or, with half
+ * or has that added to it, or is bfloat16, also after a snake of that amplitude [outputs], after gelu, or, with half
  * as many outputs, the product of silu of the first 16 of 32 with the others. */
 enum { WIDE, ADDED, ROUNDED, SNAKED, GELU, GATED };
 

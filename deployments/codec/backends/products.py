@@ -18,7 +18,7 @@ from deployments.codec.fold import Conv, FoldedDecoder, Linear, Snake
 
 _TYPICAL_ROWS = 128
 MANY_CHANNELS = 512
-# From here on a convolution of many channels beats a matrix product. oneDNN takes a path that is hundreds of times
+# With more rows a convolution of many channels beats a matrix product. oneDNN takes a path that is hundreds of times
 # slower for some lengths: with torch 2.11 for 768 channels and 96 to 112 rows, with 2.13 for 100.
 _ENOUGH_ROWS = 128
 
@@ -148,7 +148,7 @@ scratch = _Scratch()
 def gather(
     x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = (), nexts: Sequence[Tensor] = ()
 ) -> None:
-    """Fill `out` [B, context + time, channels] with the streams' pasts, and x behind the snake, and then `nexts`."""
+    """Fill `out` [B, context + time, channels] with the streams' pasts, and x after the snake, and then `nexts`."""
     if cpu.gather(x, out, snake, pasts, nexts):
         return
     time = x.shape[1]
@@ -160,7 +160,7 @@ def gather(
 
 
 def _apply(snake: Snake | None, x: Tensor, out: Tensor) -> None:
-    """Fill `out` [B, time, channels] with x behind the snake."""
+    """Fill `out` [B, time, channels] with x after the snake."""
     if snake is None:
         out.copy_(x)
         return
@@ -177,7 +177,7 @@ def packed(folded: FoldedDecoder, dtype: torch.dtype) -> Iterator[tuple[Conv | L
     is_own = dtype == torch.bfloat16
 
     def exact(weight: Tensor, bias: Tensor | None, dilation: int = 1) -> AnyProduct:
-        # The whole signal goes through these: rounding is heard most there, and exactness costs least.
+        # The whole signal goes through these products: rounding is most audible there, and exactness costs least.
         if is_own and fits(weight):
             return ExactConvolution(weight, bias, dilation)
         return TorchProduct(weight, bias, dilation, torch.float32)

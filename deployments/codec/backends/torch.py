@@ -33,7 +33,7 @@ from deployments.codec.state import DecoderState
 
 _LAYER_NORM_EPS = 1e-6
 _POSITIONS = 2048  # frames whose angles are known before there are more
-_RECORDED_FRAMES = 64  # of all streams: calls of more are rare, and Python's part of them is small
+_RECORDED_FRAMES = 64  # larger calls of all streams are rare, and Python's part of them is small
 _PIECE = 250_000  # values that a block makes at once: some buffers of as many fit a second-level cache of 2 MB
 _ROWS_OF_A_PIECE = 16  # pieces are multiples of it: with torch 2.11 others, such as 520 or 587 rows, may take that path
 
@@ -100,7 +100,7 @@ class TorchBackend(Backend):
         """Unbounded samples [B, frames * frame_samples], perhaps in memory that the thread's next call takes."""
         return waveform(call, self.folded, latents(call, self.folded)).view(call.streams, -1)
 
-    def advance(
+    def recall(
         self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int
     ) -> tuple[Tensor, list[DecoderState]]:
         call = _TorchCall(self, codes, states)
@@ -147,7 +147,7 @@ class _TorchCall(Call):
     def __init__(self, backend: TorchBackend, codes: Tensor, states: Sequence[DecoderState]) -> None:
         self._backend, self.codes, self.streams = backend, codes, len(states)
         self._positions = [state.position for state in states]
-        self.memories = [list(state.tensors) for state in states]  # of each stream, of each layer
+        self.memories = [list(state.tensors) for state in states]  # by stream, then by layer
         self.nexts = [_like(state) for state in states]
         frames, device = codes.shape[1], backend.device
         self.known = torch.tensor(self._positions, device=device)
@@ -156,10 +156,10 @@ class _TorchCall(Call):
         if not backend.attends:
             self._mask = _window_mask(self.known, frames, window=backend.config.sliding_window)
         self.audio = scratch.take("audio", (len(states) * frames * backend.config.frame_samples,), device)
-        self._samples = [self.audio]  # where the next ones go
+        self._samples = [self.audio]  # the next samples go here
 
     def states(self) -> list[DecoderState]:
-        """Of the streams behind this call."""
+        """The states of the streams after this call."""
         frames = self.codes.shape[1]
         return [
             DecoderState(position + frames, tuple(memory))
@@ -249,7 +249,7 @@ class _TorchCall(Call):
     def conv(
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
     ) -> Signal:
-        """A snake is done with the product, or left to the layer behind, which copies its rows anyway."""
+        """A snake is done with the product, or left to the next layer, which copies its rows anyway."""
         batch, time, _ = x.rows.shape
         product, rows = self._backend.products[conv], self._rows(x, conv)
         if isinstance(product, Convolution):
@@ -365,7 +365,7 @@ def _tensors(states: Iterable[Iterable[Tensor]]) -> Iterator[Tensor]:
 
 
 def _attend(q: Tensor, new: Tensor, mask: Tensor, histories: tuple[Tensor, Tensor]) -> Tensor:
-    """Of one stream, [1, heads, frames, size], with new keys and values [2, heads, frames, size]."""
+    """Attention of one stream: queries [1, heads, frames, size], new keys and values [2, heads, frames, size]."""
     past, following = histories
     known = torch.cat((past, new), dim=2)
     following.copy_(known[:, :, -past.shape[2] :])

@@ -22,15 +22,15 @@ from deployments.codec.state import DecoderState
 
 _MIN_DOT = 16
 _TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
-_ENOUGH_BLOCKS = 100  # of an H200's 132 multiprocessors
-_SMALL_BLOCKS = 90  # of 32 columns; fewer are cut once more
+_ENOUGH_BLOCKS = 100  # an H200 has 132 multiprocessors
+_SMALL_BLOCKS = 90  # fewer blocks of 32 columns are cut once more
 _MANY_BLOCKS = 640  # several for each: then blocks of fewer threads, two of them at once, are faster
 _SHORT_CALL_FRAMES = 16
-_DEPENDENT_LAUNCH = (9, 0)  # from this compute capability on
+_DEPENDENT_LAUNCH = (9, 0)  # the least compute capability that has it
 _LAYER_NORM_EPS = 1e-6
 
 
-class TritonBackend:
+class TritonDecoder:
     """Weights and slots of the decoder. Calls are issued on the current CUDA stream and do not synchronise."""
 
     def __init__(
@@ -52,7 +52,7 @@ class TritonBackend:
         self.folded = _place(folded, self.device, dtype)
         self.config = config = folded.config
         self.frame_samples = config.frame_samples
-        self.shared_bytes = _shared_bytes(self.device)  # of a multiprocessor, for one block
+        self.shared_bytes = _shared_bytes(self.device)  # one block may use so many
         is_cuda = self.device.type == "cuda"
         self.launches_early = is_cuda and torch.cuda.get_device_capability(self.device) >= _DEPENDENT_LAUNCH
         self.scratch_slot = num_slots
@@ -62,9 +62,8 @@ class TritonBackend:
         shape = (num_slots + 1, 2, heads, self.ring, size)
         self.caches = {layer: torch.zeros(shape, device=device, dtype=dtype) for layer in self.folded.layers}
         self.positions = torch.zeros(num_slots + 1, device=device, dtype=torch.int32)
-        self.codes = torch.zeros(
-            (num_slots + 1, code_ring, config.num_quantizers), device=device, dtype=torch.int16
-        )  # frame p of a slot at p % code_ring
+        # Frame p of a slot is at p % code_ring.
+        self.codes = torch.zeros((num_slots + 1, code_ring, config.num_quantizers), device=device, dtype=torch.int16)
 
     @torch.inference_mode()
     def reset(self, slot: int) -> None:
@@ -73,7 +72,7 @@ class TritonBackend:
 
     @torch.inference_mode()
     def state(self, slot: int, position: int) -> DecoderState:
-        """A copy of a slot's state, behind `position` frames."""
+        """A copy of a slot's state after `position` frames."""
         return DecoderState(position, tuple(tensor.clone() for tensor in self._remembered(slot)))
 
     @torch.inference_mode()
@@ -114,13 +113,13 @@ class TritonBackend:
 class _TritonCall(Call):
     """One pass over the streams in `slots`. Rows are [B * time, channels] throughout."""
 
-    def __init__(self, backend: TritonBackend, slots: Tensor, frames: int) -> None:
+    def __init__(self, backend: TritonDecoder, slots: Tensor, frames: int) -> None:
         self.backend, self.slots, self.frames, self.batch = backend, slots, frames, len(slots)
         self.config: DecoderConfig = backend.config
         self.broken = torch.zeros_like(slots)
         # A short call is bound by the launches. In a long one blocks that wait would keep others from their places.
         pdl = backend.launches_early and self.batch * frames <= _SHORT_CALL_FRAMES
-        self._launch = {"PDL": pdl, "launch_pdl": pdl}
+        self._launch = {"pdl": pdl, "launch_pdl": pdl}
 
     def _empty(self, rows: int, channels: int) -> Tensor:
         return torch.empty((rows, channels), device=self.backend.device, dtype=self.backend.dtype)
@@ -132,7 +131,7 @@ class _TritonCall(Call):
         block = min(256, _power(channels))
         triton_kernels.embed_kernel[(len(y), -(-channels // block))](
             backend.codes, self.slots, backend.positions, tables, y,
-            self.frames, backend.codes.shape[1], self.config.codebook_size, channels, GROUPS=groups, BLOCK=block,
+            self.frames, backend.codes.shape[1], self.config.codebook_size, channels, groups=groups, block=block,
             **self._launch,
         )  # fmt: skip
         return Signal(y)
@@ -157,8 +156,8 @@ class _TritonCall(Call):
         y = self._empty(len(qkv.rows), heads * size)
         triton_kernels.attention_kernel[(self.batch, heads)](
             qkv.rows, backend.caches[layer], self.slots, backend.positions, y, self.frames, log(config.rope_theta),
-            HEADS=heads, KV_HEADS=config.num_key_value_heads, SIZE=size, WINDOW=config.sliding_window,
-            RING=backend.ring, FRAMES=_MIN_DOT, PRECISION=backend.products,
+            heads=heads, kv_heads=config.num_key_value_heads, size=size, window=config.sliding_window,
+            ring=backend.ring, block_frames=_MIN_DOT, precision=backend.products,
             **self._launch,
         )  # fmt: skip
         return Signal(y)
@@ -169,7 +168,7 @@ class _TritonCall(Call):
         channels, taps = rows.shape[1], len(block.taps)
         triton_kernels.depthwise_norm_kernel[(len(rows),)](
             rows, memory, self.slots, block.taps, block.bias, normed, time, channels, memory.stride(0),
-            _LAYER_NORM_EPS, TAPS=taps, BLOCK=_power(channels), **self._launch,
+            _LAYER_NORM_EPS, taps=taps, block=_power(channels), **self._launch,
         )  # fmt: skip
         self._remember(rows, memory, time)
         return Signal(normed)
@@ -191,7 +190,7 @@ class _TritonCall(Call):
         return Signal(y.view(-1, channels) if keep else y, snaked=None if snake is None else snaked.view(-1, channels))
 
     def samples(self, x: Signal, conv: Conv) -> Tensor:
-        """In int16."""
+        """Samples in int16."""
         assert x.snaked is not None
         rows, memory = x.snaked, self.backend.memories[conv]
         pcm = torch.empty(len(rows), device=rows.device, dtype=torch.int16)
@@ -199,7 +198,7 @@ class _TritonCall(Call):
         triton_kernels.waveform_kernel[(-(-len(rows) // size),)](
             rows, memory, self.slots, conv.weight, conv.bias, pcm, self.broken,
             len(rows), time, channels, memory.stride(0), float(PCM_SCALE),
-            TAPS=len(conv.weight), ROWS=size, BLOCK=_power(channels), **self._launch,
+            taps=len(conv.weight), block_rows=size, block=_power(channels), **self._launch,
         )  # fmt: skip
         self._remember(rows, memory, time)
         return pcm
@@ -211,12 +210,12 @@ class _TritonCall(Call):
         _, context, channels = memory.shape
         rows, block = _power(context), min(64, _power(channels))
         triton_kernels.remember_kernel[(self.batch, -(-channels // block))](
-            x, memory, self.slots, time, context, channels, memory.stride(0), ROWS=rows, BLOCK=block,
+            x, memory, self.slots, time, context, channels, memory.stride(0), block_rows=rows, block=block,
             **self._launch,
         )  # fmt: skip
 
     def _multiply(self, x: Tensor, step: "_Step", *, time: int) -> tuple[Tensor, Tensor]:
-        """Plain output and output behind the snake, each [rows, outs]; one not asked for is x."""
+        """Plain output and output after the snake, each [rows, outs]; one not asked for is x."""
         taps, num_in, num_out = step.weight.shape
         y = self._empty(len(x), num_out) if step.plain else x
         snaked = x if step.snake is None else self._empty(len(x), num_out)
@@ -230,16 +229,16 @@ class _TritonCall(Call):
         )
         unused = step.weight
         snake, bias = step.snake, unused if step.bias is None else step.bias
-        triton_kernels.conv_kernel[(-(-num_out // tiles["BLOCK_N"]), -(-len(x) // tiles["BLOCK_M"]))](
+        triton_kernels.conv_kernel[(-(-num_out // tiles["block_n"]), -(-len(x) // tiles["block_m"]))](
             x, x if step.memory is None else step.memory, self.slots,
             step.weight, unused if step.gate is None else step.gate, bias,
             x if step.residual is None else step.residual, y, snaked,
             unused if snake is None else snake.frequency, unused if snake is None else snake.amplitude,
             len(x), time, num_in, num_out, num_out if snake is None else len(snake.amplitude),
             step.dilation, 0 if step.memory is None else step.memory.stride(0), self.config.rms_norm_eps,
-            TAPS=taps, NORM=step.norm, GATED=step.gate is not None, BIAS=step.bias is not None, GELU=step.gelu,
-            RESIDUAL=step.residual is not None, PLAIN=step.plain, WAVE=snake is not None,
-            PRECISION=self.backend.products, **self._launch, **tiles,
+            taps=taps, norm=step.norm, gated=step.gate is not None, bias=step.bias is not None, gelu=step.gelu,
+            residual=step.residual is not None, plain=step.plain, snaked=snake is not None,
+            precision=self.backend.products, **self._launch, **tiles,
         )  # fmt: skip
         return y, snaked
 
@@ -250,7 +249,7 @@ class _Step:
 
     weight: Tensor  # [taps, in, out]
     bias: Tensor | None
-    gate: Tensor | None = None  # as weight
+    gate: Tensor | None = None  # shaped like `weight`
     residual: Tensor | None = None
     snake: Snake | None = None
     memory: Tensor | None = None
@@ -291,9 +290,9 @@ def choose_tiles(
     has_many = blocks(block_m, block_n) >= _MANY_BLOCKS and value_bytes == 2 and weights == 1
     most_stages = 6 if block_m <= 32 else 3 if has_many else 4
     return {
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "BLOCK_K": block_k,
+        "block_m": block_m,
+        "block_n": block_n,
+        "block_k": block_k,
         "num_warps": 8 if block_m * block_n > 128 * 64 and not has_many else 4,
         "num_stages": min(most_stages, max(2, shared_bytes // stage_bytes)),
     }

@@ -33,69 +33,69 @@ def conv_kernel(
     x_ptr, state_ptr, slots_ptr, weight_ptr, gate_ptr, bias_ptr, residual_ptr, y_ptr,
     wave_ptr, frequency_ptr, amplitude_ptr,
     num_rows, time, num_in, num_out, num_wave, dilation, state_stride, eps,
-    TAPS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr,
-    RESIDUAL: tl.constexpr, PLAIN: tl.constexpr, WAVE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    taps: tl.constexpr, norm: tl.constexpr, gated: tl.constexpr, bias: tl.constexpr, gelu: tl.constexpr,
+    residual: tl.constexpr, plain: tl.constexpr, snaked: tl.constexpr, precision: tl.constexpr, pdl: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
-    """y = x (through TAPS taps, TAPS = 1 is a plain product) * weight + ..., then the operations of the flags.
+    """y = x (through `taps` rows; 1 is a plain product) * weight + ..., then the operations of the flags.
 
-    weight is [TAPS * in, out]. Rows before the call's first come from state
-    [slots, context, in], whose slots lie `state_stride` apart. NORM divides each
-    input row by its root mean square, GATED makes silu(x gate) * (x weight), PLAIN stores the result, WAVE stores
+    weight is [taps * in, out]. Rows before the call's first come from state [slots, context, in], whose slots lie
+    `state_stride` apart. `norm` divides each input row by its root mean square. `gated` makes
+    silu(x gate) * (x weight). `plain` stores the result. `snaked` stores
     result + amplitude * sin(frequency * result)^2, whose factors repeat every num_wave outputs.
     """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)  # neighbours read the same rows
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    k = tl.arange(0, BLOCK_K)
-    wait_for_predecessor(PDL)
+    n = tl.program_id(0) * block_n + tl.arange(0, block_n)  # neighbours read the same rows
+    m = tl.program_id(1) * block_m + tl.arange(0, block_m)
+    k = tl.arange(0, block_k)
+    wait_for_predecessor(pdl)
     row_ok, out_ok = m < num_rows, n < num_out
-    context = (TAPS - 1) * dilation
+    context = (taps - 1) * dilation
     row = m % time
-    if TAPS > 1:
+    if taps > 1:
         slot = tl.load(slots_ptr + m // time, mask=row_ok, other=0)
         remembered = state_ptr + slot * state_stride + row * num_in
     here = x_ptr + m * num_in
-    accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    squares = tl.zeros((BLOCK_M,), dtype=tl.float32)
-    steps = num_in // BLOCK_K
-    for step in range(TAPS * steps):
-        if TAPS > 1:
+    accumulator = tl.zeros((block_m, block_n), dtype=tl.float32)
+    gate = tl.zeros((block_m, block_n), dtype=tl.float32)
+    squares = tl.zeros((block_m,), dtype=tl.float32)
+    steps = num_in // block_k
+    for step in range(taps * steps):
+        if taps > 1:
             tap = step // steps
-            first = (step - tap * steps) * BLOCK_K
+            first = (step - tap * steps) * block_k
             shift = tap * dilation
             back = context - shift  # how many rows before this one the tap looks at
             source = tl.where(row >= back, here - back * num_in, remembered + shift * num_in) + first
         else:
-            source = here + step * BLOCK_K
+            source = here + step * block_k
         a = tl.load(source[:, None] + k[None, :], mask=row_ok[:, None], other=0.0)
-        weights = (step * BLOCK_K + k)[:, None] * num_out + n[None, :]
+        weights = (step * block_k + k)[:, None] * num_out + n[None, :]
         b = tl.load(weight_ptr + weights, mask=out_ok[None, :], other=0.0)
-        accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
-        if GATED:
+        accumulator = tl.dot(a, b, accumulator, input_precision=precision)
+        if gated:
             g = tl.load(gate_ptr + weights, mask=out_ok[None, :], other=0.0)
-            gate = tl.dot(a, g, gate, input_precision=PRECISION)
-        if NORM:
+            gate = tl.dot(a, g, gate, input_precision=precision)
+        if norm:
             exact = a.to(tl.float32)
             squares += tl.sum(exact * exact, axis=1)
-    if NORM:
+    if norm:
         scale = 1.0 / tl.sqrt(squares / num_in + eps)
         accumulator *= scale[:, None]
-        if GATED:
+        if gated:
             gate *= scale[:, None]
-    if GATED:
+    if gated:
         accumulator *= gate / (1.0 + tl.exp(-gate))
-    if BIAS:
+    if bias:
         accumulator += tl.load(bias_ptr + n, mask=out_ok, other=0.0)[None, :]
-    if GELU:
+    if gelu:
         accumulator = 0.5 * accumulator * (1.0 + tl.erf(accumulator * 0.7071067811865476))
     places = m[:, None] * num_out + n[None, :]
     ok = row_ok[:, None] & out_ok[None, :]
-    if RESIDUAL:
+    if residual:
         accumulator += tl.load(residual_ptr + places, mask=ok, other=0.0).to(tl.float32)
-    if PLAIN:
+    if plain:
         tl.store(y_ptr + places, accumulator.to(y_ptr.dtype.element_ty), mask=ok)
-    if WAVE:
+    if snaked:
         frequency = tl.load(frequency_ptr + n % num_wave, mask=out_ok, other=0.0)
         amplitude = tl.load(amplitude_ptr + n % num_wave, mask=out_ok, other=0.0)
         tl.store(wave_ptr + places, wave(accumulator, frequency, amplitude).to(wave_ptr.dtype.element_ty), mask=ok)
@@ -104,13 +104,13 @@ def conv_kernel(
 @triton.jit(do_not_specialize=("time",))
 def remember_kernel(
     x_ptr, state_ptr, slots_ptr, time, context, channels, state_stride,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    block_rows: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
     """state [slots, context, channels] becomes the last `context` rows of (state, x), x being [B, time, channels]."""
-    wait_for_predecessor(PDL)
+    wait_for_predecessor(pdl)
     stream = tl.program_id(0)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    rows = tl.arange(0, ROWS)
+    c = tl.program_id(1) * block + tl.arange(0, block)
+    rows = tl.arange(0, block_rows)
     state = state_ptr + tl.load(slots_ptr + stream) * state_stride
     source = rows + time  # among the remembered rows, then those of x
     old = tl.where(source < context, state + source * channels, x_ptr + (stream * time + source - context) * channels)
@@ -123,20 +123,20 @@ def remember_kernel(
 @triton.jit(do_not_specialize=("frames",))
 def embed_kernel(
     ring_ptr, slots_ptr, positions_ptr, tables_ptr, y_ptr, frames, ring, codebook_size, channels,
-    GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    groups: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
     """Latents [B * frames, channels]: sums of codebook rows.
 
-    A stream's frame p stands at p % ring in ring [slots, ring, GROUPS].
+    A stream's frame p stands at p % ring in ring [slots, ring, groups].
     """
-    wait_for_predecessor(PDL)
+    wait_for_predecessor(pdl)
     row = tl.program_id(0)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    c = tl.program_id(1) * block + tl.arange(0, block)
     slot = tl.load(slots_ptr + row // frames)
     position = tl.load(positions_ptr + slot) + row % frames
-    codes = ring_ptr + (slot * ring + position % ring) * GROUPS
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for group in range(GROUPS):
+    codes = ring_ptr + (slot * ring + position % ring) * groups
+    total = tl.zeros((block,), dtype=tl.float32)
+    for group in range(groups):
         code = tl.load(codes + group).to(tl.int64)
         code = tl.minimum(tl.maximum(code, 0), codebook_size - 1)  # where numbers overflowed, anything may stand
         entry = tables_ptr + (group * codebook_size + code) * channels
@@ -147,95 +147,91 @@ def embed_kernel(
 @triton.jit(do_not_specialize=("frames",))
 def attention_kernel(
     qkv_ptr, cache_ptr, slots_ptr, positions_ptr, y_ptr, frames, log_theta,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, WINDOW: tl.constexpr, RING: tl.constexpr,
-    FRAMES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    heads: tl.constexpr, kv_heads: tl.constexpr, size: tl.constexpr, window: tl.constexpr, ring: tl.constexpr,
+    block_frames: tl.constexpr, precision: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
     """Sliding-window attention of one stream and head.
 
-    New keys and values go to cache [slots, 2, KV_HEADS, RING, SIZE]. qkv is [B * frames, (HEADS + 2 KV_HEADS) * SIZE]
-    before rotation, y [B * frames, HEADS * SIZE]. The key of frame p stands at p % RING, and
-    RING >= WINDOW - 1 + frames, so that what is overwritten has left every window of this call.
+    New keys and values go to cache [slots, 2, kv_heads, ring, size]. qkv is [B * frames, (heads + 2 kv_heads) * size]
+    before rotation, y [B * frames, heads * size]. The key of frame p stands at p % ring, and
+    ring >= window - 1 + frames, so that what is overwritten has left every window of this call.
     """
     stream, head = tl.program_id(0), tl.program_id(1)
-    wait_for_predecessor(PDL)
-    kv_head = head // (HEADS // KV_HEADS)
+    wait_for_predecessor(pdl)
+    kv_head = head // (heads // kv_heads)
     slot = tl.load(slots_ptr + stream)
     begin = tl.load(positions_ptr + slot).to(tl.int32)
-    HALF: tl.constexpr = SIZE // 2
-    WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * SIZE
-    f, d, r = tl.arange(0, FRAMES), tl.arange(0, HALF), tl.arange(0, RING)
+    half: tl.constexpr = size // 2
+    width: tl.constexpr = (heads + 2 * kv_heads) * size
+    f, d, r = tl.arange(0, block_frames), tl.arange(0, half), tl.arange(0, ring)
     ok = (f < frames)[:, None]
-    angle = (begin + f)[:, None].to(tl.float32) * tl.exp(-log_theta * (2 * d).to(tl.float32) / SIZE)[None, :]
+    angle = (begin + f)[:, None].to(tl.float32) * tl.exp(-log_theta * (2 * d).to(tl.float32) / size)[None, :]
     cosine, sine = tl.cos(angle), tl.sin(angle)
-    rows = qkv_ptr + (stream * frames + f)[:, None] * WIDTH + d[None, :]
-    query, key, value = rows + head * SIZE, rows + (HEADS + kv_head) * SIZE, rows + (HEADS + KV_HEADS + kv_head) * SIZE
-    first, second = (
-        tl.load(query, mask=ok, other=0.0).to(tl.float32),
-        tl.load(query + HALF, mask=ok, other=0.0).to(tl.float32),
-    )
+    rows = qkv_ptr + (stream * frames + f)[:, None] * width + d[None, :]
+    query, key, value = rows + head * size, rows + (heads + kv_head) * size, rows + (heads + kv_heads + kv_head) * size
+    first = tl.load(query, mask=ok, other=0.0).to(tl.float32)
+    second = tl.load(query + half, mask=ok, other=0.0).to(tl.float32)
     q1, q2 = first * cosine - second * sine, second * cosine + first * sine
-    first, second = (
-        tl.load(key, mask=ok, other=0.0).to(tl.float32),
-        tl.load(key + HALF, mask=ok, other=0.0).to(tl.float32),
-    )
+    first = tl.load(key, mask=ok, other=0.0).to(tl.float32)
+    second = tl.load(key + half, mask=ok, other=0.0).to(tl.float32)
     kind = cache_ptr.dtype.element_ty
     k1, k2 = (first * cosine - second * sine).to(kind), (second * cosine + first * sine).to(kind)
-    v1, v2 = tl.load(value, mask=ok, other=0.0).to(kind), tl.load(value + HALF, mask=ok, other=0.0).to(kind)
+    v1, v2 = tl.load(value, mask=ok, other=0.0).to(kind), tl.load(value + half, mask=ok, other=0.0).to(kind)
     q1, q2 = q1.to(kind), q2.to(kind)
 
-    keys = cache_ptr + ((slot * 2 * KV_HEADS + kv_head) * RING) * SIZE
-    values = keys + KV_HEADS * RING * SIZE
-    places = r[:, None] * SIZE + d[None, :]
-    # Slot r of the ring holds the last frame before this call whose number is r modulo RING.
-    number = begin - 1 - (begin - 1 - r + RING * 2) % RING
-    heard = number >= 0
-    old1 = tl.load(keys + places, mask=heard[:, None], other=0.0)
-    old2 = tl.load(keys + HALF + places, mask=heard[:, None], other=0.0)
-    scale = 1.0 / tl.sqrt(SIZE * 1.0)
-    past = tl.dot(q1, tl.trans(old1), input_precision=PRECISION)
-    past = tl.dot(q2, tl.trans(old2), past, input_precision=PRECISION) * scale
+    keys = cache_ptr + ((slot * 2 * kv_heads + kv_head) * ring) * size
+    values = keys + kv_heads * ring * size
+    places = r[:, None] * size + d[None, :]
+    # Slot r of the ring holds the last frame before this call whose number is r modulo ring.
+    number = begin - 1 - (begin - 1 - r + ring * 2) % ring
+    valid = number >= 0
+    old1 = tl.load(keys + places, mask=valid[:, None], other=0.0)
+    old2 = tl.load(keys + half + places, mask=valid[:, None], other=0.0)
+    scale = 1.0 / tl.sqrt(size * 1.0)
+    past = tl.dot(q1, tl.trans(old1), input_precision=precision)
+    past = tl.dot(q2, tl.trans(old2), past, input_precision=precision) * scale
     position = (begin + f)[:, None]
-    past = tl.where(heard[None, :] & (number[None, :] > position - WINDOW), past, -1e30)
-    new = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
-    new = tl.dot(q2, tl.trans(k2), new, input_precision=PRECISION) * scale
-    behind = f[:, None] - f[None, :]
-    new = tl.where((behind >= 0) & (behind < WINDOW), new, -1e30)
+    past = tl.where(valid[None, :] & (number[None, :] > position - window), past, -1e30)
+    new = tl.dot(q1, tl.trans(k1), input_precision=precision)
+    new = tl.dot(q2, tl.trans(k2), new, input_precision=precision) * scale
+    age = f[:, None] - f[None, :]  # frames from the key to the query
+    new = tl.where((age >= 0) & (age < window), new, -1e30)
     peak = tl.maximum(tl.max(past, axis=1), tl.max(new, axis=1))[:, None]
     past, new = tl.exp(past - peak), tl.exp(new - peak)
     total = (tl.sum(past, axis=1) + tl.sum(new, axis=1))[:, None]
     past, new = past.to(kind), new.to(kind)
-    old1 = tl.load(values + places, mask=heard[:, None], other=0.0)
-    old2 = tl.load(values + HALF + places, mask=heard[:, None], other=0.0)
-    out = y_ptr + (stream * frames + f)[:, None] * (HEADS * SIZE) + head * SIZE + d[None, :]
-    y1 = tl.dot(new, v1, tl.dot(past, old1, input_precision=PRECISION), input_precision=PRECISION) / total
-    y2 = tl.dot(new, v2, tl.dot(past, old2, input_precision=PRECISION), input_precision=PRECISION) / total
+    old1 = tl.load(values + places, mask=valid[:, None], other=0.0)
+    old2 = tl.load(values + half + places, mask=valid[:, None], other=0.0)
+    out = y_ptr + (stream * frames + f)[:, None] * (heads * size) + head * size + d[None, :]
+    y1 = tl.dot(new, v1, tl.dot(past, old1, input_precision=precision), input_precision=precision) / total
+    y2 = tl.dot(new, v2, tl.dot(past, old2, input_precision=precision), input_precision=precision) / total
     tl.store(out, y1.to(y_ptr.dtype.element_ty), mask=ok)
-    tl.store(out + HALF, y2.to(y_ptr.dtype.element_ty), mask=ok)
+    tl.store(out + half, y2.to(y_ptr.dtype.element_ty), mask=ok)
     # Several heads may share keys; the first of them writes. Others never read these places in this call: `number`
     # of an overwritten place is older than every window.
-    if head % (HEADS // KV_HEADS) == 0:
-        target = ((begin + f) % RING)[:, None] * SIZE + d[None, :]
+    if head % (heads // kv_heads) == 0:
+        target = ((begin + f) % ring)[:, None] * size + d[None, :]
         tl.store(keys + target, k1, mask=ok)
-        tl.store(keys + HALF + target, k2, mask=ok)
+        tl.store(keys + half + target, k2, mask=ok)
         tl.store(values + target, v1, mask=ok)
-        tl.store(values + HALF + target, v2, mask=ok)
+        tl.store(values + half + target, v2, mask=ok)
 
 
 @triton.jit(do_not_specialize=("time",))
 def depthwise_norm_kernel(
     x_ptr, state_ptr, slots_ptr, weight_ptr, bias_ptr, y_ptr, time, channels, state_stride, eps,
-    TAPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    taps: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
     """Depthwise convolution of one row, then mean 0 and deviation 1 over its channels."""
-    wait_for_predecessor(PDL)
+    wait_for_predecessor(pdl)
     m = tl.program_id(0)
     row = m % time
-    c = tl.arange(0, BLOCK)
+    c = tl.arange(0, block)
     ok = c < channels
     slot = tl.load(slots_ptr + m // time)
     total = tl.load(bias_ptr + c, mask=ok, other=0.0)
-    for tap in tl.static_range(TAPS):
-        back = TAPS - 1 - tap
+    for tap in tl.static_range(taps):
+        back = taps - 1 - tap
         if row >= back:
             value = tl.load(x_ptr + (m - back) * channels + c, mask=ok, other=0.0)
         else:
@@ -251,19 +247,19 @@ def depthwise_norm_kernel(
 def waveform_kernel(
     x_ptr, state_ptr, slots_ptr, weight_ptr, bias_ptr, pcm_ptr, broken_ptr,
     num_rows, time, channels, state_stride, full_scale,
-    TAPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    taps: tl.constexpr, block_rows: tl.constexpr, block: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
     """The last convolution, to one channel: int16, clipped. broken [B] becomes 1 where a sample is not finite."""
-    wait_for_predecessor(PDL)
-    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    c = tl.arange(0, BLOCK)
+    wait_for_predecessor(pdl)
+    m = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    c = tl.arange(0, block)
     row_ok = m < num_rows
     ok = row_ok[:, None] & (c < channels)[None, :]
     row = m % time
     slot = tl.load(slots_ptr + m // time, mask=row_ok, other=0)
-    total = tl.zeros((ROWS,), dtype=tl.float32)
-    for tap in tl.static_range(TAPS):
-        back = TAPS - 1 - tap
+    total = tl.zeros((block_rows,), dtype=tl.float32)
+    for tap in tl.static_range(taps):
+        back = taps - 1 - tap
         source = tl.where(
             row >= back, x_ptr + (m - back) * channels, state_ptr + slot * state_stride + (row + tap) * channels
         )

@@ -14,18 +14,18 @@ from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.config import MAX_CALL_FRAMES, MAX_FRAMES, DecoderConfig, call_frames
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16
 from deployments.codec.fold import FoldedDecoder
-from deployments.codec.pool.plan import GPU_RAMP, call_sizes, parts
+from deployments.codec.plan import GPU_RAMP, call_sizes, parts
 from deployments.codec.slots import CODE_RING, DecodeCall, Pcm, Prepare, SlotDecoder
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 from deployments.gpu.graphs import Graphs, Staging, buckets
 
-# Of streams in a call: the padding of a call stays small.
+# Numbers of streams in a call. They are close together, so that the padding of a call stays small.
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, *range(96, 4096, 32))
 _STAGED_WRITES = 16  # each may hold all codes of a slot
-_SWEPT_FRAMES, _SWEPT_AT_ONCE = 64, 4  # of a stream that holds many codes; such streams: bounds memory
-# Recorded calls, for each frame of the largest one; and the memory of convolutions and of the allocator. Both measured,
-# with 8, 128 and 256 streams.
+_SWEPT_FRAMES, _SWEPT_AT_ONCE = 64, 4  # frames, and streams that hold many codes, of one call: this bounds memory
+# Memory of recorded calls for each frame of the largest one, and memory of convolutions and of the allocator. Both were
+# measured with 8, 128 and 256 streams.
 _CALL_FRAME_BYTES = 5_700_000
 _MORE_BYTES = 600 << 20
 
@@ -54,7 +54,7 @@ class _Stream:
 
     slot: int
     called: int = 0  # frames
-    exact: DecoderState | None = None  # of a stream that came to NaN or infinity: it goes on in float32
+    exact: DecoderState | None = None  # the stream came to NaN or infinity, and goes on in float32 from this state
 
 
 class TritonSlots(SlotDecoder):
@@ -78,9 +78,9 @@ class TritonSlots(SlotDecoder):
 
         `load_exact` brings the float32 decoder that a stream goes on with once it came to NaN or infinity.
         """
-        from deployments.codec.backends.triton import TritonBackend  # Triton is there only with a GPU
+        from deployments.codec.backends.triton import TritonDecoder  # Triton is there only with a GPU
 
-        self.decoder = TritonBackend(
+        self.decoder = TritonDecoder(
             folded,
             num_slots=num_slots,
             code_ring=CODE_RING,
@@ -100,14 +100,14 @@ class TritonSlots(SlotDecoder):
         self._tensors: dict[tuple[int, int], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
         self._free: list[_GpuCall] = []
         self._columns = 2 + self.decoder.config.num_quantizers
-        width = max(num_slots, CODE_RING) * self._columns * 2  # of 64 bits
+        width = max(num_slots, CODE_RING) * self._columns * 2  # columns have 64 bits, staging has 32
         self._staging = Staging(width, device=device, rows=_STAGED_WRITES)
 
     @classmethod
     def load(
         cls, directory: Path, *, num_slots: int, device: torch.device, prepare: Prepare, report: Callable[[str], None]
     ) -> "TritonSlots":
-        """In the first of PRECISIONS that comes close enough to float32 on this checkpoint."""
+        """Load in the first of PRECISIONS that comes close enough to float32 on this checkpoint."""
         folded = FoldedDecoder.load(directory, device=device)
         load_exact = partial(CodecDecoder.load, directory, device=device)
         slots = fitting_slots(
@@ -121,7 +121,7 @@ class TritonSlots(SlotDecoder):
 
     @staticmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, total: int) -> int:
-        """In float16."""
+        """Bytes of a decoder in float16."""
         calls = min(call_frames(total), num_slots * MAX_FRAMES) * _CALL_FRAME_BYTES
         slots = (num_slots + 1) * TritonSlots.state_bytes(config)
         return num_weights * torch.float16.itemsize + slots + calls + _MORE_BYTES
@@ -169,7 +169,7 @@ class TritonSlots(SlotDecoder):
         """
         frames = every.shape[1]
         sizes = parts(frames, call_sizes(GPU_RAMP))
-        batch, heard = self.largest_batch(max(sizes)), []
+        batch, pieces = self.largest_batch(max(sizes)), []
         for streams in torch.split(every.to(torch.int16), batch):
             for slot, codes in enumerate(streams):
                 self.begin(slot)
@@ -180,8 +180,8 @@ class TritonSlots(SlotDecoder):
                 pcm, broken = zip(*(self.decoder.decode(slots, size) for size in sizes), strict=True)
                 if bool(torch.stack(broken)[:, : len(streams)].any()):
                     return -inf
-                heard.append(torch.cat(pcm, dim=1)[: len(streams)].cpu())
-        return snr_db(audio, torch.cat(heard))
+                pieces.append(torch.cat(pcm, dim=1)[: len(streams)].cpu())
+        return snr_db(audio, torch.cat(pieces))
 
     def largest_batch(self, frames: int) -> int:
         return max(size for size in self.batches if size * frames <= self._call_frames)
@@ -250,7 +250,7 @@ class TritonSlots(SlotDecoder):
             try:
                 if stream.exact is None:
                     self._repaired += 1
-                    stream.exact = self._exact.recall(self._written(stream, position - self.reach, position))
+                    stream.exact = self._exact.state_after(self._written(stream, position - self.reach, position))
                 codes = self._written(stream, position, position + frames)
                 audio, (stream.exact,) = self._exact.decode(codes[None], [stream.exact])
             except torch.OutOfMemoryError:
@@ -282,7 +282,7 @@ class _GpuCall(DecodeCall):
         self._slots, self._broken = torch.empty((2, owner.batches[-1]), dtype=torch.int32, pin_memory=True)
         self._calls: list[tuple[_Stream, int]] = []  # each stream and the number of its first frame here
         self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._samples = self._frames = 0  # of each stream
+        self._samples = self._frames = 0  # each stream has so many
 
     def start(self, call: tuple[int, int], slots: list[int], streams: list[_Stream]) -> None:
         """Enqueue the call on the current stream; `streams` belong to the first slots, the other slots pad."""

@@ -1,102 +1,35 @@
-"""Where streams wait for a decoder worker, and the batched call they enter together."""
+"""The gate: streams wait here for a decoder worker, and enter a call together."""
 
 import asyncio
 import time
 from bisect import insort
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from deployments.codec.decoder import CodecDecoder, to_pcm16
-from deployments.codec.pool.plan import CALL_FRAMES, MANY_WORKERS, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, longest_call_s
-from deployments.codec.pool.workers import out_of_memory
-from deployments.codec.state import DecoderState
-from deployments.errors import EngineError
-from deployments.protocol import Codes
+from deployments.codec.batch import Decoded, DecodeJob
+from deployments.codec.plan import CALL_FRAMES, MANY_WORKERS, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, longest_call_s
 
 _SMOOTHING = 0.1  # weight of the newest batch
 _HICCUP = 4.0  # a call that takes more times as long as others says nothing of later calls: the machine stood still
-_USABLE = 0.9  # of the workers' time: busier ones fall behind with the next burst
+_USABLE = 0.9  # share of the workers' time: busier workers are late at the next burst
 _LONG = 1.2  # times the mean of calls; a stream expects this time where others share its call
-# Before the first call workers carry half as many streams as the calls of the start say, which had cores and memory to
-# themselves, and no less than so many streams: one that is decoded tells more than a start on a busy machine.
+# Before the first call workers carry half as many streams as calls at the start say, because these had cores and memory
+# to themselves. They carry at least two, because a decoded stream tells more than a start on a busy machine.
 _UNTRIED = 0.5
 _LEAST_UNTRIED = 2.0
-_USUAL_FRAMES = 8  # of a call: short ones at a stream's beginning, wide ones behind it
-# A stream whose listener has less than this in hand behind its chunk asks again as soon as that is on its way: so long
-# its worker waits for it, rather than begin a call for a stream that has time, which would take far longer.
+_USUAL_FRAMES = 8  # a call has so many on average: few at a stream's beginning, more later
+# A stream whose listener has less than _URGENT_S in hand after its chunk asks again as soon as the chunk is sent. Its
+# worker waits _RETURN_S for it, because a call for a stream that has time would take far longer.
 _URGENT_S = 0.5
 _RETURN_S = 0.02
-# Where there are many workers and its listener has more than this in hand behind its call, a job waits so long for
-# others to share the call with, and so long before it takes the last idle worker.
+# With many workers, a job whose listener has more than _PLENTY_S in hand after the call waits _PATIENCE_S for others to
+# share the call, and _LAST_WORKER_S before it takes the last idle worker.
 _PLENTY_S = 0.6
 _PATIENCE_S = 0.3
 _LAST_WORKER_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeJob:
-    """The next frames of one stream."""
-
-    codes: Codes  # [frames, num_code_groups]
-    state: DecoderState
-    deadline_s: float  # when its listener needs them, of time.monotonic()
-    silent: bool = False  # only the state is wanted: the talker's GPU made the audio
-    followed_by: int = 0  # frames of further silent jobs of this stream
-    stalled_s: float = 0.0  # silence that its listener has heard so far
-
-    @property
-    def shape(self) -> tuple[int, bool]:
-        """The shape that the jobs of one call share."""
-        return len(self.codes), self.silent
-
-    def stall_s(self, now_s: float) -> float:
-        """The silence that its listener has heard in all if this is done only now; 0.0 where it is in time."""
-        return self.stalled_s + now_s - self.deadline_s if now_s > self.deadline_s else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Audio of a job and the state of its stream behind it."""
-
-    pcm: NDArray[np.int16]  # [frames * frame_samples]; nothing, for a silent job
-    state: DecoderState
-
-
-def decode_batch(decoder: CodecDecoder, jobs: Sequence[DecodeJob]) -> list[Decoded | Exception]:
-    """Outcome of each job, in their order: one call for each shape, and a bad job fails alone."""
-    outcomes: dict[int, Decoded | Exception] = {}
-    for shape in sorted({job.shape for job in jobs}):
-        rows = [row for row, job in enumerate(jobs) if job.shape == shape]
-        outcomes |= zip(rows, _decode_group(decoder, [jobs[row] for row in rows]), strict=True)
-    return [outcomes[row] for row in range(len(jobs))]
-
-
-def _decode_group(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
-    try:
-        return list(_decode_stacked(decoder, jobs))
-    except (EngineError, MemoryError, RuntimeError, ValueError) as error:
-        if len(jobs) > 1:  # find the culprit
-            return [outcome for job in jobs for outcome in _decode_group(decoder, [job])]
-        if isinstance(error, EngineError):
-            return [error]
-        return [out_of_memory(error) or EngineError(f"the codec decoder failed: {error}")]
-
-
-def _decode_stacked(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decoded]:
-    codes = torch.from_numpy(np.stack([job.codes for job in jobs]).astype(np.int64))
-    states = [job.state for job in jobs]
-    if jobs[0].silent:
-        nothing, followed_by = np.zeros(0, np.int16), min(job.followed_by for job in jobs)
-        return [Decoded(nothing, state) for state in decoder.advance(codes, states, followed_by=followed_by)]
-    audio, states = decoder.decode(codes, states)
-    return [Decoded(pcm, state) for pcm, state in zip(to_pcm16(audio), states, strict=True)]
 
 
 @dataclass(order=True, slots=True)
@@ -127,9 +60,10 @@ class DecodeGate:
     Of many workers one may be idle while jobs that are not wanted for long wait for others to share a call with, which
     costs less, and leave it to an urgent one.
 
-    `decode` takes one job; the jobs of a batch reach it in one tick of the event loop, where `@serve.batch` without a
-    wait gathers them. So that it gathers no others with them, the next batch waits until this one is `taken`. A batch
-    holds its worker until its last job is done. All methods belong to one event loop.
+    `decode` takes one job. All jobs of a batch reach it in one tick of the event loop, and `@serve.batch`, which has no
+    wait, gathers them again (codec/deployment.py says why it is used). The next batch waits until this one is `taken`,
+    because `@serve.batch` would put the jobs of both into one call. A batch holds its worker until its last job is
+    done. All methods belong to one event loop.
     """
 
     def __init__(
@@ -154,15 +88,15 @@ class DecodeGate:
         self._has_many_workers = workers >= MANY_WORKERS
         self._idle_workers = workers
         self._returns_s: list[float] = []  # until each, one idle worker is kept for a stream close to its deadline
-        self._waiting: list[_Waiter] = []  # by deadline
+        self._waiting: list[_Waiter] = []  # the earliest deadline first
         self._gathered: list[_Waiter] | None = None  # the batch that `@serve.batch` gathers
         self._numbers = count()
         self._running: set[asyncio.Future[list[Decoded | BaseException]]] = set()
         self.batches = 0  # let through so far
-        self.jobs = 0  # in those batches
-        # Of a worker, besides the cost of the call itself (CALL_FRAMES), smoothed; 0 before the first batch.
+        self.jobs = 0  # let through so far
+        # The cost of a frame besides that of the call (CALL_FRAMES), smoothed. It is 0 before the first batch.
         self.seconds_per_frame, self._tried_s = 0.0, tried_s
-        self.wait_s = 0.0  # of jobs that are wanted soon, for a worker, smoothed
+        self.wait_s = 0.0  # smoothed time that urgent jobs wait for a worker
 
     @property
     def num_waiting(self) -> int:
@@ -192,7 +126,7 @@ class DecodeGate:
         loop = asyncio.get_running_loop()
         waiter = _Waiter(job.deadline_s, next(self._numbers), job, loop.create_future(), time.monotonic())
         insort(self._waiting, waiter)
-        loop.call_soon(self._dispatch)  # behind whatever else is submitted in this tick
+        loop.call_soon(self._dispatch)  # after all other submissions of this tick
         try:
             return await waiter.decoded
         finally:
@@ -223,7 +157,7 @@ class DecodeGate:
         self._start(self._next_batch(first, now_s))
 
     def _starts_s(self, waiter: _Waiter, alike: int) -> float:
-        """Until when a job, one of so many `alike`, waits though a worker is idle."""
+        """The time until which a job, one of so many `alike`, waits although a worker is idle."""
         frames, silent = shape = waiter.job.shape
         if silent or not self._has_many_workers or self._idle_workers == self._workers:
             return waiter.came_s  # without a call under way no other job may come to share one

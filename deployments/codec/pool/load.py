@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from deployments.codec.pool.plan import chosen_ramp
+from deployments.codec.plan import chosen_ramp
 from deployments.config import CodecConfig
 from deployments.limits import StreamLimit
 from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
@@ -18,7 +18,7 @@ from deployments.serving import metrics
 from deployments.serving.frames import Generate
 
 if TYPE_CHECKING:  # torch stays out of processes that only compose the application
-    from deployments.codec.pool.gate import DecodeJob
+    from deployments.codec.batch import DecodeJob
 
 # One chunk keeps a core busy for a moment: the mean work over this time counts.
 _BUSY_MEMORY_S = 4.0
@@ -74,7 +74,7 @@ class Capacity:
         return client not in clients and (len(clients) < _CLIENTS or self._is_below_limits(len(clients)))
 
     def _is_below_limits(self, streams: int) -> bool:
-        """Whether one more may join so many."""
+        """Whether a stream more may join so many."""
         return streams + 1 <= self._workers_carry() and self.limit.has_room(streams)
 
     def _take(self, client: str) -> object:
@@ -131,7 +131,7 @@ class CodecLoad:
         self._capacity = Capacity(max_late_s=config.max_late_s, workers_carry=workers_carry)
         self._streams: set[_Stream] = set()
         self._calls = 0  # that decode now
-        self._busy_s = 0.0  # of all workers, since the last record
+        self._busy_s = 0.0  # seconds of all workers since the last record
         self._busy_cores = 0.0
         self._counted_s = self._recorded_s = time.monotonic()
 
@@ -150,7 +150,7 @@ class CodecLoad:
     ) -> AsyncGenerator[PcmChunk, None]:
         """The chunks of `synthesize(request, generate)`, counted on their way in and out.
 
-        Decoding of a stream that is not heard yet begins when there is room for it. The talker begins at once, because
+        A stream that has delivered no audio is decoded once there is room for it. The talker begins at once, because
         its pool must see the demand, and codes are small.
         """
         counts, room = _Stream(), AsyncExitStack()
@@ -188,7 +188,7 @@ class CodecLoad:
             metrics.codec_call(now_s - began_s, len(jobs), waiting=waiting, lag_s=self.lag_s)
 
     def record(self) -> CodecRecord:
-        """For Serve's controller; `busy_cores` is a moving mean."""
+        """The load of this replica, for Serve's controller; `busy_cores` is a moving mean."""
         self._change_calls(0)
         elapsed_s = max(self._counted_s - self._recorded_s, 1e-6)
         weight = 1.0 - math.exp(-elapsed_s / _BUSY_MEMORY_S)

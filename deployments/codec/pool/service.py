@@ -6,9 +6,10 @@ from contextlib import aclosing, contextmanager
 import numpy as np
 
 from deployments.audio.listening import EndingGuard, LeadingSilence
+from deployments.codec.batch import Decoded, DecodeJob, decode_batch
 from deployments.codec.loading import decodes_in_processes, load_codec
-from deployments.codec.pool.gate import Decoded, DecodeGate, DecodeJob, decode_batch
-from deployments.codec.pool.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, fitted_ramp, longest_call_s
+from deployments.codec.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, fitted_ramp, longest_call_s
+from deployments.codec.pool.gate import DecodeGate
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses
 from deployments.codec.pool.workers import Workers
@@ -39,7 +40,7 @@ class Placement:
             self._streams -= here
 
     def _gpu_frames(self, capacity: float) -> int:
-        """An idle pool takes over behind `gpu_frames`; the busier, the later; a full one never does."""
+        """An idle pool takes over after `gpu_frames`, a busier one later, a full one never."""
         placement = self._config.placement
         if placement == "inline":
             return ALL_FRAMES
@@ -139,13 +140,13 @@ class CodecService:
         return begun
 
     def _start(self, resume: Progress | None, reference_codes: Codes | None, state: DecoderState) -> DecodingStart:
-        """Behind the reference, or where another replica stopped: its state is remade from the codes."""
+        """Decoding begins after the reference, or where another replica stopped, whose state is recalled from codes."""
         if resume is None or not len(resume.codes):
             return DecodingStart(state)
-        decoder, behind = self._codec.decoder, None
+        decoder, to_recall = self._codec.decoder, None
         num_done, skipped = divmod(resume.samples, decoder.frame_samples)
         if num_done:
             before = [] if reference_codes is None else [reference_codes]
-            behind = np.concatenate([*before, resume.codes[:num_done]])[-decoder.config.reach :]
+            to_recall = np.concatenate([*before, resume.codes[:num_done]])[-decoder.config.reach :]
             state = decoder.initial_state()
-        return DecodingStart(state, behind, resume.codes[num_done:], resume.samples, skipped, resume.in_hand_s)
+        return DecodingStart(state, to_recall, resume.codes[num_done:], resume.samples, skipped, resume.in_hand_s)

@@ -11,8 +11,8 @@ from typing import Self
 import numpy as np
 
 from deployments.audio.listening import EndingGuard, LeadingSilence
-from deployments.codec.pool.gate import Decoded, DecodeJob
-from deployments.codec.pool.plan import ChunkPlan
+from deployments.codec.batch import Decoded, DecodeJob
+from deployments.codec.plan import ChunkPlan
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 from deployments.playback import PlaybackClock
@@ -75,18 +75,18 @@ class FrameBuffer(Frames):
 
 @dataclass(frozen=True, slots=True)
 class DecodingStart:
-    """Where decoding begins: at a stream's first frame, or behind the samples that its listener has."""
+    """Where decoding begins: at a stream's first frame, or after the samples that its listener has."""
 
     state: DecoderState
-    behind: Codes | None = None  # frames that were heard, which the state must still be brought behind
+    to_recall: Codes | None = None  # delivered frames that `state` lacks yet
     undelivered: Codes | None = None  # frames whose audio is missing although the caller has their codes
     position: int = 0  # samples that were delivered
-    skipped: int = 0  # of them, samples of the first frame that is undelivered
-    in_hand_s: float = 0.0  # as in Progress
+    skipped: int = 0  # delivered samples of the first frame in `undelivered`
+    in_hand_s: float = 0.0  # see `Progress`
 
 
 class StreamDecoder:
-    """Decodes one stream, from `start` on. The decoder's state is held here: leaving `run` leaves nothing behind."""
+    """Decodes one stream, from `start` on. The decoder's state is held here: nothing is left of it after `run`."""
 
     def __init__(
         self,
@@ -109,14 +109,14 @@ class StreamDecoder:
             self._clock.due_s = time.monotonic() + start.in_hand_s
             plan.skip(start.position // frame_samples)
         self._state = start.state
-        self._to_replay = [] if start.behind is None else list(start.behind)  # frames that `_state` lacks yet
+        self._to_recall = [] if start.to_recall is None else list(start.to_recall)  # frames that `_state` lacks yet
 
     async def run(
         self, chunks: AsyncGenerator[FrameChunk, None], *, gpu_frames: int = 0
     ) -> AsyncGenerator[PcmChunk, None]:
         """Audio of the frames that `chunks` brings. The last chunk has the finish reason, of `chunks` or of the guard.
 
-        The audio of the first `gpu_frames` is taken from `chunks`, while the decoder's state is brought behind it.
+        The audio of the first `gpu_frames` is taken from `chunks`, while the decoder's state after it is recalled.
         Raises the errors of `chunks`, after the audio of the frames before them.
         """
         skipped, known = self._start.skipped, self._start.undelivered
@@ -128,8 +128,8 @@ class StreamDecoder:
                     async for chunk in forwarded:
                         reason = chunk.finish_reason
                         yield chunk
-            elif self._to_replay:
-                self._state = await self._replay(np.stack(self._to_replay), 0.0)
+            elif self._to_recall:
+                self._state = await self._recall(np.stack(self._to_recall), 0.0)
             while reason is None:
                 count = await self._next_count(buffer)
                 codes = buffer.take(count)
@@ -161,49 +161,49 @@ class StreamDecoder:
     async def _forward(
         self, buffer: FrameBuffer, audio: OutgoingAudio, gpu_frames: int
     ) -> AsyncGenerator[PcmChunk, None]:
-        """The talker's audio as it comes. Once all codes of it are there, their replay begins beside it."""
+        """The talker's audio as it comes. Once all codes of it are there, their recall begins beside it."""
         received: list[Codes] = []  # frames whose audio has come
-        replay: asyncio.Task[DecoderState] | None = None
+        recall: asyncio.Task[DecoderState] | None = None
         reason = None
         try:
             while (missing := gpu_frames - len(received)) and reason is None:
-                if replay is None and buffer.available >= missing:
+                if recall is None and buffer.available >= missing:
                     ahead_s = missing * self._frame_samples / self._sample_rate
-                    codes = np.stack([*self._to_replay, *received, *buffer.peek(missing)])
-                    replay = asyncio.create_task(self._replay(codes, ahead_s))
+                    codes = np.stack([*self._to_recall, *received, *buffer.peek(missing)])
+                    recall = asyncio.create_task(self._recall(codes, ahead_s))
                 codes, pcm = buffer.take_audio()
                 metrics.decoded("talker", len(pcm) / self._sample_rate)
                 received.extend(codes)
                 reason = buffer.over
                 if not len(codes) and reason is None:
                     if buffer.ended:
-                        await _cancel(replay)  # it knows the frames that are left as heard
-                        replay = None
+                        await _cancel(recall)  # it counts the frames that are left as delivered
+                        recall = None
                         break  # no audio will come for the frames that are left
                     await buffer.wait(None)
                     continue
                 chunk = self._deliver(audio.chunk(codes, pcm, reason))
                 reason = chunk.finish_reason
                 yield chunk
-            to_replay = self._to_replay + received
-            if reason is None and to_replay:
-                replay = replay or asyncio.create_task(self._replay(np.stack(to_replay), 0.0))
-                self._state = await replay
+            to_recall = self._to_recall + received
+            if reason is None and to_recall:
+                recall = recall or asyncio.create_task(self._recall(np.stack(to_recall), 0.0))
+                self._state = await recall
                 self._plan.skip(len(received))
         finally:
-            await _cancel(replay)
+            await _cancel(recall)
 
-    async def _replay(self, codes: Codes, ahead_s: float) -> DecoderState:
-        """The state behind `codes`; the last `ahead_s` of their audio is still to be delivered."""
+    async def _recall(self, codes: Codes, ahead_s: float) -> DecoderState:
+        """The state after `codes`; the last `ahead_s` of their audio is still to be delivered."""
         state, deadline_s = self._state, self._clock.deadline_s(time.monotonic()) + ahead_s
-        for size in self._plan.replay(len(codes)):
+        for size in self._plan.recall_sizes(len(codes)):
             now, codes = codes[:size], codes[size:]
             job = DecodeJob(now, state, deadline_s, silent=True, followed_by=len(codes))
             state = (await self._decode(job)).state
         return state
 
     async def _next_count(self, buffer: FrameBuffer) -> int:
-        """How many frames to decode next, waiting for them; 0 only behind the last frame."""
+        """How many frames to decode next, waiting for them; 0 only after the last frame."""
         while True:
             ended, lead_s = buffer.ended, self._clock.lead_s(time.monotonic())
             count = self._plan.next_size(buffer.available, ended=ended, lead_s=lead_s, load=self._load())

@@ -23,8 +23,8 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
+from deployments.codec.batch import Decoded, DecodeJob
 from deployments.codec.decoder import CodecDecoder, WarmUpResult
-from deployments.codec.pool.gate import Decoded, DecodeJob
 from deployments.codec.pool.workers import CHECK_S, LONGEST_IDLENESS_S
 from deployments.codec.state import DecoderState, SharedStates, Slot
 from deployments.errors import CodecLost, EngineError
@@ -39,24 +39,24 @@ _STOP_S = 5.0
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 FORK = b"f"  # goes with the socket of a new worker
 
-SharedOutcome = tuple[NDArray[np.int16], int] | Exception  # audio and the position behind it, or the error
+SharedOutcome = tuple[NDArray[np.int16], int] | Exception  # audio and the position after it, or the error
 
 
 @dataclass(frozen=True, slots=True)
 class SharedJob:
-    """A DecodeJob whose state lies in shared memory, and where the one behind it shall be written."""
+    """A DecodeJob whose state lies in shared memory, as the state after it will."""
 
     codes: Codes
     position: int
-    source: int | None  # slot; None at a stream's beginning
-    target: int
+    source: int | None  # slot of the state; None at a stream's beginning
+    target: int  # slot for the state after it
     silent: bool
     followed_by: int
 
 
 @dataclass(frozen=True, slots=True)
 class SharedOutcomes:
-    """Of the jobs of a call, in their order."""
+    """Outcomes of the jobs of a call, in their order."""
 
     outcomes: list[SharedOutcome]
     repaired: int  # calls of a stream that were made again in float32
@@ -114,9 +114,9 @@ class WorkerProcesses:
         return self._first.poll() is not None
 
     def decode(self, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
-        """As `decode_batch`; call it from as many threads as there are processes. Raises CodecLost."""
+        """The outcomes of `decode_batch` in a process. As many threads as processes may call it. Raises CodecLost."""
         slots = [self._states.take() for _ in jobs]
-        copies: list[Slot] = []  # of states that lie elsewhere, for as long as this takes
+        copies: list[Slot] = []  # hold states that lie elsewhere while this call runs
         shared = [self._shared(job, slot.number, copies) for job, slot in zip(jobs, slots, strict=True)]
         done = self._call(shared) or self._call(shared)
         if done is None:

@@ -1,4 +1,4 @@
-"""Where a replica of several workers decodes: `python -m deployments.codec.pool.worker_process CONTROL STATES DECODER`.
+"""Decodes for a replica of several workers: `python -m deployments.codec.pool.worker_process CONTROL STATES DECODER`.
 
 The first process loads the decoder and makes every call once. Then it forks a worker for each socket that it is sent,
 so all of them share one copy of the weights, in memory as in the processor's cache, and one that died is replaced at
@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
+from deployments.codec.batch import Decoded, DecodeJob, decode_batch
 from deployments.codec.decoder import CodecDecoder, warm_up
-from deployments.codec.pool.gate import Decoded, DecodeJob, decode_batch
 from deployments.codec.pool.worker_client import DecoderChoice, SharedJob, SharedOutcome, SharedOutcomes
 from deployments.codec.state import DecoderState, SharedStates
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-import torch
-
+from deployments.codec.batch import out_of_memory
 from deployments.errors import CodecLost
 from deployments.serving.starvation import ThreadWork
 
@@ -41,12 +40,6 @@ class Workers:
             return running.result()
         except (MemoryError, RuntimeError) as error:
             raise out_of_memory(error) or error from error
-
-
-def out_of_memory(error: Exception) -> CodecLost | None:
-    """The error of streams for which this replica has no memory: another one may have. None for other errors."""
-    is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-    return CodecLost("this codec replica is out of memory") if is_memory else None
 
 
 class _Watched:

@@ -74,7 +74,7 @@ def _frame_start_attention(
     qkv, q_weight, k_weight, cos, sin, keys, values, out, rows, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, length: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
-    """As `_frame_attention` for positions 0 and 1 at once: row `rows + r` is position 1 of row `r`."""
+    """`_frame_attention` for positions 0 and 1 at once: row `rows + r` is position 1 of row `r`."""
     wait_for_predecessor(pdl)
     row, head = tl.program_id(0), tl.program_id(1)
     group: tl.constexpr = heads // kv_heads

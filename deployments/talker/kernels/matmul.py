@@ -1,7 +1,7 @@
 """Few rows times a weight matrix: the weights are read once, at full bandwidth, and everything around them is fused.
 
 Three forms cover a decoder layer. All may divide by the root mean square of their input: RMSNorm's weight is folded
-into the matrix, and `1 / rms` is a factor of the whole row, so it is applied behind the product. The sums of squares
+into the matrix, and `1 / rms` is a factor of the whole row, so it is applied after the product. The sums of squares
 come from the kernel that wrote the row: each of its programs leaves the sum over its columns.
 """
 
@@ -18,7 +18,7 @@ from deployments.talker.kernels.measured_tiles import MEASURED
 
 # Rows up to which plain multiply-adds beat the tensor cores' padding to 16 rows.
 MAX_VECTOR_ROWS = 4
-# From so many rows of a program on there may be more rows than it covers, which programs share.
+# A program of so many rows may cover only a part of them: several programs then share the rows.
 SHARED_ROWS = 64
 _MAX_BLOCK_M = 128
 
@@ -42,13 +42,13 @@ class Tile:
     block_n: int
     block_k: int
     warps: int
-    stages: int = 1  # of a pipeline
-    chains: int = 1  # of a pipeline: sums that do not wait for each other, each over a part of `block_k`
+    stages: int = 1  # a pipeline has so many
+    chains: int = 1  # a pipeline has so many sums that do not wait for each other, each over a part of `block_k`
     block_m: int = 16  # rows that a program on tensor cores covers at least; from SHARED_ROWS on no more either
 
 
 @dataclass(slots=True)
-class Rows:
+class Activations:
     """Activations [rows, width] and the partial sums of their squares [parts, max rows] float32."""
 
     values: Tensor
@@ -58,7 +58,7 @@ class Rows:
 
 @triton.jit
 def _load_squares(squares, rows_stride, m, parts: tl.constexpr):
-    """The partial sums of squares [parts, block_m]: asked for before the product, added up behind it."""
+    """The partial sums of squares [parts, block_m]: asked for before the product, added up after it."""
     part = tl.arange(0, triton.next_power_of_2(parts))
     return tl.load(squares + part[:, None] * rows_stride + m[None, :], mask=part[:, None] < parts, other=0.0)
 
@@ -87,7 +87,7 @@ def _finish(
     total, up, partial, bias, added, out, squares_out, n, m, inside, place, rows_stride, eps,
     k_size: tl.constexpr, gated: tl.constexpr,
 ):  # fmt: skip
-    """All work behind the product [block_m, block_n], and the sums of squares of the stored values."""
+    """All work after the product [block_m, block_n], and the sums of squares of the stored values."""
     if partial is not None:
         scale = tl.rsqrt(tl.sum(partial, axis=0) / k_size + eps)[:, None]
         total *= scale
@@ -117,7 +117,7 @@ def _link(x_tile, w_tile, inside, acc, up, up_from: tl.constexpr, gated: tl.cons
 
 @triton.jit
 def pipelined_matmul(
-    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps,
+    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps, warps: tl.constexpr,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
@@ -159,15 +159,15 @@ def pipelined_matmul(
 
 @triton.jit
 def split_matmul(
-    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps,
+    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps, warps: tl.constexpr,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
-    """See `matmul` and `Form`. `stages` is the number of warps: the batch of a batched product is one for each."""
+    """See `matmul` and `Form`. The product is batched, with one part of the depth for each of the `warps`."""
     n, m, inside, place = _grid(rows, n_size, block_m, block_n)
     k = tl.arange(0, block_k)
-    depth: tl.constexpr = k_size // stages
-    first = (tl.arange(0, stages) * depth)[:, None, None]
+    depth: tl.constexpr = k_size // warps
+    first = (tl.arange(0, warps) * depth)[:, None, None]
     chunks: tl.constexpr = depth // block_k
     matrices: tl.constexpr = 2 if gated else 1
     w_tile = weight + first + n[None, :, None] * k_size + k[None, None, :]
@@ -189,8 +189,8 @@ def split_matmul(
     if squares is not None:
         partial = _load_squares(squares, rows_stride, m, parts)
     x_tile = x + first + m[None, :, None] * k_size + k[None, None, :]
-    acc = tl.zeros([stages, block_m, block_n], tl.float32)
-    up = tl.zeros([stages, block_m, block_n], tl.float32)
+    acc = tl.zeros([warps, block_m, block_n], tl.float32)
+    up = tl.zeros([warps, block_m, block_n], tl.float32)
     for chunk in tl.static_range(chunks):
         values = tl.load(x_tile + chunk * block_k, mask=inside[None], other=0.0)
         acc = tl.dot(values, tl.permute(weights[chunk * matrices], (0, 2, 1)), acc, input_precision="ieee")
@@ -213,7 +213,7 @@ def _weighted(inputs, weights, chunks: tl.constexpr, first: tl.constexpr, stride
 
 @triton.jit
 def vector_matmul(
-    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps,
+    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps, warps: tl.constexpr,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
@@ -295,8 +295,8 @@ class Product:
     pdl: bool = False
 
 
-def matmul(x: Rows, weight: Tensor, out: Rows, tile: Tile, product: Product, *, bias: Tensor | None = None,
-           residual: Tensor | None = None) -> None:  # fmt: skip
+def matmul(x: Activations, weight: Tensor, out: Activations, tile: Tile, product: Product, *,
+           bias: Tensor | None = None, residual: Tensor | None = None) -> None:  # fmt: skip
     """Fill `out.values` [rows, n] and, where there is a residual, its sums of squares.
 
     `weight` is [n, k] as in nn.Linear ([2n, k] where gated), `x` [rows, k]; sums are float32. With `product.pdl` the
@@ -314,13 +314,13 @@ def matmul(x: Rows, weight: Tensor, out: Rows, tile: Tile, product: Product, *, 
         out.squares if residual is not None else None, rows, x.squares.stride(0), product.eps or 0.0,
         n_size=n_size, k_size=k_size, parts=1 if product.eps is None else x.parts, gated=product.gated, pdl=product.pdl,
         block_m=block_m, block_n=tile.block_n, block_k=tile.block_k,
-        stages=tile.warps if tile.form is Form.SPLIT else tile.stages, chains=tile.chains,
+        stages=tile.stages, chains=tile.chains, warps=tile.warps,
         num_warps=tile.warps, launch_pdl=product.pdl,
     )  # fmt: skip
     out.parts = n_size // tile.block_n
 
 
-def measure_squares(x: Rows, *, pdl: bool = False) -> None:
+def measure_squares(x: Activations, *, pdl: bool = False) -> None:
     """Fill `x.squares` for rows that no product wrote."""
     rows, width = x.values.shape
     _row_squares[(rows,)](
@@ -329,7 +329,7 @@ def measure_squares(x: Rows, *, pdl: bool = False) -> None:
     x.parts = 1
 
 
-def normalise(x: Rows, weight: Tensor, out: Tensor, eps: float, *, pdl: bool = False) -> None:
+def normalise(x: Activations, weight: Tensor, out: Tensor, eps: float, *, pdl: bool = False) -> None:
     """RMSNorm of rows whose squares are summed: out [rows, width] = x / rms(x) * weight, float32 inside."""
     rows, width = x.values.shape
     _normalise[(rows,)](
@@ -338,12 +338,12 @@ def normalise(x: Rows, weight: Tensor, out: Tensor, eps: float, *, pdl: bool = F
     )  # fmt: skip
 
 
-def like_rows(rows: int, width: int, like: Tensor, *, max_parts: int = 1024) -> Rows:
+def like_rows(rows: int, width: int, like: Tensor, *, max_parts: int = 1024) -> Activations:
     """Uninitialised rows of the type and device of `like`."""
     squares = torch.empty(
         (max_parts, max(_MAX_BLOCK_M, triton.next_power_of_2(rows))), dtype=torch.float32, device=like.device
     )
-    return Rows(torch.empty((rows, width), dtype=like.dtype, device=like.device), squares, 1)
+    return Activations(torch.empty((rows, width), dtype=like.dtype, device=like.device), squares, 1)
 
 
 def tile_for(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:

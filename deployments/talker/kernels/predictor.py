@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, tile_for
+from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul, tile_for
 from deployments.talker.kernels.sampler import Embeddings, FrameOutputs, begin_frame, sample_code
 from deployments.talker.kernels.stack import FrameCache, FusedStack, fold_norm
 from deployments.talker.model.talker import Talker
@@ -42,7 +42,7 @@ class FusedPredictor:
         return self._outputs.total
 
     def frame(self, hidden: Tensor, code0: Tensor, options: BatchFilter, draw: Draw) -> tuple[Tensor, Tensor]:
-        """As `CodePredictor.forward`: codes [rows, groups] and the sum of their embeddings [rows, talker hidden].
+        """`CodePredictor.forward` in kernels: codes [rows, groups] and sums of their embeddings [rows, talker hidden].
 
         `hidden` [rows, talker hidden] follows the final norm; `draw.codebook` is ignored. Seeds and frame numbers are
         read before earlier kernels of the chain end, so they must not be written by one. Valid until the next call.
@@ -61,16 +61,16 @@ class FusedPredictor:
             sample_code(logits, options, here, self.tables[group], inputs, outputs, pdl=self.pdl)
         return outputs.codes, outputs.total
 
-    def _start(self, hidden: Tensor, code0: Tensor, outputs: FrameOutputs) -> Rows:
+    def _start(self, hidden: Tensor, code0: Tensor, outputs: FrameOutputs) -> Activations:
         """The first two positions: the talker's hidden state and codebook 0. Returns the rows of the second."""
         rows = len(hidden)
-        both = Rows(self._first.values[: 2 * rows], self._first.squares, 1)
+        both = Activations(self._first.values[: 2 * rows], self._first.squares, 1)
         self._project(hidden, both)
         begin_frame(code0, self.tables[0], both, outputs)
         done = self.stack.start(both, self.cache)
-        return Rows(done.values[rows:], done.squares[:, rows:], done.parts)
+        return Activations(done.values[rows:], done.squares[:, rows:], done.parts)
 
-    def _project(self, hidden: Tensor, out: Rows) -> None:
+    def _project(self, hidden: Tensor, out: Activations) -> None:
         """The talker's hidden states become the first rows of `out`. Launched plainly: the kernel before is unknown."""
         if isinstance(self._projection, torch.nn.Identity):
             out.values[: len(hidden)].copy_(hidden)
@@ -79,12 +79,12 @@ class FusedPredictor:
         assert isinstance(weight, Tensor)
         assert isinstance(bias, Tensor)
         tile = tile_for(*weight.shape, gated=False, rows=len(hidden))
-        source = Rows(hidden, self._first.squares, 1)
-        matmul(source, weight, Rows(out.values[: len(hidden)], out.squares, 1), tile, Product(), bias=bias)
+        source = Activations(hidden, self._first.squares, 1)
+        matmul(source, weight, Activations(out.values[: len(hidden)], out.squares, 1), tile, Product(), bias=bias)
 
-    def _head(self, state: Rows, group: int) -> Tensor:
+    def _head(self, state: Activations, group: int) -> Tensor:
         weight = self.heads[group - 1]
-        out = Rows(self._logits.values[: len(state.values)], self._logits.squares, 1)
+        out = Activations(self._logits.values[: len(state.values)], self._logits.squares, 1)
         tile = tile_for(*weight.shape, gated=False, rows=len(state.values))
         matmul(state, weight, out, tile, Product(eps=self.eps, pdl=self.pdl))
         return out.values

@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.language.random import philox_impl
 
 from deployments.gpu.launch import wait_for_predecessor
-from deployments.talker.kernels.matmul import Rows
+from deployments.talker.kernels.matmul import Activations
 from deployments.talker.sampling import OPTION_COLUMNS, BatchFilter, Draw
 
 _DO_SAMPLE, _TEMPERATURE = tl.constexpr(OPTION_COLUMNS["do_sample"]), tl.constexpr(OPTION_COLUMNS["temperature"])
@@ -193,7 +193,7 @@ def order_bits(dtype: torch.dtype) -> int:
 
 
 def begin_frame(
-    code0: Tensor, embeddings: Embeddings, inputs: Rows, outputs: FrameOutputs, *, pdl: bool = False
+    code0: Tensor, embeddings: Embeddings, inputs: Activations, outputs: FrameOutputs, *, pdl: bool = False
 ) -> None:
     """Codebook 0 [rows]: its embedding becomes the predictor's second input and the first term of the sum.
 
@@ -208,7 +208,7 @@ def begin_frame(
     inputs.parts = 1
 
 
-def sample_code(logits: Tensor, options: BatchFilter, draw: Draw, embeddings: Embeddings, inputs: Rows,
+def sample_code(logits: Tensor, options: BatchFilter, draw: Draw, embeddings: Embeddings, inputs: Activations,
                 outputs: FrameOutputs, *, pdl: bool = False, warps: int = 4) -> None:  # fmt: skip
     """Sample codebook `draw.codebook` from logits [rows, vocab], embed it into `inputs` and add it to the sum."""
     rows, vocab = logits.shape

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from deployments.talker.attention import Context
 from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start
-from deployments.talker.kernels.matmul import Product, Rows, like_rows, matmul, measure_squares, normalise, tile_for
+from deployments.talker.kernels.matmul import (
+    Activations,
+    Product,
+    like_rows,
+    matmul,
+    measure_squares,
+    normalise,
+    tile_for,
+)
 from deployments.talker.kernels.paged_attention import PagedBackend
 from deployments.talker.kernels.qkv import HeadNorms, Heads
 from deployments.talker.kv_cache import KVCache
@@ -68,7 +76,7 @@ class FusedStack:
             rows = self._finish_layer(layer, rows, attended)
         return self._normalised(rows)
 
-    def start(self, rows: Rows, cache: FrameCache) -> Rows:
+    def start(self, rows: Activations, cache: FrameCache) -> Activations:
         """Positions 0, the first half of `rows`, and 1, the second, in one pass; before the final norm."""
         count = len(rows.values)
         for number, layer in enumerate(self.layers):
@@ -79,7 +87,7 @@ class FusedStack:
             rows = self._finish_layer(layer, rows, attended)
         return rows
 
-    def advance(self, rows: Rows, position: int, cache: FrameCache) -> Rows:
+    def advance(self, rows: Activations, position: int, cache: FrameCache) -> Activations:
         """One position of a frame; before the final norm, which the next product can fold in."""
         count = len(rows.values)
         for number, layer in enumerate(self.layers):
@@ -90,25 +98,25 @@ class FusedStack:
             rows = self._finish_layer(layer, rows, attended)
         return rows
 
-    def measured(self, x: Tensor) -> Rows:
+    def measured(self, x: Tensor) -> Activations:
         """Rows that no kernel of this stack wrote, with the sums of their squares."""
-        rows = Rows(x, self._input.squares, 1)
+        rows = Activations(x, self._input.squares, 1)
         measure_squares(rows)  # launched plainly, because the kernel before it is unknown
         return rows
 
-    def input_rows(self, count: int) -> Rows:
+    def input_rows(self, count: int) -> Activations:
         """Where a kernel may put the stack's next input."""
         return self._take(self._input, count)
 
-    def _project(self, layer: PackedLayer, rows: Rows) -> Rows:
+    def _project(self, layer: PackedLayer, rows: Activations) -> Activations:
         qkv = self._take(self._qkv, len(rows.values))
         self._multiply(rows, layer.qkv, qkv, Product(eps=self.config.rms_norm_eps, pdl=self.pdl))
         return qkv
 
-    def _finish_layer(self, layer: PackedLayer, rows: Rows, attended: Tensor) -> Rows:
+    def _finish_layer(self, layer: PackedLayer, rows: Activations, attended: Tensor) -> Activations:
         """The output projection and the MLP, both added to the residual stream."""
         count = len(rows.values)
-        source = Rows(attended, rows.squares, 1)
+        source = Activations(attended, rows.squares, 1)
         residual, inner = self._take(self._residual, count), self._take(self._inner, count)
         self._multiply(source, layer.out, residual, Product(pdl=self.pdl), residual=rows.values)
         self._multiply(residual, layer.gate_up, inner, Product(eps=self.config.rms_norm_eps, gated=True, pdl=self.pdl))
@@ -116,20 +124,20 @@ class FusedStack:
         return residual
 
     def _multiply(
-        self, x: Rows, weight: Tensor, out: Rows, product: Product, *, residual: Tensor | None = None
+        self, x: Activations, weight: Tensor, out: Activations, product: Product, *, residual: Tensor | None = None
     ) -> None:
         columns = weight.shape[0] // (2 if product.gated else 1)
         tile = tile_for(columns, weight.shape[1], gated=product.gated, rows=len(x.values))
         matmul(x, weight, out, tile, product, residual=residual)
 
-    def _normalised(self, rows: Rows) -> Tensor:
+    def _normalised(self, rows: Activations) -> Tensor:
         out = self._out[: len(rows.values)]
         normalise(rows, self.norm, out, self.config.rms_norm_eps, pdl=self.pdl)
         return out
 
     @staticmethod
-    def _take(rows: Rows, count: int) -> Rows:
-        return Rows(rows.values[:count], rows.squares, rows.parts)
+    def _take(rows: Activations, count: int) -> Activations:
+        return Activations(rows.values[:count], rows.squares, rows.parts)
 
 
 def rotations(config: TransformerConfig, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ Named = BeforeValidator(_named)
 
 
 def _at(*path: str) -> Any:
-    """Where a value stands in the file."""
+    """The keys under which a value stands in the file."""
     return Field(validation_alias=AliasPath(*path))
 
 

@@ -1,4 +1,4 @@
-"""The test bed of endings: scripted speech, what may come behind and within it, and what the guard makes of it."""
+"""The test bed of endings: scripted speech, what may come after and within it, and what the guard makes of it."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -92,15 +92,15 @@ def heard(
 
 
 ENDINGS: dict[str, tuple[Callable[[], Script], FinishReason, FinishReason, float]] = {
-    # what is scripted, why the talker ended it, what is told, seconds behind the speech that are heard at most
+    # what is scripted, why the talker ended it, what is told, seconds after the speech that are heard at most
     "speech": (lambda: Script().speech(SPOKEN), STOP, STOP, 0),
     "slow speech": (lambda: Script().speech(2 * LATE - 1), STOP, STOP, 0),
     "speech that max_new_tokens cuts": (lambda: Script().speech(9), LENGTH, LENGTH, 0),
     "speech that ends in a second of silence": (lambda: Script().speech(SPOKEN).room(12, -90), STOP, STOP, 1),
-    "digital silence behind it": (lambda: Script().speech(SPOKEN).room(999, -200), LENGTH, SILENCE, 8),
-    "a quiet room behind it": (lambda: Script().speech(SPOKEN).room(999, -60), LENGTH, SILENCE, 8),
-    "a noisy room behind it": (lambda: Script().speech(SPOKEN).room(999, -38), LENGTH, SILENCE, 8),
-    "a quiet room behind slow speech": (lambda: Script().speech(LATE + 9).room(999, -60), LENGTH, SILENCE, 3.1),
+    "digital silence after it": (lambda: Script().speech(SPOKEN).room(999, -200), LENGTH, SILENCE, 8),
+    "a quiet room after it": (lambda: Script().speech(SPOKEN).room(999, -60), LENGTH, SILENCE, 8),
+    "a noisy room after it": (lambda: Script().speech(SPOKEN).room(999, -38), LENGTH, SILENCE, 8),
+    "a quiet room after slow speech": (lambda: Script().speech(LATE + 9).room(999, -60), LENGTH, SILENCE, 3.1),
     "nothing but silence": (lambda: Script().room(999, -70), LENGTH, SILENCE, 8),
     "a buzz": (lambda: Script().speech(SPOKEN).loop(999, period=1), LENGTH, LOOP, 8.1),
     "a syllable": (lambda: Script().speech(SPOKEN).loop(999, period=4), LENGTH, LOOP, 8.4),
@@ -140,7 +140,7 @@ def test_endings(name: str, seed: int) -> None:
 
 
 PAUSES: dict[str, Callable[[], Script]] = {
-    "two seconds behind the first word": lambda: Script().speech(9).room(25, -70).speech(SPOKEN),
+    "two seconds after the first word": lambda: Script().speech(9).room(25, -70).speech(SPOKEN),
     "seven seconds in its middle": lambda: Script().speech(SPOKEN // 2).room(87, -200).speech(SPOKEN // 2),
     "a sentence at a time": lambda: pauses(30, 20, 6),
     "late, of slow speech": lambda: Script().speech(LATE).room(36, -70).speech(20),
@@ -241,7 +241,7 @@ async def test_who_ignores_the_end_is_not_guarded() -> None:
 
 @pytest.mark.parametrize("samples", [SAMPLES // 2, SAMPLES, 2 * SAMPLES])
 def test_patience_is_time_however_long_a_frame_plays(samples: int) -> None:
-    """Eight seconds of silence, behind three of noise."""
+    """Eight seconds of silence, after three of noise."""
     pcm = np.concatenate([np.tile(np.array([3000, -3000], np.int16), 3 * RATE // 2), np.zeros(12 * RATE, np.int16)])
     codes = np.random.default_rng(0).integers(0, 2048, (len(pcm) // samples, GROUPS)).astype(np.int16)
     _, spoken, reason = EndingGuard(samples, RATE).pass_on(codes, pcm[: len(codes) * samples], None, 10 * TOKENS)

@@ -49,7 +49,7 @@ def test_a_state_needs_no_rows_but_those_that_reach_it(
     _, (expected,) = decoder.decode(codes[:1, :35], [decoder.initial_state()])
 
     def error() -> float:
-        (state,) = decoder.advance(codes[:1, :35], [decoder.initial_state()])
+        (state,) = decoder.recall(codes[:1, :35], [decoder.initial_state()])
         pairs = zip(state.tensors, expected.tensors, strict=True)
         return max((own - other).abs().max().item() for own, other in pairs)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from ray import serve
 
+from deployments.codec.batch import Decoded, DecodeJob
 from deployments.codec.deployment import CodecReplica
-from deployments.codec.pool.gate import Decoded, DecodeJob
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.serving import ray_private

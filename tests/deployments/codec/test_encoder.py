@@ -28,7 +28,7 @@ def test_a_started_frame_counts(encoder: CodecEncoder, num_samples: int, num_fra
 
 
 def test_what_follows_does_not_change_what_was_encoded(encoder: CodecEncoder) -> None:
-    """The convolutions and the attention are causal, except for the padding behind the last sample."""
+    """The convolutions and the attention are causal, except for the padding after the last sample."""
     audio = noise(24 * 20)
     assert np.array_equal(encoder.encode(audio)[:9], encoder.encode(audio[: 24 * 10])[:9])
 

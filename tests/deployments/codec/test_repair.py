@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from deployments.codec.backends.torch import TorchBackend
+from deployments.codec.batch import DecodeJob, decode_batch
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
-from deployments.codec.pool.gate import DecodeJob, decode_batch
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 
@@ -69,10 +69,10 @@ def test_only_the_stream_is_made_again(
     assert rounded.repaired == 1
 
 
-def test_what_was_advanced_over_is_not_remembered(rounded: CodecDecoder, decoder: CodecDecoder, codes: Tensor) -> None:
+def test_overflow_of_a_recall_is_not_remembered(rounded: CodecDecoder, decoder: CodecDecoder, codes: Tensor) -> None:
     spoil(rounded, float("nan"), calls={0})
     for followed_by in (0, 100):
-        (state,) = rounded.advance(codes[:1, :9], [rounded.initial_state()], followed_by=followed_by)
+        (state,) = rounded.recall(codes[:1, :9], [rounded.initial_state()], followed_by=followed_by)
         assert all(tensor.isfinite().all() for tensor in state.tensors)
     assert rounded.repaired == 1
 

@@ -13,7 +13,7 @@ from deployments.codec.backends.triton_slots import PRECISIONS, Precision, Trito
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import fold
-from deployments.codec.pool.plan import GPU_RAMP
+from deployments.codec.plan import GPU_RAMP
 from deployments.config import CodecConfig
 from deployments.talker.loading import prepare_nothing
 from talkray_tools.random_codec import Stress, randomize_decoder

@@ -124,7 +124,7 @@ async def test_a_stream_passes_its_items_on() -> None:
     assert handle.calls == [("generate", True), ("request",)]
 
 
-async def test_an_error_comes_behind_the_items_before_it() -> None:
+async def test_an_error_comes_after_the_items_before_it() -> None:
     handle = Handle("a", from_replica(InvalidRequest("too long", "input")))
     async with aclosing(stream(handle, "generate", "request", lost=TalkerLost)) as items:
         assert await anext(items) == "a"

@@ -74,7 +74,7 @@ async def test_audio_comes_with_its_codes() -> None:
 
 
 @pytest.mark.parametrize("error", [TalkerLost("gone"), Moved("drains")])
-async def test_another_talker_goes_on_behind_what_was_heard(error: TalkrayError) -> None:
+async def test_another_talker_goes_on_after_what_was_heard(error: TalkrayError) -> None:
     talkers = Talkers((3, 1, error), (2, 2, error), (FRAMES - 5, 0, None))
     chunks = await listen(talkers)
     assert b"".join(chunk.pcm for chunk in chunks) == b"".join(map(pcm, range(FRAMES)))

@@ -132,7 +132,7 @@ async def until(last: FrameChunk, items: AsyncGenerator[FrameChunk, None]) -> As
             return
 
 
-async def test_an_error_behind_the_heartbeats_is_raised() -> None:
+async def test_an_error_after_the_heartbeats_is_raised() -> None:
     source = Items()
     source.queue.put_nowait(A)
     source.queue.put_nowait(InvalidRequest("no"))

@@ -38,7 +38,7 @@ def ask(
 
 
 def resumed(request: GenerateRequest, codes: Codes, *, samples: int = 0) -> GenerateRequest:
-    """`request` as another replica goes on with it: behind `codes`, of which `samples` have been delivered."""
+    """`request` as another replica goes on with it: after `codes`, of which `samples` have been delivered."""
     return replace(request, synthesis=replace(request.synthesis, resume=Progress(codes, samples)))
 
 

@@ -87,7 +87,7 @@ def test_a_resumed_stream_goes_on_behind_what_was_heard(
     audio: AudioStreams, decoder: CodecDecoder, known: int, heard: int | None
 ) -> None:
     codes = random_codes(45)
-    audio.open(1, codes[:known], heard=heard, frames=12)
+    audio.open(1, codes[:known], delivered_frames=heard, frames=12)
     pcm = feed(audio, {1: codes[known:]})[1]
     begin = known if heard is None else heard
     expected = whole(decoder, codes)[begin * decoder.frame_samples :][: 12 * decoder.frame_samples]

@@ -79,7 +79,7 @@ async def test_leaving_a_stream_aborts_it(client: EngineClient) -> None:
     async with aclosing(client.generate(ENDLESS)) as chunks:
         await anext(chunks)
         assert client.num_running == 1
-    await listen(client, ask(frames=5))  # behind it in the pipe: what is reported now is the state after the abort
+    await listen(client, ask(frames=5))  # after it in the pipe: what is reported now is the state after the abort
     assert (client.num_running, client.num_waiting) == (0, 0)
 
 

@@ -233,7 +233,7 @@ def test_a_prompt_that_one_engine_made_stands_for_the_samples_at_another(
     assert len(pickle.dumps(lean)) < 5000
 
 
-def test_samples_are_not_hashed_behind_the_ingress(engine_of: Kinds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_not_hashed_after_the_ingress(engine_of: Kinds, monkeypatch: pytest.MonkeyPatch) -> None:
     request = pickle.loads(pickle.dumps(CLONES[1]))
     monkeypatch.setattr("hashlib.sha256", None)
     assert same(speak(engine_of("Base"), request), speak(engine_of("Base"), CLONES[1]))
@@ -259,7 +259,7 @@ def test_greedy_decoding_ignores_the_seed(engine: Engine) -> None:
 
 
 def test_codes_are_codes(engine: Engine, alone: list[Spoken]) -> None:
-    """Never one of the ids behind them, end of speech included."""
+    """Never one of the ids after them, end of speech included."""
     codes = np.concatenate([spoken.codes for spoken in alone])
     assert codes.dtype == np.int16
     assert codes.shape[1] == engine.model.num_code_groups
@@ -307,7 +307,7 @@ def test_a_runaway_is_cut_by_the_length_of_its_text(checkpoint: Path, monkeypatc
 def test_a_sequence_ends_where_its_context_is_full(checkpoint: Path) -> None:
     engine = build_engine(checkpoint, CONFIG.model_copy(update={"max_model_len": 64}))
     request = ask("A somewhat longer text.", frames=500, ignore_eos=True)
-    rows = engine.prompts.build(request).num_rows
+    rows = engine.prompts.build(request).num_positions
     spoken = speak(engine, request)
     assert (rows + len(spoken.codes), spoken.reason) == (64, FinishReason.LENGTH)
 
@@ -654,7 +654,7 @@ def test_who_finds_no_decoder_slot_is_refused_alone(checkpoint: Path, monkeypatc
     assert isinstance(error, Overloaded)
 
 
-def test_a_stream_handed_over_behind_its_last_codes_gets_its_last_audio(checkpoint: Path) -> None:
+def test_a_stream_handed_over_after_its_last_codes_gets_its_last_audio(checkpoint: Path) -> None:
     engine = build_engine(checkpoint, CONFIG)
     request = ask("Short.", frames=6, ignore_eos=True)
     frames = speak(engine, request).codes
@@ -679,4 +679,4 @@ def test_a_later_segment_that_would_not_fit_is_refused_with_the_first(checkpoint
 
 
 def _fits(engine: Engine, text: str) -> bool:
-    return engine.prompts.build(ask(text)).num_rows < engine.runner.shape.max_model_len
+    return engine.prompts.build(ask(text)).num_positions < engine.runner.shape.max_model_len

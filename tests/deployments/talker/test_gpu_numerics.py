@@ -43,7 +43,7 @@ def sequences(talker: Talker) -> list[Sequence]:
 
 
 def logits_of(talker: Talker, networks: NetworkKind) -> Tensor:
-    """Float32 logits of codebook 0 [streams, vocab] behind the prompts and the frames, which went step by step."""
+    """Float32 logits of codebook 0 [streams, vocab] after the prompts and the frames, which went step by step."""
     like, blocks = talker.codec_head.weight, BlockManager(64, BLOCK_SIZE)
     cache = KVCache(talker.config.talker, num_blocks=64, block_size=BLOCK_SIZE, dtype=like.dtype, device=like.device)
     shape = RunnerShape(STREAMS, 256, deterministic=True, networks=networks)

@@ -130,7 +130,7 @@ def test_nothing_is_left_to_do_while_the_writer_pauses(engine: Engine) -> None:
     assert engine.is_idle
     engine.append(0, " there you", is_last=False)
     frames = sum(len(chunk.codes) for _, chunk in run_dry(engine))
-    assert frames == len(engine.prompts.tokenizer.encode("Hello there")) - 1  # one token a frame, behind the first
+    assert frames == len(engine.prompts.tokenizer.encode("Hello there")) - 1  # one token a frame, after the first
     engine.abort(0)
     assert engine.step().chunks == []
 

@@ -269,7 +269,7 @@ def prompted(engine: Engine, rows: int, number: int) -> Sequence:
     """A sequence with a prompt of so many rows, and no frame."""
     request = ask("word " * 950, seed=number, non_streaming_mode=True)
     prompt = engine.prompts.build(request)
-    assert prompt.num_rows >= rows
+    assert prompt.num_positions >= rows
     cut = replace(prompt, text_ids=prompt.text_ids[:rows], codec_ids=prompt.codec_ids[:rows])
     limit = FrameLimit(99, FinishReason.LENGTH)
     sequence = Sequence(number, request, cut, engine.model.generation, limit, row=number, frame_s=0.08)

@@ -10,7 +10,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, GenerateRequest, ModelKind, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine import Engine
 from deployments.talker.loading import build_engine
-from deployments.talker.prefill import PrefillInputs, SequenceRows
+from deployments.talker.prefill import PrefillInputs, SequencePart
 from deployments.talker.prompt import Prompt, PromptBuilder, full_text
 from deployments.talker.sequence import FrameLimit, Sequence
 from talkray_tools.random_checkpoint import Options, write_checkpoint
@@ -51,8 +51,8 @@ def clone(*, seconds: float = 0.5, text: str | None = REFERENCE_TEXT, frames: in
 def rows(builder: PromptBuilder, prompt: Prompt) -> torch.Tensor:
     """[rows, hidden]: what the talker is prefilled with."""
     sequence = Sequence(0, ask(), prompt, Sampling(), FrameLimit(1, FinishReason.LENGTH), row=0, frame_s=0.08)
-    inputs = PrefillInputs(prompt.num_rows, scratch_row=1, tables=builder.tables)
-    inputs.fill([SequenceRows(sequence, 0, prompt.num_rows, is_last=True)])
+    inputs = PrefillInputs(prompt.num_positions, scratch_row=1, tables=builder.tables)
+    inputs.fill([SequencePart(sequence, 0, prompt.num_positions, is_last=True)])
     return builder.tables.rows(inputs.rows.text_ids, inputs.rows.codec_ids)
 
 
@@ -64,9 +64,9 @@ def same(one: Prompt, other: Prompt) -> bool:
 @pytest.mark.parametrize("text", ["a", "Hello", "A much longer text. " * 20])
 def test_streaming_text_makes_as_many_rows_for_any_text(named: PromptBuilder, text: str) -> None:
     prompt = named.build(ask(text, language="english"))
-    assert prompt.num_rows == LEAD_ROWS + AUTO_TAGS + 1 + SPEAKER + 2
+    assert prompt.num_positions == LEAD_ROWS + AUTO_TAGS + 1 + SPEAKER + 2
     assert prompt.num_text_tokens == len(text.strip()) + text.endswith(" ")
-    assert len(prompt.trailing) == prompt.num_text_tokens  # the first token is in the prompt, the end behind the last
+    assert len(prompt.trailing) == prompt.num_text_tokens  # the first token is in the prompt, the end after the last
 
 
 def test_trailing_rows_are_the_text_then_its_end(named: PromptBuilder) -> None:
@@ -88,19 +88,19 @@ def test_the_last_streaming_row_is_the_first_token_over_the_beginning_of_speech(
 @pytest.mark.parametrize("text", ["a", TEXT, "A longer text. " * 10])
 def test_full_text_stands_in_the_prompt(named: PromptBuilder, text: str) -> None:
     prompt = named.build(ask(text, language="english", non_streaming_mode=True))
-    assert prompt.num_rows == prompt.num_text_tokens + 11
+    assert prompt.num_positions == prompt.num_text_tokens + 11
     assert prompt.trailing.tolist() == [named.config.tokens.tts_pad]
 
 
 def test_automatic_language_is_one_row_less(named: PromptBuilder) -> None:
     automatic, english = named.build(ask()), named.build(ask(language="english"))
-    assert english.num_rows - automatic.num_rows == 1
+    assert english.num_positions - automatic.num_positions == 1
     assert not same(english, named.build(ask(language="german")))
 
 
 def test_described_voices_have_no_speaker_row(builders: Builders) -> None:
     designed = builders("VoiceDesign").build(ask(voice=None, language="english"))
-    assert designed.num_rows == LEAD_ROWS + AUTO_TAGS + 1 + 2
+    assert designed.num_positions == LEAD_ROWS + AUTO_TAGS + 1 + 2
 
 
 def test_speakers_differ_in_one_row(named: PromptBuilder) -> None:
@@ -114,7 +114,7 @@ def test_instructions_are_a_turn_in_front(builders: Builders) -> None:
         builder = builders(name)
         plain, instructed = builder.build(ask()), builder.build(ask(instructions="Speak slowly."))
         turn = builder.tokenizer.encode_instructions("Speak slowly.")
-        assert instructed.num_rows - plain.num_rows == len(turn)
+        assert instructed.num_positions - plain.num_positions == len(turn)
         instructed_rows = rows(builder, instructed)
         torch.testing.assert_close(instructed_rows[: len(turn)], builder.talker.embed_text(turn))
         assert torch.equal(instructed_rows[len(turn) :], rows(builder, plain))
@@ -163,7 +163,7 @@ def test_control_tokens_in_the_text_stay_text(named: PromptBuilder) -> None:
 def test_a_clone_by_its_voice_alone_has_a_speaker_row(builders: Builders) -> None:
     builder = builders("Base")
     prompt = builder.build(clone(frames=None, text=None))
-    assert prompt.num_rows == LEAD_ROWS + AUTO_TAGS + SPEAKER + 2
+    assert prompt.num_positions == LEAD_ROWS + AUTO_TAGS + SPEAKER + 2
     other = builder.build(clone(frames=None, text=None, seconds=0.7))
     differing = (rows(builder, prompt) != rows(builder, other)).any(-1).nonzero()[:, 0].tolist()
     assert differing == [LEAD_ROWS + AUTO_TAGS]
@@ -178,19 +178,19 @@ def test_a_clone_in_context_has_text_and_frames_side_by_side(builders: Builders,
     prompt = builder.build(clone(frames=frames))
     tokens = len(REFERENCE_TEXT) + len(TEXT)  # a token per byte
     head = LEAD_ROWS + AUTO_TAGS + SPEAKER + 1
-    assert prompt.num_rows == head + frames + 1
+    assert prompt.num_positions == head + frames + 1
     assert len(prompt.trailing) == max(1, tokens + 1 - (frames + 1))
     assert prompt.num_text_tokens == len(TEXT)
     control = builder.config.tokens
     assert prompt.trailing[-1] == (control.tts_eos if tokens + 1 > frames + 1 else control.tts_pad)
 
 
-def test_a_clone_in_context_with_full_text_has_the_frames_behind_it(builders: Builders) -> None:
+def test_a_clone_in_context_with_full_text_has_the_frames_after_it(builders: Builders) -> None:
     request = clone(frames=10)
     full = replace(request, synthesis=replace(request.synthesis, non_streaming_mode=True))
     prompt = builders("Base").build(full)
     tokens = len(REFERENCE_TEXT) + len(TEXT)
-    assert prompt.num_rows == LEAD_ROWS + AUTO_TAGS + SPEAKER + 1 + tokens + 1 + 1 + 10
+    assert prompt.num_positions == LEAD_ROWS + AUTO_TAGS + SPEAKER + 1 + tokens + 1 + 1 + 10
 
 
 @pytest.mark.parametrize("kind", ModelKind)

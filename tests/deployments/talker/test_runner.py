@@ -89,14 +89,14 @@ def test_prompts_are_packed_in_their_order() -> None:
             self.rows = rows
 
     sized = [(Prompted(rows), rows) for rows in [10, 10, 40, 12, 150, 3]]
-    passes = list(pack(sized, num_rows=64, together=64))  # type: ignore[arg-type]
+    passes = list(pack(sized, num_positions=64, together=64))  # type: ignore[arg-type]
     cut = [[(part.sequence.rows, part.start, part.stop) for part in parts] for parts in passes]  # type: ignore[attr-defined]
     assert all(part.is_last == (part.stop == part.sequence.rows) for parts in passes for part in parts)  # type: ignore[attr-defined]
     assert sorted(part for parts in cut for part in parts) == sorted(
         [(10, 0, 10), (10, 0, 10), (40, 0, 40), (12, 0, 12), (3, 0, 3), (150, 0, 64), (150, 64, 128), (150, 128, 150)]
     )
     assert all(sum(stop - start for _, start, stop in parts) <= 64 for parts in cut)
-    alone = list(pack(sized, num_rows=64, together=0))  # type: ignore[arg-type]
+    alone = list(pack(sized, num_positions=64, together=0))  # type: ignore[arg-type]
     assert [len(parts) for parts in alone] == [1] * 8
 
 

@@ -31,7 +31,7 @@ def heard(number: int) -> Sequence:
     return each
 
 
-def starved(number: int) -> Sequence:
+def awaiting_text(number: int) -> Sequence:
     """A sequence that waits for text."""
     each = sequence(number)
     each.prompt = replace(each.prompt, trailing=each.prompt.trailing[:0], is_whole=False)
@@ -125,10 +125,10 @@ def test_rows_that_run_count_towards_the_limit() -> None:
 
 def test_who_waits_for_text_is_prefilled_where_nobody_else_wants_the_place() -> None:
     line = scheduler(max_num_seqs=1)
-    line.add(starved(1))
+    line.add(awaiting_text(1))
     assert step(line) == ([1], [])
     assert line.is_idle
-    line.add(starved(2))
+    line.add(awaiting_text(2))
     assert line.is_idle
     line.add(sequence(3, frames=1))
     assert step(line) == ([3], [3])

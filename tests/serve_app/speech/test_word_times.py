@@ -25,7 +25,7 @@ def frame(number: int, chars: float, *, reason: FinishReason | None = None, drop
 
 
 def heard(at: list[tuple[float, float]], pcm: bytes = b"", reason: FinishReason | None = None) -> PcmChunk:
-    return PcmChunk(pcm, CODES, 5, reason, heard=tuple(at))
+    return PcmChunk(pcm, CODES, 5, reason, text_positions=tuple(at))
 
 
 def words(times: WordTimes, chunks: list[PcmChunk]) -> list[Word]:
@@ -105,7 +105,7 @@ async def test_times_are_those_of_the_audio_that_is_delivered() -> None:
     first = [(max(0.0, (number + 0.5) * FRAME_S - 0.125), 2.0 * number) for number in range(7)]
     second = [(seconds + delivered_s, 13 + chars) for seconds, chars in first]
     second[:2] = [((number + 0.5) * FRAME_S - 0.125 + delivered_s, 13 + 2.0 * number) for number in range(2)]
-    got = [place for chunk in chunks for place in chunk.heard]
+    got = [place for chunk in chunks for place in chunk.text_positions]
     assert np.allclose(got, first + second)
     assert sum(len(chunk.pcm) for chunk in chunks) == 2 * 2 * (7 * SIZE - 3000)
 

@@ -11,7 +11,7 @@ from deployments.talker.kv_cache import BlockManager, KVCache
 from deployments.talker.loading import load_talker
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.talker import Talker
-from deployments.talker.prefill import PrefillInputs, SequenceRows
+from deployments.talker.prefill import PrefillInputs, SequencePart
 from deployments.talker.prompt import InputTables, PromptBuilder
 from deployments.talker.runner import ModelRunner, RunnerShape
 from deployments.talker.sequence import FrameLimit, Sequence
@@ -83,7 +83,7 @@ def test_rows_are_the_prompts_and_the_frames(setting: Setting, number: int) -> N
     sample = setting.samples[number]
     runner, sequence = setting.runner_of(sample, sample.utterance.frames)
     inputs = PrefillInputs(64, scratch_row=1, tables=runner.step.tables)
-    inputs.fill([SequenceRows(sequence, 0, sequence.num_positions, is_last=True)])
+    inputs.fill([SequencePart(sequence, 0, sequence.num_positions, is_last=True)])
     served = runner.step.tables.rows(inputs.rows.text_ids, inputs.rows.codec_ids)[: sequence.num_positions]
     assert setting.layout.length(sample) == len(served)
     torch.testing.assert_close(setting.rows()[number, : len(served)], served, rtol=0, atol=1e-5)

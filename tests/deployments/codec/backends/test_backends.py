@@ -16,7 +16,7 @@ from deployments.codec.backends.triton_slots import PRECISIONS, Precision, Trito
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import FoldedDecoder, fold
-from deployments.codec.pool.plan import GPU_RAMP
+from deployments.codec.plan import GPU_RAMP
 from deployments.codec.slots import PlainSlots, SlotDecoder
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
@@ -135,7 +135,7 @@ def test_advancing_leaves_what_decoding_leaves(row: Row, decoder: CodecDecoder, 
     states = stream(decoder, codes[:, :known], [max(1, known)])[1] if known else [decoder.initial_state()] * 3
     follow = min(decoder.config.convolved_frames, 35 - known - 1)
     for begin, end in ((known, 35 - follow), (35 - follow, 35)):
-        states = decoder.advance(codes[:, begin:end], states, followed_by=35 - end)
+        states = decoder.recall(codes[:, begin:end], states, followed_by=35 - end)
     audio, _ = decoder.decode(codes[:, 35:], states)
     whole, _ = stream(decoder, codes, [40])
     assert snr_db(whole[:, 35 * decoder.frame_samples :], audio) > row.least_db

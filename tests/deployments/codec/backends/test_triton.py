@@ -29,10 +29,10 @@ def network(config: SpeechTokenizerConfig) -> DecoderNetwork:
 
 def test_kernels_compute_what_the_checkpoint_says(network: DecoderNetwork, device: torch.device) -> None:
     """Streams in different slots and at different positions, one of them a successor in its slot."""
-    from deployments.codec.backends.triton import TritonBackend
+    from deployments.codec.backends.triton import TritonDecoder
 
     folded = fold(network.state_dict(), network.config)
-    decoder = TritonBackend(folded, num_slots=3, code_ring=8, device=device, dtype=torch.float32)
+    decoder = TritonDecoder(folded, num_slots=3, code_ring=8, device=device, dtype=torch.float32)
     codes = torch.randint(32, (2, 8, 4), generator=torch.Generator().manual_seed(0))
     parts: list[list[torch.Tensor]] = [[], []]
     slots = torch.tensor([2, 0, 3], device=device, dtype=torch.int32)  # 3 is the scratch slot
@@ -56,9 +56,9 @@ def test_kernels_compute_what_the_checkpoint_says(network: DecoderNetwork, devic
 
 
 def test_a_slot_goes_on_from_what_another_one_remembered(network: DecoderNetwork, device: torch.device) -> None:
-    from deployments.codec.backends.triton import TritonBackend
+    from deployments.codec.backends.triton import TritonDecoder
 
-    decoder = TritonBackend(
+    decoder = TritonDecoder(
         fold(network.state_dict(), network.config), num_slots=3, code_ring=8, device=device, dtype=torch.float32
     )
     decoder.codes[:] = torch.randint(32, (8, 4), generator=torch.Generator().manual_seed(0)).short().to(device)
@@ -88,10 +88,10 @@ def test_buckets_cover_every_batch() -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # the interpreter's numpy
 def test_only_a_stream_that_is_not_finite_is_flagged(network: DecoderNetwork, device: torch.device) -> None:
-    from deployments.codec.backends.triton import TritonBackend
+    from deployments.codec.backends.triton import TritonDecoder
 
     folded = fold(network.state_dict(), network.config)
-    decoder = TritonBackend(folded, num_slots=3, code_ring=8, device=device, dtype=torch.float32)
+    decoder = TritonDecoder(folded, num_slots=3, code_ring=8, device=device, dtype=torch.float32)
     decoder.folded.tables[5] = torch.inf  # code 5 of codebook 0
     decoder.codes[1, 2, 0] = 5
     decoder.codes[2, 0, 0] = 5
@@ -110,10 +110,10 @@ def test_tiles_fit_the_gpu_and_waste_few_columns(rows: int, columns: int) -> Non
 
     shared_bytes = 232_448  # of an H200
     tiles = choose_tiles(rows, 192, columns, value_bytes=2, weights=1, shared_bytes=shared_bytes)
-    stage = (tiles["BLOCK_M"] + tiles["BLOCK_N"]) * tiles["BLOCK_K"] * 2
+    stage = (tiles["block_m"] + tiles["block_n"]) * tiles["block_k"] * 2
     assert stage * tiles["num_stages"] <= shared_bytes
-    assert tiles["BLOCK_M"] <= max(32, rows)
-    columns_made = -(-columns // tiles["BLOCK_N"]) * tiles["BLOCK_N"]
+    assert tiles["block_m"] <= max(32, rows)
+    columns_made = -(-columns // tiles["block_n"]) * tiles["block_n"]
     assert columns_made <= columns * 4 / 3
-    if tiles["BLOCK_N"] > 64:
+    if tiles["block_n"] > 64:
         assert columns_made == -(-columns // 64) * 64, "narrower tiles leave fewer empty"

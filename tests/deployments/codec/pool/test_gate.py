@@ -11,9 +11,10 @@ import pytest
 import torch
 import uvloop
 
+from deployments.codec.batch import Decoded, DecodeJob, decode_batch
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.pool import gate as module
-from deployments.codec.pool.gate import Decoded, DecodeGate, DecodeJob, decode_batch
+from deployments.codec.pool.gate import DecodeGate
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 

@@ -8,8 +8,8 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
+from deployments.codec.batch import DecodeJob
 from deployments.codec.pool import load as module
-from deployments.codec.pool.gate import DecodeJob
 from deployments.codec.pool.load import CodecLoad
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig

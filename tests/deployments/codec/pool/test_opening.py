@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from deployments.codec.batch import Decoded, DecodeJob, decode_batch
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
-from deployments.codec.pool.gate import Decoded, DecodeJob, decode_batch
-from deployments.codec.pool.plan import ChunkPlan
+from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.errors import TalkerLost
 from deployments.protocol import (
@@ -150,7 +150,7 @@ async def test_bfloat16_hands_over_to_float32_within_its_noise(
     assert np.abs(pcm[border:].astype(int) - expected[border:]).max() <= 1
 
 
-async def test_an_error_comes_behind_the_audio_of_all_codes(decoder: CodecDecoder, codes: Tensor) -> None:
+async def test_an_error_comes_after_the_audio_of_all_codes(decoder: CodecDecoder, codes: Tensor) -> None:
     expected = whole(decoder, codes[0])
     talker = Talker(
         codes[0].numpy().astype(np.int16), expected[: 5 * decoder.frame_samples], decoder.frame_samples,
@@ -202,13 +202,13 @@ async def test_the_next_talker_brings_the_audio_that_the_lost_one_owes() -> None
 
 @pytest.mark.parametrize("position", [1, 20])
 @pytest.mark.parametrize("frames", [1, 12, ALL_FRAMES])
-async def test_a_stream_that_goes_on_here_is_replayed_beside_the_talkers_audio(
+async def test_a_stream_that_goes_on_here_is_recalled_beside_the_talkers_audio(
     decoder: CodecDecoder, codes: Tensor, position: int, frames: int
 ) -> None:
     known, size = codes[0].numpy().astype(np.int16), decoder.frame_samples
     expected = whole(decoder, codes[0])[position * size :]
     talker, decode = Talker(known[position:], expected[: frames * size], size), Decode(decoder)
-    start = DecodingStart(decoder.initial_state(), behind=known[:position], position=position * size)
+    start = DecodingStart(decoder.initial_state(), to_recall=known[:position], position=position * size)
     stream = stream_of(decode, decoder, start)
     chunks = await collect(stream.run(talker.frames([4], [2]), gpu_frames=frames))
     pcm = joined(chunks)
@@ -216,5 +216,5 @@ async def test_a_stream_that_goes_on_here_is_replayed_beside_the_talkers_audio(
     assert np.abs(pcm.astype(int) - expected).max() <= 1
     assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), known[position:])
     assert chunks[-1].position == NUM_FRAMES * size
-    replayed = sum(len(job.codes) for job in decode.jobs if job.silent)
-    assert replayed == (0 if frames is ALL_FRAMES else position + frames)
+    recalled = sum(len(job.codes) for job in decode.jobs if job.silent)
+    assert recalled == (0 if frames is ALL_FRAMES else position + frames)

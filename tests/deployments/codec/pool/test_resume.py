@@ -22,7 +22,7 @@ FRAME_SAMPLES = 1920
 
 
 class Talker:
-    """Goes on behind whatever prefix it is given; its stream breaks off before the frames numbered `dies_at`."""
+    """Goes on after whatever prefix it is given; its stream breaks off before the frames numbered `dies_at`."""
 
     def __init__(self, codes: Codes = CODES, *, dies_at: tuple[int, ...] = ()) -> None:
         self._codes = codes
@@ -73,7 +73,7 @@ async def test_a_lost_talker_does_not_show(service: CodecService) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "clone"])
 @pytest.mark.parametrize("num_chunks", range(8))
-async def test_behind_any_chunk_the_next_sample_follows(
+async def test_after_any_chunk_the_next_sample_follows(
     service: CodecService, base: CodecService, kind: str, num_chunks: int
 ) -> None:
     audio = np.random.default_rng(0).uniform(-0.5, 0.5, 24000).astype(np.float32)
@@ -126,7 +126,7 @@ def test_a_recalled_state_decodes_as_one_that_decoded_everything(
     decoder = CodecDecoder.load(tiny_checkpoint("CustomVoice") / "speech_tokenizer")
     codes = torch.from_numpy(random_codes(2, frames=num_frames + 12).astype(np.int64))
     whole, _ = decoder.decode(codes[None], [decoder.initial_state()])
-    rest, _ = decoder.decode(codes[None, num_frames:], [decoder.recall(codes[:num_frames])])
+    rest, _ = decoder.decode(codes[None, num_frames:], [decoder.state_after(codes[:num_frames])])
     expected = to_pcm16(whole)[0, num_frames * FRAME_SAMPLES :]
     assert_within_one_lsb(to_pcm16(rest)[0], expected)
 

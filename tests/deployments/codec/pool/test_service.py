@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from deployments.codec.batch import Decoded, DecodeJob
 from deployments.codec.decoder import CodecDecoder, WarmUpResult, to_pcm16
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.loading import load_codec
-from deployments.codec.pool.gate import Decoded, DecodeJob
 from deployments.codec.pool.service import CodecService
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
@@ -97,10 +97,10 @@ def base(tiny_checkpoint: Callable[[str], Path]) -> CodecService:
 
 @pytest.fixture
 def one_shot(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., np.ndarray]:
-    def decode(codes: Codes, *, kind: str = "CustomVoice", behind: Codes | None = None) -> np.ndarray:
-        """Samples of `codes`, spoken behind those of another recording."""
+    def decode(codes: Codes, *, kind: str = "CustomVoice", after: Codes | None = None) -> np.ndarray:
+        """Samples of `codes`, spoken after those of another recording."""
         decoder = CodecDecoder.load(tiny_checkpoint(kind) / "speech_tokenizer")
-        whole = codes if behind is None else np.concatenate([behind, codes])
+        whole = codes if after is None else np.concatenate([after, codes])
         audio, _ = decoder.decode(torch.from_numpy(whole).long()[None], [decoder.initial_state()])
         return to_pcm16(audio[0])[-len(codes) * decoder.frame_samples :]
 
@@ -159,7 +159,7 @@ async def test_a_clone_goes_on_from_its_reference(
     assert asked.synthesis == request
     assert asked.reference_codes is not None
     assert np.array_equal(asked.reference_codes, reference_codes)
-    assert_same_audio(chunks, one_shot(random_codes(3), kind="Base", behind=reference_codes))
+    assert_same_audio(chunks, one_shot(random_codes(3), kind="Base", after=reference_codes))
 
 
 async def test_a_clone_by_its_prompt_is_not_read_again(
@@ -264,7 +264,7 @@ def test_every_call_has_been_made_before_a_replica_is_ready(
     monkeypatch.setattr(CodecDecoder, "decode", noting)
     for name, value in (("MAX_BATCH_SIZE", 4), ("MAX_BATCH_FRAMES", 8)):
         monkeypatch.setattr(f"deployments.codec.decoder.{name}", value)
-    monkeypatch.setattr("deployments.codec.pool.plan.MAX_CALL_S", 60.0)
+    monkeypatch.setattr("deployments.codec.plan.MAX_CALL_S", 60.0)
     config = CodecConfig(chunk_frames=(1, 4), precision="float32")
     assert load_codec(tiny, config).tried.largest_batches == {1: 4, 4: 2}
     assert shapes == {(1, 1), (2, 1), (4, 1), (1, 4), (2, 4)}

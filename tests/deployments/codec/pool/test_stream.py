@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from deployments.audio.listening import EndingGuard, LeadingSilence
+from deployments.codec.batch import Decoded, DecodeJob, decode_batch
 from deployments.codec.decoder import CodecDecoder, to_pcm16
-from deployments.codec.pool.gate import Decoded, DecodeJob, decode_batch
-from deployments.codec.pool.plan import ChunkPlan
+from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError, TalkerLost
@@ -125,7 +125,7 @@ async def test_a_fast_talker_fills_the_ramp(decode: FakeDecode) -> None:
     assert {chunk.num_text_tokens for chunk in chunks} == {5}
 
 
-async def test_each_chunk_is_decoded_from_the_state_behind_the_one_before(decode: FakeDecode) -> None:
+async def test_each_chunk_is_decoded_from_the_state_after_the_one_before(decode: FakeDecode) -> None:
     await collect(run(decode, Source(numbered(10), reason=FinishReason.STOP)))
     assert [job.state.position for job in decode.jobs] == [0, 1, 3, 7]
 
@@ -183,7 +183,7 @@ async def test_for_a_reader_that_takes_nothing_nothing_is_decoded(decode: FakeDe
     assert np.array_equal(pcm, np.arange(1, 201).repeat(FRAME_SAMPLES))
 
 
-async def test_an_error_comes_behind_the_audio_before_it(decode: FakeDecode) -> None:
+async def test_an_error_comes_after_the_audio_before_it(decode: FakeDecode) -> None:
     gone = TalkerLost("gone")
     seen, error = await collect_until_error(run(decode, Source(numbered(9), gone, reason=None)))
     assert error is gone
@@ -266,9 +266,9 @@ async def test_a_stream_that_goes_on_here_is_as_urgent_and_as_far_as_it_was(deco
     source = Source(numbered(20, start=8), reason=FinishReason.STOP)
     chunks = await collect(decoder_of(decode, start=start).run(source.frames()))
     assert [len(chunk.codes) for chunk in chunks] == [8, 12]
-    replay, first = next(job for job in decode.jobs if job.silent), decode.jobs[-2]
-    assert now_s + 60.0 <= replay.deadline_s <= now_s + 90.0
-    assert first.deadline_s == replay.deadline_s
+    recall, first = next(job for job in decode.jobs if job.silent), decode.jobs[-2]
+    assert now_s + 60.0 <= recall.deadline_s <= now_s + 90.0
+    assert first.deadline_s == recall.deadline_s
 
 
 async def test_quiet_frames_in_front_go_but_their_codes_stay(decode: FakeDecode) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from deployments.codec.batch import Decoded, DecodeJob, decode_batch
 from deployments.codec.decoder import CodecDecoder
-from deployments.codec.pool.gate import Decoded, DecodeJob, decode_batch
 from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses
 from deployments.codec.state import DecoderState, SharedStates
 from deployments.errors import CodecLost, EngineError

@@ -3,7 +3,16 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
-from deployments.talker.kernels.matmul import Form, Product, Rows, Tile, like_rows, matmul, measure_squares, normalise
+from deployments.talker.kernels.matmul import (
+    Activations,
+    Form,
+    Product,
+    Tile,
+    like_rows,
+    matmul,
+    measure_squares,
+    normalise,
+)
 from tools.kernels.reference import reference_matmul
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -28,7 +37,7 @@ CASES = [
 ]
 
 
-def given(rows: int, dtype: torch.dtype, device: torch.device) -> tuple[Rows, torch.Tensor]:
+def given(rows: int, dtype: torch.dtype, device: torch.device) -> tuple[Activations, torch.Tensor]:
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, DEPTH, generator=generator).to(device, dtype)
     weight = (torch.randn(2 * WIDE, DEPTH, generator=generator) / DEPTH**0.5).to(device, dtype)

@@ -7,25 +7,25 @@ what was captured. So there are few shapes, and all have been called before a re
 from collections.abc import Iterable
 
 MIN_LEAD_S = 0.25  # covers a decode and a frame of the talker
-RAMP = (1, 1, 2, 4, 8, 12)  # of a CPU, whose last chunks are the widest where few share a call
-# Where streams share calls. If the replica dies while a first chunk plays, another one takes over in time: to hear of
-# it, to have a talker read the prompt again and to decode takes 0.18 s on a busy host.
+RAMP = (1, 1, 2, 4, 8, 12)  # suits a CPU: where few streams share a call, the last chunks are the widest
+# This ramp is for streams that share calls. If the replica dies while a first chunk plays, another one takes over in
+# time, because a takeover (notice the death, prefill the prompt again, decode) takes 0.18 s on a busy host.
 SHARED_RAMP = (3, 3, 4, 8)
 GPU_RAMP = (1, 2, 4, 8, 12)  # its sizes are all that one call of a GPU decodes of each stream
-# Of one call of a worker. More frames cost no less each, and busy cores, which share their memory, take far longer.
+# These bound a worker's call: more frames cost no less each, and busy cores, which share memory, take far longer.
 MAX_BATCH_SIZE = 16
 MAX_BATCH_FRAMES = 16
-# Streams share a call only while it takes no longer than that: an urgent one may have to wait.
+# Streams share a call only while it takes no longer than this, because an urgent stream may have to wait for it.
 MAX_CALL_S = 0.25
-# With so many workers another one is free soon: streams share longer calls, and may wait for each other.
+# With so many workers another one is free soon, so streams share longer calls, and may wait for each other.
 MANY_WORKERS = 4
 LONG_CALL_S = 0.4
 # The cost of a call besides its frames, in frames: 4 on a Xeon with AMX, 3 with the embedded voice.
 CALL_FRAMES = 4.0
 _LONGEST_FIRST = 4  # frames of a first chunk
 _OF_PLAYING = 0.6  # share of a chunk's playing time that the next chunk may take: some take half as long again
-# Of calls that only bring the decoder's state behind frames that exist, besides the sizes of chunks.
-REPLAY_SIZES = (12, 24, 48, 96, 192)
+# Calls that make no samples (a recall) may have these many frames, besides the sizes of chunks.
+RECALL_SIZES = (12, 24, 48, 96, 192)
 
 
 def chosen_ramp(chunk_frames: tuple[int, ...] | None, workers: int) -> tuple[int, ...]:
@@ -75,8 +75,8 @@ def parts(frames: int, sizes: tuple[int, ...]) -> list[int]:
     return taken
 
 
-def replay_sizes(frames: int, sizes: tuple[int, ...]) -> list[int]:
-    """As `parts`, the largest call last: then it alone has to reach through the convolutions."""
+def recall_sizes(frames: int, sizes: tuple[int, ...]) -> list[int]:
+    """The sizes of `parts`, the largest last: then the last call alone has to reach through the convolutions."""
     return parts(frames, sizes)[::-1]
 
 
@@ -110,7 +110,7 @@ class ChunkPlan:
         return size
 
     def size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
-        """As `next_size`, for a caller that may decide otherwise: `count` when it has decoded so many."""
+        """The result of `next_size`, without counting it: the caller calls `count` once it has decoded so many."""
         wanted = self._wanted(load, lead_s)
         size = min(available, wanted)
         if not size or (size < wanted and not ended and not self._must_hurry(lead_s)):
@@ -126,16 +126,16 @@ class ChunkPlan:
         """How long to wait for a frame before asking again; None before the first chunk, when nothing plays yet."""
         return max(0.0, lead_s - self._min_lead_s) if self._num_chunks else None
 
-    def replay(self, frames: int) -> list[int]:
-        """The sizes of the calls that bring the decoder's state behind `frames` frames."""
-        return replay_sizes(frames, call_sizes((*self._ramp, *REPLAY_SIZES)))
+    def recall_sizes(self, frames: int) -> list[int]:
+        """The sizes of the calls that recall the decoder's state after `frames` frames."""
+        return recall_sizes(frames, call_sizes((*self._ramp, *RECALL_SIZES)))
 
     def restart(self) -> None:
-        """Begin the ramp again: nothing that was decoded is heard."""
+        """Begin the ramp again, because all audio so far was quiet."""
         self._num_chunks = 0
 
     def skip(self, frames: int) -> None:
-        """Go on where the ramp would be behind `frames` frames, which were decoded elsewhere."""
+        """Go on where the ramp would be after `frames` frames, which were decoded elsewhere."""
         decoded = 0
         while self._num_chunks < len(self._ramp) and decoded + self._ramp[self._num_chunks] <= frames:
             decoded += self._ramp[self._num_chunks]

@@ -1,0 +1,78 @@
+"""One call of the decoder for chunks of several streams, in a thread or in a process of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.state import DecoderState
+from deployments.errors import CodecLost, EngineError
+from deployments.protocol import Codes
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeJob:
+    """The next frames of one stream."""
+
+    codes: Codes  # [frames, num_code_groups]
+    state: DecoderState
+    deadline_s: float  # when its listener needs them, of time.monotonic()
+    silent: bool = False  # only the state is wanted: the talker's GPU made the audio
+    followed_by: int = 0  # frames of further silent jobs of this stream
+    stalled_s: float = 0.0  # silence that its listener has heard so far
+
+    @property
+    def shape(self) -> tuple[int, bool]:
+        """The shape that the jobs of one call share."""
+        return len(self.codes), self.silent
+
+    def stall_s(self, now_s: float) -> float:
+        """The silence that its listener has heard in all if this is done only now; 0.0 where it is in time."""
+        return self.stalled_s + now_s - self.deadline_s if now_s > self.deadline_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Audio of a job and the state of its stream after it."""
+
+    pcm: NDArray[np.int16]  # [frames * frame_samples]; nothing, for a silent job
+    state: DecoderState
+
+
+def decode_batch(decoder: CodecDecoder, jobs: Sequence[DecodeJob]) -> list[Decoded | Exception]:
+    """Outcome of each job, in their order: one call for each shape, and a bad job fails alone."""
+    outcomes: dict[int, Decoded | Exception] = {}
+    for shape in sorted({job.shape for job in jobs}):
+        rows = [row for row, job in enumerate(jobs) if job.shape == shape]
+        outcomes |= zip(rows, _decode_group(decoder, [jobs[row] for row in rows]), strict=True)
+    return [outcomes[row] for row in range(len(jobs))]
+
+
+def _decode_group(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
+    try:
+        return list(_decode_stacked(decoder, jobs))
+    except (EngineError, MemoryError, RuntimeError, ValueError) as error:
+        if len(jobs) > 1:  # find the culprit
+            return [outcome for job in jobs for outcome in _decode_group(decoder, [job])]
+        if isinstance(error, EngineError):
+            return [error]
+        return [out_of_memory(error) or EngineError(f"the codec decoder failed: {error}")]
+
+
+def _decode_stacked(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decoded]:
+    codes = torch.from_numpy(np.stack([job.codes for job in jobs]).astype(np.int64))
+    states = [job.state for job in jobs]
+    if jobs[0].silent:
+        nothing, followed_by = np.zeros(0, np.int16), min(job.followed_by for job in jobs)
+        return [Decoded(nothing, state) for state in decoder.recall(codes, states, followed_by=followed_by)]
+    audio, states = decoder.decode(codes, states)
+    return [Decoded(pcm, state) for pcm, state in zip(to_pcm16(audio), states, strict=True)]
+
+
+def out_of_memory(error: Exception) -> CodecLost | None:
+    """The error of streams for which this replica has no memory: another one may have. None for other errors."""
+    is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return CodecLost("this codec replica is out of memory") if is_memory else None
