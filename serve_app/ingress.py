@@ -1,4 +1,4 @@
-"""The ingress deployment: the HTTP and WebSocket surface on top of a codec handle."""
+"""The ingress deployment: the HTTP and WebSocket surface, which calls the pools by their handles."""
 
 import asyncio
 import ctypes
@@ -32,7 +32,10 @@ _C_LIBRARY = ctypes.CDLL(None)
 
 
 class HandleSynthesizer:
-    """Synthesis by the codec pool, which in turn asks the talker pool; or by the talker pool, whose GPU decodes too."""
+    """Synthesis by the codec pool, which in turn asks the talker pool; or by the talker pool, whose GPU decodes too.
+
+    The codec pool says in both cases which model is loaded: `describe` reaches a talker through it.
+    """
 
     def __init__(self, codec: DeploymentHandle, *, talker: DeploymentHandle | None = None) -> None:
         """With a `talker`, the codec pool is only asked to read recordings to clone, for a talker on a CPU."""

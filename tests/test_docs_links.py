@@ -12,7 +12,7 @@ DOCUMENTS = [
 ]
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_NAMES = re.compile(r"\]\(([^)\s]+\.py)\) \(((?:`[^`]+`(?:, )?)+)\)")  # [a file](a.py) (`name`, `name`)
+_NAMES = re.compile(r"\]\(([^)\s]+\.(?:py|c))\)\s+\(((?:`[^`]+`(?:,\s+)?)+)\)")  # [a file](a.py) (`name`, `name`)
 _PATH = re.compile(r"`((?:serve_app|deployments|loadtest|tools|tests|cluster|docs)/[\w./-]+)`")
 _IN_CODE = re.compile(r"(?<![\w/.-])(?:docs|cluster)/[\w./-]+\.(?:md|yaml|yml)\b")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
