@@ -203,7 +203,7 @@ class Upload:
 
     @asynccontextmanager
     async def arriving(self, within_s: float) -> AsyncIterator[None]:
-        """While it comes. Raises TimeoutError behind `within_s`, or as soon as it stalls while others wait."""
+        """The parts as they come. Raises TimeoutError after `within_s`, or as soon as it stalls while others wait."""
         async with asyncio.timeout(within_s) as self._limit:
             try:
                 yield

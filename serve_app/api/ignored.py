@@ -15,7 +15,7 @@ HEADER = "x-ignored"
 NO_WORD_TIMES = "of the loaded model they are not known"
 
 Ignored = dict[str, str]  # reason by field, both fit for a header
-# A dialect's fields, those of nested objects behind a dot, and which field of a SpeechBody each becomes. None: it has
+# A dialect's fields, fields of nested objects after a dot, and which field of a SpeechBody each becomes. None: it has
 # another effect. "bit_rate" is no field of a SpeechBody, but treated as one.
 Names = dict[str, str | None]
 

@@ -29,7 +29,7 @@ from serve_app.speech.word_times import Word, WordTimes
 
 # Bytes of audio of one answer that is sent whole: 23 minutes at 24 kHz, 16 bits.
 MAX_WHOLE_BYTES = 64 << 20
-# Of all such answers of this process, half of it for one client. With the rest of an ingress replica this makes a GB.
+# All such answers of this process share so many bytes; one client has half of them. An ingress replica then has a GB.
 MAX_ALL_WHOLE_BYTES = 256 << 20
 _PART_BYTES = 96 << 10  # of one message; a multiple of 3, so that parts in base64 follow each other
 AUDIO_HERE = "audio-in-base64"  # a placeholder: see `object_with`
@@ -63,7 +63,7 @@ class Delivery:
     l16: bool = False  # PCM under its RTP name
     sample_rate: int | None = None  # None: the model's
     bit_rate: int | None = None  # None: the format's usual one
-    in_wav: bool = False  # a raw format behind a RIFF header
+    in_wav: bool = False  # a raw format after a RIFF header
 
     @property
     def has_bit_rate(self) -> bool:

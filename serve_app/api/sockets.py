@@ -142,7 +142,7 @@ class Connection(ABC):
         return task
 
     def converse(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> Session:
-        """Says the session's events beside the reading: it is the only one of this socket, and lasts as long.
+        """Says the session's events while `serve` reads. The socket has no other session, and both end together.
 
         `say` gets no event of the session's end.
         """

@@ -64,7 +64,7 @@ def alaw_table() -> NDArray[np.uint8]:
 
 
 class RawEncoder:
-    """Samples one by one, behind a header that is given once. Not to be used after `close`."""
+    """Samples one by one, after a header that is given once. Not to be used after `close`."""
 
     def __init__(self, raw: AudioFormat, header: bytes = b"") -> None:
         self._convert, self._header = _CONVERSIONS[raw], header

@@ -33,7 +33,7 @@ _PLAYERS = (
 # A long text may be spoken for minutes; silence on the line for this long means that something is wrong.
 _READ_TIMEOUT_S = 120
 KEY_VARIABLE = "TALKRAY_API_KEY"
-_KEYED = " asks for a key"  # behind a URL
+_KEYED = " asks for a key"  # after a URL
 
 
 @dataclass(frozen=True, slots=True)

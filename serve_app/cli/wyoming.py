@@ -157,7 +157,7 @@ class _Handler(AsyncEventHandler):
                 await asyncio.wait((writing,))
 
     async def _pass_on(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Until the server closes, which it does behind the last sound."""
+        """Until the server closes, which it does after the last sound."""
         async for message in socket:
             if message.type is aiohttp.WSMsgType.BINARY:
                 await self.write_event(AudioChunk(_RATE, _WIDTH, _CHANNELS, message.data).event())

@@ -24,7 +24,7 @@ _FIELDS: ignored.Names = dict.fromkeys(
 
 
 class _Contexts(ContextConnection, WishedConnection):
-    """The end of a context is `close_context` right behind an empty flush; without one it is an interruption."""
+    """The end of a context is `close_context` right after an empty flush; without one it is an interruption."""
 
     names: ClassVar[ignored.Names] = {**NAMES, "sync_alignment": None}
 

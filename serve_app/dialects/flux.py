@@ -83,7 +83,7 @@ class FluxSocket(TurnSocket):
         elif not is_active and not is_heard:
             await self._warn("NO_ACTIVE_SPEECH", "Nothing is being spoken.")
         elif offset_ms is not None and offset_ms <= self._interrupted_ms:
-            await self._warn("INVALID_INTERRUPT_OFFSET", "The offset is not behind that of the last interrupt.")
+            await self._warn("INVALID_INTERRUPT_OFFSET", "The offset is not after the offset of the last interrupt.")
         else:
             self._offset_ms, self._is_interrupting = None if offset_ms is None else int(offset_ms), True
             await self._session.clear(None if offset_ms is None else (offset_ms - self._interrupted_ms) / 1000)

@@ -51,7 +51,7 @@ def parse_resumption(fields: Mapping[str, object]) -> Resumption:
     return resumption
 
 
-# Of a `speak` message.
+# The fields of a `speak` message.
 _NAMES: ignored.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **ignored.SPEECH}
 
 

@@ -23,7 +23,7 @@ _FORMATS |= {"pcm16": AudioFormat.PCM, "g711_ulaw": AudioFormat.MULAW, "g711_ala
 _TELEPHONE_HZ = 8000
 _OUTPUT = {"voice": "voice", "voice.id": "voice", "speed": "speed", "format": None, "format.type": None}
 _OUTPUT |= {"format.rate": None}
-# Of a session, of the present shape and of the one before it.
+# The fields of a session, in its present shape and in the one before it.
 _NAMES: ignored.Names = {
     **{f"audio.output.{name}": ours for name, ours in _OUTPUT.items()},
     **_OUTPUT,

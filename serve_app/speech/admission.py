@@ -20,7 +20,7 @@ from deployments.audio.listening import FirstSound
 from deployments.errors import NotReady, Overloaded
 from deployments.limits import Rate, StreamLimit
 from deployments.playback import PlaybackClock, Unread
-from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.api.request import draw_seed
 from serve_app.config import AdmissionSettings
@@ -30,18 +30,18 @@ from serve_app.speech.synthesizer import Synthesizer
 
 logger = logging.getLogger(__name__)
 
-# Of a request that is over before it was heard, with as many seeds.
+# How many seeds are tried where speech ends before any sound.
 _ATTEMPTS = 3
-# The time to a first audio without a line is the least of so many latest ones.
+# The time to first audio without a line is the least of so many latest times.
 _LATEST = 50
-# While none is known.
+# The same while no time is known.
 _USUAL_S = 1.0
 _SAMPLE_BYTES = 2
-# Remedies, by the reason of a refusal.
+# How operators raise the limit, by the reason of a refusal.
 _MORE_REPLICAS = "more or faster replicas raise the limit"
 _REMEDIES = {
     "streams": "api.admission.max_streams ({settings.max_streams}) raises the limit",
-    "behind": f"more would be heard with pauses, so {_MORE_REPLICAS}",
+    "pauses": f"more would be heard with pauses, so {_MORE_REPLICAS}",
     "line": f"{_MORE_REPLICAS}, api.admission.max_line_s ({{settings.max_line_s:g}}) lets more of them wait",
     "late": f"{_MORE_REPLICAS}, api.admission.max_wait_s ({{settings.max_wait_s:g}}) lets them wait longer",
 }
@@ -71,8 +71,8 @@ class Admission:
         self._settings = settings
         self._is_running = is_running
         self._num_streams = self._num_heard = 0
-        # Since when and whose, the oldest first. Requests with a recording are left out, because reading it takes time
-        # that says nothing of the line; so are texts that are still being written.
+        # When each waiting request came, and its client, the oldest first. Requests with a recording are left out: to
+        # read it takes time that says nothing of the line. So are texts that are still being written.
         self._waiting: dict[object, tuple[float, str]] = {}
         self._limit = StreamLimit(least=settings.min_streams)
         self._begun = Rate()
@@ -85,20 +85,22 @@ class Admission:
         """Audio of one utterance. Raises Overloaded where it would come late, NotReady where no talker has started."""
         if not request.is_heard:
             self.check_room(request.client)
-        came_s, listener, heard, reason = time.monotonic(), PlaybackClock(), 0, None
-        live, paused = self._live_text(request), False
+        came_s, listener = time.monotonic(), PlaybackClock()
+        live = self._live_text(request)
+        is_heard = was_held_up = False  # by its reader, or by the writer of its text
+        reason: FinishReason | None = None
         self._count(+1)
         try:
             info = await self.describe()
+            sound = FirstSound(info.sample_rate)
             async with AsyncExitStack() as opened, Unread(self._make_room, self._come_back) as unread:
                 chunks, begun = await self._begin(request, info, opened)
-                heard = 1
-                self._num_heard += heard
-                sound = FirstSound(info.sample_rate)
+                is_heard = True
+                self._num_heard += 1
                 while (chunk := begun.popleft() if begun else await anext(chunks, None)) is not None:
-                    if paused or (live is not None and not live.is_over):
+                    is_being_written = live is not None and not live.is_over
+                    if was_held_up or is_being_written:
                         listener.wait(now_s=time.monotonic())
-                    paused = live is not None and not live.is_over
                     if chunk.pcm:
                         self._judge(listener, len(chunk.pcm) / _SAMPLE_BYTES / info.sample_rate, came_s=came_s)
                         if (onset_s := sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
@@ -107,10 +109,10 @@ class Admission:
                     unread.offer()
                     yield chunk
                     listener.pause(time.monotonic() - given_s)
-                    paused = await unread.taken() or paused
+                    was_held_up = await unread.taken() or is_being_written
             metrics.finished(time.monotonic() - came_s, audio_s=listener.audio_s, reason=reason)
         finally:
-            self._num_heard -= heard
+            self._num_heard -= is_heard
             self._count(-1)
 
     def check_room(self, client: str) -> None:
@@ -118,10 +120,10 @@ class Admission:
         if self._num_streams >= self._settings.max_streams:
             raise self._refusal("streams")
         if not self._is_running():
-            self._waiting.clear()  # that they wait says nothing of the line
+            self._waiting.clear()  # their waiting says nothing of the line
             return
         if not self._limit.has_room(self._num_streams):
-            raise self._refusal("behind")
+            raise self._refusal("pauses")
         if self._line_s(client) > self._usual_s + self._settings.max_line_s:
             raise self._refusal("line")
 

@@ -5,7 +5,7 @@ import unicodedata
 from collections import Counter
 from functools import lru_cache
 
-# ISO 639-1, then 639-2 and 639-3; a region or script behind it, as in zh-CN, changes nothing.
+# ISO 639-1, then 639-2 and 639-3; a region or script after it, as in zh-CN, changes nothing.
 _CODES = {
     "zh": "chinese", "en": "english", "fr": "french", "de": "german", "it": "italian", "ja": "japanese",
     "ko": "korean", "pt": "portuguese", "ru": "russian", "es": "spanish",

@@ -116,7 +116,7 @@ class LiveText(Segments):
         """The text goes on with `text`, of which a long one becomes spoken text by and by.
 
         Raises InvalidRequest where it becomes too long, and takes nothing of `text` then. Text that comes too late,
-        behind the end, is an error of the caller.
+        after the end, is an error of the caller.
         """
         assert not self.is_written, "a finished text takes no more"
         if self._num_chars + len(text) > self._max_chars:
@@ -340,7 +340,7 @@ class LivePlain:
         return is_speakable(clean(self._rest))
 
     def _spoken(self, word: str) -> str:
-        """Spaces between words, none in front of the first and behind the last."""
+        """Spaces between words, none before the first and after the last."""
         if word[:1].isspace():
             self._space = " " if self._has_spoken else ""
         spoken = clean(word)

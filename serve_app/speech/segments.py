@@ -48,7 +48,7 @@ class Segments:
         return self._segments[number] if number < len(self._segments) else None
 
     async def segment(self, number: int) -> SynthesisRequest | None:
-        """As `known_segment`, waiting for it; None behind the last one."""
+        """As `known_segment`, waiting for it; None after the last one."""
         return self.known_segment(number)
 
     def is_last(self, number: int) -> bool:
@@ -60,7 +60,7 @@ class Segments:
         return segment_start(self._text, [request.text for request in self._segments[:number]])
 
     def pause_s(self, number: int) -> float:
-        """Silence in front of a segment, or behind the last one."""
+        """Silence before a segment, or after the last one."""
         return 0.0
 
     def leave(self, number: int) -> None:
@@ -211,7 +211,7 @@ class _Segment:
         self._begun = False
 
     async def next(self) -> PcmChunk | None:
-        """The next chunk, None behind the last one."""
+        """The next chunk, None after the last one."""
         if self._begun:
             return await self._advance()
         self._begun = True
@@ -249,7 +249,7 @@ def segment_start(text: str, before: list[str]) -> int:
 def segment_requests(request: SynthesisRequest, max_chars: int) -> list[SynthesisRequest]:
     """The request itself if its text is short enough; else one for each segment.
 
-    A later segment continues speech that is being heard. Its id is the request's with its number behind it, its seed
+    A later segment continues speech that is being heard. Its id is the request's with its number after it, its seed
     follows from the request's seed and the number: the same request makes the same segments.
     """
     first, *later = split_text(request.text, max_chars) or [request.text]

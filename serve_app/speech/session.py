@@ -26,11 +26,11 @@ from serve_app.speech.word_times import Spoken, Word, WordTimes
 SILENCE_S = 0.1  # of silence for a text without anything to speak: clients take no audio at all for a failure
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
 MAX_AUDIO_BYTES = 4096  # of an event
-_MOST_UNSENT = 8  # events; behind them the decoding waits
+_MOST_UNSENT = 8  # events that no reader has taken; with more of them the decoding waits
 _CJK = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u3000-\u303f\uff00-\uff65]"
 _CJK_SPACE = re.compile(rf"(?<={_CJK})\s+(?={_CJK})")
 _IDEOGRAPH = re.compile(_CJK)
-_MOST_TURNS = 256  # that wait
+_MOST_TURNS = 256  # turns that wait to be spoken
 
 
 @dataclass(slots=True)
@@ -40,13 +40,13 @@ class Turn:
     number: int  # from 1
     record: RequestRecord
     text: str = ""  # the whole text so far
-    half: str = ""  # of a surrogate pair, behind it
+    half: str = ""  # half of a surrogate pair that follows the text
     is_complete: bool = False
     request: SynthesisRequest | None = None  # None while nothing was asked for
     live: LiveText | None = None  # where it is spoken while it is written
     taken: int = 0  # characters that are being spoken, or have been
     times: WordTimes | None = None  # where they were asked for
-    start_s: float | None = None  # of its audio in the session's, which a `clear` begins anew; None of none
+    start_s: float | None = None  # where its audio begins, counted from the last `clear`; None: it has none
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -134,7 +134,7 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """The encoder's rest, behind the last turn."""
+    """The rest of the encoder, after the last turn."""
 
     data: bytes
 
@@ -175,7 +175,7 @@ class Session:
         files: bool = False,
     ) -> None:
         """`body` is everything but its `input`. With `live_texts` a turn is spoken while it is written, else when it is
-        complete. Turns have `request_id` with their number behind it, that of a session without `live_texts` the bare
+        complete. Turns have `request_id` with their number after it, that of a session without `live_texts` the bare
         one. With `files` the audio of each turn is a file of its own, else all of them are one stream.
         """
         self._synthesizer, self._settings, self._info = synthesizer, settings, info
@@ -255,7 +255,7 @@ class Session:
         return cleared
 
     def close(self) -> None:
-        """No more text: `Done` comes behind all that was written."""
+        """No more text: `Done` comes after all that was written."""
         if self.is_writing:
             self.flush()
         self._is_closed = True
@@ -443,6 +443,6 @@ def is_ideograph(char: str) -> bool:
 
 
 def _end_of_certain(text: str) -> int:
-    """The end of `text`, but for spaces behind an ideograph: another one may follow."""
+    """The end of `text`, but for spaces after an ideograph: another one may follow."""
     stripped = text.rstrip()
     return len(stripped) if is_ideograph(stripped[-1:]) else len(text)

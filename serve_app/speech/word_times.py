@@ -152,7 +152,7 @@ class WordTimes:
 def _begins(written: list[re.Match[str]], spoken: list[re.Match[str]], end: int) -> list[int]:
     """Where the spoken form of each written word begins, of a part whose spoken text ends at `end`.
 
-    Words that are equal on both sides match, from the front and from behind; the words between them share the rest.
+    Words that are equal on both sides match, from the front and from the end; the words between them share the rest.
     """
     ahead = _num_same(written, spoken)
     behind = min(_num_same(written[::-1], spoken[::-1]), len(written) - ahead, len(spoken) - ahead)

@@ -55,7 +55,7 @@ class SupervisorLink:
 
 def watch(supervisor: SupervisorLink) -> None:
     """Say when a part of Ray that cannot be replaced has ended."""
-    from deployments.serving import ray_private  # imports Ray, behind the settings
+    from deployments.serving import ray_private  # imports Ray, which reads the settings at import
 
     while (lost := ray_private.ended_part(_VITAL)) is None:
         time.sleep(_POLL_S)

@@ -60,7 +60,7 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
         os.environ.setdefault(name, value)
     ray_settings.apply_local()
     os.environ["TALKRAY_HOST"] = address.in_url  # HAProxy alone listens there
-    import ray  # behind the settings, which it reads at import
+    import ray  # after the settings, which it reads at import
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     report("starting Ray")
