@@ -75,7 +75,7 @@ def create_api(
     api.include_router(page_routes(api.title))
     # The door has asked for the key: this tells readers of the documentation where to put it.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
-    service = SpeechService(admission, settings, check_room=admission.check_room, live_texts=live_texts)
+    service = SpeechService(admission, settings, live_texts=live_texts)
     for dialect in DIALECTS:
         api.include_router(http_router(dialect, service), dependencies=keyed)
     api.include_router(catalogue_routes(admission, settings), tags=["Models and voices"])

@@ -24,9 +24,9 @@ from serve_app.api.request_log import RequestRecord
 from serve_app.api.response import Delivery, Kept, SpeechResponse, audio_body, event_body, marked, speech_headers
 from serve_app.audio.formats import AudioFormat, check_bit_rate
 from serve_app.config import ApiSettings
+from serve_app.speech.admission import Admission
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.session import Session, silence
-from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.word_times import WordTimes
 
 Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
@@ -49,22 +49,17 @@ class SpeechService:
 
     def __init__(
         self,
-        synthesizer: Synthesizer,
+        admission: Admission,
         settings: ApiSettings,
         *,
-        check_room: Callable[[str], None],
         live_texts: LiveTexts,
     ) -> None:
-        """`check_room` raises where there is no point in parsing a request of this client. `live_texts` is where texts
-        stand that are still being written.
-        """
-        self.settings = settings
-        self.check_room, self.live_texts = check_room, live_texts
-        self._synthesizer = synthesizer
+        """`live_texts` holds the texts that are still being written."""
+        self.admission, self.settings, self.live_texts = admission, settings, live_texts
 
     async def describe(self) -> ModelInfo:
         """The loaded checkpoint. Raises NotReady."""
-        return await self._synthesizer.describe()
+        return await self.admission.describe()
 
     async def wish(
         self,
@@ -113,7 +108,7 @@ class SpeechService:
     ) -> Session:
         """Speech of one conversation, while it is written if `live`; see `Session`."""
         return Session(
-            self._synthesizer,
+            self.admission,
             self.settings,
             wish.info,
             body=wish.body,
@@ -160,7 +155,7 @@ class SpeechService:
 
     def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The utterance's audio; a moment of silence where its text has nothing to speak."""
-        return self._synthesizer.synthesize(utterance) if is_speakable(utterance.text) else _silent(info)
+        return self.admission.synthesize(utterance) if is_speakable(utterance.text) else _silent(info)
 
 
 async def read_body(request: Request) -> bytes:
@@ -183,7 +178,7 @@ async def read_body(request: Request) -> bytes:
 async def read_object(request: Request, speaker: SpeechService) -> dict[str, object]:
     """The JSON object that is the body. Raises InvalidRequest, and Overloaded where parsing it would be in vain."""
     content = await read_body(request)
-    speaker.check_room(request.state.caller.name)
+    speaker.admission.check_room(request.state.caller.name)
     return parse_object(content)
 
 

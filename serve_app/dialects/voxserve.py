@@ -33,7 +33,7 @@ _MOST_FIELDS = 32
 async def generate(service: SpeechService, request: Request) -> Response:
     """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
     content = await read_body(request)
-    service.check_room(request.state.caller.name)
+    service.admission.check_room(request.state.caller.name)
     return await service.respond(request, await wished(service, await _form_fields(content, request.headers)))
 
 

@@ -1,4 +1,9 @@
-"""The port between the HTTP surface and the maker of audio: replicas in production, a fake in tests."""
+"""The port between the HTTP surface and the maker of audio.
+
+A request passes a chain of objects with this port: `Admission` bounds the load, and `HandleSynthesizer` of the ingress
+calls the replicas. `Admission` holds a `LongText`, which cuts a long text into segments between the two. Tests put a
+fake in place of `HandleSynthesizer`.
+"""
 
 from collections.abc import AsyncGenerator
 from typing import Protocol
