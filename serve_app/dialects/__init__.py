@@ -12,6 +12,7 @@ from serve_app.dialects import (
     nari,
     native,
     openai_speech,
+    parrot,
     realtime,
     vllm_omni,
     voxserve,
@@ -20,7 +21,7 @@ from serve_app.dialects.table import Dialect
 
 _MODULES = (
     *(openai_speech, deepgram, flux, elevenlabs, elevenlabs_sockets, cartesia, realtime, dashscope, vllm_omni),
-    *(voxserve, kokoro, codec_frames, native, nari),
+    *(voxserve, kokoro, codec_frames, native, nari, parrot),
 )
 # In the order of /docs; of several keys that a request has, the first header's counts.
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in _MODULES)

@@ -370,6 +370,16 @@ SOCKETS = {
         goes_on=False,
         cut=[SAMPLES["nari"].messages[0], {"type": "input_text.append", "text": "$text"}, {"type": "input_text.end"}],
     ),
+    "parrot": SocketRow(
+        SAMPLES["Parrot"],
+        over={"type": "said"},
+        refused=[({"type": "sing"}, "type"), ({"type": "phrase"}, "phrase")],
+        numbers=['{"type": "phrase", "phrase": "a", "x": ?}'],
+        more=[{"type": "leave"}],
+        cancel={"type": "hush"},
+        cancelled={"type": "hushed"},
+        drain={"type": "leave"},
+    ),
 }
 
 SPEECH: Json = {"input": "$text", "voice": "$voice"}
@@ -448,6 +458,7 @@ POSTS = {
             more={"streaming": "true", "x_vector_only_mode": False, "speaker": VOICE},
         ),
         PostRow(SAMPLES["Kokoro-FastAPI"], "input", more={"stream": False, "speed": 1.1}),
+        PostRow(Sample("/parrot", body={"phrase": "$text", "bird": "$voice"}), "phrase", more={"bird": "nobody"}),
         PostRow(Sample("/v1/audio/frames", body=SPEECH), "input", more={"seed": 5}),
     )
 }
