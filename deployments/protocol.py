@@ -77,11 +77,13 @@ class Sampling:
     temperature: float | None = _filter(0.9, **_SCALE)
     top_k: int | None = _filter(50, **_COUNT)
     top_p: float | None = _filter(1.0, **_PROBABILITY)
+    min_p: float | None = _filter(0.0, ge=0, le=1)
     repetition_penalty: float | None = _option(1.05, **_SCALE)
     subtalker_dosample: bool | None = _option(True)
     subtalker_temperature: float | None = _option(0.9, **_SCALE)
     subtalker_top_k: int | None = _option(50, **_COUNT)
     subtalker_top_p: float | None = _option(1.0, **_PROBABILITY)
+    subtalker_min_p: float | None = _option(0.0, ge=0, le=1)
     max_new_tokens: int | None = _option(2048, ge=1, le=INT32_MAX)
 
 

@@ -31,6 +31,7 @@ class FilterOptions:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
 
     @classmethod
     def for_talker(cls, sampling: Sampling) -> "FilterOptions":
@@ -174,6 +175,7 @@ class BatchFilter:
         if self.breadth.top_p:
             values = self._keep_top_p(values)
         weights = (values - values[:, :1]).exp()  # not normalised: a sum would depend on the number of candidates
+        weights = weights.masked_fill(weights < self.floats("min_p"), 0.0)  # the best candidate's is 1
         best = (weights / noise(draw, codes)).argmax(-1, keepdim=True)
         sampled = codes.gather(-1, best)
         return torch.where(self.ints("do_sample") != 0, sampled, logits.argmax(-1, keepdim=True))[:, 0]

@@ -19,6 +19,7 @@ from deployments.talker.sampling import OPTION_COLUMNS, BatchFilter, Draw
 
 _DO_SAMPLE, _TEMPERATURE = tl.constexpr(OPTION_COLUMNS["do_sample"]), tl.constexpr(OPTION_COLUMNS["temperature"])
 _TOP_K, _TOP_P = tl.constexpr(OPTION_COLUMNS["top_k"]), tl.constexpr(OPTION_COLUMNS["top_p"])
+_MIN_P = tl.constexpr(OPTION_COLUMNS["min_p"])
 
 
 @triton.jit
@@ -68,6 +69,7 @@ def _choose(values, inside, noise, filters, vocab: tl.constexpr, bits: tl.conste
     do_sample, top_k = tl.load(filters + _DO_SAMPLE) != 0, tl.load(filters + _TOP_K)
     temperature = tl.load(filters + _TEMPERATURE).to(tl.float32, bitcast=True)
     top_p = tl.load(filters + _TOP_P).to(tl.float32, bitcast=True)
+    min_p = tl.load(filters + _MIN_P).to(tl.float32, bitcast=True)
     scaled = values / temperature
     keys = tl.where(inside, _ordered(values), tl.zeros_like(values).to(tl.uint32))
     wanted = tl.where(top_k > 0, tl.minimum(top_k, vocab), vocab).to(tl.int64)
@@ -84,6 +86,7 @@ def _choose(values, inside, noise, filters, vocab: tl.constexpr, bits: tl.conste
             border = tl.where(tail <= limit, candidate, border)
         best = tl.max(tl.where(inside, scaled, float("-inf")), axis=0)
         keep = keep & ((keys >= border) | (scaled == best))
+    keep = keep & (weights >= min_p)  # the best candidate's is 1
     sampled = tl.argmax(tl.where(keep, weights / noise, -1.0), axis=0, tie_break_left=True)
     return tl.where(do_sample, sampled, tl.argmax(values, axis=0, tie_break_left=True))
 

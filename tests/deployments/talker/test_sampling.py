@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import (
     LogitsProcessorList,
+    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -27,10 +28,11 @@ from deployments.talker.sampling import (
 CPU = torch.device("cpu")
 GREEDY = FilterOptions(do_sample=False, temperature=1.0, top_k=0, top_p=1.0)
 OPTIONS = [
-    FilterOptions(do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p)
+    FilterOptions(do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     for temperature in (0.6, 1.0, 1.7)
     for top_k in (0, 1, 7, 500)
     for top_p in (0.05, 0.5, 0.9, 1.0)
+    for min_p in (0.0, 0.1, 1.0)
 ]
 
 
@@ -54,6 +56,8 @@ def hugging_face(logits: Tensor, options: FilterOptions) -> Tensor:
         warpers.append(TopKLogitsWarper(options.top_k))
     if options.top_p < 1:
         warpers.append(TopPLogitsWarper(options.top_p))
+    if options.min_p:
+        warpers.append(MinPLogitsWarper(options.min_p))
     warped: Tensor = warpers(torch.zeros(len(logits), 1, dtype=torch.long), logits)
     return warped
 
@@ -228,5 +232,5 @@ def test_options_come_from_their_own_half_of_the_request() -> None:
 
 def test_every_filter_has_a_column() -> None:
     assert tuple(OPTION_COLUMNS) == ("do_sample", *FILTERS)
-    packed = FilterOptions(do_sample=True, temperature=2, top_k=3, top_p=0.5).pack()
-    assert packed.tolist() == [1, 0x40000000, 3, 0x3F000000]  # floats as their bits, also of a whole number
+    packed = FilterOptions(do_sample=True, temperature=2, top_k=3, top_p=0.5, min_p=0.25).pack()
+    assert packed.tolist() == [1, 0x40000000, 3, 0x3F000000, 0x3E800000]  # floats as their bits, also of a whole number

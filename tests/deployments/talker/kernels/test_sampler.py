@@ -18,7 +18,7 @@ from tools.kernels.reference import reference_first_code
 VOCAB, WIDTH, WIDE, GROUPS = 200, 24, 40, 3
 OPTIONS = [
     FilterOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0),
-    FilterOptions(do_sample=True, temperature=0.7, top_k=0, top_p=1.0),
+    FilterOptions(do_sample=True, temperature=0.7, top_k=0, top_p=1.0, min_p=0.2),
     FilterOptions(do_sample=True, temperature=1.3, top_k=30, top_p=0.6),
     FilterOptions(do_sample=True, temperature=1.0, top_k=1000, top_p=1.0),
     FilterOptions(do_sample=False, temperature=1.0, top_k=50, top_p=1.0),
