@@ -22,10 +22,13 @@ class ChosenBackend:
 
 def choose(config: SpeechTokenizerConfig, device: torch.device) -> ChosenBackend:
     """A new backend is a line here, and a row in tests/deployments/codec/backends/test_backends.py."""
+    from deployments.codec.backends import tones
     from deployments.codec.backends.torch import TorchBackend  # with the kernels of cpu.py, where they fit
     from deployments.codec.backends.triton_slots import TritonSlots
     from deployments.codec.slots import PlainSlots
 
+    if config.frame_s == tones.FRAME_S:
+        return ChosenBackend(tones.TonesBackend, PlainSlots)
     if device.type == "cuda" and config.decoder.suits_matrix_units:
         return ChosenBackend(TorchBackend, TritonSlots)
     return ChosenBackend(TorchBackend, PlainSlots)

@@ -1,9 +1,12 @@
 """What every backend promises: how a stream is cut into chunks, and who shares its calls, is not heard."""
 
-from collections.abc import Callable
+import json
+import shutil
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,15 +14,20 @@ import torch
 from torch import Tensor
 
 from deployments.codec.backends.cpu import MATRIX_UNITS
+from deployments.codec.backends.tones import TonesBackend
 from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots
+from deployments.codec.batch import Decoded, DecodeJob
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import FoldedDecoder, fold
 from deployments.codec.plan import GPU_RAMP
+from deployments.codec.pool.service import CodecService
 from deployments.codec.slots import PlainSlots, SlotDecoder
 from deployments.codec.state import DecoderState
+from deployments.config import CodecConfig
 from deployments.errors import EngineError
+from deployments.protocol import FinishReason, FrameChunk, SynthesisRequest
 from talkray_tools.random_codec import randomize_decoder
 from talkray_tools.unfolded_codec import DecoderNetwork
 from tests.deployments.codec.conftest import CONFIG
@@ -55,6 +63,9 @@ BACKENDS = (
         lambda: CodecDecoder(TorchBackend(weights(whole_blocks=True), "bfloat16")),
         30.0,
         "" if MATRIX_UNITS else "needs a CPU that multiplies bfloat16",
+    ),
+    Row(
+        "tones", lambda: CodecDecoder(TonesBackend(weights(whole_blocks=False).config, 600, torch.device("cpu"))), 90.0
     ),
 )
 
@@ -150,6 +161,36 @@ def test_a_code_in_no_codebook_is_an_error(decoder: CodecDecoder, codes: Tensor)
             decoder.decode(broken, [decoder.initial_state()])
     with pytest.raises(EngineError, match="codes, the codec takes"):
         decoder.decode(codes[:1, :2, :-1], [decoder.initial_state()])
+
+
+@pytest.mark.anyio
+async def test_a_codec_of_25_frames_a_second_is_served(tmp_path: Path, tiny_checkpoint: Callable[[str], Path]) -> None:
+    """By the replica's own service: chunks, deadlines and the end of a runaway are in its time."""
+    shutil.copytree(tiny_checkpoint("CustomVoice"), tmp_path / "model")
+    file = tmp_path / "model" / "speech_tokenizer" / "config.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({**values, "output_sample_rate": 2 * values["output_sample_rate"]}))
+
+    async def decode(job: DecodeJob) -> Decoded:
+        (outcome,) = await service.decode_batch([job])
+        assert isinstance(outcome, Decoded), outcome
+        return outcome
+
+    async def generate(request: object) -> AsyncGenerator[FrameChunk, None]:
+        codes = np.random.default_rng(0).integers(0, 2048, (500, 16)).astype(np.int16)
+        codes[50:, 0] = 7  # the same tone again and again: a loop
+        for start in range(0, 500, 5):
+            yield FrameChunk(codes[start : start + 5], 1, FinishReason.LENGTH if start == 495 else None)
+
+    service = CodecService(str(tmp_path / "model"), CodecConfig(placement="pool"), decode=decode)
+    assert service.frame_s == 0.04
+    chunks = [
+        chunk async for chunk in service.synthesize(SynthesisRequest("x", "Hello", leading_silence=True), generate)
+    ]
+    heard_s = sum(len(chunk.pcm) for chunk in chunks) / 2 / 48000
+    assert chunks[-1].finish_reason is FinishReason.LOOP
+    assert heard_s == pytest.approx(0.04 * sum(len(chunk.codes) for chunk in chunks))
+    assert 2 + 3 < heard_s < 2 + 8.2
 
 
 def triton_slots(precision: Precision) -> SlotDecoder:
