@@ -81,6 +81,7 @@ class Seen:
     pauses_s: dict[str, float] = field(default_factory=dict)  # the longest, by way
     health_s: float = 0.0
     peak_mib: float = 0.0  # by how much a process grew at most
+    kept: str = ""  # the process that has most more behind it than before, and how much
     got: Counter[str] = field(default_factory=Counter)
     missed: list[str] = field(default_factory=list)
 
@@ -98,10 +99,10 @@ class Seen:
         times = [f"{1000 * each:.0f}" for each in (*both_s, self.health_s)]
         number = str(self.entry) if self.many else ""
         verdict = "" if not self.many else "BROKEN" if self.missed else "holds"
-        return [number, self.name, str(self.many or ""), *times, f"{self.peak_mib:.0f}", verdict, told]
+        return [number, self.name, str(self.many or ""), *times, f"{self.peak_mib:.0f}", self.kept, verdict, told]
 
 
-HEAD = ["entry", "attack", "intruders", "pause, ms", "without", "/health, ms", "peak, MiB", "limits", "what it got"]
+HEAD = ["entry", "attack", "intruders", "pause, ms", "without", "/health, ms", "peak, MiB", "kept, MiB", "limits", "what it got"]
 
 
 class Watch:
@@ -215,6 +216,9 @@ class Watch:
         seen.health_s = max((took_s for took_s, _ in health), default=time.monotonic() - self._from_s)
         growth = [peak - self._before.get(process, peak) for process, peak in self._peaks.items()]
         seen.peak_mib = max(growth, default=0.0)
+        kept = {process: each - self._before.get(process, each) for process, each in self._memory.items()}
+        most = max(kept, key=kept.__getitem__)
+        seen.kept = f"{kept[most]:.0f} {self.processes.get(most, 'one that is gone')}"
         spared = ("whole", "refused") if attack and attack.takes_every_place else ("whole",)
         lost = Counter(
             f"{each.way} {each.outcome}: {each.detail[:80]}" for each in streams if each.outcome not in spared

@@ -179,7 +179,7 @@ async def sends_anything(me: Intruder) -> str:
         post = chance.choice([*POSTS.values()])
         return await me.post(post.path, spelled(bent(post.body("TEXT", **post.more), chance)).encode())
     row = chance.choice([*SOCKETS.values()])
-    path, _, query = f"{row.path}{row.query}".partition("?")
+    path, _, query = chance.choice(row.paths).partition("?")
     fields = parse_qsl(query)
     if chance.random() < 0.3:
         fields = [(name, chance.choice(NUMBERS) if value[0].isdigit() else value) for name, value in fields]
