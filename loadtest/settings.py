@@ -6,12 +6,15 @@ from enum import StrEnum
 
 from loadtest.arrivals import (
     Arrivals,
+    Kind,
     Phase,
+    Profile,
     ScheduledRequest,
     SpeechLengths,
     Texts,
     arrival_times,
     interrupt,
+    mix,
     plan_requests,
 )
 from loadtest.metrics import Limits
@@ -38,6 +41,7 @@ class Settings:
     headers: Mapping[str, str] = field(default_factory=dict)
     lengths: SpeechLengths | None = None
     texts: Texts = Texts.MIXED
+    profile: Profile = Profile.ALIKE
     warmup: int = 0  # requests before the run
     words_per_s: float = 30.0  # of live text
     interrupted: float = 0.0  # share of live turns that are interrupted
@@ -80,4 +84,6 @@ class Settings:
 
     def _plan(self, times_s: list[float], *, seed: int) -> list[ScheduledRequest]:
         plan = plan_requests(times_s, seed=seed, lengths=self.lengths, texts=self.texts.choices())
+        if self.profile is Profile.MIXED:
+            return mix(plan, seed=seed)
         return interrupt(plan, self.interrupted, seed=seed) if self.transport is Transport.LIVE else plan
