@@ -114,7 +114,12 @@ class _Slots:
     def __init__(self, num_slots: int, costs: Costs, now_s: Callable[[], float]) -> None:
         self.num_slots, self._costs, self._now_s = num_slots, costs, now_s
         self.free_s = self.busy_s = 0.0
-        self.frames = 0
+        self._ends_s: list[float] = []  # of calls under way
+
+    def next_s(self) -> float:
+        """When the next call ends; inf without one."""
+        self._ends_s = [end_s for end_s in self._ends_s if end_s > self._now_s()]
+        return min(self._ends_s, default=math.inf)
 
     def largest_batch(self, frames: int) -> int:
         return 384 // frames
@@ -127,7 +132,7 @@ class _Slots:
         took_s = self._costs.call((1 << (len(slots) - 1).bit_length()) * frames)
         self.free_s = max(self._now_s(), self.free_s) + took_s
         self.busy_s += took_s
-        self.frames += len(slots) * frames
+        self._ends_s.append(self.free_s)
         return _Call(self._now_s, self.free_s, [_SOUND[: frames * INFO.frame_samples]] * len(slots))
 
 
@@ -230,7 +235,7 @@ class ModelledGpu:
         """The time of some work, in which audio is sent as it is made."""
         until_s = self._now_s() + seconds
         while (left_s := until_s - self._now_s()) > 1e-9:
-            await asyncio.sleep(min(left_s, 0.0005))
+            await asyncio.sleep(min(left_s, self.slots.next_s() - self._now_s()))
             self._send_audio()
 
     def _send_audio(self) -> None:
