@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from loadtest.arrivals import (
+    INSTRUCTION,
+    LONG_SEGMENTS,
     Arrivals,
     Kind,
     Phase,
@@ -18,6 +20,12 @@ from loadtest.arrivals import (
     plan_requests,
 )
 from loadtest.metrics import Limits
+
+# Fields of the body that only requests of these kinds have.
+_OF_KIND: Mapping[Kind | None, dict[str, object]] = {
+    Kind.WHOLE: {"stream": False, "response_format": "wav"},
+    Kind.INSTRUCTED: {"instructions": INSTRUCTION},
+}
 
 
 class Transport(StrEnum):
@@ -71,8 +79,12 @@ class Settings:
         A planned length is a Talkray extension that other engines share in part. The last of `max_new_tokens` steps
         writes no frame: it would be the end.
         """
-        exact = {} if request.frames is None else {"max_new_tokens": request.frames + 1, "ignore_eos": True}
-        return {**self.options, **exact, "input": request.text, "response_format": "pcm"}
+        segments = LONG_SEGMENTS if request.kind is Kind.LONG else 1
+        exact = {}
+        if request.frames is not None:
+            exact = {"max_new_tokens": request.frames // segments + 1, "ignore_eos": True}
+        body = {**self.options, **exact, "input": request.text, "response_format": "pcm"}
+        return body | _OF_KIND.get(request.kind, {})
 
     def schedule(self) -> list[ScheduledRequest]:
         """The requests, in the order of their planned times."""

@@ -1,4 +1,4 @@
-"""What one GPU would do with the mix of `loadtest --traffic mixed`: `python -m tools.experiments.one_gpu --rates 60,80`.
+"""What one GPU would do with the traffic of `loadtest --traffic mixed`: `python -m tools.experiments.one_gpu`.
 
 The admission, the segments, the scheduler and the codec's calls are production's, in a time that nobody waits for. What
 is assumed is what a step, a prompt and a call take, by their rows and frames, and how long a request is on its way.
@@ -40,8 +40,18 @@ from deployments.talker.kv_cache import BlockManager
 from deployments.talker.loading import _MAX_LEAD_S
 from deployments.talker.prompt import Prompt
 from deployments.talker.scheduler import Scheduler
-from deployments.talker.sequence import FrameLimit, Sequence as Spoken
-from loadtest.arrivals import INSTRUCTION, LEAVES_S, LONG_SEGMENTS, Kind, Profile, ScheduledRequest, SpeechLengths, settled
+from deployments.talker.sequence import FrameLimit
+from deployments.talker.sequence import Sequence as Spoken
+from loadtest.arrivals import (
+    INSTRUCTION,
+    LEAVES_S,
+    LONG_SEGMENTS,
+    Kind,
+    Profile,
+    ScheduledRequest,
+    SpeechLengths,
+    settled,
+)
 from loadtest.codec_pool import VirtualTimeLoop
 from loadtest.settings import Settings
 from loadtest.tables import Table
@@ -149,7 +159,7 @@ class ModelledGpu:
             max_num_waiting=max_num_waiting,
             max_lead_s=_MAX_LEAD_S,
         )
-        self._audio = AudioStreams(lambda: self.slots, frame_s=INFO.frame_s, precision="float16")  # type: ignore[arg-type, return-value]
+        self._audio = AudioStreams(lambda: self.slots, frame_s=INFO.frame_s, precision="float16")  # type: ignore[return-value]
         self._queues: dict[int, asyncio.Queue[FrameChunk | Exception]] = {}
         self._endings: dict[int, Spoken] = {}
         self._numbers = iter(range(sys.maxsize))
