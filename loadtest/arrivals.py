@@ -48,7 +48,7 @@ def _paragraph(start: int, chars: range = PARAGRAPH) -> str:
     raise AssertionError(f"no text of {chars.start} characters begins with {SENTENCES[start]!r}")
 
 
-class Kind(StrEnum):
+class RequestKind(StrEnum):
     """What a request of mixed traffic is."""
 
     PARAGRAPH = "paragraph"
@@ -60,13 +60,20 @@ class Kind(StrEnum):
 
     def choices(self) -> tuple[str, ...]:
         """The texts, always in the same order."""
-        if self is Kind.LONG:
+        if self is RequestKind.LONG:
             return tuple(_paragraph(start, LONG) for start in range(len(SENTENCES)))
-        return (Texts.ONE_SENTENCE if self is Kind.INSTRUCTED else Texts.PARAGRAPHS).choices()
+        return (Texts.ONE_SENTENCE if self is RequestKind.INSTRUCTED else Texts.PARAGRAPHS).choices()
 
 
 # Of twenty requests, in any order.
-MIX = {Kind.PARAGRAPH: 10, Kind.LONG: 3, Kind.LEAVES: 2, Kind.WHOLE: 2, Kind.INSTRUCTED: 2, Kind.SLOW: 1}
+MIX = {
+    RequestKind.PARAGRAPH: 10,
+    RequestKind.LONG: 3,
+    RequestKind.LEAVES: 2,
+    RequestKind.WHOLE: 2,
+    RequestKind.INSTRUCTED: 2,
+    RequestKind.SLOW: 1,
+}
 
 
 class Profile(StrEnum):
@@ -92,7 +99,7 @@ class ScheduledRequest:
     text: str
     frames: int | None = None  # length that the answer is to have; None: the model decides
     interrupt_s: float | None = None  # of its audio, after which somebody interrupts; None: nobody does
-    kind: Kind | None = None  # of mixed traffic
+    kind: RequestKind | None = None  # of mixed traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +214,6 @@ def mix(requests: Sequence[ScheduledRequest], *, seed: int) -> list[ScheduledReq
         some = requests[len(mixed) : len(mixed) + len(twenty)]
         for request, number in zip(some, generator.permutation(len(twenty)).tolist(), strict=False):
             kind = twenty[number]
-            frames = long_frames if request.frames is not None and kind is Kind.LONG else request.frames
+            frames = long_frames if request.frames is not None and kind is RequestKind.LONG else request.frames
             mixed.append(replace(request, text=next(texts[kind]), frames=frames, kind=kind))
     return mixed

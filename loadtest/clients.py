@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from loadtest.arrivals import LEAVES_S, Kind
+from loadtest.arrivals import LEAVES_S, RequestKind
 from loadtest.live import converse_live
 from loadtest.recording import NotAudioError, Recording, read_layout
 from loadtest.settings import Settings, Transport
@@ -34,7 +34,7 @@ async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
 async def speak(session: aiohttp.ClientSession, settings: Settings, *, recording: Recording) -> None:
     """Send the recording's request and record its answer to the end. Failures are recorded, not raised."""
     exchanges = {Transport.HTTP: _exchange, Transport.WEBSOCKET: _converse, Transport.LIVE: converse_live}
-    leaves = recording.request.kind is Kind.LEAVES
+    leaves = recording.request.kind is RequestKind.LEAVES
     try:
         async with asyncio.timeout(LEAVES_S if leaves else settings.timeout_s):
             await exchanges[settings.transport](session, settings, recording)
@@ -67,7 +67,7 @@ async def _exchange(session: aiohttp.ClientSession, settings: Settings, recordin
             recording.trace.layout = read_layout(response.headers)
         async for data in response.content.iter_any():
             recording.receive(data)
-            if recording.request.kind is Kind.SLOW:
+            if recording.request.kind is RequestKind.SLOW:
                 await recording.keep_pace()
         recording.read_server_timing(response.headers.get("Server-Timing"))
         recording.check_complete()

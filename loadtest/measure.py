@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from loadtest.arrivals import Kind, Phase, place
+from loadtest.arrivals import Phase, RequestKind, place
 from loadtest.clients import open_session
 from loadtest.metrics import Limits, Summary, summarize, time_to_recover
 from loadtest.processes import ClientProcesses
@@ -98,7 +98,7 @@ class Result:
     @cached_property
     def by_kind(self) -> "list[Result]":
         """Each kind of mixed traffic on its own."""
-        kinds = [kind for kind in Kind if any(trace.kind is kind for trace in self.measured)]
+        kinds = [kind for kind in RequestKind if any(trace.kind is kind for trace in self.measured)]
         inside = {kind: [trace for trace in self.measured if trace.kind is kind] for kind in kinds}
         return [replace(self, title=kind.value, traces=traces, planned=len(traces)) for kind, traces in inside.items()]
 

@@ -8,9 +8,9 @@ from loadtest.arrivals import (
     INSTRUCTION,
     LONG_SEGMENTS,
     Arrivals,
-    Kind,
     Phase,
     Profile,
+    RequestKind,
     ScheduledRequest,
     SpeechLengths,
     Texts,
@@ -22,9 +22,9 @@ from loadtest.arrivals import (
 from loadtest.metrics import Limits
 
 # Fields of the body that only requests of these kinds have.
-_OF_KIND: Mapping[Kind | None, dict[str, object]] = {
-    Kind.WHOLE: {"stream": False, "response_format": "wav"},
-    Kind.INSTRUCTED: {"instructions": INSTRUCTION},
+_OF_KIND: Mapping[RequestKind | None, dict[str, object]] = {
+    RequestKind.WHOLE: {"stream": False, "response_format": "wav"},
+    RequestKind.INSTRUCTED: {"instructions": INSTRUCTION},
 }
 
 
@@ -79,7 +79,7 @@ class Settings:
         A planned length is a Talkray extension that other engines share in part. The last of `max_new_tokens` steps
         writes no frame: it would be the end.
         """
-        segments = LONG_SEGMENTS if request.kind is Kind.LONG else 1
+        segments = LONG_SEGMENTS if request.kind is RequestKind.LONG else 1
         exact = {}
         if request.frames is not None:
             exact = {"max_new_tokens": request.frames // segments + 1, "ignore_eos": True}

@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Self
 
-from loadtest.arrivals import Kind, ScheduledRequest
+from loadtest.arrivals import RequestKind, ScheduledRequest
 from loadtest.playback import Playback, heard_at, simulate
 
 SAMPLE_BYTES = 2  # s16le
@@ -97,7 +97,7 @@ class Trace:
     frames: int | None = None  # planned; None: the model decided, or an old result
     first_word_s: float | None = None  # when it was sent, of a text that was written while it was spoken
     interrupted_s: float | None = None  # when we interrupted it
-    kind: Kind | None = None  # of mixed traffic
+    kind: RequestKind | None = None  # of mixed traffic
     left_s: float | None = None  # when a client that leaves early left, as planned
 
     @property
@@ -125,7 +125,7 @@ class Trace:
     @property
     def is_file(self) -> bool:
         """Whether the answer is not streamed, so that nobody hears it while it comes."""
-        return self.kind is Kind.WHOLE
+        return self.kind is RequestKind.WHOLE
 
     @property
     def silence_s(self) -> float | None:
@@ -189,7 +189,7 @@ class Trace:
     def from_json(cls, record: Mapping[str, Any]) -> Self:
         stored: dict[str, Any] = {field.name: record.get(field.name) for field in fields(cls)}
         stored["failure"] = Failure(stored["failure"]) if stored["failure"] else None
-        stored["kind"] = Kind(stored["kind"]) if stored["kind"] else None
+        stored["kind"] = RequestKind(stored["kind"]) if stored["kind"] else None
         stored["layout"] = PcmLayout(**stored["layout"]) if stored["layout"] else None
         stored["chunks"] = [(arrival_s, audio_bytes) for arrival_s, audio_bytes in stored["chunks"]]
         return cls(**stored)

@@ -12,9 +12,9 @@ from loadtest.arrivals import (
     PARAGRAPH,
     SENTENCES,
     Arrivals,
-    Kind,
     Phase,
     Profile,
+    RequestKind,
     SpeechLengths,
     Texts,
     arrival_times,
@@ -115,7 +115,7 @@ def test_every_twenty_requests_of_mixed_traffic_hold_the_same_kinds() -> None:
         assert Counter(each.kind for each in mixed[start : start + 20]) == MIX
     assert len({tuple(each.kind for each in mixed[start : start + 20]) for start in range(0, 100, 20)}) > 1
     for each in mixed:
-        assert len(each.text) in LONG if each.kind is Kind.LONG else len(each.text) <= PARAGRAPH.stop
+        assert len(each.text) in LONG if each.kind is RequestKind.LONG else len(each.text) <= PARAGRAPH.stop
         assert each.frames is None
 
 
@@ -123,4 +123,4 @@ def test_a_long_text_has_a_length_of_its_own_where_lengths_are_planned() -> None
     planned = plan_requests([0.1] * 40, seed=1, lengths=SpeechLengths(5.7, 0.35))
     mixed = mix(planned, seed=1)
     for before, after in zip(planned, mixed, strict=True):
-        assert after.frames == (550 if after.kind is Kind.LONG else before.frames)
+        assert after.frames == (550 if after.kind is RequestKind.LONG else before.frames)

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from rich.console import Console
 
-from loadtest.arrivals import INSTRUCTION, Kind, Phase, Profile, ScheduledRequest, SpeechLengths
+from loadtest.arrivals import INSTRUCTION, Phase, Profile, RequestKind, ScheduledRequest, SpeechLengths
 from loadtest.clients import open_session, speak
 from loadtest.measure import measure
 from loadtest.recording import Recording
@@ -64,7 +64,7 @@ async def run(target: Settings, folder: Path, *texts: str) -> dict[str, Trace]:
     return {texts[trace.index]: trace for trace in runner.traces}
 
 
-async def run_kind(target: Settings, folder: Path, kind: Kind) -> Trace:
+async def run_kind(target: Settings, folder: Path, kind: RequestKind) -> Trace:
     runner = Runner(target, [ScheduledRequest(0, 0.0, "text", kind=kind)], folder=TraceFolder(folder))
     assert await runner.run()
     assert written(folder / "requests.jsonl") == runner.traces
@@ -89,7 +89,7 @@ async def test_a_file_that_is_not_streamed_is_read_as_a_whole(tmp_path: Path) ->
         return web.Response(body=wav(LOUD), content_type="audio/wav")
 
     async with serving(handler) as target:
-        trace = await run_kind(target, tmp_path, Kind.WHOLE)
+        trace = await run_kind(target, tmp_path, RequestKind.WHOLE)
     assert trace.failure is None
     assert trace.audio_s == 0.05
     assert trace.ttfb_s is None
@@ -102,7 +102,7 @@ async def test_what_is_no_file_of_samples_is_not_audio(tmp_path: Path, body: byt
         return web.Response(body=body, content_type="audio/wav")
 
     async with serving(handler) as target:
-        assert (await run_kind(target, tmp_path, Kind.WHOLE)).failure is Failure.NOT_AUDIO
+        assert (await run_kind(target, tmp_path, RequestKind.WHOLE)).failure is Failure.NOT_AUDIO
 
 
 @pytest.mark.parametrize("chunks", [0, 1])
@@ -120,7 +120,7 @@ async def test_who_leaves_early_has_not_failed(tmp_path: Path, chunks: int) -> N
         return response
 
     async with serving(handler) as target:
-        trace = await run_kind(target, tmp_path, Kind.LEAVES)
+        trace = await run_kind(target, tmp_path, RequestKind.LEAVES)
         await gone.wait()
     assert trace.failure is None
     assert trace.left_s is not None
@@ -137,7 +137,7 @@ async def test_a_slow_reader_reads_as_it_plays_and_never_runs_dry(tmp_path: Path
         return response
 
     async with serving(handler) as target:
-        trace = await run_kind(target, tmp_path, Kind.SLOW)
+        trace = await run_kind(target, tmp_path, RequestKind.SLOW)
     assert trace.finished_s - trace.sent_s >= 0.2  # 0.8 s of audio but for half a second
     assert trace.playback is not None
     assert trace.playback.underruns == 0
@@ -163,14 +163,14 @@ async def test_mixed_traffic_is_told_by_kind(tmp_path: Path) -> None:
     number = len(target.schedule())
     assert number > 40
     kinds = {each.title: each.summary for each in result.by_kind}
-    assert set(kinds) == {kind.value for kind in Kind}
+    assert set(kinds) == {kind.value for kind in RequestKind}
     assert sum(each.sent for each in kinds.values()) == number
-    instructed = kinds[Kind.INSTRUCTED.value]
+    instructed = kinds[RequestKind.INSTRUCTED.value]
     assert instructed.refused == instructed.sent
     assert instructed.refusals == {"The server is at its limit; more replicas raise the limit.": instructed.sent}
     assert "The server is at its limit" in run_facts(result)["Refusals"]
-    assert kinds[Kind.WHOLE.value].ttfa_s is None
-    assert kinds[Kind.PARAGRAPH.value].ttfa_s is not None
+    assert kinds[RequestKind.WHOLE.value].ttfa_s is None
+    assert kinds[RequestKind.PARAGRAPH.value].ttfa_s is not None
     assert [row[1] for row in kind_table([result]).rows] == list(kinds)
     assert result.audio_made_per_s == pytest.approx(sum(trace.audio_s for trace in result.traces), rel=0.1)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -46,8 +46,8 @@ from loadtest.arrivals import (
     INSTRUCTION,
     LEAVES_S,
     LONG_SEGMENTS,
-    Kind,
     Profile,
+    RequestKind,
     ScheduledRequest,
     SpeechLengths,
     settled,
@@ -271,7 +271,7 @@ def _sequence(number: int, request: GenerateRequest) -> Spoken:
 class Heard:
     """One request; without a first audio it was refused or left before it."""
 
-    kind: Kind
+    kind: RequestKind
     came_s: float
     first_s: float | None = None
     refused: str | None = None
@@ -284,18 +284,18 @@ class Heard:
 
 
 async def _listen(gateway: Admission, request: ScheduledRequest, costs: Costs, heard: Heard) -> None:
-    now_s, segments = asyncio.get_running_loop().time, LONG_SEGMENTS if request.kind is Kind.LONG else 1
+    now_s, segments = asyncio.get_running_loop().time, LONG_SEGMENTS if request.kind is RequestKind.LONG else 1
     assert request.frames is not None
     asked = SynthesisRequest(
         f"{request.index}",
         request.text,
         voice="ryan",
-        instructions=INSTRUCTION if request.kind is Kind.INSTRUCTED else None,
+        instructions=INSTRUCTION if request.kind is RequestKind.INSTRUCTED else None,
         sampling=Sampling(max_new_tokens=request.frames // segments + 1),
         ignore_eos=True,
         client="127.0.0.1",
     )
-    patience_s = LEAVES_S if request.kind is Kind.LEAVES else None
+    patience_s = LEAVES_S if request.kind is RequestKind.LEAVES else None
     try:
         async with asyncio.timeout(patience_s), aclosing(gateway.synthesize(asked)) as chunks:
             async for chunk in chunks:
@@ -305,7 +305,7 @@ async def _listen(gateway: Admission, request: ScheduledRequest, costs: Costs, h
                 heard.first_s = heard.first_s or now_s() - heard.came_s
                 heard.listener.deliver(chunk_s, now_s=now_s())
                 heard.audio_s += chunk_s
-                if request.kind is Kind.SLOW:
+                if request.kind is RequestKind.SLOW:
                     await asyncio.sleep(max(0.0, heard.listener.lead_s(now_s())))
     except TimeoutError:
         pass
@@ -323,7 +323,7 @@ class Outcome:
     gpu: ModelledGpu
     seconds: float
 
-    def first_ms(self, percent: float, kind: Kind = Kind.PARAGRAPH) -> float:
+    def first_ms(self, percent: float, kind: RequestKind = RequestKind.PARAGRAPH) -> float:
         times_s = [each.first_s for each in self.heard if each.kind is kind and each.first_s is not None]
         return 1000 * float(np.percentile(times_s, percent)) if times_s else math.inf
 
@@ -403,9 +403,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--settle", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rows", type=int, default=256, help="talker.max_num_seqs")
+    parser.add_argument("--shared", type=float, default=1.3, help="how much longer all work takes beside other work")
     options = parser.parse_args(arguments)
     rates = [float(rate) for rate in options.rates.split(",")]
-    done = {rate: serve(rate, seconds=options.seconds, settle_s=options.settle, seed=options.seed) for rate in rates}
+    costs = Costs(shared=options.shared)
+    times = {"seconds": options.seconds, "settle_s": options.settle}
+    done = {rate: serve(rate, **times, costs=costs, seed=options.seed, rows=options.rows) for rate in rates}
     print_table(table(done), output_console())
     return 0
 

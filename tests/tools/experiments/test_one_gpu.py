@@ -1,4 +1,4 @@
-from loadtest.arrivals import Kind
+from loadtest.arrivals import RequestKind
 from tools.experiments.one_gpu import Costs, serve, table
 
 
@@ -7,7 +7,7 @@ def test_mixed_traffic_is_spoken_in_time() -> None:
     assert len(done.heard) > 100
     assert not done.refused
     assert not any(each.is_stalled for each in done.heard)
-    assert {each.kind for each in done.heard} == set(Kind)
+    assert {each.kind for each in done.heard} == set(RequestKind)
     assert 10 < done.first_ms(50) < done.first_ms(95) < 30
     assert done.gpu.most_waiting == 0
     assert table({40.0: done}).rows[0][3] == f"0 of {len(done.heard)} "
