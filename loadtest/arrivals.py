@@ -12,6 +12,10 @@ import numpy as np
 # Three words to a short paragraph, as telephone systems, voice agents and narrators say them.
 SENTENCES = tuple(Path(__file__).with_name("texts.txt").read_text(encoding="utf-8").splitlines())
 PARAGRAPH = range(250, 351)  # characters
+LONG = range(1450, 1551)
+LONG_SEGMENTS, LONG_SEGMENT_S = 2, 22.0  # in which Talkray speaks a long text, where lengths are planned
+LEAVES_S = 0.3  # after which a client that leaves early leaves
+INSTRUCTION = "Speak calmly, and a little slower than usual."
 INTERRUPT_S = (0.2, 4.0)  # of audio, after which a turn is interrupted
 FRAMES_PER_S = 12.5  # of Qwen3-TTS's codec: 80 ms each
 MIN_S, MAX_S = 0.8, 30.0  # of an answer whose length is drawn
@@ -33,15 +37,50 @@ class Texts(StrEnum):
         return tuple(_paragraph(start) for start in range(len(SENTENCES)))
 
 
-def _paragraph(start: int) -> str:
+def _paragraph(start: int, chars: range = PARAGRAPH) -> str:
     """The sentences from number `start` on, around the end, until they are one; those too long are left out."""
     said = ""
     for text in SENTENCES[start:] + SENTENCES[:start]:
         longer = f"{said} {text}".strip()
-        if len(longer) in PARAGRAPH:
+        if len(longer) in chars:
             return longer
-        said = longer if len(longer) < PARAGRAPH.start else said
-    raise AssertionError(f"no paragraph begins with {SENTENCES[start]!r}")
+        said = longer if len(longer) < chars.start else said
+    raise AssertionError(f"no text of {chars.start} characters begins with {SENTENCES[start]!r}")
+
+
+class RequestKind(StrEnum):
+    """What a request of mixed traffic is."""
+
+    PARAGRAPH = "paragraph"
+    LONG = "long text"
+    LEAVES = "leaves early"  # after LEAVES_S
+    WHOLE = "not streamed"  # a WAV file
+    INSTRUCTED = "instruction"  # and one sentence
+    SLOW = "slow reader"  # reads as fast as it plays
+
+    def choices(self) -> tuple[str, ...]:
+        """The texts, always in the same order."""
+        if self is RequestKind.LONG:
+            return tuple(_paragraph(start, LONG) for start in range(len(SENTENCES)))
+        return (Texts.ONE_SENTENCE if self is RequestKind.INSTRUCTED else Texts.PARAGRAPHS).choices()
+
+
+# Of twenty requests, in any order.
+MIX = {
+    RequestKind.PARAGRAPH: 10,
+    RequestKind.LONG: 3,
+    RequestKind.LEAVES: 2,
+    RequestKind.WHOLE: 2,
+    RequestKind.INSTRUCTED: 2,
+    RequestKind.SLOW: 1,
+}
+
+
+class Profile(StrEnum):
+    """How unlike requests are."""
+
+    ALIKE = "alike"  # but for their texts
+    MIXED = "mixed"  # as MIX says
 
 
 class Arrivals(StrEnum):
@@ -60,6 +99,7 @@ class ScheduledRequest:
     text: str
     frames: int | None = None  # length that the answer is to have; None: the model decides
     interrupt_s: float | None = None  # of its audio, after which somebody interrupts; None: nobody does
+    kind: RequestKind | None = None  # of mixed traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +198,22 @@ def interrupt(requests: Sequence[ScheduledRequest], share: float, *, seed: int) 
     chosen = (generator.random(len(requests)) < share).tolist()
     each = zip(requests, places_s, chosen, strict=True)
     return [replace(request, interrupt_s=place_s) if is_chosen else request for request, place_s, is_chosen in each]
+
+
+def mix(requests: Sequence[ScheduledRequest], *, seed: int) -> list[ScheduledRequest]:
+    """The same times and lengths for requests of all kinds: every twenty of them are as MIX says, in some order.
+
+    A long text has a length of its own where lengths are planned.
+    """
+    generator = np.random.default_rng((seed, 3))
+    twenty = [kind for kind, count in MIX.items() for _ in range(count)]
+    texts = {kind: iter(choose_texts(len(requests), seed=seed, texts=kind.choices())) for kind in MIX}
+    long_frames = round(LONG_SEGMENTS * LONG_SEGMENT_S * FRAMES_PER_S)
+    mixed: list[ScheduledRequest] = []
+    while len(mixed) < len(requests):
+        some = requests[len(mixed) : len(mixed) + len(twenty)]
+        for request, number in zip(some, generator.permutation(len(twenty)).tolist(), strict=False):
+            kind = twenty[number]
+            frames = long_frames if request.frames is not None and kind is RequestKind.LONG else request.frames
+            mixed.append(replace(request, text=next(texts[kind]), frames=frames, kind=kind))
+    return mixed

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 
+from loadtest.arrivals import LEAVES_S, RequestKind
 from loadtest.live import converse_live
 from loadtest.recording import NotAudioError, Recording, read_layout
 from loadtest.settings import Settings, Transport
@@ -33,11 +34,15 @@ async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
 async def speak(session: aiohttp.ClientSession, settings: Settings, *, recording: Recording) -> None:
     """Send the recording's request and record its answer to the end. Failures are recorded, not raised."""
     exchanges = {Transport.HTTP: _exchange, Transport.WEBSOCKET: _converse, Transport.LIVE: converse_live}
+    leaves = recording.request.kind is RequestKind.LEAVES
     try:
-        async with asyncio.timeout(settings.timeout_s):
+        async with asyncio.timeout(LEAVES_S if leaves else settings.timeout_s):
             await exchanges[settings.transport](session, settings, recording)
     except TimeoutError:
-        recording.fail(Failure.TIMEOUT, f"no complete answer within {settings.timeout_s:g} s")
+        if leaves:
+            recording.trace.left_s = recording.clock.now_s()
+        else:
+            recording.fail(Failure.TIMEOUT, f"no complete answer within {settings.timeout_s:g} s")
     except aiohttp.WSServerHandshakeError as error:
         _fail_with_status(recording, error.status, message=error.message, headers=error.headers or {})
     except (aiohttp.ClientError, OSError) as error:
@@ -56,9 +61,14 @@ async def _exchange(session: aiohttp.ClientSession, settings: Settings, recordin
             _fail_with_status(recording, response.status, message=message, headers=response.headers)
             return
         recording.trace.status = response.status
-        recording.trace.layout = read_layout(response.headers)
+        if recording.trace.is_file:
+            recording.receive_file(await response.read())
+        else:
+            recording.trace.layout = read_layout(response.headers)
         async for data in response.content.iter_any():
             recording.receive(data)
+            if recording.request.kind is RequestKind.SLOW:
+                await recording.keep_pace()
         recording.read_server_timing(response.headers.get("Server-Timing"))
         recording.check_complete()
 

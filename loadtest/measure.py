@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from loadtest.arrivals import Phase, place
+from loadtest.arrivals import Phase, RequestKind, place
 from loadtest.clients import open_session
 from loadtest.metrics import Limits, Summary, summarize, time_to_recover
 from loadtest.processes import ClientProcesses
@@ -95,6 +95,20 @@ class Result:
             for phase, traces in inside.items()
         ]
 
+    @cached_property
+    def by_kind(self) -> "list[Result]":
+        """Each kind of mixed traffic on its own."""
+        kinds = [kind for kind in RequestKind if any(trace.kind is kind for trace in self.measured)]
+        inside = {kind: [trace for trace in self.measured if trace.kind is kind] for kind in kinds}
+        return [replace(self, title=kind.value, traces=traces, planned=len(traces)) for kind, traces in inside.items()]
+
+    @cached_property
+    def audio_made_per_s(self) -> float:
+        """Seconds of audio that came in a second while it was measured, whenever it was asked for."""
+        counted = [phase for phase in self.phases if phase.measured]
+        made_s = sum(trace.arrived_s(phase.start_s, phase.end_s) for trace in self.traces for phase in counted)
+        return made_s / sum(phase.duration_s for phase in counted)
+
     @property
     def recovered_after_s(self) -> float | None:
         """Until its windows were good; None: they still were not at its end."""
@@ -128,7 +142,9 @@ async def measure(settings: Settings, folder: TraceFolder, *, show: Show) -> tup
         {**asdict(each.phases[0]), **flat(each.summary), "recovered_after_s": each.recovered_after_s}
         for each in result.by_phase
     ]
-    folder.write_json("summary.json", flat(result.summary) | {"limits": asdict(result.limits), "phases": phases})
+    whole_run = flat(result.summary) | {"audio_made_per_s": result.audio_made_per_s, "limits": asdict(result.limits)}
+    kinds = {each.title: flat(each.summary) for each in result.by_kind}
+    folder.write_json("summary.json", whole_run | {"phases": phases, "kinds": kinds})
     return result, whole
 
 

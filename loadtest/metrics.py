@@ -5,6 +5,7 @@ those of live text count from its first word.
 """
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class Limits:
 
     def met_by(self, trace: Trace) -> bool:
         """Whether the request was spoken within every limit."""
+        if trace.is_file:
+            return trace.failure is None
         if trace.ttfb_s is None or trace.playback is None:
             return False
         if self.ttfa_s is not None and (trace.ttfa_s is None or trace.ttfa_s > self.ttfa_s):
@@ -66,6 +69,8 @@ class Summary:
     good: int  # of the successes, those within every limit
     failed: int
     interrupted: int
+    left: int  # of the successes, those whose client left early, as planned
+    refusals: dict[str, int]  # what refusals said, without what stands in brackets
     causes: dict[str, int]  # of everything that did not succeed
     offered_per_s: float | None  # the rate asked for
     planned_per_s: float | None  # rate of the planned arrivals: drawn at random, and few, they miss the rate asked for
@@ -143,6 +148,7 @@ def summarize(
     smooth = [trace for trace, playback in played if not playback.underruns]
     underruns, chunks = sum(playback.underruns for _, playback in played), sum(each.num_chunks for _, each in played)
     stalls_s = [playback.stall_s for _, playback in played]
+    streamed = [trace for trace in succeeded if not trace.is_file]
     counts = Counter(trace.failure for trace in traces)
     good = sum(limits.met_by(trace) for trace in succeeded)
     return Summary(
@@ -154,6 +160,8 @@ def summarize(
         good=good,
         failed=len(traces) - len(succeeded) - counts[Failure.REFUSED] - counts[Failure.INTERRUPTED],
         interrupted=counts[Failure.INTERRUPTED],
+        left=sum(trace.left_s is not None for trace in traces),
+        refusals=dict(Counter(_said(trace) for trace in traces if trace.failure is Failure.REFUSED).most_common()),
         causes=dict(Counter(trace.cause for trace in traces if trace.cause).most_common()),
         offered_per_s=rate_per_s(planned_s) if offered_per_s is None else offered_per_s,
         planned_per_s=rate_per_s(planned_s),
@@ -168,11 +176,11 @@ def summarize(
         c50=_continuous_share(stalls_s, 0.05),
         c100=_continuous_share(stalls_s, 0.1),
         c200=_continuous_share(stalls_s, 0.2),
-        ttfb_s=_from_plan(succeeded, [trace.first_byte_s for trace in succeeded]),
-        ttfp_s=_from_plan(succeeded, [trace.first_playable_s for trace in succeeded]),
-        ttfa_s=_from_plan(succeeded, [trace.first_audible_s for trace in succeeded]),
+        ttfb_s=_from_plan(streamed, [trace.first_byte_s for trace in streamed]),
+        ttfp_s=_from_plan(streamed, [trace.first_playable_s for trace in streamed]),
+        ttfa_s=_from_plan(streamed, [trace.first_audible_s for trace in streamed]),
         end_to_end_s=_from_plan(succeeded, [trace.finished_s for trace in succeeded]),
-        rtf=distribution([(trace.finished_s - trace.sent_s) / trace.audio_s for trace in succeeded]),
+        rtf=distribution([(trace.finished_s - trace.sent_s) / trace.audio_s for trace in succeeded if trace.audio_s]),
         silence_s=distribution([trace.silence_s for trace in succeeded if trace.silence_s is not None]),
         stall_s=distribution(stalls_s),
         chunk_viability=1 - underruns / chunks if chunks else None,
@@ -190,8 +198,12 @@ def _continuous_share(stalls_s: Sequence[float], most_s: float) -> float | None:
     return sum(stall_s <= most_s for stall_s in stalls_s) / len(stalls_s) if stalls_s else None
 
 
+def _said(trace: Trace) -> str:
+    return re.sub(r" *\([^)]*\)", "", trace.error or "nothing")
+
+
 def _planned_audio_s(trace: Trace) -> float:
-    return trace.audio_s if trace.frames is None else trace.frames / FRAMES_PER_S
+    return trace.audio_s if trace.frames is None or trace.left_s is not None else trace.frames / FRAMES_PER_S
 
 
 def outcome(trace: Trace, limits: Limits) -> str:

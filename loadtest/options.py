@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from loadtest.arrivals import Arrivals, SpeechLengths, Texts
+from loadtest.arrivals import Arrivals, Profile, SpeechLengths, Texts
 from loadtest.metrics import Limits
 from loadtest.settings import Settings, Transport
 
@@ -95,6 +95,12 @@ def settings_from_options(
     ] = None,
     max_stall: Annotated[float, typer.Option(min=0, help="Good requests: all their underruns together, ms.")] = 100.0,
     texts: Annotated[Texts, typer.Option(help="Three words to a short paragraph, or only some of it.")] = Texts.MIXED,
+    traffic: Annotated[
+        Profile,
+        typer.Option(
+            help="mixed: paragraphs, long texts, files, instructions, readers that leave early or read slowly."
+        ),
+    ] = Profile.ALIKE,
     processes: Annotated[int, typer.Option(min=1, help="Client processes: more where the lag says so.")] = 1,
     replicas_url: Annotated[
         str | None,
@@ -112,6 +118,10 @@ def settings_from_options(
         raise typer.BadParameter("--speech-s and --extra: a live turn has a voice and a text, and no other field")
     if interrupted and transport is not Transport.LIVE:
         raise typer.BadParameter("--interrupted: only --transport live interrupts")
+    if traffic is Profile.MIXED and (transport is not Transport.HTTP or texts is not Texts.MIXED):
+        raise typer.BadParameter(
+            "--traffic mixed: it has texts of its own, over HTTP; leave --texts and --transport out"
+        )
     return Settings(
         url=url,
         arrivals=arrivals,
@@ -127,6 +137,7 @@ def settings_from_options(
         limits=Limits(max_ttfb / 1000, max_stall / 1000, max_ttfa and max_ttfa / 1000),
         processes=processes,
         texts=texts,
+        profile=traffic,
         replicas_url=replicas_url,
     )
 

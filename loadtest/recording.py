@@ -1,16 +1,20 @@
 """What is written down of one request while its audio streams in."""
 
+import asyncio
+import io
 import re
 import time
+import wave
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loadtest.arrivals import ScheduledRequest
 from loadtest.playback import AudibleOnset
-from loadtest.traces import Clock, Failure, PcmLayout, Trace
+from loadtest.traces import SAMPLE_BYTES, Clock, Failure, PcmLayout, Trace
 
 _ENTRY = re.compile(r"\s*([\w-]+)((?:\s*;\s*\w+\s*=\s*(?:\"[^\"]*\"|[^;,]*))*)\s*(?:,|$)")
 _PARAMETER = re.compile(r";\s*(\w+)\s*=\s*\"?([^\";,]*)\"?")
+SLOW_LEAD_S = 0.5  # that a slow reader has in hand
 TO_SERVER, TO_CLIENT = "to-server", "to-client"
 
 
@@ -86,6 +90,7 @@ class Recording:
         self.clock = clock
         self.chunks: list[tuple[float, int]] = []
         self.trace = Trace(request.index, request.planned_s, clock.now_s(), frames=request.frames, chunks=self.chunks)
+        self.trace.kind = request.kind
         self._onset: AudibleOnset | None = None
         self._sent_at_s = time.time()
 
@@ -107,6 +112,25 @@ class Recording:
             self._onset = self._onset or AudibleOnset(trace.layout.sample_rate, trace.layout.channels)
             self._onset.feed(data)
             trace.audible_sample = self._onset.sample
+
+    def receive_file(self, data: bytes) -> None:
+        """Take a whole WAV file that was read just now; raises NotAudioError if it is none of 16 bits."""
+        try:
+            with wave.open(io.BytesIO(data)) as file:
+                pcm, bits = file.readframes(file.getnframes()), 8 * file.getsampwidth()
+                self.trace.layout = PcmLayout(file.getframerate(), file.getnchannels())
+        except (wave.Error, EOFError) as error:
+            raise NotAudioError(f"asked for a WAV file, and what came is none: {error}") from error
+        if bits != 8 * SAMPLE_BYTES:
+            raise NotAudioError(f"asked for a WAV file, which came with {bits} bits a sample")
+        self.receive(pcm)
+
+    async def keep_pace(self) -> None:
+        """Wait until all but SLOW_LEAD_S of what came has been played: as a reader that has no room for more."""
+        layout = self.trace.layout
+        if layout is not None and self.chunks:
+            played_s = self.chunks[0][0] + self.num_audio_bytes / layout.frame_bytes / layout.sample_rate
+            await asyncio.sleep(played_s - SLOW_LEAD_S - self.clock.now_s())
 
     def check_complete(self) -> None:
         """Raises NotAudioError unless what came is a whole number of samples, and at least one."""

@@ -14,7 +14,17 @@ from loadtest.charts import Chart, distribution_chart, run_charts, sweep_charts
 from loadtest.measure import Result, read_result
 from loadtest.metrics import Limits
 from loadtest.sweep import Sweep, read_sweep
-from loadtest.tables import COLUMNS, Table, cells, phase_table, rate_table, run_verdict, sweep_verdict, warnings
+from loadtest.tables import (
+    COLUMNS,
+    Table,
+    cells,
+    kind_table,
+    phase_table,
+    rate_table,
+    run_verdict,
+    sweep_verdict,
+    warnings,
+)
 from loadtest.traces import TraceFolder
 
 PAGE = "report.html"
@@ -58,6 +68,8 @@ class Report:
             runs = {run.title: run.measured for run in self.runs}
             table = Table(("run", *COLUMNS), [[run.title, *cells(run.summary)] for run in self.runs])
             sections.append(Section("Compared", table, [distribution_chart("run", runs)]))
+        if (kinds := kind_table(self.results)).rows:
+            sections.append(Section("Kinds of requests", kinds))
         return sections + [
             Section(f"Over time: {run.title}", phase_table(run.by_phase), run_charts(run)) for run in self.runs
         ]

@@ -5,16 +5,27 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from loadtest.arrivals import (
+    INSTRUCTION,
+    LONG_SEGMENTS,
     Arrivals,
     Phase,
+    Profile,
+    RequestKind,
     ScheduledRequest,
     SpeechLengths,
     Texts,
     arrival_times,
     interrupt,
+    mix,
     plan_requests,
 )
 from loadtest.metrics import Limits
+
+# Fields of the body that only requests of these kinds have.
+_OF_KIND: Mapping[RequestKind | None, dict[str, object]] = {
+    RequestKind.WHOLE: {"stream": False, "response_format": "wav"},
+    RequestKind.INSTRUCTED: {"instructions": INSTRUCTION},
+}
 
 
 class Transport(StrEnum):
@@ -38,6 +49,7 @@ class Settings:
     headers: Mapping[str, str] = field(default_factory=dict)
     lengths: SpeechLengths | None = None
     texts: Texts = Texts.MIXED
+    profile: Profile = Profile.ALIKE
     warmup: int = 0  # requests before the run
     words_per_s: float = 30.0  # of live text
     interrupted: float = 0.0  # share of live turns that are interrupted
@@ -67,8 +79,12 @@ class Settings:
         A planned length is a Talkray extension that other engines share in part. The last of `max_new_tokens` steps
         writes no frame: it would be the end.
         """
-        exact = {} if request.frames is None else {"max_new_tokens": request.frames + 1, "ignore_eos": True}
-        return {**self.options, **exact, "input": request.text, "response_format": "pcm"}
+        segments = LONG_SEGMENTS if request.kind is RequestKind.LONG else 1
+        exact = {}
+        if request.frames is not None:
+            exact = {"max_new_tokens": request.frames // segments + 1, "ignore_eos": True}
+        body = {**self.options, **exact, "input": request.text, "response_format": "pcm"}
+        return body | _OF_KIND.get(request.kind, {})
 
     def schedule(self) -> list[ScheduledRequest]:
         """The requests, in the order of their planned times."""
@@ -80,4 +96,6 @@ class Settings:
 
     def _plan(self, times_s: list[float], *, seed: int) -> list[ScheduledRequest]:
         plan = plan_requests(times_s, seed=seed, lengths=self.lengths, texts=self.texts.choices())
+        if self.profile is Profile.MIXED:
+            return mix(plan, seed=seed)
         return interrupt(plan, self.interrupted, seed=seed) if self.transport is Transport.LIVE else plan

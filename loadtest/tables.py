@@ -51,6 +51,7 @@ COLUMNS: dict[str, Callable[[Summary], str]] = {
     "good": lambda s: percent(s.good_share),
     "refused": lambda s: str(s.refused),
     "failed": lambda s: str(s.failed),
+    "left": lambda s: str(s.left),
     "answers": lambda s: str(s.succeeded) + (" (few)" if s.too_few else ""),
     "TTFB p50/p95/p99, ms": lambda s: percentiles(s.ttfb_s, "p50", "p95", "p99"),
     "TTFA p50/p95/p99, ms": lambda s: percentiles(s.ttfa_s, "p50", "p95", "p99", digits=1),
@@ -68,6 +69,7 @@ FULL_RATES = (
     *("sent", "answers", "TTFA p50/p95/p99, ms", "whole p50/p95, s", "RTF p50", "audio s/s", "audio in time"),
     *("underruns", "C50/C100/C200, %", "refused", "failed", "lag p99, ms"),
 )
+OF_KINDS = ("sent", "answers", "TTFA p50/p95/p99, ms", "whole p50/p95, s", "underruns", "refused", "failed", "left")
 BRIEF = ("goodput/s", "good", "refused", "failed", "answers", "TTFB p50/p95/p99, ms")  # as wide as a terminal
 
 
@@ -88,6 +90,12 @@ def phase_table(phases: Sequence[Result], titles: Sequence[str] = tuple(COLUMNS)
         recovered = "no" if after_s is None else f"after {after_s:.0f} s"
         rows.append([each.title, f"{each.rate:.3g}", recovered, *cells(each.summary, titles)])
     return Table(("phase", "offered/s", "recovered", *titles), rows)
+
+
+def kind_table(runs: Sequence[Result]) -> Table:
+    """A row for each kind of mixed traffic at each rate; none where requests are alike."""
+    rows = [[f"{run.rate:.3g}", each.title, *cells(each.summary, OF_KINDS)] for run in runs for each in run.by_kind]
+    return Table(("offered/s", "kind", *OF_KINDS), rows)
 
 
 def percentile_table(run: Result) -> Table:
@@ -182,16 +190,20 @@ def fact_table(facts: Mapping[str, str]) -> Table:
 def run_facts(run: Result) -> dict[str, str]:
     summary = run.summary
     sent = f"{summary.sent} of {summary.planned} sent" + (", then interrupted" * (summary.sent < summary.planned))
+    outcome_left = f", {summary.left} left early" if summary.left else ""
     dropped = f", {summary.interrupted} dropped by the interrupt" if summary.interrupted else ""
-    outcome = f"{summary.succeeded} spoken, {summary.refused} refused, {summary.failed} failed{dropped}"
+    outcome = f"{summary.succeeded} spoken, {summary.refused} refused, {summary.failed} failed{dropped}{outcome_left}"
     facts = {"Requests": f"{sent}: {outcome}"}
     if summary.causes:
         facts["Causes"] = ", ".join(f"{cause}: {count}" for cause, count in summary.causes.items())
+    if summary.refusals:
+        facts["Refusals"] = "; ".join(f"{count}: {said}" for said, count in summary.refusals.items())
     sent_per_s, share = summary.achieved_per_s, summary.good_share
     good_per_s = None if sent_per_s is None or share is None else sent_per_s * share
     rates = {"asked for": summary.offered_per_s, "drawn": summary.planned_per_s, "sent": sent_per_s, "good": good_per_s}
     facts["Requests/s"] = ", ".join(f"{name} {number(value, 2)}" for name, value in rates.items())
-    facts["Audio"] = f"{summary.audio_s:.1f} s, {number(summary.audio_s_per_s, 2)} audio seconds per second"
+    made = f"{run.audio_made_per_s:.1f} came each second while requests were sent"
+    facts["Audio"] = f"{summary.audio_s:.1f} s, {number(summary.audio_s_per_s, 2)} audio seconds per second; {made}"
     facts["Underruns"] = f"{summary.underruns} in {summary.with_underrun} of the answers"
     if summary.silence_s is not None:
         silent = percentiles(summary.silence_s, "p50", "p95", "max")

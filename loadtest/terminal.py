@@ -19,6 +19,7 @@ from loadtest.tables import (
     Table,
     cells,
     fact_table,
+    kind_table,
     percentile_table,
     phase_table,
     rate_table,
@@ -143,12 +144,16 @@ def show_result(result: Result, console: Console) -> None:
     print_table(fact_table(run_facts(result)), console)
     if len(result.by_phase) > 1:
         print_table(phase_table(result.by_phase, BRIEF), console)
+    if result.by_kind:
+        print_table(kind_table([result]), console)
     print_table(percentile_table(result), console)
 
 
 def show_sweep(sweep: Sweep, titles: Sequence[str], console: Console) -> None:
     """The table of a sweep and its verdict."""
     print_table(rate_table(sweep, titles), console)
+    if (kinds := kind_table(sweep.steps)).rows:
+        print_table(kinds, console)
     show_verdict(sweep_verdict(sweep), warnings(sweep.steps), console)
 
 

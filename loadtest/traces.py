@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Self
 
-from loadtest.arrivals import ScheduledRequest
+from loadtest.arrivals import RequestKind, ScheduledRequest
 from loadtest.playback import Playback, heard_at, simulate
 
 SAMPLE_BYTES = 2  # s16le
@@ -97,6 +97,8 @@ class Trace:
     frames: int | None = None  # planned; None: the model decided, or an old result
     first_word_s: float | None = None  # when it was sent, of a text that was written while it was spoken
     interrupted_s: float | None = None  # when we interrupted it
+    kind: RequestKind | None = None  # of mixed traffic
+    left_s: float | None = None  # when a client that leaves early left, as planned
 
     @property
     def cause(self) -> str | None:
@@ -112,13 +114,18 @@ class Trace:
 
     @property
     def ttfb_s(self) -> float | None:
-        """From when the caller asked to the first byte; None unless the request was spoken."""
-        return None if self.failure or self.first_byte_s is None else self.first_byte_s - self.asked_s
+        """From when the caller asked to the first byte; None unless the request was spoken, and while it was made."""
+        return None if self.failure or self.first_byte_s is None or self.is_file else self.first_byte_s - self.asked_s
 
     @property
     def ttfa_s(self) -> float | None:
-        """From when the caller asked to the first audible sample; None unless the request was spoken and is heard."""
-        return None if self.failure or self.first_audible_s is None else self.first_audible_s - self.asked_s
+        """From when the caller asked to the first audible sample; None as for `ttfb_s`, or where all is quiet."""
+        return None if self.ttfb_s is None or self.first_audible_s is None else self.first_audible_s - self.asked_s
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the answer is not streamed, so that nobody hears it while it comes."""
+        return self.kind is RequestKind.WHOLE
 
     @property
     def silence_s(self) -> float | None:
@@ -159,6 +166,14 @@ class Trace:
         _, samples = self.playable
         return samples[-1] / self.layout.sample_rate if self.layout and samples else 0.0
 
+    def arrived_s(self, begin_s: float, end_s: float) -> float:
+        """Duration of the audio that came within these times."""
+        arrivals_s, samples = self.playable
+        if self.layout is None:
+            return 0.0
+        came = zip(arrivals_s, samples, [0, *samples], strict=False)
+        return sum(after - before for at_s, after, before in came if begin_s <= at_s < end_s) / self.layout.sample_rate
+
     @property
     def playback(self) -> Playback | None:
         """The simulated player, None without audio."""
@@ -174,6 +189,7 @@ class Trace:
     def from_json(cls, record: Mapping[str, Any]) -> Self:
         stored: dict[str, Any] = {field.name: record.get(field.name) for field in fields(cls)}
         stored["failure"] = Failure(stored["failure"]) if stored["failure"] else None
+        stored["kind"] = RequestKind(stored["kind"]) if stored["kind"] else None
         stored["layout"] = PcmLayout(**stored["layout"]) if stored["layout"] else None
         stored["chunks"] = [(arrival_s, audio_bytes) for arrival_s, audio_bytes in stored["chunks"]]
         return cls(**stored)

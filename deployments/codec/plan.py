@@ -119,6 +119,11 @@ class ChunkPlan:
             return min(each for each in self._sizes if each >= size)
         return parts(size, self._sizes)[0]
 
+    def is_ready(self, available: int, *, lead_s: float) -> bool:
+        """Whether `size` may be above 0 for a stream that has not ended: cheaper, and asked for many streams."""
+        planned = self._ramp[min(self._num_chunks, len(self._ramp) - 1)]
+        return available >= planned or self._must_hurry(lead_s)
+
     def count(self) -> None:
         self._num_chunks += 1
 

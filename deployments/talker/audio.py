@@ -296,6 +296,8 @@ class AudioStreams:
             return parts(min(stream.waiting, stream.num_recalled - stream.called), _CALL_SIZES)[0]
         under_way_s = (stream.called - stream.decoded) * self._frame_s
         lead_s, ended = stream.clock.lead_s(now_s) + under_way_s, stream.written == stream.limit
+        if not ended and not stream.plan.is_ready(stream.waiting, lead_s=lead_s):
+            return 0
         load = max(0, len(self._streams).bit_length() - _FEW_STREAMS.bit_length())
         return stream.plan.size(stream.waiting, ended=ended, lead_s=lead_s, load=load)
 

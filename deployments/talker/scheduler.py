@@ -1,9 +1,10 @@
 """The sequences of the next step: admission by free rows and KV blocks, preemption when blocks run out.
 
-Every sequence with a row runs, with two exceptions. While a sequence waits for a row, for its first frame, or for a
-frame that is nearly due, sequences far ahead of their listeners sit a step out, because a step with fewer sequences is
-shorter. And a sequence sits out while its next frame needs text that is not written yet. Where others wait for rows or
-blocks, it gives up its own. It is prefilled where no other wants the place, so that new text waits for one frame only.
+Every sequence with a row runs, with two exceptions. While a sequence waits for its first frame, or for a frame that is
+nearly due, sequences far ahead of their listeners sit a step out, because a step with fewer sequences is shorter. They
+keep their rows for longer then, so once half of the rows are taken they make way for frames that are nearly due only.
+And a sequence sits out while its next frame needs text that is not written yet. Where others wait for rows or blocks,
+it gives up its own. It is prefilled where no other wants the place, so that new text waits for one frame only.
 """
 
 import heapq
@@ -18,7 +19,8 @@ from deployments.limits import Rate
 from deployments.talker.kv_cache import BlockManager
 from deployments.talker.sequence import Sequence
 
-# A sequence whose listener has less than this left to hear is nearly due.
+# A sequence whose listener has less left to hear than so many steps take, and than this, is nearly due.
+_NEARLY_DUE_STEPS = 3
 _NEARLY_DUE_S = 0.25
 
 
@@ -42,6 +44,7 @@ class Scheduler:
         self.running: dict[int, Sequence] = {}  # in the order of admission
         self._free_rows = list(range(max_num_seqs))
         self._finished = Rate()
+        self._scheduled_s = self._step_s = 0.0  # when the last step began; how long after the one before
 
     @property
     def is_idle(self) -> bool:
@@ -106,14 +109,24 @@ class Scheduler:
     def _due(self) -> list[Sequence]:
         """The running sequences without the ones that can, or have to, sit out."""
         running = [sequence for sequence in self.running.values() if not sequence.awaits_text]
+        now_s = time.monotonic()
+        self._step_s, self._scheduled_s = now_s - self._scheduled_s, now_s
         if self.max_lead_s == math.inf or not running:
             return running
-        now_s = time.monotonic()
         leads = [sequence.playback.lead_s(now_s) for sequence in running]
-        if not self.waiting and min(leads) > _NEARLY_DUE_S:
+        if not self._has_urgent(running, leads):
             return running
         due = [sequence for sequence, lead_s in zip(running, leads, strict=True) if lead_s < self.max_lead_s]
         return due or running
+
+    def _has_urgent(self, running: list[Sequence], leads: list[float]) -> bool:
+        """Whether one of these is worth that others sit out."""
+        nearly_due_s = min(_NEARLY_DUE_S, _NEARLY_DUE_STEPS * self._step_s)
+        has_rows = 2 * len(self.running) <= self.max_num_seqs
+        return any(
+            lead_s < nearly_due_s if sequence.playback.has_begun else has_rows
+            for sequence, lead_s in zip(running, leads, strict=True)
+        )
 
     def _make_room(self) -> bool:
         """Blocks for every running sequence's next position; whether a sequence had to give its own up for that."""

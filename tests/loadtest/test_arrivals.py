@@ -1,21 +1,28 @@
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from loadtest.arrivals import (
+    LONG,
     MAX_S,
     MIN_S,
+    MIX,
     PARAGRAPH,
     SENTENCES,
     Arrivals,
     Phase,
+    Profile,
+    RequestKind,
     SpeechLengths,
     Texts,
     arrival_times,
     choose_texts,
+    mix,
     phase_times,
     place,
+    plan_requests,
 )
 from loadtest.settings import Settings
 
@@ -97,3 +104,23 @@ def test_texts_are_those_asked_for() -> None:
     assert all(len(text) in PARAGRAPH for text in paragraphs)
     settings = Settings("http://h:1", (Phase("all", 50, 1.0),), texts=Texts.PARAGRAPHS)
     assert {request.text for request in settings.schedule()} <= {*paragraphs}
+
+
+def test_every_twenty_requests_of_mixed_traffic_hold_the_same_kinds() -> None:
+    settings = Settings("http://h:1", (Phase("all", 50, 4.0),), profile=Profile.MIXED, seed=5)
+    mixed = settings.schedule()
+    assert mixed == settings.schedule()
+    assert [each.planned_s for each in mixed] == [each.planned_s for each in replace(settings, seed=5).schedule()]
+    for start in range(0, len(mixed) - 19, 20):
+        assert Counter(each.kind for each in mixed[start : start + 20]) == MIX
+    assert len({tuple(each.kind for each in mixed[start : start + 20]) for start in range(0, 100, 20)}) > 1
+    for each in mixed:
+        assert len(each.text) in LONG if each.kind is RequestKind.LONG else len(each.text) <= PARAGRAPH.stop
+        assert each.frames is None
+
+
+def test_a_long_text_has_a_length_of_its_own_where_lengths_are_planned() -> None:
+    planned = plan_requests([0.1] * 40, seed=1, lengths=SpeechLengths(5.7, 0.35))
+    mixed = mix(planned, seed=1)
+    for before, after in zip(planned, mixed, strict=True):
+        assert after.frames == (550 if after.kind is RequestKind.LONG else before.frames)

@@ -48,6 +48,13 @@ def test_wrong_use_is_explained(tmp_path: Path, option: str, value: str, complai
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("others", [{"transport": "websocket"}, {"texts": "paragraphs"}])
+def test_mixed_traffic_has_texts_of_its_own_over_http(tmp_path: Path, others: dict[str, str]) -> None:
+    exit_code, output = invoke(*options(tmp_path / "run", traffic="mixed", **others))
+    assert exit_code == 2
+    assert "it has texts of its own" in output
+
+
 def test_a_server_that_is_not_there_is_said_before_anything_is_written(tmp_path: Path) -> None:
     exit_code, output = invoke(*options(tmp_path / "run"))
     assert exit_code == 1

@@ -1,5 +1,7 @@
 import asyncio
+import io
 import json
+import wave
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,11 +12,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from rich.console import Console
 
-from loadtest.arrivals import ScheduledRequest
+from loadtest.arrivals import INSTRUCTION, Phase, Profile, RequestKind, ScheduledRequest, SpeechLengths
 from loadtest.clients import open_session, speak
+from loadtest.measure import measure
 from loadtest.recording import Recording
 from loadtest.runner import Runner, WarmupFailedError
 from loadtest.settings import Settings
+from loadtest.tables import kind_table, run_facts
 from loadtest.terminal import Screen, progress_line
 from loadtest.traces import Clock, Failure, Trace, TraceFolder
 from tests.loadtest.test_metrics import SPOKEN, failed
@@ -58,6 +62,122 @@ async def run(target: Settings, folder: Path, *texts: str) -> dict[str, Trace]:
     assert await runner.run()
     assert written(folder / "requests.jsonl") == runner.traces
     return {texts[trace.index]: trace for trace in runner.traces}
+
+
+async def run_kind(target: Settings, folder: Path, kind: RequestKind) -> Trace:
+    runner = Runner(target, [ScheduledRequest(0, 0.0, "text", kind=kind)], folder=TraceFolder(folder))
+    assert await runner.run()
+    assert written(folder / "requests.jsonl") == runner.traces
+    return runner.traces[0]
+
+
+def wav(pcm: bytes, *, sample_bytes: int = 2) -> bytes:
+    written_file = io.BytesIO()
+    with wave.open(written_file, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(sample_bytes)
+        file.setframerate(48000)
+        file.writeframes(pcm)
+    return written_file.getvalue()
+
+
+async def test_a_file_that_is_not_streamed_is_read_as_a_whole(tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        assert body["response_format"] == "wav"
+        assert body["stream"] is False
+        return web.Response(body=wav(LOUD), content_type="audio/wav")
+
+    async with serving(handler) as target:
+        trace = await run_kind(target, tmp_path, RequestKind.WHOLE)
+    assert trace.failure is None
+    assert trace.audio_s == 0.05
+    assert trace.ttfb_s is None
+    assert target.limits.met_by(trace)
+
+
+@pytest.mark.parametrize("body", [LOUD, b"", wav(LOUD, sample_bytes=4), wav(b"")])
+async def test_what_is_no_file_of_samples_is_not_audio(tmp_path: Path, body: bytes) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type="audio/wav")
+
+    async with serving(handler) as target:
+        assert (await run_kind(target, tmp_path, RequestKind.WHOLE)).failure is Failure.NOT_AUDIO
+
+
+@pytest.mark.parametrize("chunks", [0, 1])
+async def test_who_leaves_early_has_not_failed(tmp_path: Path, chunks: int) -> None:
+    gone = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        for _ in range(chunks):
+            await response.write(LOUD)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            gone.set()
+        return response
+
+    async with serving(handler) as target:
+        trace = await run_kind(target, tmp_path, RequestKind.LEAVES)
+        await gone.wait()
+    assert trace.failure is None
+    assert trace.left_s is not None
+    assert trace.finished_s - trace.sent_s < 1.0
+    assert (trace.ttfb_s is not None) == target.limits.met_by(trace) == bool(chunks)
+
+
+async def test_a_slow_reader_reads_as_it_plays_and_never_runs_dry(tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        for _ in range(8):
+            await response.write(LOUD)
+            await asyncio.sleep(0.01)
+        return response
+
+    async with serving(handler) as target:
+        trace = await run_kind(target, tmp_path, RequestKind.SLOW)
+    assert trace.finished_s - trace.sent_s >= 0.2  # 0.8 s of audio but for half a second
+    assert trace.playback is not None
+    assert trace.playback.underruns == 0
+
+
+async def test_mixed_traffic_is_told_by_kind(tmp_path: Path) -> None:
+    bodies: list[dict[str, object]] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        bodies.append(body := await request.json())
+        if body["response_format"] == "wav":
+            return web.Response(body=wav(LOUD), content_type="audio/wav")
+        if "instructions" in body:
+            said = "The server is at its limit (being spoken: 7); more replicas raise the limit (0.25)."
+            return web.json_response({"error": {"message": said}}, status=429)
+        return await speak_at_once(request)
+
+    async with serving(handler) as served:
+        target = replace(
+            served, phases=(Phase("all", 60.0, 1.0),), profile=Profile.MIXED, lengths=SpeechLengths(1.0, 0.1), seed=3
+        )
+        result, _ = await measure(target, TraceFolder(tmp_path / "run"), show=lambda _: None)
+    number = len(target.schedule())
+    assert number > 40
+    kinds = {each.title: each.summary for each in result.by_kind}
+    assert set(kinds) == {kind.value for kind in RequestKind}
+    assert sum(each.sent for each in kinds.values()) == number
+    instructed = kinds[RequestKind.INSTRUCTED.value]
+    assert instructed.refused == instructed.sent
+    assert instructed.refusals == {"The server is at its limit; more replicas raise the limit.": instructed.sent}
+    assert "The server is at its limit" in run_facts(result)["Refusals"]
+    assert kinds[RequestKind.WHOLE.value].ttfa_s is None
+    assert kinds[RequestKind.PARAGRAPH.value].ttfa_s is not None
+    assert [row[1] for row in kind_table([result]).rows] == list(kinds)
+    assert result.audio_made_per_s == pytest.approx(sum(trace.audio_s for trace in result.traces), rel=0.1)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert set(summary["kinds"]) == set(kinds)
+    assert {body["instructions"] for body in bodies if "instructions" in body} == {INSTRUCTION}
+    long = [body for body in bodies if len(str(body["input"])) > 1000]
+    assert {body["max_new_tokens"] for body in long} == {276}  # of each of the two segments
 
 
 async def test_no_request_waits_for_another(tmp_path: Path) -> None:
@@ -257,7 +377,7 @@ def test_a_progress_line_names_its_numbers(tmp_path: Path) -> None:
 def test_lines_of_the_schedule_are_json(tmp_path: Path) -> None:
     TraceFolder(tmp_path).write_schedule(schedule("a", "b"))
     lines = [json.loads(line) for line in (tmp_path / "schedule.jsonl").read_text().splitlines()]
-    assert lines[1] == {"index": 1, "planned_s": 0.0, "text": "b", "frames": None, "interrupt_s": None}
+    assert lines[1] == {"index": 1, "planned_s": 0.0, "text": "b", "frames": None, "interrupt_s": None, "kind": None}
 
 
 def test_a_progress_line_before_the_first_answer_has_a_dash(tmp_path: Path) -> None:

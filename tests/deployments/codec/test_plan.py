@@ -167,3 +167,19 @@ def test_where_streams_share_calls_none_pauses_while_another_replica_takes_over(
         lead_s -= (0.18 if number == late else 0.06) if number else 0.0
         assert lead_s >= 0
         lead_s += frames * FRAME_S
+
+
+@pytest.mark.parametrize("load", [0, 2])
+@pytest.mark.parametrize("chunks", [0, 1, 3, 9])
+def test_what_is_not_ready_has_no_size(chunks: int, load: int) -> None:
+    plan = ChunkPlan(RAMP, frame_s=FRAME_S)
+    for _ in range(chunks):
+        plan.count()
+    outcomes = set()
+    for available in range(14):
+        for lead_s in (0.0, 0.2, 0.3, 3.0):
+            size = plan.size(available, ended=False, lead_s=lead_s, load=load)
+            is_ready = plan.is_ready(available, lead_s=lead_s)
+            assert is_ready or not size
+            outcomes.add((is_ready, bool(size)))
+    assert outcomes >= {(False, False), (True, True)}

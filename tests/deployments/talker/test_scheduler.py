@@ -258,10 +258,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def running_for(frames: int) -> Scheduler:
+def running_for(frames: int, *, max_num_seqs: int = 8) -> Scheduler:
     """Two that have run for `frames` frames in no time, the listener of the second one began later."""
     blocks = BlockManager(num_blocks=200, block_size=BLOCK_SIZE)
-    line = Scheduler(blocks, max_num_seqs=3, max_num_waiting=2, max_lead_s=1.0)
+    line = Scheduler(blocks, max_num_seqs=max_num_seqs, max_num_waiting=2, max_lead_s=1.0)
     for number in (1, 2):
         line.add(sequence(number, frames=99))
     for _ in range(frames):
@@ -269,16 +269,32 @@ def running_for(frames: int) -> Scheduler:
     return line
 
 
-@pytest.mark.usefixtures("clock")
-def test_those_far_ahead_sit_out_while_another_has_no_frame_yet() -> None:
-    line = running_for(13)
-    assert step(line) == ([], [1, 2])  # 1.04 s ahead, but nobody waits
+def test_those_far_ahead_sit_out_while_another_has_no_frame_or_a_frame_is_nearly_due(clock: Clock) -> None:
+    line = running_for(16)
+    assert step(line) == ([], [1, 2])  # 1.28 s ahead, but nobody waits
     line.add(sequence(3, frames=99))
     assert step(line) == ([3], [3])
-    assert step(line) == ([], [3])  # 80 ms are nearly due
+    clock.now_s += 0.05
+    assert step(line) == ([], [3])  # 30 ms are nearly due, as a step takes 50 ms
     for _ in range(2):
         step(line)
     assert step(line) == ([], [1, 2, 3])
+
+
+def test_what_is_left_to_hear_is_enough_where_steps_are_short(clock: Clock) -> None:
+    line = running_for(14)
+    line.add(sequence(3, frames=99))
+    assert step(line) == ([3], [3])
+    clock.now_s += 0.01
+    assert step(line) == ([], [1, 2, 3])  # 70 ms are seven steps
+
+
+def test_nobody_sits_out_for_a_first_frame_once_half_of_the_rows_are_taken(clock: Clock) -> None:
+    line = running_for(17, max_num_seqs=4)
+    line.add(sequence(3, frames=99))
+    assert step(line) == ([3], [1, 2, 3])
+    clock.now_s += 0.05
+    assert step(line) == ([], [3])  # but for frames that are nearly due
 
 
 def test_those_far_ahead_run_again_when_their_listeners_have_caught_up(clock: Clock) -> None:
@@ -294,6 +310,33 @@ def test_where_all_are_far_ahead_all_run() -> None:
     line = running_for(14)
     line.add(sequence(3, rows=9999))  # never fits
     assert step(line) == ([], [1, 2])
+
+
+def test_long_texts_leave_rows_to_others(clock: Clock) -> None:
+    """They are made far faster than they are heard, and would all keep their rows if they sat out for each other."""
+    blocks = BlockManager(num_blocks=9000, block_size=64)
+    line = Scheduler(blocks, max_num_seqs=256, max_num_waiting=128, max_lead_s=8.0)
+    frames_of, rng, waited_s = [275, 275, 275, 71, 71, 71, 71, 71, 71, 71], random.Random(1), []
+    came_s, due_s = dict[int, float](), clock.now_s
+    until_s = clock.now_s + 14.0
+    while clock.now_s < until_s:
+        while due_s <= clock.now_s:
+            number = len(came_s)
+            came_s[number] = due_s
+            line.add(sequence(number, frames=frames_of[number % len(frames_of)]))
+            due_s += rng.expovariate(92.0)
+        batch = line.schedule()
+        if batch is not None:
+            waited_s += [clock.now_s - came_s[each.id] for each in batch.prefill]
+            clock.now_s += 0.003 + 0.00003 * len(batch.decode) + 0.003 * len(batch.prefill)
+            for each in batch.decode:
+                each.append(FRAME)
+            line.retire(batch.decode)
+        else:
+            clock.now_s += 0.001
+    assert len(waited_s) > 1000
+    assert max(waited_s) < 0.05
+    line.check_integrity()
 
 
 @pytest.mark.usefixtures("clock")
