@@ -92,32 +92,44 @@ def learn(reference: Reference, prompt: ClonePrompt) -> None:
 
 def decode_reference(ref_audio: str, sample_rate: int) -> NDArray[np.float32]:
     """float32 [samples] at `sample_rate`. Raises InvalidRequest, PayloadTooLarge. Takes too long for an event loop."""
-    data = _payload(ref_audio)
-    audio, recorded_rate = _read_wav(data) or _decode(data)
-    if audio.size < MIN_SECONDS * recorded_rate:
-        raise _bad(f"shorter than {MIN_SECONDS:g} seconds")
-    if not np.isfinite(audio).all():
-        raise _bad("it has samples that are not numbers")
+    audio, recorded_rate = decode_file(_payload(ref_audio), "ref_audio")
     resampled = soxr.resample(audio, recorded_rate, sample_rate, "HQ")
     return np.ascontiguousarray(resampled, np.float32)
 
 
-def _bad(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"ref_audio cannot be used: {reason}.", "ref_audio")
+def decode_file(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
+    """Mono float32 [samples] at the file's own rate, and this rate. Raises InvalidRequest about `field`."""
+    try:
+        audio, rate = _read_wav(data) or _decode(data)
+        if audio.size < MIN_SECONDS * rate:
+            raise _Unusable(f"shorter than {MIN_SECONDS:g} seconds")
+        if not np.isfinite(audio).all():
+            raise _Unusable("it has samples that are not numbers")
+    except _Unusable as error:
+        raise _bad(field, str(error)) from error
+    return audio, rate
+
+
+class _Unusable(Exception):
+    """Why a file is no recording."""
+
+
+def _bad(field: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{field} cannot be used: {reason}.", field)
 
 
 def _payload(ref_audio: str) -> bytes:
     """The file inside a data URL or plain base64."""
     head, comma, encoded = ref_audio.partition(",") if ref_audio[:5].lower() == "data:" else ("", ",", ref_audio)
     if not comma or (head and not head.lower().endswith(";base64")):
-        raise _bad("a data URL must read data:audio/...;base64,...")
+        raise _bad("ref_audio", "a data URL must read data:audio/...;base64,...")
     encoded = "".join(encoded.split())
     if len(encoded) // 4 * 3 > MAX_BYTES + 2:
         raise PayloadTooLarge(f"ref_audio is larger than {MAX_BYTES} bytes.", "ref_audio")
     try:
         return binascii.a2b_base64(encoded, strict_mode=True)
     except (binascii.Error, ValueError) as error:
-        raise _bad("send a data URL or base64; paths and URLs are not opened") from error
+        raise _bad("ref_audio", "send a data URL or base64; paths and URLs are not opened") from error
 
 
 def _read_wav(data: bytes) -> tuple[NDArray[np.float32], int] | None:
@@ -136,7 +148,7 @@ def _read_wav(data: bytes) -> tuple[NDArray[np.float32], int] | None:
     except soundfile.LibsndfileError:
         return None
     if len(samples) > most:
-        raise _bad(f"longer than {MAX_SECONDS:g} seconds")
+        raise _Unusable(f"longer than {MAX_SECONDS:g} seconds")
     return (_mono(samples.T), file.samplerate) if len(samples) else None
 
 
@@ -155,14 +167,14 @@ def _decode(data: bytes) -> tuple[NDArray[np.float32], int]:
                 rate = frame.sample_rate
                 num_samples += frame.samples
                 if num_samples > MAX_SECONDS * rate:
-                    raise _bad(f"longer than {MAX_SECONDS:g} seconds")
+                    raise _Unusable(f"longer than {MAX_SECONDS:g} seconds")
                 if time.monotonic() > deadline_s:
-                    raise _bad(f"decoding it takes longer than {TIMEOUT_S:g} seconds")
+                    raise _Unusable(f"decoding it takes longer than {TIMEOUT_S:g} seconds")
                 parts += [_mono(part.to_ndarray()) for part in to_float.resample(frame)]
     except (av.FFmpegError, ValueError, IndexError) as error:
-        raise _bad("it is no audio file of a known format") from error
+        raise _Unusable("it is no audio file of a known format") from error
     if not parts:
-        raise _bad("it holds no audio")
+        raise _Unusable("it holds no audio")
     return np.concatenate(parts), rate
 
 
@@ -175,6 +187,6 @@ def _mono(channels: NDArray[Any]) -> NDArray[np.float32]:
 
 def _check_frame(num_channels: int, rate: int, rate_before: int) -> None:
     if num_channels > MAX_CHANNELS or not MIN_SAMPLE_RATE <= rate <= MAX_SAMPLE_RATE:
-        raise _bad(f"more than {MAX_CHANNELS} channels, or not {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz")
+        raise _Unusable(f"more than {MAX_CHANNELS} channels, or not {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz")
     if rate_before not in (0, rate):
-        raise _bad("its sample rate changes")
+        raise _Unusable("its sample rate changes")

@@ -10,7 +10,7 @@ from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from tests.e2e.application import running
 
 if TYPE_CHECKING:
-    from tools.listening.recogniser import Whisper
+    from talkray_tools.recogniser import Whisper
 
 PATIENT = AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)
 
@@ -29,6 +29,6 @@ def server() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def transcriber() -> "Whisper":
     """Imported here: the recogniser is not installed for other tests."""
-    from tools.listening.recogniser import Whisper
+    from talkray_tools.recogniser import Whisper
 
     return Whisper()

@@ -15,9 +15,9 @@ import httpx
 import numpy as np
 import pytest
 
+from talkray_tools.recogniser import Whisper, plain_words
 from tests.clients.environments import FOLDER, command
 from tests.clients.texts import TEXTS
-from tools.listening.recogniser import Whisper, plain_words
 
 SCRIPTS = Path(__file__).parent / "scripts"
 VOICE = "nora"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import aiohttp
 import numpy as np
 
+from talkray_tools.recogniser import Whisper, plain_words, word_errors
 from tests.clients.test_clients import VOICE
 from tests.clients.texts import TEXTS
-from tools.listening.recogniser import Whisper, plain_words, word_errors
 
 INTERRUPTIONS = 20
 SEED = 17

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from serve_app.speech.languages import language_code
+from talkray_tools.recogniser import pieces, plain_words, word_errors
 from talkray_tools.released import read
 from tests.e2e.heard import begins_with_hiss, steps_where_joined
 from tools.listening.__main__ import Log
 from tools.listening.judge import Judged
-from tools.listening.recogniser import pieces, plain_words, word_errors
 from tools.listening.table import placed, table, worse
 from tools.listening.texts import SENTENCES, texts
 

@@ -33,8 +33,8 @@ from serve_app.cli.serve.local_server import Address
 from serve_app.cli.serve.supervisor import Driver, running
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from serve_app.speech.languages import language_code, language_name
+from talkray_tools.recogniser import Moonshine, Recogniser, Whisper
 from tools.listening.judge import Judge, Judged
-from tools.listening.recogniser import Moonshine, Recogniser, Whisper
 from tools.listening.table import placed, table, worse
 from tools.listening.texts import SENTENCES, Text, texts
 from tools.listening.ways import PLAIN, WAYS, Asked, Audio, UtteranceFailed, Way, plain, plain_pcm

