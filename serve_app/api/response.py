@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from deployments.errors import Overloaded, PayloadTooLarge
 from deployments.protocol import Mark, Marks, ModelInfo, PcmChunk, SynthesisRequest, reached
 from deployments.serving import metrics
-from serve_app.api.door import Room
+from serve_app.api.callers import FairShare
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request import SpeechBody
 from serve_app.api.request_log import Usage
@@ -142,7 +142,7 @@ def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
 class Kept:
     """The audio of a whole answer, from its first sample until it is sent; use as a context manager."""
 
-    _room: ClassVar[Room] = Room(MAX_ALL_WHOLE_BYTES)
+    _room: ClassVar[FairShare] = FairShare(MAX_ALL_WHOLE_BYTES)
 
     def __init__(self, caller: str) -> None:
         """`caller` is the client's name."""

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.api.door import Caller
+from serve_app.api.callers import Caller
 from serve_app.api.errors import translate
 from serve_app.api.request import SpeechBody, build_request, is_speakable, spoken_text, without_halves
 from serve_app.api.request_log import SAMPLE_BYTES, RequestRecord, Usage

@@ -7,7 +7,7 @@ import pytest
 
 from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.api.door import Caller
+from serve_app.api.callers import Caller
 from serve_app.api.request import SpeechBody
 from serve_app.api.request_log import RequestRecord
 from serve_app.api.response import Delivery
