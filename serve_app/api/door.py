@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.errors import Overloaded, TalkrayError
 from deployments.serving import metrics
 from serve_app.api.callers import Caller, Meter, Meters
+from serve_app.api.context import state_of
 from serve_app.api.errors import POLICY_VIOLATION, TRY_AGAIN_LATER, Forbidden, HeadersTooLarge, close_reason, translate
 from serve_app.api.keys import KEY_PREFIX, KeyRecord, Keys
 from serve_app.api.uploads import Upload, Uploads
@@ -34,8 +35,7 @@ _CLIENT_BITS = 64  # of an IPv6 address, that are one client's
 
 
 class Door:
-    """ASGI middleware, inside RequestContext. `scope["state"]["caller"]` is the `Caller` that is let in, `upload` the
-    `Upload` that its body is.
+    """ASGI middleware, inside RequestContext: sets the `caller` and the `upload` of the request's state.
 
     A request that may cost speech counts as a request, and as a stream while it lasts. A WebSocket counts as a stream
     while it is open; its handler counts each utterance as a request.
@@ -68,13 +68,14 @@ class Door:
                 return
             upload = Upload(self._uploads, caller.name)
             streams.callback(upload.release)
-            scope["state"].update(caller=caller, upload=upload)
+            state = state_of(scope)
+            state.caller, state.upload = caller, upload
             await self._app(scope, receive, _naming_a_protocol(scope, send))
 
     def _admit(self, scope: Scope) -> Caller:
         headers = Headers(scope=scope)
         address = client_address(scope, trusted_proxies=self._admission.trusted_proxies)
-        scope["state"]["record"].client = address
+        state_of(scope).record.client = address
         _check_size(scope)
         self._check_host(headers.get("host"))
         self._check_origin(headers.get("origin"), headers.get("host"))
@@ -85,7 +86,7 @@ class Door:
             return Caller(f"address {client}", meter)
         keys = self._keys
         record = keys.find(next(_offered_keys(scope, self._key_headers), None))
-        scope["state"]["record"].key = record.name
+        state_of(scope).record.key = record.name
 
         def check() -> None:
             self._meter_of(keys.still(record))
@@ -184,7 +185,7 @@ def _naming_a_protocol(scope: Scope, send: Send) -> Send:
 async def _refuse(error: TalkrayError, scope: Scope, receive: Receive, send: Send) -> None:
     """Over HTTP its reply. A WebSocket too many is accepted and closed: a handshake that fails says no reason."""
     reply = translate(error)
-    scope["state"]["record"].error = reply.code
+    state_of(scope).record.error = reply.code
     if not isinstance(error, Overloaded):  # its meter has counted that one
         metrics.refused(reply.code)
     if isinstance(error, Overloaded) and scope["type"] == "websocket":

@@ -16,6 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
 from serve_app.api import ignored
+from serve_app.api.context import state_of
 from serve_app.api.errors import (
     INTERNAL,
     POLICY_VIOLATION,
@@ -26,7 +27,6 @@ from serve_app.api.errors import (
     translate,
 )
 from serve_app.api.request import MAX_BODY_BYTES, parse_object
-from serve_app.api.request_log import RequestRecord
 from serve_app.api.speech_service import SpeechService, Wish, refuse_handshake
 from serve_app.speech.session import Done, Event, Failed, Session
 
@@ -58,7 +58,7 @@ class Connection(ABC):
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         self.socket, self.service = socket, service
-        self.request_id: str = socket.state.request_id
+        self.request_id = state_of(socket).record.request_id
         self._speaking: set[asyncio.Task[None]] = set()
         self._conversation: Session | None = None
         self._sessions: set[Session] = set()
@@ -269,7 +269,7 @@ class Connection(ABC):
         try:
             await self.obey(_parse(text, recordings=self.takes_recordings))
         except InvalidRequest as error:
-            connection: RequestRecord = self.socket.state.record
+            connection = state_of(self.socket).record
             replace(connection, error=error.code).publish()
             await self.refuse(error)
         except TalkrayError as error:
@@ -354,7 +354,7 @@ class ContextConnection(Connection):
             await self.say_in(name, event)
 
         try:
-            with nullcontext() if is_first else self.socket.state.caller.stream():
+            with nullcontext() if is_first else state_of(self.socket).caller.stream():
                 await self.pass_on(session, say)
         except Overloaded as error:
             await session.aclose()

@@ -9,6 +9,7 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
+from serve_app.api.context import state_of
 from serve_app.api.request import number
 from serve_app.api.request_log import Usage
 from serve_app.api.response import AUDIO_HERE, EVENT_STREAM, Delivery, Kept, in_parts, in_whole, object_with
@@ -48,9 +49,9 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
         raise InvalidRequest("input.text is required, as a string.", "input", "missing_required_parameter")
     streams = request.headers.get("x-dashscope-sse") == "enable"
     wish = await _wished(service, sent, _REST_NAMES, default="pcm" if streams else "wav")
-    usage: Usage = request.state.record.usage
-    request_id: str = request.state.record.request_id
-    kept, characters = Kept(request.state.caller.name), len(wish.body.input)
+    usage = state_of(request).record.usage
+    request_id = state_of(request).record.request_id
+    kept, characters = Kept(state_of(request).caller.name), len(wish.body.input)
 
     def output(audio: bytes, *, over: bool = True) -> Iterator[bytes]:
         return _output(audio, usage, request_id, characters, over=over)

@@ -10,6 +10,7 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
 from serve_app.api import ignored
+from serve_app.api.context import state_of
 from serve_app.api.errors import Unauthorized, translate
 from serve_app.api.request import SpeechBody, check_length, parse_speech, validated
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
@@ -68,12 +69,12 @@ class SpeakMessage:
 
     async def run(self, fields: dict[str, object], service: SpeechService) -> None:
         """Speaks, or tells the client why not."""
-        state = self._connection.socket.state
         try:
             session = await self._open(fields, service)
         except Exception as error:
             await self._report(error)
-            replace(state.record.another(self.request_id), error=translate(error).code).publish()
+            record = state_of(self._connection.socket).record.another(self.request_id)
+            replace(record, error=translate(error).code).publish()
         else:
             await self._connection.pass_on(session, self._say)
 

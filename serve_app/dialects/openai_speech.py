@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
 from serve_app.api import catalogue, ignored
+from serve_app.api.context import state_of
 from serve_app.api.request import SpeechBody, check_length, parse_speech
 from serve_app.api.request_log import Usage
 from serve_app.api.response import (
@@ -138,7 +139,7 @@ async def _speak_as_mistral(request: Request, service: SpeechService, fields: Ma
     """JSON with the audio in it, or events with `stream`. Voices of theirs are spoken by the default one."""
     audio_format = choice("response_format", str(fields.get("response_format", "mp3")), _MISTRAL_FORMATS)
     wish = await service.wish(fields, _MISTRAL, delivery=Delivery(audio_format))
-    usage: Usage = request.state.record.usage
+    usage = state_of(request).record.usage
     if fields.get("stream"):
         return await service.respond(
             request,
@@ -146,7 +147,7 @@ async def _speak_as_mistral(request: Request, service: SpeechService, fields: Ma
             as_body=lambda audio, _: in_parts(audio, _mistral_delta, lambda: _mistral_done(usage)),
             content_type=EVENT_STREAM,
         )
-    kept = Kept(request.state.caller.name)
+    kept = Kept(state_of(request).caller.name)
     return await service.respond(
         request, wish, as_body=lambda audio, _: in_whole(audio, kept, _mistral_object), content_type="application/json"
     )

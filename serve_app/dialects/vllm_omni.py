@@ -10,6 +10,7 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayError
 from serve_app.api import ignored
+from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request_log import Usage
 from serve_app.api.response import AUDIO_HERE, CONTENT_TYPES, Kept, SpeechResponse, audio_body, collected, object_with
@@ -31,7 +32,7 @@ async def speak_all(service: SpeechService, request: Request) -> Response:
     items = fields.pop("items", None)
     if not isinstance(items, list) or not 0 < len(items) <= MAX_ITEMS:
         raise InvalidRequest(f"items must be a list of 1 to {MAX_ITEMS} objects.", "items")
-    usage: Usage = request.state.record.usage
+    usage = state_of(request).record.usage
     headers = {"content-type": "application/json"}
     return SpeechResponse(_spoken(request, service, fields, items), headers, usage=usage)
 
@@ -45,12 +46,12 @@ async def _spoken(
     """
     num_failed = 0
     for index, item in enumerate(items):
-        with Kept(request.state.caller.name) as kept:
+        with Kept(state_of(request).caller.name) as kept:
             result: Json = {"index": index}
             audio = b""
             try:
                 if index:
-                    request.state.caller.request()
+                    state_of(request).caller.request()
                 asked = {**fields, **_fields(item)}
                 spoken, audio = await _speak_item(request, service, asked, kept, number=index + 1)
                 result |= {"status": "success", **spoken}
@@ -62,7 +63,7 @@ async def _spoken(
             if index:
                 yield b", "
             else:
-                yield json.dumps({"id": request.state.record.request_id, "results": []}).removesuffix("]}").encode()
+                yield json.dumps({"id": state_of(request).record.request_id, "results": []}).removesuffix("]}").encode()
             for part in object_with(result, audio):
                 yield part
     counts = {"total": len(items), "succeeded": len(items) - num_failed, "failed": num_failed}
@@ -89,7 +90,7 @@ async def _speak_item(
     usage, rendering = Usage(), replace(wish.delivery, whole=True).rendering(wish.info)
     kept.expect(wish.body, wish.delivery, wish.info)
     content = await collected(audio_body(service.chunks(utterance, wish.info), rendering, usage, kept=kept), kept)
-    total: Usage = request.state.record.usage
+    total = state_of(request).record.usage
     total.first_audio_ns, total.finish_reason = total.first_audio_ns or usage.first_audio_ns, usage.finish_reason
     total.input_tokens += usage.input_tokens
     total.frames += usage.frames

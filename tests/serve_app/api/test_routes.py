@@ -17,6 +17,7 @@ from deployments.errors import EngineError, NotReady, Overloaded
 from deployments.protocol import ModelInfo, Sampling
 from serve_app.api import speech_service, uploads
 from serve_app.api.catalogue import ALIASES
+from serve_app.api.context import RequestState
 from serve_app.api.keys import create_key
 from serve_app.api.request_log import RequestRecord
 from serve_app.api.routes import Node, _answer_error, create_api
@@ -43,7 +44,7 @@ def client_for(synthesizer: FakeSynthesizer, settings: ApiSettings | None = None
 
 async def test_an_error_of_a_websocket_is_recorded_too() -> None:
     record = RequestRecord("r", 0, method="WS", path="/")
-    await _answer_error(HTTPConnection({"type": "websocket", "state": {"record": record}}), NotReady())
+    await _answer_error(HTTPConnection({"type": "websocket", "state": {"talkray": RequestState(record)}}), NotReady())
     assert record.error == "not_ready"
 
 
