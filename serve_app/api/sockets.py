@@ -27,8 +27,8 @@ from serve_app.api.errors import (
     translate,
 )
 from serve_app.api.request import MAX_BODY_BYTES, parse_object
+from serve_app.api.session import Done, Event, Failed, Session
 from serve_app.api.speech_service import SpeechService, Wish, refuse_handshake
-from serve_app.speech.session import Done, Event, Failed, Session
 
 logger = logging.getLogger(__name__)
 

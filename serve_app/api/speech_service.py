@@ -17,17 +17,17 @@ from serve_app.api.request import (
     SpeechBody,
     build_request,
     check_length,
-    is_speakable,
     parse_object,
     parse_speech,
 )
 from serve_app.api.request_log import RequestRecord
 from serve_app.api.response import Delivery, Kept, SpeechResponse, audio_body, event_body, marked, speech_headers
+from serve_app.api.session import Session, silence
 from serve_app.audio.formats import AudioFormat, check_bit_rate
 from serve_app.config import ApiSettings
 from serve_app.speech.admission import Admission
+from serve_app.speech.characters import is_speakable
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.session import Session, silence
 from serve_app.speech.word_times import WordTimes
 
 Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]

@@ -13,11 +13,11 @@ from serve_app.api.context import state_of
 from serve_app.api.request import number
 from serve_app.api.request_log import Usage
 from serve_app.api.response import AUDIO_HERE, EVENT_STREAM, Delivery, Kept, in_parts, in_whole, object_with
+from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
 from serve_app.dialects.table import Dialect, Route, Sample
-from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
 from serve_app.speech.word_times import WordTimes
 
 Json = dict[str, object]

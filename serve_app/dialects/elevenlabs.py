@@ -15,7 +15,7 @@ from serve_app.api.response import AUDIO_HERE, Delivery, Kept, in_parts, in_whol
 from serve_app.api.speech_service import SpeechService, Wish, choice, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
-from serve_app.speech.session import is_ideograph
+from serve_app.speech.characters import is_ideograph
 from serve_app.speech.word_times import Word, WordTimes
 
 FORMATS = {

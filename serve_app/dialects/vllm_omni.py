@@ -14,12 +14,12 @@ from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request_log import Usage
 from serve_app.api.response import AUDIO_HERE, CONTENT_TYPES, Kept, SpeechResponse, audio_body, collected, object_with
+from serve_app.api.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService, read_object, text_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
 from serve_app.dialects.table import Dialect, Route, Sample
-from serve_app.speech.session import Audio, Event, Flushed, Session, Started
 
 Json = dict[str, object]
 

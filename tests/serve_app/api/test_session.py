@@ -11,11 +11,11 @@ from serve_app.api.callers import Caller
 from serve_app.api.request import SpeechBody
 from serve_app.api.request_log import RequestRecord
 from serve_app.api.response import Delivery
+from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Done, Event, Failed, Flushed, Session, Started, Words
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import LongText
-from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Done, Event, Failed, Flushed, Session, Started, Words
 from serve_app.speech.word_times import Spoken
 from tests.serve_app import fake
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance

@@ -1,7 +1,6 @@
 """Speech of a conversation, for dialects: text goes in as it is written, events come out as it is spoken."""
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -15,10 +14,17 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.callers import Caller
 from serve_app.api.errors import translate
-from serve_app.api.request import SpeechBody, build_request, is_speakable, spoken_text, without_halves
+from serve_app.api.request import SpeechBody, build_request, spoken_text
 from serve_app.api.request_log import SAMPLE_BYTES, RequestRecord, Usage
 from serve_app.api.response import Delivery
 from serve_app.config import ApiSettings
+from serve_app.speech.characters import (
+    end_of_certain,
+    is_speakable,
+    whole_characters,
+    without_cjk_spaces,
+    without_halves,
+)
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.word_times import Spoken, Word, WordTimes
@@ -27,9 +33,6 @@ SILENCE_S = 0.1  # of silence for a text without anything to speak: clients take
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
 MAX_AUDIO_BYTES = 4096  # of an event
 _MOST_UNSENT = 8  # events that no reader has taken; with more of them the decoding waits
-_CJK = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u3000-\u303f\uff00-\uff65]"
-_CJK_SPACE = re.compile(rf"(?<={_CJK})\s+(?={_CJK})")
-_IDEOGRAPH = re.compile(_CJK)
 _MOST_TURNS = 256  # turns that wait to be spoken
 
 
@@ -59,11 +62,11 @@ class Turn:
         return not self.is_complete and not (self.live is not None and self.live.is_written)
 
     def take(self) -> str:
-        """The text not taken yet, without spaces between ideographs: clients cut text there and add spaces."""
-        end = len(self.text) if self.is_complete else _end_of_certain(self.text)
+        """The text not taken yet, without spaces between ideographs."""
+        end = len(self.text) if self.is_complete else end_of_certain(self.text)
         before = self.text[max(0, self.taken - 1) : self.taken]
         text, self.taken = self.text[self.taken : end], max(end, self.taken)
-        return _CJK_SPACE.sub("", before + text)[len(before) :]
+        return without_cjk_spaces(before + text)[len(before) :]
 
     def spoken(self, played_s: float) -> Spoken | None:
         """Its text that was heard once `played_s` of the session's audio had been played; None without word times."""
@@ -429,20 +432,3 @@ def _end_of(text: str, num_visible: int) -> int:
     """Where `text` has so many characters, not counting spaces."""
     ends = [place for place, char in enumerate(text, start=1) if not char.isspace()]
     return ends[min(num_visible, len(ends)) - 1] if num_visible and ends else 0
-
-
-def whole_characters(text: str) -> tuple[str, str]:
-    """Surrogate pairs as the characters they are, and half a pair at the end, which may go on."""
-    end = len(text) - ("\ud800" <= text[-1:] <= "\udbff")
-    return without_halves(text[:end]), text[end:]
-
-
-def is_ideograph(char: str) -> bool:
-    """Whether it is of a script that has no spaces between words."""
-    return _IDEOGRAPH.match(char) is not None
-
-
-def _end_of_certain(text: str) -> int:
-    """The end of `text`, but for spaces after an ideograph: another one may follow."""
-    stripped = text.rstrip()
-    return len(stripped) if is_ideograph(stripped[-1:]) else len(text)
