@@ -12,11 +12,11 @@ from starlette.websockets import WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.api.callers import Caller
+from serve_app.api.context import RequestState
 from serve_app.api.errors import translate
 from serve_app.api.request import SpeechBody, build_request, spoken_text
 from serve_app.api.request_log import SAMPLE_BYTES, RequestRecord, Usage
-from serve_app.api.response import Delivery
+from serve_app.api.wish import Wish
 from serve_app.config import ApiSettings
 from serve_app.speech.characters import (
     end_of_certain,
@@ -167,23 +167,19 @@ class Session:
         self,
         synthesizer: Synthesizer,
         settings: ApiSettings,
-        info: ModelInfo,
+        wish: Wish,
         *,
-        body: SpeechBody,
-        delivery: Delivery,
-        caller: Caller,
+        asker: RequestState,
         request_id: str,
-        asker: RequestRecord,
         live_texts: LiveTexts | None = None,
-        files: bool = False,
     ) -> None:
-        """`body` is everything but its `input`. With `live_texts` a turn is spoken while it is written, else when it is
+        """`wish` is everything but the text. With `live_texts` a turn is spoken while it is written, else when it is
         complete. Turns have `request_id` with their number after it, that of a session without `live_texts` the bare
-        one. With `files` the audio of each turn is a file of its own, else all of them are one stream.
+        one.
         """
-        self._synthesizer, self._settings, self._info = synthesizer, settings, info
-        self._body, self._delivery, self._caller = body, delivery, caller
-        self._request_id, self._asker, self._live_texts, self._files = request_id, asker, live_texts, files
+        self._synthesizer, self._settings = synthesizer, settings
+        self._info, self._body, self._delivery = wish.info, wish.body, wish.delivery
+        self._asker, self._request_id, self._live_texts = asker, request_id, live_texts
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
         self._num_turns = 0
@@ -191,7 +187,7 @@ class Session:
         self.has_ended = False  # nothing that is written now will be spoken
         self._changed = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue(_MOST_UNSENT)
-        self._rendering = delivery.rendering(info)
+        self._rendering = self._delivery.rendering(self._info)
         self._speaking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -283,7 +279,7 @@ class Session:
             raise InvalidRequest(f"More than {_MOST_TURNS} turns wait to be spoken.", "text", "too_many_turns")
         self._num_turns += 1
         own_id = f"{self._request_id}-{self._num_turns}" if self._live_texts else self._request_id
-        turn = Turn(self._num_turns, self._asker.another(own_id))
+        turn = Turn(self._num_turns, self._asker.record.another(own_id))
         self._turns.append(turn)
         self._changed.set()
         return turn
@@ -296,7 +292,7 @@ class Session:
                 turn.record.publish()
                 await self._events.put(Flushed(turn))
             self.has_ended = True
-            if not self._files and (rest := await self._rendering.close()):
+            if not self._delivery.files and (rest := await self._rendering.close()):
                 await self._events.put(Rest(rest))
             await self._events.put(Done())
         except Exception as error:
@@ -327,7 +323,7 @@ class Session:
                 await self._send(turn, audio)
         if not has_begun:
             await self._events.put(Started(turn))
-        if self._files:
+        if self._delivery.files:
             rest, self._rendering = await self._rendering.close(), self._delivery.rendering(self._info)
         else:
             rest = await self._rendering.drain()
@@ -375,8 +371,8 @@ class Session:
                         yield chunk
 
     async def _request(self, turn: Turn, body: SpeechBody, *, live: bool = False) -> SynthesisRequest:
-        self._caller.request()
-        turn_id, client = turn.record.request_id, self._caller.name
+        self._asker.caller.request()
+        turn_id, client = turn.record.request_id, self._asker.caller.name
         request = await build_request(body, self._info, self._settings, request_id=turn_id, client=client, live=live)
         turn.record.begin(request.voice, self._info.sample_rate * body.speed)
         return request

@@ -28,7 +28,8 @@ from serve_app.api.errors import (
 )
 from serve_app.api.request import MAX_BODY_BYTES, parse_object
 from serve_app.api.session import Done, Event, Failed, Session
-from serve_app.api.speech_service import SpeechService, Wish, refuse_handshake
+from serve_app.api.speech_service import SpeechService, refuse_handshake
+from serve_app.api.wish import Wish
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """What every dialect needs: the loaded model, its voices, speech as an HTTP response or as a session."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -14,15 +14,15 @@ from serve_app.api.context import state_of
 from serve_app.api.errors import BodyTooSlow, translate
 from serve_app.api.request import (
     MAX_BODY_BYTES,
-    SpeechBody,
     build_request,
     check_length,
     parse_object,
     parse_speech,
 )
 from serve_app.api.request_log import RequestRecord
-from serve_app.api.response import Delivery, Kept, SpeechResponse, audio_body, event_body, marked, speech_headers
+from serve_app.api.response import Kept, SpeechResponse, audio_body, event_body, marked
 from serve_app.api.session import Session, silence
+from serve_app.api.wish import Delivery, Wish, speech_headers
 from serve_app.audio.formats import AudioFormat, check_bit_rate
 from serve_app.config import ApiSettings
 from serve_app.speech.admission import Admission
@@ -33,16 +33,6 @@ from serve_app.speech.word_times import WordTimes
 Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
 
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A client's request in our own fields; the text is `body.input`, or comes later."""
-
-    info: ModelInfo
-    body: SpeechBody
-    delivery: Delivery
-    ignored: ignored.Ignored
 
 
 class SpeechService:
@@ -104,21 +94,15 @@ class SpeechService:
         body = wish.body.model_copy(update={"voice": speaker})
         return replace(wish, body=body, ignored={"voice": reason} if reason else {})
 
-    def session(
-        self, connection: HTTPConnection, wish: Wish, *, request_id: str, live: bool = True, files: bool = False
-    ) -> Session:
+    def session(self, connection: HTTPConnection, wish: Wish, *, request_id: str, live: bool = True) -> Session:
         """Speech of one conversation, while it is written if `live`; see `Session`."""
         return Session(
             self.admission,
             self.settings,
-            wish.info,
-            body=wish.body,
-            delivery=wish.delivery,
-            caller=state_of(connection).caller,
+            wish,
+            asker=state_of(connection),
             request_id=request_id,
-            asker=state_of(connection).record,
             live_texts=self.live_texts if live else None,
-            files=files,
         )
 
     async def respond(

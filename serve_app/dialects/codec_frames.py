@@ -18,7 +18,8 @@ from serve_app.api.context import state_of
 from serve_app.api.request_log import Usage
 from serve_app.api.response import Kept, SpeechResponse
 from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speech_service import SpeechService, Wish, read_object
+from serve_app.api.speech_service import SpeechService, read_object
+from serve_app.api.wish import Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
 from serve_app.dialects.table import Dialect, Route

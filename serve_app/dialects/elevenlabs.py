@@ -11,8 +11,9 @@ from deployments.errors import InvalidRequest
 from serve_app.api import catalogue, ignored
 from serve_app.api.context import state_of
 from serve_app.api.request import number
-from serve_app.api.response import AUDIO_HERE, Delivery, Kept, in_parts, in_whole, object_with
-from serve_app.api.speech_service import SpeechService, Wish, choice, read_object, text_of
+from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
+from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
+from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.characters import is_ideograph

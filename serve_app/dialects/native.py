@@ -14,10 +14,11 @@ from serve_app.api.context import state_of
 from serve_app.api.errors import Unauthorized, translate
 from serve_app.api.request import SpeechBody, check_length, parse_speech, validated
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
-from serve_app.api.response import Delivery, word_entries
+from serve_app.api.response import word_entries
 from serve_app.api.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
 from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speech_service import SpeechService, Wish
+from serve_app.api.speech_service import SpeechService
+from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect
 

@@ -13,19 +13,9 @@ from serve_app.api import catalogue, ignored
 from serve_app.api.context import state_of
 from serve_app.api.request import SpeechBody, check_length, parse_speech
 from serve_app.api.request_log import Usage
-from serve_app.api.response import (
-    AUDIO_HERE,
-    CONTENT_TYPES,
-    EVENT_STREAM,
-    Delivery,
-    Kept,
-    in_parts,
-    in_whole,
-    named_event,
-    negotiate,
-    object_with,
-)
-from serve_app.api.speech_service import SpeechService, Wish, choice, read_object
+from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, named_event, object_with
+from serve_app.api.speech_service import SpeechService, choice, read_object
+from serve_app.api.wish import CONTENT_TYPES, EVENT_STREAM, Delivery, Wish, negotiate
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.languages import language_name

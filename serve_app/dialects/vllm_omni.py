@@ -13,10 +13,11 @@ from serve_app.api import ignored
 from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request_log import Usage
-from serve_app.api.response import AUDIO_HERE, CONTENT_TYPES, Kept, SpeechResponse, audio_body, collected, object_with
+from serve_app.api.response import AUDIO_HERE, Kept, SpeechResponse, audio_body, collected, object_with
 from serve_app.api.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService, read_object, text_of
+from serve_app.api.wish import CONTENT_TYPES
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
 from serve_app.dialects.table import Dialect, Route, Sample
@@ -144,7 +145,8 @@ class OmniSocket(Connection):
         wish = await wished(self.service, asked, default=AudioFormat.WAV, made=made, reasons=reasons)
         self._format = {"format": wish.delivery.audio_format, "sample_rate": wish.delivery.rate(wish.info)}
         self._format |= ignored.told(wish.ignored)
-        session = self.service.session(self.socket, wish, request_id=self.request_id, files=True)
+        wish = replace(wish, delivery=replace(wish.delivery, files=True))
+        session = self.service.session(self.socket, wish, request_id=self.request_id)
         self._session = self.converse(session, self.say)
 
     def _configured(self) -> Session:

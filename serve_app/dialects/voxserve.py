@@ -13,8 +13,8 @@ from deployments.errors import InvalidRequest
 from serve_app.api import ignored
 from serve_app.api.context import state_of
 from serve_app.api.request import MAX_BODY_BYTES, parse_object
-from serve_app.api.response import Delivery
-from serve_app.api.speech_service import SpeechService, Wish, read_body, text_of
+from serve_app.api.speech_service import SpeechService, read_body, text_of
+from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 
