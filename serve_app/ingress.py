@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import gc
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from deployments.errors import CodecLost, NotReady, TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.calls import call, stream
+from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.failover import Received, persist
 from deployments.serving.frames import forward
 from serve_app.api.bounded_websocket import BoundedWebSocket
@@ -125,8 +125,7 @@ class Ingress:
             node=node,
             live_texts=LiveTexts(get_node_ip_address()),
         )
-        gc.collect()
-        gc.freeze()  # a full collection of what has been loaded takes 0.1 s, in which no stream goes on
+        leave_loaded_alone()
 
     async def check_health(self) -> None:
         """Serve calls this every few seconds. glibc gives back the pages that large messages and answers have left."""
