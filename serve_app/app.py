@@ -38,7 +38,7 @@ _REPORTS_PER_S = 500.0  # of one pool
 
 
 def build_app(config: AppConfig) -> Application:
-    """Ingress -> CodecDecoder -> Talker. `serve run` and `serve deploy` pass the `args` of their config file.
+    """Ingress -> Codec -> Talker. `serve run` and `serve deploy` pass the `args` of their config file.
 
     Raises StartError where a setting cannot be right.
     """
@@ -58,7 +58,7 @@ def build_app(config: AppConfig) -> Application:
     )
     routing = {"request_router_config": RequestRouterConfig(request_router_class=LeastBusy)}
     talker = serve.deployment(name="Talker", **talker_options, **routing)(TalkerReplica).bind(model, config.talker)
-    codec = serve.deployment(name="CodecDecoder", **codec_options, **routing)(CodecReplica)
+    codec = serve.deployment(name="Codec", **codec_options, **routing)(CodecReplica)
     decoder = codec.bind(model, config.codec, talker)
     refusal = {"backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1)}
     drain = {"graceful_shutdown_timeout_s": LONGEST_STREAM_S}
