@@ -66,7 +66,7 @@ class Staged:
 
 
 class Staging:
-    """Host memory from which small writes to the GPU start, without ever waiting for it: a ring of pinned rows.
+    """A ring of pinned rows of host memory, from which small writes to the GPU start without waiting for it.
 
     A half is used again once all copies out of it are known to be done. Taking a row waits only where the GPU is half
     a ring, hundreds of copies, late.

@@ -91,8 +91,7 @@ class Attempts:
         self._lost, self._request_id = lost, request_id
         self._reached = Reached.ASKED
         self._handover: Handover | None = None  # set from a loss to the next new frame
-        self._losses = self._futile = 0
-        self._delay_s = 0.0
+        self._losses, self._futile, self._delay_s = 0, 0, 0.0
         self.has_ended = False  # the last chunk has come
 
     def received(self, chunk: FrameChunk | PcmChunk) -> None:
@@ -122,14 +121,12 @@ class Attempts:
         self._losses += is_loss
         self._futile = 0 if self._reached is Reached.PROGRESSED else self._futile + is_loss
         self._reached = Reached.ASKED
-        if self._is_spent(now_s - self._handover.began_s):
+        waited_s = now_s - self._handover.began_s
+        if waited_s > _PATIENCE_S or self._losses >= _MAX_LOSSES or self._futile >= _MAX_FUTILE_LOSSES:
             reason = f"given up after {self._losses} losses, the first of now: {self._handover.reason}"
             raise self._lost(reason) from error
         delay_s, self._delay_s = self._delay_s, min(max(2 * self._delay_s, _FIRST_DELAY_S), _MAX_DELAY_S)
         return delay_s
-
-    def _is_spent(self, waited_s: float) -> bool:
-        return waited_s > _PATIENCE_S or self._losses >= _MAX_LOSSES or self._futile >= _MAX_FUTILE_LOSSES
 
     def _record(self, handover: Handover) -> None:
         gap_s = time.monotonic() - handover.began_s

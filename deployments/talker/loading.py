@@ -106,12 +106,10 @@ def load_engine(directory: Path, config: TalkerConfig, clock: StartClock) -> Eng
 
 
 def _use_cpus_near(device: torch.device) -> str | None:
-    """Have this thread, and threads that it starts, run on the GPU's own NUMA node; returns its name, None where there
-    is one node only.
+    """Keep this thread, and threads that it starts, on the CPUs of the GPU's own NUMA node, where memory that is pinned
+    later lies too. (PyTorch's `torch.numa` does this for processes of torchrun only.) Returns the name of the CPUs.
 
-    Memory that is pinned afterwards lies there too. (PyTorch's `torch.numa` does this for processes of torchrun only.)
-    Only CPUs that the process may use count; where none of them is near, or the kernel does not say which are, nothing
-    changes.
+    Returns None and changes nothing where no allowed CPU is near, all are, or the kernel does not say which are.
     """
     allowed = os.sched_getaffinity(0)
     properties: Any = torch.cuda.get_device_properties(device)
@@ -120,18 +118,12 @@ def _use_cpus_near(device: torch.device) -> str | None:
         listed = (_SYSFS / "bus/pci/devices" / address / "local_cpulist").read_text(encoding="ascii").strip()
     except OSError:  # a container may hide it
         return None
-    near = allowed & set(_cpus(listed))
+    spans = [part.split("-") for part in listed.split(",") if part]  # of 0-15,64-79
+    near = allowed & {cpu for span in spans for cpu in range(int(span[0]), int(span[-1]) + 1)}
     if not near or near == allowed:
         return None
     os.sched_setaffinity(0, near)
     return f"{len(near)} of {len(allowed)} CPUs, those near GPU {address}"
-
-
-def _cpus(listed: str) -> Iterator[int]:
-    """The numbers in a list of the kernel's form: 0-15,64-79."""
-    for part in filter(None, listed.split(",")):
-        first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)
 
 
 def build_engine(
