@@ -1,4 +1,4 @@
-"""Who asks, and how much of the server one caller may use: requests, streams, a share of what all callers use."""
+"""A caller, and how much of the server it may use: requests, streams, and a share of what all callers use."""
 
 import math
 import time
@@ -10,14 +10,14 @@ from deployments.errors import Overloaded
 from deployments.serving import metrics
 
 _MINUTE_S = 60.0
-# Settings that raise a limit, by the reason of a refusal.
+# The settings that raise a limit, by the reason of a refusal.
 _REMEDIES = {
     "key": "a key with higher limits (`talkray key create`) has more",
     "client": "api.admission has the limits (client_requests_per_minute, client_streams)",
 }
 # A client that holds a stream is asked to come back when it may have ended.
 _STREAM_S = 1.0
-# Keys, and addresses, that are remembered; beyond them the one that was seen first and has no stream is forgotten.
+# How many keys, and how many addresses, are remembered. Then the oldest one without a stream is forgotten.
 _MOST_METERS = 10_000
 
 
@@ -25,11 +25,11 @@ class Meter:
     """The use of one key or one address. `reason` names its refusals in metrics, `holder` names it in messages."""
 
     def __init__(self, reason: str, holder: str) -> None:
-        self.requests_per_minute: float | None = None  # in bursts of as many; None: as many as the server can do
+        self.requests_per_minute: float | None = None  # in bursts of up to as many; None: no limit
         self.max_streams: int | None = None
         self.num_streams = 0
         self._reason, self._holder = reason, holder
-        self._tokens = math.inf  # requests that may be made at once; they come back steadily, up to a minute's worth
+        self._tokens = math.inf  # requests that may be made at once; refilled steadily, up to those of a minute
         self._counted_s = time.monotonic()
 
     def request(self) -> None:
@@ -69,7 +69,7 @@ class Meters:
         self._meters: dict[str, Meter] = {}
 
     def of(self, name: str, requests_per_minute: float | None, *, max_streams: int | None) -> Meter:
-        """The meter of one of them, with its present limits; what has been counted stays."""
+        """The meter of one key or address. It gets the present limits and keeps what it has counted."""
         meter = self._meters.get(name)
         if meter is None:
             if len(self._meters) >= _MOST_METERS:
@@ -81,18 +81,18 @@ class Meters:
 
 
 class FairShare:
-    """Places or bytes that the requests of a process share. One caller gets no more than it leaves to all others."""
+    """Places or bytes that the requests of a process share. One caller gets at most what it leaves to the others."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._held: Counter[str] = Counter()  # by the callers that hold any
 
     def has(self, caller: str, amount: int) -> bool:
-        """Whether there is so much for this caller."""
+        """Whether `amount` is free for this caller."""
         return self._held[caller] + amount <= self._size - self._held.total()
 
     def take(self, caller: str, amount: int) -> bool:
-        """Whether there was so much for this caller, which holds it from now on."""
+        """Takes `amount` for this caller if it is free. Returns whether it was."""
         if not self.has(caller, amount):
             return False
         self._held[caller] += amount
@@ -105,7 +105,7 @@ class FairShare:
 
 
 class Caller:
-    """The address behind a request, and the key where keys are asked for. A request counts for both.
+    """The client that sent a request: its address and, where the server has keys, its key. A request counts for both.
 
     `name` tells callers apart: by the key, without one by the address.
     """

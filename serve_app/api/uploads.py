@@ -1,4 +1,4 @@
-"""The bodies of requests as they arrive: few large ones at once, and none that stalls while others wait."""
+"""The bodies of requests as they arrive. Few large ones are read at once, and one that stalls may be ended."""
 
 import asyncio
 import contextlib
@@ -10,9 +10,9 @@ from deployments.errors import Overloaded
 from deployments.serving import metrics
 from serve_app.api.callers import FairShare
 
-# Bodies that may hold a recording: so many are taken in at once, each until it is decoded; the others wait.
+# How many bodies that may hold a recording are read at once. Each holds its place until it is decoded; others wait.
 MAX_UPLOADS = 3  # each takes up to 100 MB
-_SMALL_BYTES = 128 << 10  # of a body without one
+_SMALL_BYTES = 128 << 10  # a larger body may hold a recording
 _UPLOAD_WAIT_S = 10.0
 # A body has stalled where less than this comes in this time: 16 MiB would take eight minutes.
 _LEAST_BYTES, _STALL_S = 64 << 10, 2.0
@@ -27,7 +27,7 @@ class Pace:
         self._num_bytes, self._since_s = 0, time.monotonic()
 
     def come(self, num_bytes: int) -> None:
-        """So much is there in all."""
+        """`num_bytes` have come in all."""
         if num_bytes - self._num_bytes >= _LEAST_BYTES:
             self._num_bytes, self._since_s = num_bytes, time.monotonic()
 
@@ -37,7 +37,7 @@ class Pace:
 
 
 class Uploads:
-    """Places for large bodies. One that stalls while others wait is ended: its sender may hold a place for nothing."""
+    """Places for large bodies. A body that stalls while others wait is ended, because it holds a place for nothing."""
 
     def __init__(self) -> None:
         self._places = FairShare(MAX_UPLOADS)
@@ -46,7 +46,7 @@ class Uploads:
         self._changed = asyncio.Event()
 
     async def take(self, upload: "Upload") -> None:
-        """A place for it, in turn. Raises Overloaded where that takes long."""
+        """Waits until `upload` gets a place, in turn. Raises Overloaded where that takes long."""
         self._waiting.append(upload)
         try:
             async with asyncio.timeout(_UPLOAD_WAIT_S):
@@ -80,14 +80,14 @@ class Upload:
     def __init__(self, uploads: Uploads, caller: str) -> None:
         """`caller` is the name of its sender."""
         self.caller = caller
-        self.is_stalled = False  # and was ended, as others waited
+        self.is_stalled = False  # whether it was ended because it stalled
         self._uploads, self._is_large = uploads, False
         self._pace = Pace()
         self._limit: asyncio.Timeout | None = None
 
     @asynccontextmanager
     async def arriving(self, within_s: float) -> AsyncIterator[None]:
-        """The parts as they come. Raises TimeoutError after `within_s`, or as soon as it stalls while others wait."""
+        """The body is read inside. Raises TimeoutError after `within_s`, or as soon as it stalls while others wait."""
         async with asyncio.timeout(within_s) as self._limit:
             try:
                 yield
@@ -95,7 +95,7 @@ class Upload:
                 self._limit = None
 
     async def grow(self, num_bytes: int) -> None:
-        """`num_bytes` of the body have come: return once more may come. Raises Overloaded where that takes long."""
+        """Returns once more of the body may be read; `num_bytes` have come. Raises Overloaded where that takes long."""
         self._pace.come(num_bytes)
         if self._is_large or num_bytes <= _SMALL_BYTES:
             return

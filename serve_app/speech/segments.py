@@ -17,13 +17,13 @@ from serve_app.speech.splitting import split_text
 from serve_app.speech.synthesizer import Synthesizer
 
 _SEED_BYTES = 8
-# A later segment that is refused is asked for again, as often, until it has taken so long.
+# A later segment that is refused is asked for again after each pause, until the patience has ended.
 _PAUSE_S, _PATIENCE_S = 0.25, 30.0
 _SPACES = re.compile(r"\s*+")
 
 
 class Segments:
-    """The parts of a text that are spoken one after the other, counted from 0. These are all there from the start."""
+    """The parts of a text that are spoken one after the other, counted from 0. Here all are known from the start."""
 
     def __init__(self, text: str, requests: list[SynthesisRequest]) -> None:
         """`text` is all of the spoken text; `requests` has one for each segment."""
@@ -38,15 +38,15 @@ class Segments:
         return self.known_segment(number)
 
     def is_last(self, number: int) -> bool:
-        """Whether certainly no segment follows, and no pause."""
+        """Whether it is certain that no segment and no pause follow."""
         return number == len(self._segments) - 1
 
     def start(self, number: int) -> int:
-        """Characters of the whole spoken text before a segment."""
+        """How many characters of the whole spoken text are before a segment."""
         return segment_start(self._text, [request.text for request in self._segments[:number]])
 
     def pause_s(self, number: int) -> float:
-        """Silence before a segment, or after the last one."""
+        """Seconds of silence before a segment, or after the last one."""
         return 0.0
 
     def leave(self, number: int) -> None:
@@ -54,7 +54,7 @@ class Segments:
 
 
 class LongText:
-    """Speaks texts of any length, by a synthesizer of texts up to the model's `max_segment_chars`."""
+    """Speaks texts of any length with a synthesizer that takes texts of up to the model's `max_segment_chars`."""
 
     def __init__(self, synthesizer: Synthesizer) -> None:
         self._synthesizer = synthesizer
@@ -118,8 +118,8 @@ class LongText:
         return segment
 
     async def _insist(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of a segment whose text is being heard: there is the time that the segment before it still plays,
-        and even a pause is better than an end in the middle.
+        """The audio of a later segment, asked for again where it is refused: the segment before it still plays, and
+        even a pause is better than an end in the middle.
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _PATIENCE_S
@@ -183,7 +183,7 @@ class _Utterance:
 
 
 class _Timeline:
-    """When in an utterance's audio, as it is delivered, its talkers have read which part of its text."""
+    """Says when, in the delivered audio of an utterance, its talkers have read which part of its text."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._sample_rate, self._frame_samples = info.sample_rate, info.frame_samples
@@ -239,7 +239,7 @@ class _Segment:
         return await self._first
 
     async def aclose(self) -> None:
-        """Cancels everything behind it."""
+        """Cancels the calls that make its audio."""
         self._first.cancel()
         try:
             await asyncio.wait((self._first,))
