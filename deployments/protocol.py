@@ -201,8 +201,7 @@ class FrameChunk:
     """Consecutive frames of one stream. The last chunk of a stream has a `finish_reason` and may hold no frames.
 
     `pcm` is the next audio of the first `gpu_frames` frames. It comes in order but in its own time, in the chunk of its
-    codes or in later ones, the last of it no later than the last chunk.
-    Any other chunk without frames and audio is a heartbeat.
+    codes or in later ones, at the latest in the last. Any other chunk without frames and audio is a heartbeat.
     """
 
     codes: Codes
@@ -227,9 +226,7 @@ class PcmChunk:
     finish_reason: FinishReason | None = None
     position: int = 0  # samples delivered with this chunk, as in `Progress`
     marks: Marks = ()  # see FrameChunk
-    readings: tuple[
-        Reading, ...
-    ] = ()  # see FrameChunk; they come as soon as they are known, also those of later frames
+    readings: tuple[Reading, ...] = ()  # see FrameChunk; they may come before the audio of their frames
     text_positions: tuple[tuple[float, float], ...] = ()  # from the ingress on: (seconds of audio, characters spoken)
     seed: int | None = None  # the seed of this speech, where it is not the request's
     segment: int = 0  # number of a long text's segment, from the ingress on: the codec begins anew with each

@@ -16,29 +16,29 @@ from serve_app.config import AppConfig, PoolConfig
 from serve_app.ingress import Ingress
 from serve_app.scaling.policies import Bounds, CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 
-# Above the longest utterance: a talker or a codec replica that is taken away finishes its streams if no other one goes
-# on with them.
+# How long a talker or a codec replica that is taken away may finish the streams that no other replica continues. It is
+# more than the longest utterance takes.
 _DRAIN_S = 120.0
-# Of a whole response: 8,192 characters, the most that one request is spoken in, are about as long. An ingress replica
-# that is taken away finishes its streams, because no other one can go on with them. Time-outs of a cluster are longer.
+# How long an ingress replica that is taken away may finish its streams, because no other replica can continue them. The
+# longest text of one request, 8,192 characters, takes about as long to speak. Time-outs of a cluster are longer.
 LONGEST_STREAM_S = 600.0
-# How often it looks whether it has finished; pools stop one after the other.
+# How often such a replica looks whether its streams have ended. Pools stop one after the other.
 _DRAIN_POLL_S = 0.5
-# Three failures replace a replica: one whose engine has died refuses requests for about six seconds. In a large pool,
-# where one replica is little, the controller asks less often.
+# How often the controller checks each replica. Three failed checks replace a replica, so a replica whose engine has
+# died refuses requests for about six seconds. A large pool is checked less often, as one replica matters less there.
 _HEALTH_CHECK_S = 2.0
 _HEALTH_CHECKS_PER_S = 200.0  # of one pool
-# One that answers no health check hangs; its streams have left it long before.
+# A replica that does not answer a check in this time hangs. Its streams have moved to other replicas before.
 _HEALTH_CHECK_TIMEOUT_S = 5.0
 
-# How often replicas and handles report: the controller looks at the reports every 0.1 s. It has one thread: in a large
-# pool each reports less often (docs/scaling.md).
+# How often replicas and handles report their load. The controller reads the reports every 0.1 s, in one thread, so each
+# replica of a large pool reports less often (docs/scaling.md).
 _REPORT_S = 0.5
 _REPORTS_PER_S = 500.0  # of one pool
 
 
 def build_app(config: AppConfig) -> Application:
-    """Ingress -> CodecDecoder -> Talker. `serve run` and `serve deploy` pass the `args` of their config file.
+    """Ingress -> Codec -> Talker. `serve run` and `serve deploy` pass the `args` of their config file.
 
     Raises StartError where a setting cannot be right.
     """
@@ -58,7 +58,7 @@ def build_app(config: AppConfig) -> Application:
     )
     routing = {"request_router_config": RequestRouterConfig(request_router_class=LeastBusy)}
     talker = serve.deployment(name="Talker", **talker_options, **routing)(TalkerReplica).bind(model, config.talker)
-    codec = serve.deployment(name="CodecDecoder", **codec_options, **routing)(CodecReplica)
+    codec = serve.deployment(name="Codec", **codec_options, **routing)(CodecReplica)
     decoder = codec.bind(model, config.codec, talker)
     refusal = {"backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1)}
     drain = {"graceful_shutdown_timeout_s": LONGEST_STREAM_S}
@@ -103,7 +103,7 @@ def options(
     scaling: Bounds | None = None,
     callers: int = 0,
 ) -> dict[str, Any]:
-    """A pool's settings under the names that Serve gives them; `callers` are replicas of others that call it."""
+    """A pool's settings under Serve's names. `callers`: how many replicas of other pools call this one."""
     return {
         **(
             {"num_replicas": pool.replicas}

@@ -16,12 +16,12 @@ from deployments.errors import StartError, TalkrayError
 Positive = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 
-_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # which browsers leave out of an origin
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers leave them out of an origin
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 class ConfigError(TalkrayError):
-    """A file of settings, or of API keys, cannot be used; the message says where and why."""
+    """A file of settings or of API keys cannot be used. The message says where and why."""
 
 
 def _origin(text: str) -> str:
@@ -54,7 +54,8 @@ class AccessSettings(Strict):
     """Clients that may use the surface. Without a key file only a server that listens on a loopback address starts."""
 
     keys_file: Path | None = None  # `talkray key create` writes it; must be on every node with an ingress replica
-    # Web pages that may use the API, such as https://app.example.com; "*" is every page. None besides our own.
+    # Web pages that may use the API, such as https://app.example.com; "*" means every page. The server's own page may
+    # always use it.
     allowed_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = ()
     # Names under which clients reach the server. None: any, or without keys the loopback ones, so that no web page
     # gets here through a domain of its own that resolves to this machine.
@@ -90,19 +91,19 @@ def is_loopback(host: str | None) -> bool:
 class AdmissionSettings(Strict):
     """The load that one ingress replica takes on. Further requests are refused with 429 and `Retry-After`."""
 
-    max_streams: Positive = 256  # that are spoken or wait, half of the requests that it may have
-    # Time in front of the pools, on top of the usual time to a first audio. While the oldest request waits longer, no
-    # other may join.
+    max_streams: Positive = 256  # streams that are spoken or wait: half of the requests that the replica may have
+    # How long a request may wait in front of the pools, beyond the usual time to a first audio. While the oldest
+    # request waits longer, new requests are refused.
     max_line_s: PositiveSeconds = 0.25
-    # Where listeners hear more silence than this in all, too many streams are open: fewer are let in from then on.
+    # Too many streams are open where a listener hears more silence than this in all. Fewer are let in after that.
     max_late_s: PositiveSeconds = 0.25
-    min_streams: Positive = 4  # are let in, however late they come
+    min_streams: Positive = 4  # this many are let in, however late their audio comes
     max_wait_s: PositiveSeconds = 5.0  # for the first audio; a request whose audio would come later is refused
-    start_wait_s: PositiveSeconds = 30.0  # the same while no talker runs; then it is a 503
+    start_wait_s: PositiveSeconds = 30.0  # the same while no talker runs; the refusal is then a 503
     client_streams: Positive | None = None  # open at once from one address
     client_requests_per_minute: Annotated[float, Field(gt=0)] | None = None  # from one address, in bursts of as many
-    # Proxies that add the address they see to X-Forwarded-For: HAProxy under `guarded-haproxy`, and each one in
-    # front of that. With 0 the header is not believed, and all clients have HAProxy's own address.
+    # How many proxies add the address that they see to X-Forwarded-For: HAProxy under `guarded-haproxy`, and each proxy
+    # in front of it. With 0 the header is ignored, and all clients have HAProxy's own address.
     trusted_proxies: Annotated[int, Field(ge=0)] = 1
 
 
@@ -113,7 +114,7 @@ class ApiSettings(Strict):
     admission: AdmissionSettings = AdmissionSettings()
     server_timing: bool = False  # responses say in a Server-Timing header how the time to first audio was spent
     max_input_chars: Positive = 4096  # each of input, instructions and ref_text
-    # Speaks for voices of other services that are not here. None: the first of the checkpoint.
+    # The voice that speaks where a client names a voice of another service. None: the checkpoint's first voice.
     default_voice: str | None = None
     model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "qwen3-tts", "qwen-tts")
 
@@ -121,7 +122,7 @@ class ApiSettings(Strict):
 class PoolConfig(Strict):
     """Replicas of one deployment, and their resources. The load of a replica follows from other settings."""
 
-    replicas: Annotated[int, Field(ge=1)] = 1  # where the pool does not scale; where it does, at the start
+    replicas: Annotated[int, Field(ge=1)] = 1  # at the start, and always where the pool does not scale
     num_cpus: Annotated[float, Field(ge=0)] = 1.0
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
     max_queued_requests: Annotated[int, Field(ge=0)] = 64  # waiting at each caller for a replica with room
@@ -134,7 +135,7 @@ class ScalingConfig(Strict):
     min_replicas: Annotated[int, Field(ge=0)] = 1  # 0: none without requests, and the next request waits for a start
     max_replicas: Positive = 4
     target_use: Annotated[float, Field(gt=0)] = 0.75  # of the load that all replicas can take
-    # A replica goes when the whole window did not need it; a tenth of the window lies between two removals.
+    # A replica is removed when it was not needed during this whole window. The next removal is a tenth of it later.
     scale_down_window_s: Annotated[float, Field(ge=0)] = 120.0
     scale_to_zero_after_s: Annotated[float, Field(ge=0)] = 600.0  # without a single request
 
@@ -146,16 +147,16 @@ class ScalingConfig(Strict):
 
 
 class TalkerScalingConfig(ScalingConfig):
-    """Of the talker pool. A replica can take `talker.max_num_seqs` sequences."""
+    """How the talker pool scales. A replica can take `talker.max_num_seqs` sequences."""
 
-    # The growth of the queue over this time is expected. It is about the time that a replica takes to start.
+    # The policy expects the queue to go on growing for this time, which is about what a replica takes to start.
     trend_horizon_s: Annotated[float, Field(ge=0)] = 5.0
 
 
 class CodecScalingConfig(ScalingConfig):
-    """Of the codec pool."""
+    """How the codec pool scales."""
 
-    streams_per_replica: Annotated[float, Field(gt=0)] = 16.0  # that a replica decodes in real time
+    streams_per_replica: Annotated[float, Field(gt=0)] = 16.0  # streams that a replica decodes in real time
 
 
 class AppConfig(Strict):
@@ -169,8 +170,8 @@ class AppConfig(Strict):
     ingress_pool: PoolConfig = PoolConfig(num_cpus=0.2, max_queued_requests=256)
     codec_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_queued_requests=32)
     talker_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_queued_requests=32)
-    # None: as many replicas as the pool's `replicas`, always. The number of the ingress is fixed anyway: a change of it
-    # reloads the proxy and can cut streams.
+    # None: the pool does not scale. The ingress never scales, because a change of its replicas reloads the proxy and
+    # can cut streams.
     talker_scaling: TalkerScalingConfig | None = None
     codec_scaling: CodecScalingConfig | None = None
 
@@ -182,7 +183,7 @@ class AppConfig(Strict):
 
     @property
     def ingress_requests(self) -> int:
-        """Requests that an ingress replica may have, with open sockets and requests about to be refused."""
+        """Requests that an ingress replica may have. They include open sockets and requests about to be refused."""
         return 2 * self.api.admission.max_streams
 
     @property
@@ -195,7 +196,7 @@ class AppConfig(Strict):
 
     @property
     def codec_requests(self) -> int:
-        """Requests that a codec replica may have; how many of them it decodes at once it learns."""
+        """Requests that a codec replica may have. It learns by itself how many of them it can decode at once."""
         if self.codec.placement == "inline":
             return self.talker_requests
         return math.ceil(3 * (self.codec_scaling or CodecScalingConfig()).streams_per_replica)

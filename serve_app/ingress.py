@@ -2,7 +2,6 @@
 
 import asyncio
 import ctypes
-import gc
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from deployments.errors import CodecLost, NotReady, TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.calls import call, stream
+from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.failover import Received, persist
 from deployments.serving.frames import forward
 from serve_app.api.bounded_websocket import BoundedWebSocket
@@ -26,19 +26,19 @@ from serve_app.config import ApiSettings
 from serve_app.scaling.pool_watch import PoolWatch, scrape
 from serve_app.speech.live_text import LiveTexts
 
-# A handle call waits for a replica however long that takes; a client that asks whether we are ready does not.
+# A handle call waits for a replica without a limit. A client that asks whether the model is ready waits this long.
 _DESCRIBE_TIMEOUT_S = 2.0
 _C_LIBRARY = ctypes.CDLL(None)
 
 
 class HandleSynthesizer:
-    """Synthesis by the codec pool, which in turn asks the talker pool; or by the talker pool, whose GPU decodes too.
+    """Asks the codec pool, which asks the talker pool; or, where the talker's GPU decodes too, the talker pool itself.
 
-    The codec pool says in both cases which model is loaded: `describe` reaches a talker through it.
+    In both cases `describe` asks the codec pool, which asks a talker for the model that is loaded.
     """
 
     def __init__(self, codec: DeploymentHandle, *, talker: DeploymentHandle | None = None) -> None:
-        """With a `talker`, the codec pool is only asked to read recordings to clone, for a talker on a CPU."""
+        """With a `talker` the codec pool only reads recordings to clone, and only for a talker on a CPU."""
         self._codec, self._talker = codec, talker
         self._info: ModelInfo | None = None
 
@@ -54,15 +54,15 @@ class HandleSynthesizer:
         return info
 
     def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of one utterance; leaving the generator frees everything behind it, down to the talker's KV blocks.
+        """Audio of one utterance. Closing the generator ends all calls of the utterance and frees its KV blocks.
 
-        A replica that is lost is followed by another one, which goes on at the very next sample.
+        Where a replica is lost, another replica continues with the next sample.
         """
         request = _by_prompt(request)
         talker, info, reference = self._talker, self._info, request.reference
         if talker is None:
             return self._from_codec(request)
-        assert info is not None, "whoever asks for speech has asked for what is loaded"
+        assert info is not None, "`describe` comes before `synthesize`"
         is_read = reference is None or reference.x_vector_only or reference.prompt is not None
         if not is_read and not info.talker_on_gpu:
             return self._from_codec(request)
@@ -75,7 +75,7 @@ class HandleSynthesizer:
 
     def _from_codec(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         received, info = Received(), self._info
-        assert info is not None, "whoever asks for speech has asked for what is loaded"
+        assert info is not None, "`describe` comes before `synthesize`"
 
         def ask() -> AsyncGenerator[PcmChunk, None]:
             return stream(self._codec, "synthesize", _by_prompt(received.rest(request)), lost=CodecLost)
@@ -91,7 +91,7 @@ class HandleSynthesizer:
 
 
 def _by_prompt(request: SynthesisRequest) -> SynthesisRequest:
-    """`request` without the samples of a recording that a replica has answered for since it came."""
+    """`request` with the clone prompt in place of its recording's samples, once a replica has sent the prompt."""
     reference = request.reference
     return request if reference is None else replace(request, reference=by_prompt(reference))
 
@@ -102,7 +102,7 @@ def _learn(request: SynthesisRequest, chunk: PcmChunk) -> None:
 
 
 class Ingress:
-    """One replica of the HTTP surface. Imports no torch. Raises StartError where other hosts need no key."""
+    """One replica of the HTTP surface, without torch. Raises StartError where other hosts need no key to connect."""
 
     def __init__(self, settings: ApiSettings, codec: DeploymentHandle, talker: DeploymentHandle | None = None) -> None:
         """`talker` as in HandleSynthesizer."""
@@ -125,11 +125,10 @@ class Ingress:
             node=node,
             live_texts=LiveTexts(get_node_ip_address()),
         )
-        gc.collect()
-        gc.freeze()  # a full collection of what has been loaded takes 0.1 s, in which no stream goes on
+        leave_loaded_alone()
 
     async def check_health(self) -> None:
-        """Serve calls this every few seconds. glibc gives back the pages that large messages and answers have left."""
+        """Return unused memory to the system: large messages and answers leave some. Serve calls this periodically."""
         await asyncio.to_thread(_C_LIBRARY.malloc_trim, 0)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

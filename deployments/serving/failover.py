@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import TypeVar
 
 import numpy as np
@@ -74,59 +75,67 @@ class Handover:
     is_loss: bool = True  # False: its reader had left it
 
 
-def record(lost: type[ReplicaLost], request_id: str, handover: Handover) -> None:
-    """Tell of a stream that goes on elsewhere; `lost` says in which pool it has changed replicas."""
-    gap_s = time.monotonic() - handover.began_s
-    if not handover.is_loss:
-        logger.info("request %s goes on %.3f s after %s", request_id, gap_s, handover.reason)
-        return
-    metrics.failed_over(lost.__name__, gap_s)
-    logger.warning("request %s goes on %.3f s after %s: %s", request_id, gap_s, lost.__name__, handover.reason)
+class Reached(Enum):
+    """How far a stream has come at the replica that was asked last."""
+
+    ASKED = auto()
+    ACCEPTED = auto()
+    PROGRESSED = auto()  # it has brought a new frame, or the end
 
 
 class Attempts:
-    """Decides after each loss whether a stream asks again, and when."""
+    """Decides after each loss whether a stream asks again, and when; tells of a stream that goes on elsewhere."""
 
-    def __init__(self, lost: type[ReplicaLost]) -> None:
-        self._lost = lost
-        self._losses = self._futile = 0
-        self._delay_s = 0.0
-        self._accepted = self._progressed = False  # whether the last replica did so
-        self.handover: Handover | None = None  # set from a loss to the next new frame
+    def __init__(self, lost: type[ReplicaLost], request_id: str) -> None:
+        """`lost` says in which pool the stream changes replicas."""
+        self._lost, self._request_id = lost, request_id
+        self._reached = Reached.ASKED
+        self._handover: Handover | None = None  # set from a loss to the next new frame
+        self._losses, self._futile, self._delay_s = 0, 0, 0.0
+        self.has_ended = False  # the last chunk has come
 
-    def accepted(self) -> None:
-        """The replica asked last has taken the stream up."""
-        self._accepted = True
-
-    def progressed(self) -> None:
-        self._progressed, self._delay_s, self.handover = True, 0.0, None
+    def received(self, chunk: FrameChunk | PcmChunk) -> None:
+        """A chunk has come; one without codes only says that the replica has taken the stream up."""
+        self.has_ended = chunk.finish_reason is not None
+        if len(chunk.codes) or self.has_ended:
+            if self._handover is not None:
+                self._record(self._handover)
+            self._reached, self._handover, self._delay_s = Reached.PROGRESSED, None, 0.0
+        elif self._reached is Reached.ASKED:
+            self._reached = Reached.ACCEPTED
 
     def left(self) -> None:
-        """The stream was left, and is wanted again now."""
-        self._accepted = self._progressed = False
-        self.handover = Handover("its reader came back", time.monotonic(), is_loss=False)
+        """The reader was away, so the replica was left; the reader wants the stream again now."""
+        self._reached = Reached.ASKED
+        self._handover = Handover("its reader came back", time.monotonic(), is_loss=False)
 
     def delay_s(self, error: TalkrayError) -> float:
         """How long to wait before asking again; raises `error` where there is no point in it."""
         now_s = time.monotonic()
         died = isinstance(error, self._lost)
-        if self.handover is None:
+        if self._handover is None:
             if not died and not isinstance(error, Moved):
                 raise error  # refused from the start, or lost in a later stage
-            self.handover = Handover(f"{type(error).__name__}: {error}", now_s)
-        died = died and self._accepted
-        self._losses += died
-        self._futile = 0 if self._progressed else self._futile + died
-        self._accepted = self._progressed = False
-        if self._is_spent(now_s - self.handover.began_s):
-            raise self._lost(
-                f"given up after {self._losses} losses, the first of now: {self.handover.reason}"
-            ) from error
+            self._handover = Handover(f"{type(error).__name__}: {error}", now_s)
+        is_loss = died and self._reached is not Reached.ASKED
+        self._losses += is_loss
+        self._futile = 0 if self._reached is Reached.PROGRESSED else self._futile + is_loss
+        self._reached = Reached.ASKED
+        waited_s = now_s - self._handover.began_s
+        if waited_s > _PATIENCE_S or self._losses >= _MAX_LOSSES or self._futile >= _MAX_FUTILE_LOSSES:
+            reason = f"given up after {self._losses} losses, the first of now: {self._handover.reason}"
+            raise self._lost(reason) from error
         delay_s, self._delay_s = self._delay_s, min(max(2 * self._delay_s, _FIRST_DELAY_S), _MAX_DELAY_S)
         return delay_s
 
-    def _is_spent(self, waited_s: float) -> bool:
-        return waited_s > _PATIENCE_S or self._losses >= _MAX_LOSSES or self._futile >= _MAX_FUTILE_LOSSES
+    def _record(self, handover: Handover) -> None:
+        gap_s = time.monotonic() - handover.began_s
+        if not handover.is_loss:
+            logger.info("request %s goes on %.3f s after %s", self._request_id, gap_s, handover.reason)
+            return
+        lost = self._lost.__name__
+        metrics.failed_over(lost, gap_s)
+        logger.warning("request %s goes on %.3f s after %s: %s", self._request_id, gap_s, lost, handover.reason)
 
 
 async def persist(
@@ -145,39 +154,31 @@ async def persist(
     Where the reader takes nothing for UNREAD_S the replica is left, and asked again when it reads on. The first item is
     exempt: a reader that takes only the first item has asked ahead of time.
     """
-    attempts, over, has_begun = Attempts(lost), False, False
-    while True:
+    attempts, has_begun = Attempts(lost, request_id), False
+    while not attempts.has_ended:
+        delay_s = 0.0
         try:
             async with aclosing(ask()) as chunks, Unread(chunks.aclose) as unread:
                 async for chunk in chunks:
-                    attempts.accepted()
-                    if over:
-                        continue
-                    if len(chunk.codes) or chunk.finish_reason is not None:
-                        if attempts.handover is not None:
-                            record(lost, request_id, attempts.handover)
-                        attempts.progressed()
-                    over = chunk.finish_reason is not None  # leaving now would cancel a stream that ends by itself
-                    item = pass_on(chunk)
-                    if item is None:
-                        continue
-                    if has_begun:
-                        unread.offer()
-                    has_begun = True
-                    yield item
-                    if item.finish_reason is not None and not over:
+                    attempts.received(chunk)
+                    if (item := pass_on(chunk)) is not None:
+                        if has_begun:
+                            unread.offer()
+                        has_begun = True
+                        yield item
+                        if await unread.taken():
+                            attempts.left()
+                            break
+                        if item.finish_reason is not None and not attempts.has_ended:
+                            return
+                    if attempts.has_ended:
+                        async for _ in chunks:  # let the call end by itself: Serve would cancel others with it
+                            pass
                         return
-                    if await unread.taken():
-                        attempts.left()
-                        break
                 else:
-                    if not over:
-                        raise lost("the stream ended without its last chunk")
-            if over:
-                return
-            continue
+                    raise lost("the stream ended without its last chunk")
         except (ReplicaLost, NotReady, Overloaded) as error:
-            if over:
+            if attempts.has_ended:
                 return
             delay_s = attempts.delay_s(error)
         await asyncio.sleep(delay_s)

@@ -5,7 +5,6 @@ a redeploy and a node that is drained (a spot notice, `ray drain-node`) all come
 """
 
 import asyncio
-import gc
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable
@@ -18,6 +17,7 @@ from deployments.errors import InvalidRequest, Moved, NotReady, Overloaded, Repl
 from deployments.protocol import FrameChunk, PcmChunk, reached
 from deployments.serving import ray_private
 from deployments.serving.calls import drop
+from deployments.serving.collector import leave_loaded_alone
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,7 @@ class Replica:
     def __init__(self, lost: type[ReplicaLost], failure: Callable[[], str | None]) -> None:
         """`failure` names a part that is broken beyond repair, else None. Streams then end with `lost`."""
         if ray_private.this_replica() is not None:
-            gc.collect()
-            gc.freeze()  # a full collection of what has been loaded would hold all streams up
+            leave_loaded_alone()
         self._lost, self._failure = lost, failure
         self._ending: asyncio.Task[None] | None = None
         self._noticing: asyncio.Task[None] | None = None

@@ -94,9 +94,8 @@ class AudioStreams:
         self._calls: list[_Call] = []  # oldest first
         self._pcm: list[tuple[int, bytes]] = []
         self._failed: dict[int, EngineError] = {}
-        self._recordings: OrderedDict[bytes, DecoderState] = (
-            OrderedDict()
-        )  # states after recordings, by their codes; the one used last is the last
+        # Decoder states after recordings, by the codes of the recordings. The one that was used last is the last.
+        self._recordings: OrderedDict[bytes, DecoderState] = OrderedDict()
 
     @cached_property
     def _decoder(self) -> SlotDecoder:

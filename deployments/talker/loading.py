@@ -3,11 +3,13 @@
 import hashlib
 import importlib.util
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +19,6 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import Prepare, SlotDecoder, slots_on
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
-from deployments.gpu.graphs import use_cpus_near
 from deployments.protocol import GenerateRequest, ModelInfo, Reference, Sampling, SynthesisRequest
 from deployments.talker.audio import AudioStreams
 from deployments.talker.engine import Engine
@@ -32,6 +33,7 @@ from deployments.talker.sequence import LengthLimits
 from deployments.talker.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
 
+_SYSFS = Path("/sys")
 # Defaults: the share of a GPU's memory, and the size of keys and values on a CPU.
 _GPU_MEMORY_FRACTION = 0.85
 _CPU_CACHE_BYTES = GIB
@@ -91,7 +93,7 @@ def load_engine(directory: Path, config: TalkerConfig, clock: StartClock) -> Eng
     """An engine that is ready: loaded, compiled, recorded, warmed up."""
     with clock.phase("starting the device"):
         device = _device(config)
-        where = use_cpus_near(device) if device.type == "cuda" else None
+        where = _use_cpus_near(device) if device.type == "cuda" else None
         torch.zeros(1, device=device)
         fused = _networks(config, device, dtype_of(config, device)) == "fused"
     if where is not None:
@@ -101,6 +103,27 @@ def load_engine(directory: Path, config: TalkerConfig, clock: StartClock) -> Eng
         engine = build_engine(directory, config, clock=clock, prepare=prepare)
     warm_up(engine, clock)
     return engine
+
+
+def _use_cpus_near(device: torch.device) -> str | None:
+    """Keep this thread, and threads that it starts, on the CPUs of the GPU's own NUMA node, where memory that is pinned
+    later lies too. (PyTorch's `torch.numa` does this for processes of torchrun only.) Returns the name of the CPUs.
+
+    Returns None and changes nothing where no allowed CPU is near, all are, or the kernel does not say which are.
+    """
+    allowed = os.sched_getaffinity(0)
+    properties: Any = torch.cuda.get_device_properties(device)
+    address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    try:
+        listed = (_SYSFS / "bus/pci/devices" / address / "local_cpulist").read_text(encoding="ascii").strip()
+    except OSError:  # a container may hide it
+        return None
+    spans = [part.split("-") for part in listed.split(",") if part]  # of 0-15,64-79
+    near = allowed & {cpu for span in spans for cpu in range(int(span[0]), int(span[-1]) + 1)}
+    if not near or near == allowed:
+        return None
+    os.sched_setaffinity(0, near)
+    return f"{len(near)} of {len(allowed)} CPUs, those near GPU {address}"
 
 
 def build_engine(

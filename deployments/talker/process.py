@@ -6,7 +6,6 @@ beside the engine says that it is alive, and ends the process when a step does n
 """
 
 import contextlib
-import gc
 import logging
 import math
 import os
@@ -22,6 +21,7 @@ from dataclasses import replace
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, reached
+from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.starvation import ThreadWork
 from deployments.talker import channel
 from deployments.talker.engine import Engine
@@ -197,8 +197,7 @@ class EngineProcess:
         room = f"room for {engine.scheduler.blocks.capacity * frame_s / 60:.0f} minutes of speech at once"
         self._send(channel.Loading(f"{engine.runner.step.name} on {engine.runner.device}, {room}"))
         self._send(channel.Loading(clock.summary()))
-        gc.collect()
-        gc.freeze()  # objects that exist now stay: collecting them would take longer than a step
+        leave_loaded_alone()
         return engine, replace(engine.info, name=model)
 
     def _receive(self, *, timeout_s: float | None) -> list[channel.Command]:

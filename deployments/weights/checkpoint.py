@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from deployments.errors import CheckpointError
-from deployments.gpu.graphs import upload
 from deployments.weights.store import INDEX_FILE, SINGLE_FILE, read_index
+from deployments.weights.upload import upload
 
 _MAX_SHOWN = 8
 ROW_SCALE = ".row_scale"  # ends the name of a packed tensor's factors

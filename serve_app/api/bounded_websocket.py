@@ -7,9 +7,10 @@ from typing import Any, ClassVar, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from serve_app.api.door import Pace, Room
+from serve_app.api.callers import FairShare
 from serve_app.api.errors import TRY_AGAIN_LATER
 from serve_app.api.sockets import LEAVING, MAX_MESSAGE_BYTES
+from serve_app.api.uploads import Pace
 
 # Bytes that the larger unfinished messages of all connections hold together: three recordings on their way.
 MAX_LARGE_BYTES = 48 << 20
@@ -56,7 +57,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     others. A client that finds no room has to come again later.
     """
 
-    _room: ClassVar[Room] = Room(MAX_LARGE_BYTES)
+    _room: ClassVar[FairShare] = FairShare(MAX_LARGE_BYTES)
     _large: ClassVar[list["BoundedWebSocket"]] = []  # with such a message on its way
 
     def connection_made(self, transport: BaseTransport) -> None:

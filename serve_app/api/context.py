@@ -6,7 +6,9 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -15,22 +17,40 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.serving import metrics
 from deployments.serving.ray_private import this_replica
+from serve_app.api.callers import Caller
 from serve_app.api.errors import translate
 from serve_app.api.request_log import LEFT, RequestRecord
+from serve_app.api.uploads import Upload
 
 logger = logging.getLogger(__name__)
 
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ID_HEADER = b"x-request-id"
+_STATE = "talkray"  # the key of the `RequestState`
 
-# A client that gets one of these has nothing more to ask on its connection.
+# Statuses after which a client has nothing more to ask on its connection.
 _ENDS_CONNECTION = frozenset({401, 403, 408, 413, 431})
-# For the rest of a request that is refused.
+# How long the rest of a refused request is read.
 _READ_ON_S = 1.0
-# In the scope: the function that the application calls when it has taken a part of a body.
+# The key in the scope of a function that the application calls when it has taken a part of a body.
 _TAKEN = "talkray.taken"
-# HAProxy sees no `Connection` header of ours: `refusals.cfg` reads this one, and removes it.
+# HAProxy does not see our `Connection` header. `refusals.cfg` reads this header in its place, and removes it.
 _CLOSE_HEADER = "x-talkray-close"
+
+
+@dataclass(slots=True)
+class RequestState:
+    """The server's knowledge of a request, from its head on. Starlette carries it in `request.state`."""
+
+    record: RequestRecord
+    caller: Caller = field(init=False)  # whom the door let in
+    upload: Upload = field(init=False)  # the body, from the door on
+
+
+def state_of(request: Mapping[str, Any]) -> RequestState:
+    """The state of a request or a WebSocket, or of its ASGI scope."""
+    state: RequestState = request["state"][_STATE]
+    return state
 
 
 def outermost() -> list[Middleware]:
@@ -83,8 +103,8 @@ def without_read_ahead(app: ASGIApp) -> ASGIApp:
 
 
 class RequestContext:
-    """ASGI middleware. `scope["state"]["request_id"]` is the client's own `x-request-id` if it is sane, else a new one;
-    `received_ns`, of time.time_ns(), is when the request came; `record` is published at its end.
+    """ASGI middleware that begins the `RequestState` of each request and publishes its record at the end. The request's
+    id is the client's own `x-request-id` if it is sane, else a new one.
 
     `echo_request_id` is False where the server in front adds `x-request-id` to responses.
     """
@@ -94,14 +114,14 @@ class RequestContext:
         self._echo_request_id = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the call on; the only `except Exception` of the HTTP surface that does not raise again is here."""
+        """Passes the call on. This is the only `except Exception` of the HTTP surface that does not raise again."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         request_id = choose_request_id(Headers(scope=scope).get("x-request-id", ""))
         method = scope.get("method", "WS")
         record = RequestRecord(request_id, time.time_ns(), method=method, path=scope.get("path", ""))
-        scope.setdefault("state", {}).update(request_id=request_id, received_ns=record.received_ns, record=record)
+        scope.setdefault("state", {})[_STATE] = RequestState(record)
         answer = _Answer(scope, receive, send, request_id if self._echo_request_id else None)
         try:
             await self._app(scope, answer.receive, answer.send)
@@ -120,7 +140,7 @@ class RequestContext:
 
 
 class _Answer:
-    """One answer: gets its request's id, if that is given, and is measured if it is speech.
+    """One answer. It carries the request's id, if there is one to give, and its first byte is measured if it is speech.
 
     A refusal ends its connection where no request can follow, or where the rest of this request is missing, because a
     client that never sends the rest would hold the connection.
@@ -132,7 +152,7 @@ class _Answer:
         self._taken: Callable[[], object] = scope.get(_TAKEN, lambda: None)
         self._request_id = request_id
         self._began_s = time.perf_counter()
-        self._is_awaited = scope.get("method") == "POST"  # its first byte, that is
+        self._is_awaited = scope.get("method") == "POST"  # whether its first byte is still to come
         headers = Headers(scope=scope)
         self._is_unread = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 

@@ -1,13 +1,8 @@
 """The checks before a body is read: key, address, host, origin, rate. The request's head alone decides."""
 
-import asyncio
-import contextlib
 import ipaddress
-import math
-import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers
@@ -15,8 +10,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.errors import Overloaded, TalkrayError
 from deployments.serving import metrics
+from serve_app.api.callers import Caller, Meter, Meters
+from serve_app.api.context import state_of
 from serve_app.api.errors import POLICY_VIOLATION, TRY_AGAIN_LATER, Forbidden, HeadersTooLarge, close_reason, translate
 from serve_app.api.keys import KEY_PREFIX, KeyRecord, Keys
+from serve_app.api.uploads import Upload, Uploads
 from serve_app.api.web_pages import PATHS
 from serve_app.config import ApiSettings
 
@@ -33,232 +31,11 @@ _SCHEMES = ("bearer", "token")
 _KEY_PARAMETERS = ("api_key", "token")
 _KEY_PROTOCOL = "openai-insecure-api-key."
 
-_MINUTE_S = 60.0
-# Bodies that may hold a recording: so many are taken in at once, each until it is decoded; the others wait.
-MAX_UPLOADS = 3  # each takes up to 100 MB
-_SMALL_BYTES = 128 << 10  # of a body without one
-_UPLOAD_WAIT_S = 10.0
-# A body has stalled where less than this comes in this time: 16 MiB would take eight minutes.
-_LEAST_BYTES, _STALL_S = 64 << 10, 2.0
-_LOOK_S = 0.25  # how often a waiting body looks whether another has stalled
-# Settings that raise a limit, by the reason of a refusal.
-_REMEDIES = {
-    "key": "a key with higher limits (`talkray key create`) has more",
-    "client": "api.admission has the limits (client_requests_per_minute, client_streams)",
-}
 _CLIENT_BITS = 64  # of an IPv6 address, that are one client's
-# A client that holds a stream is asked to come back when it may have ended.
-_STREAM_S = 1.0
-# Keys, and addresses, that are remembered; beyond them the one that was seen first and has no stream is forgotten.
-_MOST_METERS = 10_000
-
-
-class Meter:
-    """The use of one key or one address. `reason` names its refusals in metrics, `holder` names it in messages."""
-
-    def __init__(self, reason: str, holder: str) -> None:
-        self.requests_per_minute: float | None = None  # in bursts of as many; None: as many as the server can do
-        self.max_streams: int | None = None
-        self.num_streams = 0
-        self._reason, self._holder = reason, holder
-        self._tokens = math.inf  # requests that may be made at once; they come back steadily, up to a minute's worth
-        self._counted_s = time.monotonic()
-
-    def request(self) -> None:
-        """Count a request. Raises Overloaded where it is one too many in this minute."""
-        per_minute = self.requests_per_minute
-        if per_minute is None:
-            return
-        now_s, per_s = time.monotonic(), per_minute / _MINUTE_S
-        self._tokens = min(max(1.0, per_minute), self._tokens + (now_s - self._counted_s) * per_s)
-        self._counted_s = now_s
-        if self._tokens < 1.0:
-            raise self._refusal(f"may make {per_minute:g} requests per minute", (1.0 - self._tokens) / per_s)
-        self._tokens -= 1.0
-
-    @contextmanager
-    def stream(self) -> Iterator[None]:
-        """Count a stream for as long as this holds. Raises Overloaded where it is one too many at once."""
-        most = self.max_streams
-        if most is not None and self.num_streams >= most:
-            raise self._refusal(f"may have {most} streams open at once", _STREAM_S)
-        self.num_streams += 1
-        try:
-            yield
-        finally:
-            self.num_streams -= 1
-
-    def _refusal(self, limit: str, retry_after_s: float) -> Overloaded:
-        metrics.refused(self._reason)
-        return Overloaded(f"{self._holder} {limit}; {_REMEDIES[self._reason]}.", retry_after_s)
-
-
-class Meters:
-    """The meters of all keys, or of all addresses."""
-
-    def __init__(self, reason: str, holder: str) -> None:
-        self._reason, self._holder = reason, holder
-        self._meters: dict[str, Meter] = {}
-
-    def of(self, name: str, requests_per_minute: float | None, *, max_streams: int | None) -> Meter:
-        """The meter of one of them, with its present limits; what has been counted stays."""
-        meter = self._meters.get(name)
-        if meter is None:
-            if len(self._meters) >= _MOST_METERS:
-                idle = next((known for known, each in self._meters.items() if not each.num_streams), "")
-                self._meters.pop(idle, None)
-            meter = self._meters[name] = Meter(self._reason, self._holder)
-        meter.requests_per_minute, meter.max_streams = requests_per_minute, max_streams
-        return meter
-
-
-class Room:
-    """Places or bytes that the requests of a process share. One caller gets no more than it leaves to all others."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._held: Counter[str] = Counter()  # by the callers that hold any
-
-    def has(self, caller: str, amount: int) -> bool:
-        """Whether there is so much for this caller."""
-        return self._held[caller] + amount <= self._size - self._held.total()
-
-    def take(self, caller: str, amount: int) -> bool:
-        """Whether there was so much for this caller, which holds it from now on."""
-        if not self.has(caller, amount):
-            return False
-        self._held[caller] += amount
-        return True
-
-    def give_back(self, caller: str, amount: int) -> None:
-        self._held[caller] -= amount
-        if not self._held[caller]:
-            del self._held[caller]
-
-
-class Pace:
-    """Whether a body still comes, or has stalled."""
-
-    def __init__(self) -> None:
-        self._num_bytes, self._since_s = 0, time.monotonic()
-
-    def come(self, num_bytes: int) -> None:
-        """So much is there in all."""
-        if num_bytes - self._num_bytes >= _LEAST_BYTES:
-            self._num_bytes, self._since_s = num_bytes, time.monotonic()
-
-    @property
-    def is_stalled(self) -> bool:
-        return time.monotonic() - self._since_s > _STALL_S
-
-
-class Uploads:
-    """Places for large bodies. One that stalls while others wait is ended: its sender may hold a place for nothing."""
-
-    def __init__(self) -> None:
-        self._room = Room(MAX_UPLOADS)
-        self._taken: list[Upload] = []
-        self._waiting: list[Upload] = []
-        self._changed = asyncio.Event()
-
-    async def take(self, upload: "Upload") -> None:
-        """A place for it, in turn. Raises Overloaded where that takes long."""
-        self._waiting.append(upload)
-        try:
-            async with asyncio.timeout(_UPLOAD_WAIT_S):
-                while self._next() is not upload:
-                    for other in self._taken:
-                        other.end_if_stalled()
-                    self._changed.clear()
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._changed.wait(), _LOOK_S)
-            self._room.take(upload.caller, 1)
-            self._taken.append(upload)
-        except TimeoutError:
-            metrics.refused("uploads")
-            raise Overloaded(f"{MAX_UPLOADS} large bodies are being taken in already.", _STREAM_S) from None
-        finally:
-            self._waiting.remove(upload)
-            self._changed.set()
-
-    def give_back(self, upload: "Upload") -> None:
-        self._taken.remove(upload)
-        self._room.give_back(upload.caller, 1)
-        self._changed.set()
-
-    def _next(self) -> "Upload | None":
-        return next((upload for upload in self._waiting if self._room.has(upload.caller, 1)), None)
-
-
-class Upload:
-    """The body of one request. A large one takes one of the places for bodies."""
-
-    def __init__(self, uploads: Uploads, caller: str) -> None:
-        """`caller` is the name of its sender."""
-        self.caller = caller
-        self.is_stalled = False  # and was ended, as others waited
-        self._uploads, self._is_large = uploads, False
-        self._pace = Pace()
-        self._limit: asyncio.Timeout | None = None
-
-    @asynccontextmanager
-    async def arriving(self, within_s: float) -> AsyncIterator[None]:
-        """The parts as they come. Raises TimeoutError after `within_s`, or as soon as it stalls while others wait."""
-        async with asyncio.timeout(within_s) as self._limit:
-            try:
-                yield
-            finally:
-                self._limit = None
-
-    async def grow(self, num_bytes: int) -> None:
-        """`num_bytes` of the body have come: return once more may come. Raises Overloaded where that takes long."""
-        self._pace.come(num_bytes)
-        if self._is_large or num_bytes <= _SMALL_BYTES:
-            return
-        await self._uploads.take(self)
-        self._is_large, self._pace = True, Pace()
-
-    def end_if_stalled(self) -> None:
-        if self._limit is not None and not self.is_stalled and self._pace.is_stalled:
-            self.is_stalled = True
-            self._limit.reschedule(asyncio.get_running_loop().time())
-
-    def release(self) -> None:
-        if self._is_large:
-            self._is_large = False
-            self._uploads.give_back(self)
-
-
-class Caller:
-    """The address behind a request, and the key where keys are asked for. A request counts for both.
-
-    `name` tells callers apart: by the key, without one by the address.
-    """
-
-    def __init__(self, name: str, *meters: Meter, check: Callable[[], None] = lambda: None) -> None:
-        """`check` raises where the caller may not ask any more."""
-        self.name = name
-        self._meters = meters
-        self._check = check
-
-    def request(self) -> None:
-        """Count a request. Raises Overloaded, and Unauthorized where the key has been revoked since."""
-        self._check()
-        for meter in self._meters:
-            meter.request()
-
-    @contextmanager
-    def stream(self) -> Iterator[None]:
-        """Count a stream for as long as this holds. Raises Overloaded."""
-        with ExitStack() as streams:
-            for meter in self._meters:
-                streams.enter_context(meter.stream())
-            yield
 
 
 class Door:
-    """ASGI middleware, inside RequestContext. `scope["state"]["caller"]` is the `Caller` that is let in, `upload` the
-    `Upload` that its body is.
+    """ASGI middleware, inside RequestContext: sets the `caller` and the `upload` of the request's state.
 
     A request that may cost speech counts as a request, and as a stream while it lasts. A WebSocket counts as a stream
     while it is open; its handler counts each utterance as a request.
@@ -291,13 +68,14 @@ class Door:
                 return
             upload = Upload(self._uploads, caller.name)
             streams.callback(upload.release)
-            scope["state"].update(caller=caller, upload=upload)
+            state = state_of(scope)
+            state.caller, state.upload = caller, upload
             await self._app(scope, receive, _naming_a_protocol(scope, send))
 
     def _admit(self, scope: Scope) -> Caller:
         headers = Headers(scope=scope)
         address = client_address(scope, trusted_proxies=self._admission.trusted_proxies)
-        scope["state"]["record"].client = address
+        state_of(scope).record.client = address
         _check_size(scope)
         self._check_host(headers.get("host"))
         self._check_origin(headers.get("origin"), headers.get("host"))
@@ -308,7 +86,7 @@ class Door:
             return Caller(f"address {client}", meter)
         keys = self._keys
         record = keys.find(next(_offered_keys(scope, self._key_headers), None))
-        scope["state"]["record"].key = record.name
+        state_of(scope).record.key = record.name
 
         def check() -> None:
             self._meter_of(keys.still(record))
@@ -407,7 +185,7 @@ def _naming_a_protocol(scope: Scope, send: Send) -> Send:
 async def _refuse(error: TalkrayError, scope: Scope, receive: Receive, send: Send) -> None:
     """Over HTTP its reply. A WebSocket too many is accepted and closed: a handshake that fails says no reason."""
     reply = translate(error)
-    scope["state"]["record"].error = reply.code
+    state_of(scope).record.error = reply.code
     if not isinstance(error, Overloaded):  # its meter has counted that one
         metrics.refused(reply.code)
     if isinstance(error, Overloaded) and scope["type"] == "websocket":

@@ -2,8 +2,6 @@
 
 import json
 import re
-import secrets
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -27,12 +25,12 @@ from serve_app.api import catalogue
 from serve_app.audio.formats import AudioFormat, OutputRate
 from serve_app.audio.recordings import read_aside
 from serve_app.config import ApiSettings
+from serve_app.speech.admission import draw_seed
+from serve_app.speech.characters import clean, is_speakable, without_halves
 from serve_app.speech.languages import foreign_language, language_name
 
 # Figures and signs become words: prose with many of them grows by less than a half, nothing but figures fivefold.
 _MOST_GROWTH = 2
-# A client may send the seed back: as many bits as every reader of JSON keeps.
-_SEED_BITS = 53
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -136,11 +134,6 @@ def number(param: str, value: object) -> int | float | None:
     if isinstance(found, bool) or not isinstance(found, int | float) or not _is_finite(found):
         raise _no_number(param, value)
     return found
-
-
-def without_halves(text: str) -> str:
-    """Surrogate pairs as the characters they are; a half by itself is none."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _is_finite(value: float) -> bool:
@@ -265,11 +258,6 @@ async def build_request(
     )
 
 
-def draw_seed() -> int:
-    """A seed for a request whose client gave none."""
-    return secrets.randbits(_SEED_BITS)
-
-
 def _missing(param: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"{param} is required: {reason}.", param, "missing_required_parameter")
 
@@ -285,12 +273,6 @@ def check_length(param: str, text: str, settings: ApiSettings) -> None:
     if len(text) > settings.max_input_chars:
         message = f"{param} has {len(text)} characters, at most {settings.max_input_chars} are allowed."
         raise InvalidRequest(message, param, "string_above_max_length")
-
-
-def clean(text: str) -> str:
-    """NFC without control and format (zero-width) characters, runs of whitespace as one space, no space at the ends."""
-    spoken = "".join(char for char in text if char.isspace() or unicodedata.category(char) not in ("Cc", "Cf"))
-    return " ".join(unicodedata.normalize("NFC", spoken).split())
 
 
 def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str:
@@ -312,11 +294,6 @@ def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str:
 def spoken_text(body: SpeechBody, info: ModelInfo) -> str:
     """The text that the model reads, made of `input`; may be empty."""
     return spoken_english(body.input) if info.spoken_form == "english" else clean(body.input)
-
-
-def is_speakable(text: str) -> bool:
-    """Whether there is anything in a spoken text besides punctuation and pictures."""
-    return any(unicodedata.category(char)[0] in "LN" for char in text)
 
 
 def _voice(body: SpeechBody, info: ModelInfo) -> str | None:

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import ClassVar, Self
 
@@ -20,11 +20,12 @@ from starlette.types import Message, Receive, Scope, Send
 from deployments.errors import Overloaded, PayloadTooLarge
 from deployments.protocol import Mark, Marks, ModelInfo, PcmChunk, SynthesisRequest, reached
 from deployments.serving import metrics
-from serve_app.api.door import Room
+from serve_app.api.callers import FairShare
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request import SpeechBody
 from serve_app.api.request_log import Usage
-from serve_app.audio.formats import CODECS, AudioFormat, Rendering
+from serve_app.api.wish import Delivery
+from serve_app.audio.formats import AudioFormat, Rendering
 from serve_app.speech.word_times import Word, WordTimes
 
 # Bytes of audio of one answer that is sent whole: 23 minutes at 24 kHz, 16 bits.
@@ -33,116 +34,12 @@ MAX_WHOLE_BYTES = 64 << 20
 MAX_ALL_WHOLE_BYTES = 256 << 20
 _PART_BYTES = 96 << 10  # of one message; a multiple of 3, so that parts in base64 follow each other
 AUDIO_HERE = "audio-in-base64"  # a placeholder: see `object_with`
-EVENT_STREAM = "text/event-stream"
-L16 = "audio/l16"
-
-CONTENT_TYPES = {
-    AudioFormat.MP3: "audio/mpeg",
-    AudioFormat.OPUS: "audio/ogg",
-    AudioFormat.AAC: "audio/aac",
-    AudioFormat.FLAC: "audio/flac",
-    AudioFormat.WAV: "audio/wav",
-    AudioFormat.PCM: "audio/pcm",
-    AudioFormat.MULAW: "audio/basic",
-    AudioFormat.ALAW: "audio/x-alaw-basic",
-    AudioFormat.FLOAT: "audio/x-float32",
-}
-RAW = (AudioFormat.PCM, AudioFormat.MULAW, AudioFormat.ALAW, AudioFormat.FLOAT)  # without a container
-# Anything else in an Accept header, such as the */* and application/octet-stream of every client, is no preference.
-ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT_TYPES.items()} | {L16: AudioFormat.PCM}
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """The form of one response."""
-
-    audio_format: AudioFormat
-    events: bool = False  # server-sent events instead of bare audio
-    whole: bool = False  # one body of known length instead of a stream
-    speed: float = 1.0
-    l16: bool = False  # PCM under its RTP name
-    sample_rate: int | None = None  # None: the model's
-    bit_rate: int | None = None  # None: the format's usual one
-    in_wav: bool = False  # a raw format after a RIFF header
-
-    @property
-    def has_bit_rate(self) -> bool:
-        """Whether the format's may be chosen."""
-        return self.audio_format in CODECS and CODECS[self.audio_format].bit_rate is not None
-
-    def rate(self, info: ModelInfo) -> int:
-        """Samples a second of the answer."""
-        return self.sample_rate or info.sample_rate
-
-    def rendering(self, info: ModelInfo) -> Rendering:
-        """The rendering that turns the model's audio into its bytes."""
-        return Rendering(
-            self.audio_format,
-            info.sample_rate,
-            info.frame_samples,
-            speed=self.speed,
-            whole=self.whole,
-            output_rate=self.sample_rate,
-            bit_rate=self.bit_rate,
-            in_wav=self.in_wav,
-        )
-
-    def content_type(self, sample_rate: int) -> str:
-        if self.events:
-            return EVENT_STREAM
-        if self.in_wav:
-            return CONTENT_TYPES[AudioFormat.WAV]
-        if self.audio_format in RAW:
-            name = "audio/L16" if self.l16 else CONTENT_TYPES[self.audio_format]
-            return f"{name};rate={sample_rate};channels=1"
-        return CONTENT_TYPES[self.audio_format]
-
-
-def negotiate(body: SpeechBody, accept: str) -> Delivery:
-    """The body's fields decide; the Accept header only where they say nothing."""
-    wanted = preferred_type(accept)
-    events = body.stream_format == "sse" or (body.stream_format is None and wanted == EVENT_STREAM)
-    accepted = ACCEPTED.get(wanted or "", AudioFormat.MP3)
-    return Delivery(
-        audio_format=body.response_format or accepted,
-        events=events,
-        whole=not body.stream,
-        speed=body.speed,
-        l16=body.response_format is None and wanted == L16,
-        sample_rate=body.sample_rate,
-    )
-
-
-def preferred_type(accept: str) -> str | None:
-    """The known media type that the header likes best, the first of equals."""
-    ranges = [_media_range(part) for part in accept.split(",")]
-    known = [(quality, name) for name, quality in ranges if quality > 0 and (name in ACCEPTED or name == EVENT_STREAM)]
-    return max(known, key=lambda entry: entry[0])[1] if known else None
-
-
-def _media_range(part: str) -> tuple[str, float]:
-    name, *parameters = (piece.strip().lower() for piece in part.split(";"))
-    quality = next((value[2:] for value in parameters if value.startswith("q=")), "1")
-    try:
-        return name, float(quality)
-    except ValueError:
-        return name, 0.0
-
-
-def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
-    """Headers that keep proxies from buffering and describe raw PCM."""
-    return {
-        "content-type": delivery.content_type(delivery.rate(info)),
-        "cache-control": "no-cache",
-        "x-accel-buffering": "no",
-        "x-sample-rate": str(delivery.rate(info)),
-    }
 
 
 class Kept:
     """The audio of a whole answer, from its first sample until it is sent; use as a context manager."""
 
-    _room: ClassVar[Room] = Room(MAX_ALL_WHOLE_BYTES)
+    _room: ClassVar[FairShare] = FairShare(MAX_ALL_WHOLE_BYTES)
 
     def __init__(self, caller: str) -> None:
         """`caller` is the client's name."""

@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 from deployments.errors import NotReady, TalkrayError
 from serve_app.api import ignored
 from serve_app.api.catalogue import catalogue_routes, check_default
-from serve_app.api.context import RequestContext
+from serve_app.api.context import RequestContext, state_of
 from serve_app.api.door import Door
 from serve_app.api.errors import INTERNAL, translate
 from serve_app.api.speech_service import SpeechService
@@ -89,9 +89,9 @@ def create_api(
 async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
     reply = translate(error)
     if request.scope.get("method", "POST") == "POST" or not isinstance(error, NotReady):  # why `/ready` is asked
-        request.state.record.error = reply.code
+        state_of(request).record.error = reply.code
     if reply.status == INTERNAL.status:
-        logger.error("request %s failed", request.state.request_id, exc_info=error)
+        logger.error("request %s failed", state_of(request).record.request_id, exc_info=error)
     return reply.response()
 
 

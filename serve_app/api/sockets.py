@@ -1,4 +1,4 @@
-"""One WebSocket of any dialect. It always reads, also while it speaks: only a reader learns that its client left."""
+"""One WebSocket of any dialect. It also reads while it speaks, because only a reader learns that its client left."""
 
 import asyncio
 import logging
@@ -16,6 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
 from serve_app.api import ignored
+from serve_app.api.context import state_of
 from serve_app.api.errors import (
     INTERNAL,
     POLICY_VIOLATION,
@@ -26,25 +27,26 @@ from serve_app.api.errors import (
     translate,
 )
 from serve_app.api.request import MAX_BODY_BYTES, parse_object
-from serve_app.api.request_log import RequestRecord
-from serve_app.api.speech_service import SpeechService, Wish, refuse_handshake
-from serve_app.speech.session import Done, Event, Failed, Session
+from serve_app.api.session import Done, Event, Failed, Session
+from serve_app.api.speech_service import SpeechService, refuse_handshake
+from serve_app.api.wish import Wish
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
-IDLE_TIMEOUT_S = 600.0  # of a socket on which nothing is said, either way
-MAX_CONTEXTS = 16  # of one socket
+IDLE_TIMEOUT_S = 600.0  # a socket is closed when neither side has said anything for this time
+MAX_CONTEXTS = 16  # on one socket
 _ENGINE_FAILED = 1011
-# In the scope: takes a function that is called, from any thread, when this server is to end.
+# The key in the scope of a function that registers a callback, called from any thread, for when this server is to end.
 LEAVING = "talkray.leaving"
 _SERVICE_RESTART = 1012
 _REPLACED = "this server is being replaced: connect again"
-# A server that is to end closes a socket that owes no speech once nothing was said on it, either way, for so long: in
-# that time the next message of a client that goes on would have come. An open context may be silent between two
-# sentences, for as long as ElevenLabs keeps it.
+# A server that is to end closes a socket that owes no speech once neither side has said anything for the first of these
+# times: a client that goes on would have sent its next message. With an open context it waits for the second, which is
+# how long ElevenLabs keeps a context that is silent between two sentences.
 _QUIET_S, _CONTEXT_QUIET_S = 1.0, 20.0
-# After so long between two turns, without waiting; at last also in the middle of one: `LONGEST_STREAM_S` is near.
+# After the first of these times it closes a socket between any two turns without waiting. After the second it closes it
+# also in the middle of a turn, because `LONGEST_STREAM_S` is near.
 _PATIENCE_S, MAX_LEAVING_S = 60.0, 540.0
 _LEAVING_POLL_S = 0.1
 _RECORDING = re.compile(r'"ref_audio"\s*+:\s*+("(?:[^"\\]|\\.)*+")')
@@ -53,12 +55,12 @@ _RECORDING = re.compile(r'"ref_audio"\s*+:\s*+("(?:[^"\\]|\\.)*+")')
 class Connection(ABC):
     """Reads messages and lets sessions speak until the client leaves, or `end` is called."""
 
-    subprotocol: ClassVar[str | None] = None  # that the handshake names
+    subprotocol: ClassVar[str | None] = None  # its name in the handshake
     takes_recordings: ClassVar[bool] = False  # whether a message may have a `ref_audio`
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         self.socket, self.service = socket, service
-        self.request_id: str = socket.state.request_id
+        self.request_id = state_of(socket).record.request_id
         self._speaking: set[asyncio.Task[None]] = set()
         self._conversation: Session | None = None
         self._sessions: set[Session] = set()
@@ -68,12 +70,12 @@ class Connection(ABC):
 
     @classmethod
     async def run(cls, socket: WebSocket, service: SpeechService) -> None:
-        """Serves a client that asks to be accepted."""
+        """Accepts a client and serves it."""
         await cls(socket, service).serve()
 
     @abstractmethod
     async def obey(self, fields: dict[str, object]) -> None:
-        """One message of the client. Raises InvalidRequest, which `refuse` answers."""
+        """Does what a message of the client asks. Raises InvalidRequest, which `refuse` answers."""
 
     async def tell_error(self, reply: ErrorReply) -> None:
         """Tell the client what was wrong with its message, or how its speech failed."""
@@ -151,7 +153,7 @@ class Connection(ABC):
         return session
 
     async def finish(self) -> None:
-        """The conversation was closed, and everything has been said."""
+        """Called when the conversation was closed and all its text has been spoken."""
         await self.end()
 
     async def _say_or_end(self, say: Callable[[Event], Awaitable[None]], event: Event) -> None:
@@ -269,7 +271,7 @@ class Connection(ABC):
         try:
             await self.obey(_parse(text, recordings=self.takes_recordings))
         except InvalidRequest as error:
-            connection: RequestRecord = self.socket.state.record
+            connection = state_of(self.socket).record
             replace(connection, error=error.code).publish()
             await self.refuse(error)
         except TalkrayError as error:
@@ -354,7 +356,7 @@ class ContextConnection(Connection):
             await self.say_in(name, event)
 
         try:
-            with nullcontext() if is_first else self.socket.state.caller.stream():
+            with nullcontext() if is_first else state_of(self.socket).caller.stream():
                 await self.pass_on(session, say)
         except Overloaded as error:
             await session.aclose()

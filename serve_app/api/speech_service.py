@@ -1,7 +1,7 @@
 """What every dialect needs: the loaded model, its voices, speech as an HTTP response or as a session."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -10,38 +10,29 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api import catalogue, ignored
+from serve_app.api.context import state_of
 from serve_app.api.errors import BodyTooSlow, translate
 from serve_app.api.request import (
     MAX_BODY_BYTES,
-    SpeechBody,
     build_request,
     check_length,
-    is_speakable,
     parse_object,
     parse_speech,
 )
 from serve_app.api.request_log import RequestRecord
-from serve_app.api.response import Delivery, Kept, SpeechResponse, audio_body, event_body, marked, speech_headers
+from serve_app.api.response import Kept, SpeechResponse, audio_body, event_body, marked
+from serve_app.api.session import Session, silence
+from serve_app.api.wish import Delivery, Wish, speech_headers
 from serve_app.audio.formats import AudioFormat, check_bit_rate
 from serve_app.config import ApiSettings
 from serve_app.speech.admission import Admission
+from serve_app.speech.characters import is_speakable
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.session import Session, silence
 from serve_app.speech.word_times import WordTimes
 
 Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
 
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A client's request in our own fields; the text is `body.input`, or comes later."""
-
-    info: ModelInfo
-    body: SpeechBody
-    delivery: Delivery
-    ignored: ignored.Ignored
 
 
 class SpeechService:
@@ -103,21 +94,15 @@ class SpeechService:
         body = wish.body.model_copy(update={"voice": speaker})
         return replace(wish, body=body, ignored={"voice": reason} if reason else {})
 
-    def session(
-        self, connection: HTTPConnection, wish: Wish, *, request_id: str, live: bool = True, files: bool = False
-    ) -> Session:
+    def session(self, connection: HTTPConnection, wish: Wish, *, request_id: str, live: bool = True) -> Session:
         """Speech of one conversation, while it is written if `live`; see `Session`."""
         return Session(
             self.admission,
             self.settings,
-            wish.info,
-            body=wish.body,
-            delivery=wish.delivery,
-            caller=connection.state.caller,
+            wish,
+            asker=state_of(connection),
             request_id=request_id,
-            asker=connection.state.record,
             live_texts=self.live_texts if live else None,
-            files=files,
         )
 
     async def respond(
@@ -125,9 +110,9 @@ class SpeechService:
     ) -> Response:
         """`wish.body.input` over HTTP; `as_body` makes another body of its audio and its words, of that type."""
         utterance = await self.utterance(request, wish)
-        usage = request.state.record.usage
+        usage = state_of(request).record.usage
         usage.ignored = ignored.entries(wish.ignored)
-        kept = Kept(request.state.caller.name) if wish.delivery.whole else None
+        kept = Kept(state_of(request).caller.name) if wish.delivery.whole else None
         if kept is not None:
             kept.expect(wish.body, wish.delivery, wish.info)
         make = event_body if wish.delivery.events else audio_body
@@ -144,12 +129,12 @@ class SpeechService:
         self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None
     ) -> SynthesisRequest:
         """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest."""
-        record = record or request.state.record
+        record = record or state_of(request).record
         assert record is not None
         asked = await build_request(
-            wish.body, wish.info, self.settings, request_id=record.request_id, client=request.state.caller.name
+            wish.body, wish.info, self.settings, request_id=record.request_id, client=state_of(request).caller.name
         )
-        request.state.upload.release()
+        state_of(request).upload.release()
         record.begin(asked.voice, wish.info.sample_rate * wish.delivery.speed)
         return marked(asked, record.received_ns) if self.settings.server_timing else asked
 
@@ -160,7 +145,7 @@ class SpeechService:
 
 async def read_body(request: Request) -> bytes:
     """The body, given up as soon as it is too large or too slow, whatever its Content-Length says."""
-    body, upload = bytearray(), request.state.upload
+    body, upload = bytearray(), state_of(request).upload
     try:
         async with upload.arriving(BODY_TIMEOUT_S):
             async for part in request.stream():
@@ -178,7 +163,7 @@ async def read_body(request: Request) -> bytes:
 async def read_object(request: Request, speaker: SpeechService) -> dict[str, object]:
     """The JSON object that is the body. Raises InvalidRequest, and Overloaded where parsing it would be in vain."""
     content = await read_body(request)
-    speaker.admission.check_room(request.state.caller.name)
+    speaker.admission.check_room(state_of(request).caller.name)
     return parse_object(content)
 
 
@@ -189,7 +174,7 @@ async def _silent(info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
 async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:
     """Answers the handshake of a WebSocket with a status; `reason_header` says why where clients show a header."""
     reply = translate(error)
-    socket.state.record.error = reply.code
+    state_of(socket).record.error = reply.code
     response = reply.response()
     if reason_header is not None:
         response.headers[reason_header] = reply.message.encode("ascii", "replace").decode().replace("\n", " ")

@@ -13,12 +13,13 @@ from deployments.errors import InvalidRequest
 from serve_app.api import catalogue, ignored
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request import number
-from serve_app.api.response import EVENT_STREAM, Delivery, named_event
+from serve_app.api.response import named_event
+from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.sockets import ContextConnection
-from serve_app.api.speech_service import SpeechService, Wish, choice, read_object, text_of
+from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
+from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
-from serve_app.speech.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.speech.word_times import Word, WordTimes
 
 RAW = {

@@ -14,10 +14,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.api import ignored
-from serve_app.api.request_log import RequestRecord, Usage
+from serve_app.api.context import state_of
+from serve_app.api.request_log import Usage
 from serve_app.api.response import Kept, SpeechResponse
 from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speech_service import SpeechService, Wish, read_object
+from serve_app.api.speech_service import SpeechService, read_object
+from serve_app.api.wish import Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
 from serve_app.dialects.table import Dialect, Route
@@ -36,8 +38,8 @@ async def speak(service: SpeechService, request: Request) -> Response:
     """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
     wish = await _wished(service, await read_object(request, service))
     utterance = await service.utterance(request, wish)
-    usage: Usage = request.state.record.usage
-    kept = Kept(request.state.caller.name) if wish.delivery.whole else None
+    usage = state_of(request).record.usage
+    kept = Kept(state_of(request).caller.name) if wish.delivery.whole else None
     body = _records(service.chunks(utterance, wish.info), wish.info, usage)
     headers = {"content-type": CONTENT_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
     headers |= ignored.header(wish.ignored)
@@ -121,8 +123,8 @@ class FramesSocket(Connection):
                 raise unknown_type("'speak'", "'cancel'")
 
     async def _speak(self, wish: Wish, request_id: str) -> None:
-        state = self.socket.state
-        record: RequestRecord = state.record.another(request_id)
+        state = state_of(self.socket)
+        record = state.record.another(request_id)
         try:
             state.caller.request()
             utterance = await self.service.utterance(self.socket, wish, record=record)

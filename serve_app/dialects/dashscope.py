@@ -9,14 +9,16 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
+from serve_app.api.context import state_of
 from serve_app.api.request import number
 from serve_app.api.request_log import Usage
-from serve_app.api.response import AUDIO_HERE, EVENT_STREAM, Delivery, Kept, in_parts, in_whole, object_with
-from serve_app.api.speech_service import SpeechService, Wish, choice, read_object, text_of
+from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
+from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
+from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
+from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
 from serve_app.dialects.table import Dialect, Route, Sample
-from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
 from serve_app.speech.word_times import WordTimes
 
 Json = dict[str, object]
@@ -48,9 +50,9 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
         raise InvalidRequest("input.text is required, as a string.", "input", "missing_required_parameter")
     streams = request.headers.get("x-dashscope-sse") == "enable"
     wish = await _wished(service, sent, _REST_NAMES, default="pcm" if streams else "wav")
-    usage: Usage = request.state.record.usage
-    request_id: str = request.state.record.request_id
-    kept, characters = Kept(request.state.caller.name), len(wish.body.input)
+    usage = state_of(request).record.usage
+    request_id = state_of(request).record.request_id
+    kept, characters = Kept(state_of(request).caller.name), len(wish.body.input)
 
     def output(audio: bytes, *, over: bool = True) -> Iterator[bytes]:
         return _output(audio, usage, request_id, characters, over=over)
@@ -77,7 +79,7 @@ async def _wished(
     given = {name.rpartition(".")[2]: sent[name] for name in reversed(list(names)) if name in sent}
     bit_rate = number("bit_rate", given.get("bit_rate"))  # kbit/s
     audio_format = choice("response_format", str(given.get("response_format", default)), _FORMATS)
-    delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000))
+    delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000), files=True)
     return await service.wish(sent, names, delivery=delivery, made=made)
 
 
@@ -145,7 +147,7 @@ class DashScopeSocket(ResponseSocket):
         if self._session is None:
             wish = await self._wished(self._settings)
             self._untold = {} if self._has_told else wish.ignored
-            session = self.service.session(self.socket, wish, request_id=self.request_id, files=True)
+            session = self.service.session(self.socket, wish, request_id=self.request_id)
             self._session = self.converse(session, self.say)
         return self._session
 

@@ -13,12 +13,12 @@ from deployments.errors import InvalidRequest
 from serve_app.api import ignored
 from serve_app.api.errors import ErrorReply
 from serve_app.api.request import number
-from serve_app.api.response import Delivery
+from serve_app.api.session import Audio, Cleared, Event, Flushed
 from serve_app.api.sockets import WishedConnection, unknown_type
-from serve_app.api.speech_service import SpeechService, Wish, choice, read_object, text_of
+from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
+from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
-from serve_app.speech.session import Audio, Cleared, Event, Flushed
 
 REASON_HEADER = "dg-error"
 RAW = {"linear16": AudioFormat.PCM, "mulaw": AudioFormat.MULAW, "alaw": AudioFormat.ALAW}

@@ -9,12 +9,14 @@ from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
 from serve_app.api import catalogue, ignored
+from serve_app.api.context import state_of
 from serve_app.api.request import number
-from serve_app.api.response import AUDIO_HERE, Delivery, Kept, in_parts, in_whole, object_with
-from serve_app.api.speech_service import SpeechService, Wish, choice, read_object, text_of
+from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
+from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
+from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
-from serve_app.speech.session import is_ideograph
+from serve_app.speech.characters import is_ideograph
 from serve_app.speech.word_times import Word, WordTimes
 
 FORMATS = {
@@ -52,7 +54,7 @@ def _speaking(
             return await service.respond(request, wish)
         if stream:
             return await service.respond(request, wish, as_body=_lines, content_type=_LINES)
-        kept = Kept(request.state.caller.name)
+        kept = Kept(state_of(request).caller.name)
         return await service.respond(
             request,
             wish,

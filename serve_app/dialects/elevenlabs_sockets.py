@@ -8,12 +8,13 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
 from serve_app.api.errors import ErrorReply
+from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
 from serve_app.api.sockets import MAX_CONTEXTS, ContextConnection, WishedConnection
-from serve_app.api.speech_service import SpeechService, Wish
+from serve_app.api.speech_service import SpeechService
+from serve_app.api.wish import Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.elevenlabs import NAMES, characters, dialogue, encoded, unheard, wished
 from serve_app.dialects.table import Dialect, Sample
-from serve_app.speech.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
 from serve_app.speech.word_times import Word
 
 _ONLY = ""  # the name of the one context of stream-input

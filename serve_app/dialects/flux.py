@@ -9,11 +9,11 @@ from deployments.errors import InvalidRequest
 from serve_app.api import ignored
 from serve_app.api.errors import ErrorReply
 from serve_app.api.request import number
+from serve_app.api.session import Audio, Cleared, Event, Flushed, Started, Turn
 from serve_app.api.sockets import unknown_type
 from serve_app.api.speech_service import text_of
 from serve_app.dialects.deepgram import RAW, TurnSocket, plain, speak_text
 from serve_app.dialects.table import Dialect, Route, Sample
-from serve_app.speech.session import Audio, Cleared, Event, Flushed, Started, Turn
 
 _MOST_MS = 10**9
 _SLOWEST, _FASTEST, _STEP = 0.5, 1.5, 0.05

@@ -5,13 +5,13 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
 from serve_app.api.errors import ErrorReply
-from serve_app.api.response import Delivery
+from serve_app.api.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.sockets import WishedConnection, unknown_type
-from serve_app.api.speech_service import SpeechService, Wish, text_of
+from serve_app.api.speech_service import SpeechService, text_of
+from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
 from serve_app.dialects.table import Dialect, Sample
-from serve_app.speech.session import Audio, Event, Flushed, Session, Started
 
 PROTOCOL = "nari.speech.v1"
 

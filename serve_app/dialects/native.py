@@ -10,15 +10,17 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
 from serve_app.api import ignored
+from serve_app.api.context import state_of
 from serve_app.api.errors import Unauthorized, translate
 from serve_app.api.request import SpeechBody, check_length, parse_speech, validated
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
-from serve_app.api.response import Delivery, word_entries
+from serve_app.api.response import word_entries
+from serve_app.api.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
 from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speech_service import SpeechService, Wish
+from serve_app.api.speech_service import SpeechService
+from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect
-from serve_app.speech.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
 
 
 class Resumption(BaseModel):
@@ -68,12 +70,12 @@ class SpeakMessage:
 
     async def run(self, fields: dict[str, object], service: SpeechService) -> None:
         """Speaks, or tells the client why not."""
-        state = self._connection.socket.state
         try:
             session = await self._open(fields, service)
         except Exception as error:
             await self._report(error)
-            replace(state.record.another(self.request_id), error=translate(error).code).publish()
+            record = state_of(self._connection.socket).record.another(self.request_id)
+            replace(record, error=translate(error).code).publish()
         else:
             await self._connection.pass_on(session, self._say)
 

@@ -1,31 +1,20 @@
-"""OpenAI's `POST /v1/audio/speech`, as Azure and Mistral have it too, and with the fields of servers that follow it."""
+"""OpenAI's `POST /v1/audio/speech`, also Azure's, and with the fields of servers that follow it."""
 
-import base64
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
+from deployments.protocol import ModelInfo
 from serve_app.api import catalogue, ignored
 from serve_app.api.request import SpeechBody, check_length, parse_speech
-from serve_app.api.request_log import Usage
-from serve_app.api.response import (
-    AUDIO_HERE,
-    CONTENT_TYPES,
-    EVENT_STREAM,
-    Delivery,
-    Kept,
-    in_parts,
-    in_whole,
-    named_event,
-    negotiate,
-    object_with,
-)
-from serve_app.api.speech_service import SpeechService, Wish, choice, read_object
+from serve_app.api.speech_service import SpeechService, read_object
+from serve_app.api.wish import CONTENT_TYPES, EVENT_STREAM, Wish, negotiate
 from serve_app.audio.formats import AudioFormat
+from serve_app.config import ApiSettings
+from serve_app.dialects import mistral
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.languages import language_name
 
@@ -54,15 +43,6 @@ SPEECH_DOCS = {
 # tts-1-hd-zh: servers of Qwen3-TTS name the language with the model.
 _WITH_LANGUAGE = re.compile(r"(tts-1(?:-hd)?)-([a-z]{2})")
 _KOKORO_LANGUAGES = {"a": "en-US", "b": "en-GB", "e": "es", "f": "fr", "i": "it", "j": "ja", "p": "pt-BR", "z": "zh"}
-_MISTRAL_FORMATS = {name: AudioFormat(name) for name in ("mp3", "wav", "pcm", "flac", "opus")}
-_MISTRAL: ignored.Names = {
-    "input": "input",
-    "voice_id": "voice",
-    "model": "model",
-    "ref_audio": "ref_audio",
-    "response_format": None,
-    "stream": None,
-}
 # Dify's and Kokoro-FastAPI's words are understood as well.
 _NAMES: ignored.Names = {**ignored.SPEECH, "instruction": "instructions", "lang_code": "language"}
 
@@ -71,7 +51,7 @@ async def speech(service: SpeechService, request: Request) -> Response:
     """Speaks `input`, streaming unless `stream` is false."""
     fields = await read_object(request, service)
     if "voice_id" in fields:
-        return await _speak_as_mistral(request, service, fields)
+        return await mistral.speak(service, request, fields)
     return await service.respond(request, await wished(service, fields, accept=_accept(request)))
 
 
@@ -107,62 +87,39 @@ async def wished(
     fields: Mapping[str, object],
     *,
     accept: str = "",
-    default: AudioFormat | None = None,
+    default: AudioFormat = AudioFormat.MP3,
     made: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> Wish:
-    """The wish of a body; where it names no format, an Accept header or the `default` does. `made` are fields that the
-    dialect decides, `reasons` why others have no effect in it. Raises InvalidRequest.
+    """The wish of a body. `accept`: the header of that name. `default`: the format where neither names one. `made`:
+    fields that the dialect decides. `reasons`: why other fields have no effect in it. Raises InvalidRequest.
     """
-    given = {**spelled(fields), **(made or {})}
-    body = parse_speech({name: given[name] for name in ignored.SPEECH if given.get(name) is not None})
-    check_length("input", body.input, service.settings)
+    made, found = made or {}, dict(reasons or {})
+    body = _body({**spelled(fields), **made}, service.settings)
     info = await service.describe()
-    catalogue.check_model(body.model, info, service.settings)
-    if body.voice is not None and info.voices:
-        catalogue.resolve(body.voice, info.voices)
-    delivery = negotiate(body, accept)
-    if body.response_format is None and default is not None:
-        delivery = replace(delivery, audio_format=default)
-    found = dict(reasons or {})
-    if body.word_timestamps and not delivery.events and "word_timestamps" not in (made or {}):
+    _check_names(body, info, service.settings)
+    delivery = negotiate(body, accept, default=default)
+    if body.word_timestamps and not delivery.events and "word_timestamps" not in made:
         found["word_timestamps"] = "only events carry words: stream_format"
     return Wish(info, body, delivery, ignored.ignored(fields, body, info, _NAMES, reasons=found))
 
 
+def _body(given: Mapping[str, object], settings: ApiSettings) -> SpeechBody:
+    """The fields that are known. Raises InvalidRequest."""
+    body = parse_speech({name: given[name] for name in ignored.SPEECH if given.get(name) is not None})
+    check_length("input", body.input, settings)
+    return body
+
+
+def _check_names(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> None:
+    """This API knows its models and voices: any other is an error. Raises InvalidRequest."""
+    catalogue.check_model(body.model, info, settings)
+    if body.voice is not None and info.voices:
+        catalogue.resolve(body.voice, info.voices)
+
+
 def _accept(request: Request) -> str:
     return ", ".join(request.headers.getlist("accept"))
-
-
-async def _speak_as_mistral(request: Request, service: SpeechService, fields: Mapping[str, object]) -> Response:
-    """JSON with the audio in it, or events with `stream`. Voices of theirs are spoken by the default one."""
-    audio_format = choice("response_format", str(fields.get("response_format", "mp3")), _MISTRAL_FORMATS)
-    wish = await service.wish(fields, _MISTRAL, delivery=Delivery(audio_format))
-    usage: Usage = request.state.record.usage
-    if fields.get("stream"):
-        return await service.respond(
-            request,
-            wish,
-            as_body=lambda audio, _: in_parts(audio, _mistral_delta, lambda: _mistral_done(usage)),
-            content_type=EVENT_STREAM,
-        )
-    kept = Kept(request.state.caller.name)
-    return await service.respond(
-        request, wish, as_body=lambda audio, _: in_whole(audio, kept, _mistral_object), content_type="application/json"
-    )
-
-
-def _mistral_object(audio: bytes) -> Iterator[bytes]:
-    return object_with({"audio_data": AUDIO_HERE}, audio)
-
-
-def _mistral_delta(audio: bytes) -> bytes:
-    return named_event({"type": "speech.audio.delta", "audio_data": base64.b64encode(audio).decode()})
-
-
-def _mistral_done(usage: Usage) -> bytes:
-    tokens = dict(zip(("prompt_tokens", "completion_tokens", "total_tokens"), usage.tokens.values(), strict=True))
-    return named_event({"type": "speech.audio.done", "usage": tokens})
 
 
 DIALECT = Dialect(

@@ -9,12 +9,12 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
 from serve_app.api.errors import ErrorReply, translate
-from serve_app.api.response import Delivery
+from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Flushed, Started, Turn
 from serve_app.api.sockets import Connection
-from serve_app.api.speech_service import SpeechService, Wish, choice
+from serve_app.api.speech_service import SpeechService, choice
+from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Sample
-from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Flushed, Started, Turn
 
 Json = dict[str, object]
 

@@ -1,4 +1,4 @@
-"""What each dialect declares of itself, and the routers that follow from it."""
+"""The declaration of a dialect, and the routers that are made of it."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -17,23 +17,27 @@ from serve_app.api.speech_service import SpeechService, refuse_handshake
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`answer` takes the SpeechService, then what FastAPI gives to an endpoint. A `POST` returns a Response."""
+    """One HTTP route. `answer` takes the SpeechService, then the arguments that FastAPI gives an endpoint. The `answer`
+    of a `POST` returns a Response.
+    """
 
     place: str  # method and path: "POST /v1/speak"
     answer: Callable[..., Awaitable[object]]
     summary: str | None = None  # None: /docs does not show it
-    docs: dict[str, Any] = field(default_factory=dict)  # of OpenAPI, beside what FastAPI finds
+    docs: dict[str, Any] = field(default_factory=dict)  # added to the OpenAPI that FastAPI makes
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How a client asks. `$text` and `$voice` stand for any; `$url` is the server, `$sockets` the same with ws://."""
+    """A request as a client sends it. `$text` and `$voice` stand for any text and voice, `$url` for the server's
+    address, `$sockets` for the same address with ws://.
+    """
 
     path: str  # with its query
-    messages: tuple[Mapping[str, object], ...] = ()  # of a WebSocket: each is JSON
-    body: Mapping[str, object] | None = None  # of a POST
-    protocols: tuple[str, ...] = ()  # that a handshake offers
-    clients: tuple[str, ...] = ()  # the configuration of each that was tried
+    messages: tuple[Mapping[str, object], ...] = ()  # JSON messages on a WebSocket
+    body: Mapping[str, object] | None = None  # JSON body of a POST
+    protocols: tuple[str, ...] = ()  # subprotocols that the handshake offers
+    clients: tuple[str, ...] = ()  # how to configure each client that was tried
 
     def filled(self, **words: str) -> "Sample":
         return Sample(**{each.name: _filled(getattr(self, each.name), words) for each in fields(self)})
@@ -41,7 +45,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One family of clients: all that the API, its door, `check-client`, the fuzzers and the tests know of it."""
+    """One family of clients. The API, its door, `check-client`, the fuzzers and the tests read this declaration."""
 
     name: str
     routes: tuple[Route, ...] = ()
@@ -69,7 +73,7 @@ def http_router(dialect: Dialect, service: SpeechService) -> APIRouter:
 
 
 def socket_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
-    """All WebSockets, and a 404 for a handshake anywhere else, where Starlette's own answer is a 403."""
+    """Routes of all WebSockets. A handshake on any other path gets a 404; Starlette's own answer would be a 403."""
     kinds: dict[str, list[type[Connection]]] = {}
     for path, kind in (row for dialect in dialects for row in dialect.sockets):
         kinds.setdefault(path, []).append(kind)
@@ -87,7 +91,7 @@ def _endpoint(answer: Callable[..., Awaitable[object]], service: SpeechService) 
 
 
 async def _converse(kinds: list[type[Connection]], service: SpeechService, socket: WebSocket) -> None:
-    """The kind whose subprotocol the client offers, else the one without any."""
+    """Serves the socket with the kind whose subprotocol the client offers, else with the kind that has none."""
     offered = socket.scope["subprotocols"]
     named = next((kind for kind in kinds if kind.subprotocol in offered), None)
     await (named or next(kind for kind in kinds if kind.subprotocol is None)).run(socket, service)

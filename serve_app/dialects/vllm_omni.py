@@ -10,15 +10,17 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayError
 from serve_app.api import ignored
+from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request_log import Usage
-from serve_app.api.response import AUDIO_HERE, CONTENT_TYPES, Kept, SpeechResponse, audio_body, collected, object_with
+from serve_app.api.response import AUDIO_HERE, Kept, SpeechResponse, audio_body, collected, object_with
+from serve_app.api.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService, read_object, text_of
+from serve_app.api.wish import CONTENT_TYPES
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.openai_speech import wished
 from serve_app.dialects.table import Dialect, Route, Sample
-from serve_app.speech.session import Audio, Event, Flushed, Session, Started
 
 Json = dict[str, object]
 
@@ -31,7 +33,7 @@ async def speak_all(service: SpeechService, request: Request) -> Response:
     items = fields.pop("items", None)
     if not isinstance(items, list) or not 0 < len(items) <= MAX_ITEMS:
         raise InvalidRequest(f"items must be a list of 1 to {MAX_ITEMS} objects.", "items")
-    usage: Usage = request.state.record.usage
+    usage = state_of(request).record.usage
     headers = {"content-type": "application/json"}
     return SpeechResponse(_spoken(request, service, fields, items), headers, usage=usage)
 
@@ -45,12 +47,12 @@ async def _spoken(
     """
     num_failed = 0
     for index, item in enumerate(items):
-        with Kept(request.state.caller.name) as kept:
+        with Kept(state_of(request).caller.name) as kept:
             result: Json = {"index": index}
             audio = b""
             try:
                 if index:
-                    request.state.caller.request()
+                    state_of(request).caller.request()
                 asked = {**fields, **_fields(item)}
                 spoken, audio = await _speak_item(request, service, asked, kept, number=index + 1)
                 result |= {"status": "success", **spoken}
@@ -62,7 +64,7 @@ async def _spoken(
             if index:
                 yield b", "
             else:
-                yield json.dumps({"id": request.state.record.request_id, "results": []}).removesuffix("]}").encode()
+                yield json.dumps({"id": state_of(request).record.request_id, "results": []}).removesuffix("]}").encode()
             for part in object_with(result, audio):
                 yield part
     counts = {"total": len(items), "succeeded": len(items) - num_failed, "failed": num_failed}
@@ -89,7 +91,7 @@ async def _speak_item(
     usage, rendering = Usage(), replace(wish.delivery, whole=True).rendering(wish.info)
     kept.expect(wish.body, wish.delivery, wish.info)
     content = await collected(audio_body(service.chunks(utterance, wish.info), rendering, usage, kept=kept), kept)
-    total: Usage = request.state.record.usage
+    total = state_of(request).record.usage
     total.first_audio_ns, total.finish_reason = total.first_audio_ns or usage.first_audio_ns, usage.finish_reason
     total.input_tokens += usage.input_tokens
     total.frames += usage.frames
@@ -143,7 +145,8 @@ class OmniSocket(Connection):
         wish = await wished(self.service, asked, default=AudioFormat.WAV, made=made, reasons=reasons)
         self._format = {"format": wish.delivery.audio_format, "sample_rate": wish.delivery.rate(wish.info)}
         self._format |= ignored.told(wish.ignored)
-        session = self.service.session(self.socket, wish, request_id=self.request_id, files=True)
+        wish = replace(wish, delivery=replace(wish.delivery, files=True))
+        session = self.service.session(self.socket, wish, request_id=self.request_id)
         self._session = self.converse(session, self.say)
 
     def _configured(self) -> Session:

@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
+from serve_app.api.context import state_of
 from serve_app.api.request import MAX_BODY_BYTES, parse_object
-from serve_app.api.response import Delivery
-from serve_app.api.speech_service import SpeechService, Wish, read_body, text_of
+from serve_app.api.speech_service import SpeechService, read_body, text_of
+from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 
@@ -33,7 +34,7 @@ _MOST_FIELDS = 32
 async def generate(service: SpeechService, request: Request) -> Response:
     """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
     content = await read_body(request)
-    service.admission.check_room(request.state.caller.name)
+    service.admission.check_room(state_of(request).caller.name)
     return await service.respond(request, await wished(service, await _form_fields(content, request.headers)))
 
 

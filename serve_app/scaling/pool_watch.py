@@ -20,7 +20,7 @@ from deployments.serving.ray_private import Pool
 
 logger = logging.getLogger(__name__)
 
-POOLS = {"Talker": "talker", "CodecDecoder": "codec", "Ingress": "ingress"}
+POOLS = {"Talker": "talker", "Codec": "codec", "Ingress": "ingress"}
 _TURN_S = 0.2  # shorter than api.admission.max_line_s, after which a line that does not move is a 429
 _TURNS_PER_LOOK = 10  # at least
 _REPLICAS_PER_TURN = 40  # the controller's one thread takes about 0.2 ms for each replica that it tells of

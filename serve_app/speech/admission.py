@@ -8,6 +8,7 @@ takes.
 import asyncio
 import logging
 import math
+import secrets
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -22,7 +23,6 @@ from deployments.limits import Rate, StreamLimit
 from deployments.playback import PlaybackClock, Unread
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
-from serve_app.api.request import draw_seed
 from serve_app.config import AdmissionSettings
 from serve_app.speech.live_text import LiveText, LiveTexts, without_clicks
 from serve_app.speech.segments import LongText
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 # How many seeds are tried where speech ends before any sound.
 _ATTEMPTS = 3
+# A client may send the seed back: as many bits as every reader of JSON keeps.
+_SEED_BITS = 53
 # The time to first audio without a line is the least of so many latest times.
 _LATEST = 50
 # The same while no time is known.
@@ -243,6 +245,11 @@ class Admission:
     def _count(self, change: int) -> None:
         self._num_streams += change
         metrics.ingress_load(self._num_streams, most=self._settings.max_streams)
+
+
+def draw_seed() -> int:
+    """A seed for a request whose client gave none."""
+    return secrets.randbits(_SEED_BITS)
 
 
 @asynccontextmanager

@@ -21,9 +21,10 @@ from deployments.playback import PlaybackClock
 from deployments.protocol import Mailbox, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from deployments.voice.live_english import LiveEnglish, TextPart
-from serve_app.api.request import clean, is_speakable
+from serve_app.speech.characters import clean, is_speakable
 from serve_app.speech.markup import LiveSpeakable
-from serve_app.speech.segments import LiveSplit, Segments, heed, segment_request, segment_start
+from serve_app.speech.segments import Segments, heed, segment_request, segment_start
+from serve_app.speech.splitting import LiveSplit
 
 _IDLE_S = 60.0
 _FADE_S = 0.01

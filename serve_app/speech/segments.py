@@ -1,43 +1,29 @@
-"""Long texts: where they may be cut, and their segments, which follow each other without a gap."""
+"""Long texts: their segments are spoken one after the other, without a gap."""
 
 import asyncio
 import hashlib
 import re
-import sys
-import unicodedata
-from bisect import bisect_right
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
-from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
 from deployments.errors import Overloaded
 from deployments.playback import Unread
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
+from serve_app.speech.splitting import split_text
 from serve_app.speech.synthesizer import Synthesizer
 
 _SEED_BYTES = 8
-# A later segment that is refused is asked for again, as often, until it has taken so long.
+# A later segment that is refused is asked for again after each pause, until the patience has ended.
 _PAUSE_S, _PATIENCE_S = 0.25, 30.0
-_CLOSING = "\"')\\]»”’」』）"  # noqa: RUF001
-_PARAGRAPH = re.compile(r"\n\s*?\n")
-_SENTENCE = re.compile(rf"[.!?؟।]++[{_CLOSING}]*+(?=\s)|[。！？]++[{_CLOSING}]*+")  # noqa: RUF001
-_CLAUSE = re.compile(rf"[,;:—][{_CLOSING}]*+(?=\s)|\s[–-](?=\s)|[，、；：]")  # noqa: RUF001
-_WORD = re.compile(r"\s(?=\S)")
-_SPACE = re.compile(r"\s")
 _SPACES = re.compile(r"\s*+")
-_NOT_AN_END = re.compile(
-    r"(?:\b(?:mr|mrs|ms|dr|prof|st|no|nos|fig|vol|vs|jr|sr|inc|ltd|approx|e\.g|i\.e|u\.s|ca|cf|bzw|z\.b)|\b[a-z])\.$",
-    re.I,
-)
-_LONGEST_ABBREVIATION = 8
-_WIDE_WEIGHT = 3  # an ideograph takes about as long to say as three letters
 
 
 class Segments:
-    """The parts of a text that are spoken one after the other, counted from 0. These are all there from the start."""
+    """The parts of a text that are spoken one after the other, counted from 0. Here all are known from the start."""
 
     def __init__(self, text: str, requests: list[SynthesisRequest]) -> None:
         """`text` is all of the spoken text; `requests` has one for each segment."""
@@ -52,15 +38,15 @@ class Segments:
         return self.known_segment(number)
 
     def is_last(self, number: int) -> bool:
-        """Whether certainly no segment follows, and no pause."""
+        """Whether it is certain that no segment and no pause follow."""
         return number == len(self._segments) - 1
 
     def start(self, number: int) -> int:
-        """Characters of the whole spoken text before a segment."""
+        """How many characters of the whole spoken text are before a segment."""
         return segment_start(self._text, [request.text for request in self._segments[:number]])
 
     def pause_s(self, number: int) -> float:
-        """Silence before a segment, or after the last one."""
+        """Seconds of silence before a segment, or after the last one."""
         return 0.0
 
     def leave(self, number: int) -> None:
@@ -68,7 +54,7 @@ class Segments:
 
 
 class LongText:
-    """Speaks texts of any length, by a synthesizer of texts up to the model's `max_segment_chars`."""
+    """Speaks texts of any length with a synthesizer that takes texts of up to the model's `max_segment_chars`."""
 
     def __init__(self, synthesizer: Synthesizer) -> None:
         self._synthesizer = synthesizer
@@ -86,11 +72,10 @@ class LongText:
         """The audio of all segments in order, beginning with `first`. The next one is asked for as soon as there is
         one, and this one begins to sound.
 
-        Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole.
-        `num_text_tokens` counts the segments so far. The finish reason comes with the very last chunk; it is the first
-        other than STOP that any segment had. A request that redraws ends where its first segment ends unheard.
+        Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole. A request
+        that redraws ends where its first segment ends unheard.
         """
-        tokens_before, cut_short, heard, has_ended, number = 0, None, not first.redraws, False, 0
+        utterance, number = _Utterance(info), 0
         following: _Segment | None = None
 
         async def leave() -> None:
@@ -99,38 +84,29 @@ class LongText:
 
         async with AsyncExitStack() as opened, Unread(leave) as unread:
             following = self._begin(first, opened)
-            timeline = _Timeline(info)
             if pause_s := segments.pause_s(0):
-                codes = np.zeros((0, info.num_code_groups), np.int16)
-                yield PcmChunk(timeline.silence(pause_s), codes, 0)
+                yield utterance.pause(pause_s)
             while following is not None:
-                segment, following, tokens = following, None, 0
-                timeline.begin(segments.start(number))
+                segment, following = following, None
+                utterance.begin(number, segments.start(number))
                 while (chunk := await segment.next()) is not None:
                     if following is None and chunk.pcm:
                         following = self._begin(segments.known_segment(number + 1), opened)
-                    tokens, heard = chunk.num_text_tokens, heard or bool(chunk.pcm)
-                    if not heard and chunk.finish_reason is not None:
+                    told = utterance.add(chunk, is_last=segments.is_last(number))
+                    if first.redraws and chunk.finish_reason is not None and not utterance.is_heard:
                         yield chunk
                         return
-                    if chunk.finish_reason is not FinishReason.STOP:
-                        cut_short = cut_short or chunk.finish_reason
-                    has_ended = chunk.finish_reason is not None and segments.is_last(number)
-                    reason = (cut_short or chunk.finish_reason) if has_ended else None
-                    positions = timeline.add(chunk)
-                    told = replace(chunk, finish_reason=reason, text_positions=positions, readings=(), segment=number)
                     unread.offer()
-                    yield replace(told, num_text_tokens=tokens_before + tokens)
+                    yield told
                     if await unread.taken():
                         following = None  # it is asked for again
-                    nothing = replace(chunk, pcm=b"", codes=chunk.codes[:0], finish_reason=None, marks=(), readings=())
                 segments.leave(number)
-                number, tokens_before = number + 1, tokens_before + tokens
+                number += 1
                 following = following or self._begin(await segments.segment(number), opened)
                 if pause_s := segments.pause_s(number):
-                    yield replace(nothing, num_text_tokens=tokens_before, pcm=timeline.silence(pause_s))
-            if not has_ended:  # the end was not known when the last chunk came
-                yield replace(nothing, num_text_tokens=tokens_before, finish_reason=cut_short or FinishReason.STOP)
+                    yield utterance.pause(pause_s)
+            if not utterance.has_ended:  # the end was not known when the last chunk came
+                yield utterance.end()
 
     def _begin(self, request: SynthesisRequest | None, opened: AsyncExitStack) -> "_Segment | None":
         """Asks for the next segment, if there is one."""
@@ -142,8 +118,8 @@ class LongText:
         return segment
 
     async def _insist(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of a segment whose text is being heard: there is the time that the segment before it still plays,
-        and even a pause is better than an end in the middle.
+        """The audio of a later segment, asked for again where it is refused: the segment before it still plays, and
+        even a pause is better than an end in the middle.
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _PATIENCE_S
@@ -161,8 +137,53 @@ class LongText:
             await asyncio.sleep(_PAUSE_S)
 
 
+class _Utterance:
+    """Turns the chunks of segments into chunks of one utterance.
+
+    `num_text_tokens` counts the segments so far. The finish reason comes with the very last chunk; it is the first
+    other than STOP that any segment had.
+    """
+
+    def __init__(self, info: ModelInfo) -> None:
+        self._timeline = _Timeline(info)
+        self._number = self._tokens_before = self._tokens = 0  # of the current segment, before it, and in it
+        self._cut_short: FinishReason | None = None
+        self._nothing = PcmChunk(b"", np.zeros((0, info.num_code_groups), np.int16), 0)  # as the last chunk, but empty
+        self.is_heard = self.has_ended = False
+
+    def begin(self, number: int, start: int) -> None:
+        """The segment `number` follows, before which the text has `start` characters."""
+        self._timeline.begin(start)
+        self._number, self._tokens_before, self._tokens = number, self._tokens_before + self._tokens, 0
+
+    def add(self, chunk: PcmChunk, *, is_last: bool) -> PcmChunk:
+        """A chunk of the current segment, which is the last one or may have others after it."""
+        self._tokens, self.is_heard = chunk.num_text_tokens, self.is_heard or bool(chunk.pcm)
+        if chunk.finish_reason is not FinishReason.STOP:
+            self._cut_short = self._cut_short or chunk.finish_reason
+        self.has_ended = chunk.finish_reason is not None and is_last
+        self._nothing = replace(chunk, pcm=b"", codes=chunk.codes[:0], finish_reason=None, marks=(), readings=())
+        return replace(
+            chunk,
+            num_text_tokens=self._tokens_before + self._tokens,
+            finish_reason=(self._cut_short or chunk.finish_reason) if self.has_ended else None,
+            text_positions=self._timeline.add(chunk),
+            readings=(),
+            segment=self._number,
+        )
+
+    def pause(self, seconds: float) -> PcmChunk:
+        return self._empty(pcm=self._timeline.silence(seconds))
+
+    def end(self) -> PcmChunk:
+        return self._empty(finish_reason=self._cut_short or FinishReason.STOP)
+
+    def _empty(self, **fields: Any) -> PcmChunk:
+        return replace(self._nothing, num_text_tokens=self._tokens_before + self._tokens, **fields)
+
+
 class _Timeline:
-    """When in an utterance's audio, as it is delivered, its talkers have read which part of its text."""
+    """Says when, in the delivered audio of an utterance, its talkers have read which part of its text."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._sample_rate, self._frame_samples = info.sample_rate, info.frame_samples
@@ -218,7 +239,7 @@ class _Segment:
         return await self._first
 
     async def aclose(self) -> None:
-        """Cancels everything behind it."""
+        """Cancels the calls that make its audio."""
         self._first.cancel()
         try:
             await asyncio.wait((self._first,))
@@ -270,132 +291,3 @@ def segment_seed(seed: int, number: int) -> int:
     """The seed of a later segment, from 2."""
     digest = hashlib.blake2b(f"{seed}.{number}".encode(), digest_size=_SEED_BYTES)
     return int.from_bytes(digest.digest())
-
-
-def split_text(text: str, max_chars: int) -> list[str]:
-    """`text` in parts of at most `max_chars` characters, of which wide ones count three.
-
-    The parts, which neither begin nor end with whitespace, hold every other character in order. Parts end where a
-    paragraph does, else a sentence, a clause, a word; only a longer word is cut.
-    """
-    positions = _positions(text)
-    parts, start = [], 0
-    while positions[-1] - positions[start] > max_chars:
-        limit = max(start + 1, bisect_right(positions, positions[start] + max_chars) - 1)
-        end = _best_end(text, start, limit)
-        parts.append(text[start:end].strip())
-        start = end
-    return [part for part in (*parts, text[start:].strip()) if part]
-
-
-class LiveSplit:
-    """Segments of a text that is being spoken while it comes.
-
-    A segment ends with the first sentence whose end is in its second half, or the first clause in its last quarter, or
-    else before the word that is too much. Each character is measured once, however the text is cut.
-    """
-
-    def __init__(self, max_chars: int) -> None:
-        """`max_chars` as in `split_text`."""
-        self._max_chars = max_chars
-        self._text = ""  # of the segment
-        self._given = 0  # characters of it
-        self._positions = [0]  # of `_text`
-        self._space = self._looked = 0  # its last whitespace; no end of a sentence or clause is before this place
-
-    def feed(self, text: str) -> list[str]:
-        """The text that can be spoken now, of the current segment and of later ones."""
-        texts = [""]
-        for start in range(0, len(text), self._max_chars):
-            self._add(text[start : start + self._max_chars])
-            while end := self._end():
-                texts[-1] += self._take(end)
-                texts.append("")
-                self.restart()
-            texts[-1] += self._take(max(self._reached(3), self._space))
-        return texts
-
-    def finish(self) -> list[str]:
-        return [self._take(len(self._text))]
-
-    def restart(self) -> None:
-        """A segment has ended with the text so far."""
-        rest = self._text[self._given :]
-        self._text, self._given, self._positions, self._space, self._looked = "", 0, [0], 0, 0
-        self._add(rest)
-
-    def _add(self, text: str) -> None:
-        text = text if self._given else (self._text + text).lstrip()
-        if not self._given:
-            self._text, self._positions = "", [0]
-        before = len(self._text)
-        self._text += text
-        self._positions += _positions(text, self._positions.pop())
-        self._space = max((match.start() for match in _SPACE.finditer(self._text, before)), default=self._space)
-
-    def _take(self, end: int) -> str:
-        start, self._given = self._given, max(self._given, end)
-        return self._text[start : self._given]
-
-    def _reached(self, quarters: int) -> int:
-        """The last place in the text with so many quarters of a segment, or less, before it."""
-        return bisect_right(self._positions, self._max_chars * quarters / 4) - 1
-
-    def _end(self) -> int:
-        """Where the segment ends, 0 as long as it may go on."""
-        text, (middle, late, limit) = self._text, map(self._reached, (2, 3, 4))
-        if middle >= len(text) - 1:
-            return 0
-        sentences = [end for end in _ends(_SENTENCE, text, self._looked) if end > middle]
-        clauses = [end for end in _ends(_CLAUSE, text, self._looked) if end > late]
-        first = min(sentences + clauses, default=len(text))
-        if first < len(text) and first <= limit:
-            return first
-        self._looked = self._space
-        if self._positions[-1] <= self._max_chars:
-            return 0
-        words = _ends(_WORD, text, late, limit + 1)
-        return words[-1] if words else max(1, limit)
-
-
-def _positions(text: str, before: int = 0) -> list[int]:
-    """The length before each place in `text` and before its end, in narrow characters, after `before` of them."""
-    if text.isascii():
-        return list(range(before, before + len(text) + 1))
-    widths = (_WIDE_WEIGHT if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
-    return list(accumulate(widths, initial=before))
-
-
-def _best_end(text: str, start: int, limit: int) -> int:
-    """Where the part that begins at `start` ends, at `limit` at the latest.
-
-    An end in the first half is only taken between words: parts that are too short sound cut off from each other.
-    """
-    middle = (start + limit) // 2
-    for pattern in (_PARAGRAPH, _SENTENCE, _CLAUSE):
-        if good := [end for end in _ends(pattern, text, start, limit + 1) if middle < end <= limit]:
-            return good[-1]
-    words = _ends(_WORD, text, start, limit + 1)
-    return words[-1] if words and words[-1] > start else _hard_end(text, start, limit)
-
-
-def _ends(pattern: re.Pattern[str], text: str, start: int, stop: int = sys.maxsize) -> list[int]:
-    """Where matches of `pattern` within these places end; an abbreviation ends no sentence."""
-    ends = [match.end() for match in pattern.finditer(text, start, stop)]
-    if pattern is not _SENTENCE:
-        return ends
-    return [end for end in ends if not _NOT_AN_END.search(text[max(0, end - _LONGEST_ABBREVIATION) : end])]
-
-
-def _hard_end(text: str, start: int, limit: int) -> int:
-    """`limit`, or the place before it that does not tear a character from its accents and joiners."""
-    end = limit
-    while end > start + 1 and _continues(text, end):
-        end -= 1
-    return limit if _continues(text, end) else end
-
-
-def _continues(text: str, position: int) -> bool:
-    if position == len(text):
-        return False
-    return unicodedata.category(text[position])[0] == "M" or "\u200d" in text[position - 1 : position + 1]

@@ -1,8 +1,8 @@
-"""The port between the HTTP surface and the maker of audio.
+"""The interface between the HTTP surface and the part that makes audio.
 
-A request passes a chain of objects with this port: `Admission` bounds the load, and `HandleSynthesizer` of the ingress
-calls the replicas. `Admission` holds a `LongText`, which cuts a long text into segments between the two. Tests put a
-fake in place of `HandleSynthesizer`.
+A request passes a chain of objects with this interface: `Admission` bounds the load, and `HandleSynthesizer` of the
+ingress calls the replicas. `Admission` holds a `LongText`, which cuts a long text into segments between the two. Tests
+put a fake in place of `HandleSynthesizer`.
 """
 
 from collections.abc import AsyncGenerator
@@ -19,7 +19,7 @@ class Synthesizer(Protocol):
         ...
 
     def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one utterance, as it comes. Closing the generator cancels everything behind it.
+        """The audio of one utterance, as it comes. Closing the generator cancels all calls that it has made.
 
         `describe` comes first. Raises InvalidRequest, Overloaded, NotReady, ReplicaLost or EngineError from any step.
         """

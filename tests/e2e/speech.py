@@ -68,7 +68,7 @@ class Probe:
 
     async def refusal(self, request: SynthesisRequest) -> tuple[str | None, str]:
         """Field and code of the talker's refusal, as the ingress gets it: over two handles."""
-        codec = serve.get_deployment_handle("CodecDecoder", APP_NAME)
+        codec = serve.get_deployment_handle("Codec", APP_NAME)
         try:
             async for _ in stream(codec, "synthesize", request, lost=CodecLost):
                 pass

@@ -69,7 +69,7 @@ class Ingress:
     def __init__(self) -> None:
         from serve_app.ingress import HandleSynthesizer
 
-        codec, talker = (serve.get_deployment_handle(name, APP_NAME) for name in ("CodecDecoder", "Talker"))
+        codec, talker = (serve.get_deployment_handle(name, APP_NAME) for name in ("Codec", "Talker"))
         self._synthesizer = HandleSynthesizer(codec, talker=talker)
 
     async def speak(self, request: SynthesisRequest, *, leave_after: int | None = None) -> tuple[Codes, np.ndarray]:

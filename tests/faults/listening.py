@@ -42,7 +42,7 @@ class Listener:
     """Asks as an ingress replica does; `inline`: one whose GPU makes all audio, so that it asks the talkers itself."""
 
     def __init__(self, *, inline: bool) -> None:
-        codec = serve.get_deployment_handle("CodecDecoder", APP_NAME)
+        codec = serve.get_deployment_handle("Codec", APP_NAME)
         talker = serve.get_deployment_handle("Talker", APP_NAME) if inline else None
         self._synthesizer = HandleSynthesizer(codec, talker=talker)
         self._long_text, self._live_texts = LongText(self._synthesizer), LiveTexts()

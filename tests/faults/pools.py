@@ -27,7 +27,7 @@ from talkray_tools.released import SHAPES
 from tests.e2e.application import running
 from tests.e2e.processes import MARK, marked
 
-TALKER, CODEC = "Talker", "CodecDecoder"
+TALKER, CODEC = "Talker", "Codec"
 ENGINE = "deployments.talker.process"
 _READY_S = 120.0
 

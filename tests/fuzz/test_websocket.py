@@ -20,8 +20,8 @@ from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api import sockets
 from serve_app.api.routes import create_api
+from serve_app.api.session import MAX_AUDIO_BYTES
 from serve_app.config import ApiSettings
-from serve_app.speech.session import MAX_AUDIO_BYTES
 from tests.fuzz.conftest import BOUND_S, NUM_CASES
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, chunk, tone, utterance

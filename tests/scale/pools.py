@@ -22,7 +22,7 @@ class Sizes:
 
 def pool_sizes() -> Sizes:
     pools = ray_private.pools(APP_NAME)
-    return Sizes(*((pools[name].wanted, len(pools[name].running)) for name in ("Talker", "CodecDecoder")))
+    return Sizes(*((pools[name].wanted, len(pools[name].running)) for name in ("Talker", "Codec")))
 
 
 async def until(is_reached: Callable[[Sizes], bool]) -> list[Sizes]:

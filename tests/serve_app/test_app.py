@@ -24,7 +24,7 @@ def built(config: AppConfig) -> BuiltApplication:
 
 def test_three_deployments_behind_the_ingress() -> None:
     application = built(AppConfig(model="embedded"))
-    assert {deployment.name for deployment in application.deployments} == {"Ingress", "CodecDecoder", "Talker"}
+    assert {deployment.name for deployment in application.deployments} == {"Ingress", "Codec", "Talker"}
     assert application.ingress_deployment_name == "Ingress"
 
 
@@ -56,7 +56,7 @@ def test_each_pool_gets_its_own_settings() -> None:
             AppConfig(model="embedded", talker=TalkerConfig(max_num_seqs=4, max_num_waiting=2), talker_pool=pool)
         ).deployments
     }
-    assert by_name["CodecDecoder"].num_replicas == 1
+    assert by_name["Codec"].num_replicas == 1
     talker = by_name["Talker"]
     assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 8, 9)
     assert talker.ray_actor_options is not None
@@ -66,7 +66,7 @@ def test_each_pool_gets_its_own_settings() -> None:
 def test_replicas_run_on_the_nodes_that_their_pool_names() -> None:
     config = AppConfig(model="embedded", codec_pool=PoolConfig(label_selector={"pool": "codec"}))
     by_name = {item.name: item.ray_actor_options for item in built(config).deployments}
-    assert by_name["CodecDecoder"]["label_selector"] == {"pool": "codec"}
+    assert by_name["Codec"]["label_selector"] == {"pool": "codec"}
     assert "label_selector" not in by_name["Talker"]
 
 
@@ -76,7 +76,7 @@ def test_an_ingress_replica_outlasts_its_streams() -> None:
         for item in built(AppConfig(model="embedded")).deployments
     }
     assert drains["Ingress"] == LONGEST_STREAM_S
-    assert drains["CodecDecoder"] == drains["Talker"] < LONGEST_STREAM_S
+    assert drains["Codec"] == drains["Talker"] < LONGEST_STREAM_S
     drain_s = float(CLUSTER["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
     assert LONGEST_STREAM_S < drain_s < float(TUNED["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
 
@@ -93,7 +93,7 @@ SCALED = AppConfig(
 def test_a_pool_that_scales_asks_its_policy() -> None:
     by_name = {item.name: item._deployment_config.autoscaling_config for item in built(SCALED).deployments}
     assert by_name["Ingress"] is None
-    talker, codec = by_name["Talker"], by_name["CodecDecoder"]
+    talker, codec = by_name["Talker"], by_name["Codec"]
     assert (talker.min_replicas, talker.initial_replicas, talker.max_replicas) == (2, 5, 5)
     assert (codec.min_replicas, codec.initial_replicas, codec.max_replicas) == (1, 1, 7)
     for scaling in (talker, codec):
@@ -120,7 +120,7 @@ def test_the_controller_hears_no_more_of_a_larger_pool() -> None:
 def test_callers_count_for_how_often_a_pool_reports() -> None:
     pools = {"codec_scaling": CodecScalingConfig(max_replicas=2000), "talker_scaling": TalkerScalingConfig()}
     found = {item.name: item for item in built(AppConfig(model="embedded", **pools)).deployments}
-    for name, replicas in (("Talker", 4), ("CodecDecoder", 2000)):
+    for name, replicas in (("Talker", 4), ("Codec", 2000)):
         config = found[name]._deployment_config
         callers = 2001 if name == "Talker" else 1
         assert config.autoscaling_config is not None

@@ -218,7 +218,7 @@ def application(cluster: PoolSizes, *, asked_by: str, report_every_s: float | No
         **scaled(cluster.talkers, callers=cluster.codecs + cluster.ingresses, policy=TalkerPolicy, scaling=talkers),
     )(FakeTalker).bind()
     codec = serve.deployment(
-        name="CodecDecoder", **scaled(cluster.codecs, callers=cluster.ingresses, policy=CodecPolicy, scaling=codecs)
+        name="Codec", **scaled(cluster.codecs, callers=cluster.ingresses, policy=CodecPolicy, scaling=codecs)
     )(FakeCodec).bind(talker)
     fixed = options(POOL.model_copy(update={"replicas": cluster.ingresses}), REQUESTS)
     return serve.deployment(name="Ingress", **fixed)(FakeIngress).bind(codec, asked_by)

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 DOZEN = 12  # texts of one voice for each way but plain PCM
 AT_ONCE = 6
-_POOLS = {"talker": "ServeReplica:talkray:Talker", "decoder": "ServeReplica:talkray:CodecDecoder"}
+_POOLS = {"talker": "ServeReplica:talkray:Talker", "decoder": "ServeReplica:talkray:Codec"}
 _PROGRESS_S = 15.0
 
 

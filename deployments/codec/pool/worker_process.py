@@ -5,7 +5,6 @@ so all of them share one copy of the weights, in memory as in the processor's ca
 once. Neither runs a second thread: a fork would lose it. Each ends when its socket does.
 """
 
-import gc
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from deployments.codec.batch import Decoded, DecodeJob, decode_batch
 from deployments.codec.decoder import CodecDecoder, warm_up
 from deployments.codec.pool.worker_client import DecoderChoice, SharedJob, SharedOutcome, SharedOutcomes
 from deployments.codec.state import DecoderState, SharedStates
+from deployments.serving.collector import leave_loaded_alone
 
 
 def serve(connection: Connection, decoder: CodecDecoder, states: SharedStates) -> None:
@@ -61,8 +61,7 @@ def main(control: int, descriptor: int, choice: str) -> None:
     tried = warm_up(decoder, asked.chunk_frames, asked.max_call_s)
     states = SharedStates(decoder.initial_state(), descriptor)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process that has threads must not be forked"
-    gc.collect()
-    gc.freeze()  # objects that exist now stay shared
+    leave_loaded_alone()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps workers that end
     with socket.socket(fileno=control) as ours:
         ours.sendall(json.dumps(asdict(tried)).encode() + b"\n")

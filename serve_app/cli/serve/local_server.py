@@ -174,7 +174,7 @@ def _await_controller(starting: _Beside) -> None:
 
 
 # Serve's words are none of a newcomer's.
-PARTS = {"Talker": "speech model", "CodecDecoder": "audio decoder", "Ingress": "web server"}
+PARTS = {"Talker": "speech model", "Codec": "audio decoder", "Ingress": "web server"}
 _STATES = {"UPDATING": "starting", "HEALTHY": "ready"}
 
 

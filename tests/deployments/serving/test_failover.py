@@ -71,10 +71,9 @@ async def test_a_lost_stream_goes_on_behind_what_the_reader_has(loss: Exception)
 
 
 def test_the_first_other_replica_is_asked_at_once() -> None:
-    attempts = Attempts(TalkerLost)
+    attempts = Attempts(TalkerLost, "r")
     for _ in range(2):
-        attempts.accepted()
-        attempts.progressed()
+        attempts.received(frame(1))
         assert attempts.delay_s(LOST) == 0.0
         assert [attempts.delay_s(Overloaded("full", 1.0)) for _ in range(3)] == [0.02, 0.04, 0.08]
 

@@ -1,4 +1,9 @@
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from deployments.talker import loading
 from deployments.talker.loading import StartClock, throttled
@@ -29,3 +34,33 @@ def test_progress_is_told_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None
     now += 1.0
     progress(2, 3)
     assert heard == ["compiling kernels 0/3", "compiling kernels 2/3"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "allowed", "used"),
+    [
+        ("0-3,8-11\n", range(16), {0, 1, 2, 3, 8, 9, 10, 11}),
+        ("5\n", range(16), {5}),
+        ("0-3\n", (2, 3, 9), {2, 3}),  # of a container's CPUs
+        ("0-3\n", (8, 9), None),  # its CPUs are all far away
+        ("0-15\n", range(16), None),  # one node
+        ("\n", range(16), None),
+        (None, range(16), None),  # nothing is said
+    ],
+)
+def test_an_engine_runs_on_the_cpus_near_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str | None, allowed: range, used: set[int] | None
+) -> None:
+    if listed is not None:
+        folder = tmp_path / "bus/pci/devices/0001:9b:00.0"
+        folder.mkdir(parents=True)
+        (folder / "local_cpulist").write_text(listed)
+    pinned: list[set[int]] = []
+    properties = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x9B, pci_device_id=0)
+    monkeypatch.setattr(loading, "_SYSFS", tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(allowed))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cpus: pinned.append(cpus))
+    said = loading._use_cpus_near(torch.device("cuda"))
+    assert pinned == ([] if used is None else [used])
+    assert said == (None if used is None else f"{len(used)} of {len(set(allowed))} CPUs, those near GPU 0001:9b:00.0")

@@ -12,9 +12,9 @@ from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
-from serve_app.api import bounded_websocket, door
+from serve_app.api import bounded_websocket, uploads
 from serve_app.api.bounded_websocket import BoundedWebSocket
-from serve_app.api.door import Room
+from serve_app.api.callers import FairShare
 from serve_app.api.taken_request import TakenHttp
 
 pytestmark = pytest.mark.anyio
@@ -161,13 +161,13 @@ class Client:
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     loop = Loop()
-    monkeypatch.setattr(door, "time", loop)
+    monkeypatch.setattr(uploads, "time", loop)
     return loop
 
 
 @pytest.fixture(autouse=True)
 def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(BoundedWebSocket, "_room", Room(6 * MIB))
+    monkeypatch.setattr(BoundedWebSocket, "_room", FairShare(6 * MIB))
     monkeypatch.setattr(BoundedWebSocket, "_large", [])
     yield
     for socket in tuple(BoundedWebSocket._large):
@@ -231,9 +231,9 @@ async def test_a_message_that_stalls_leaves_its_room(loop: Loop) -> None:
     slow.begin(3 * MIB // 2 - 100_000)
     steady.begin(3 * MIB // 2 - 400_000)
     for _ in range(3):
-        loop.pass_s(door._STALL_S / 2 + 0.1)
+        loop.pass_s(uploads._STALL_S / 2 + 0.1)
         slow.go_on(10)
-        steady.go_on(door._LEAST_BYTES)
+        steady.go_on(uploads._LEAST_BYTES)
     late = await Client(loop, address="10.0.0.3").connect()
     late.begin(2 * MIB)
     assert (slow.close_code, steady.close_code, late.close_code) == (1013, None, None)

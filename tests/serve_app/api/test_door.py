@@ -1,7 +1,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -16,7 +16,6 @@ from serve_app.api.errors import close_reason
 from serve_app.api.keys import create_key, revoke_keys
 from serve_app.api.routes import create_api
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
-from tests.clock import Clock
 from tests.serve_app import asgi
 from tests.serve_app.dialects.test_native import SPEAK, Socket, code_of
 from tests.serve_app.fake import FakeSynthesizer, utterance
@@ -486,81 +485,6 @@ async def test_asking_for_anything_but_speech_costs_nothing() -> None:
             assert (await connection.next())["status"] == 200
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(door, "time", clock)
-    return clock
-
-
-def test_requests_come_back_steadily_and_not_beyond_a_minute(clock: Clock) -> None:
-    meter = door.Meter("key", "This API key")
-    meter.requests_per_minute = 3
-    for _ in range(3):
-        meter.request()
-    with pytest.raises(Overloaded, match="This API key may make 3 requests per minute") as refused:
-        meter.request()
-    assert refused.value.retry_after_s == pytest.approx(20)
-    clock.now_s += 20
-    meter.request()
-    with pytest.raises(Overloaded):
-        meter.request()
-    clock.now_s += 3600
-    for _ in range(3):
-        meter.request()
-    with pytest.raises(Overloaded):
-        meter.request()
-
-
-@pytest.mark.usefixtures("clock")
-def test_less_than_one_request_a_minute() -> None:
-    meter = door.Meter("client", "This client")
-    meter.requests_per_minute = 0.5
-    meter.request()
-    with pytest.raises(Overloaded, match=r"0\.5 requests") as refused:
-        meter.request()
-    assert refused.value.retry_after_s == pytest.approx(120)
-
-
-def test_streams_at_once_of_a_meter() -> None:
-    meter = door.Meter("key", "This API key")
-    meter.max_streams = 2
-    with meter.stream(), meter.stream(), pytest.raises(Overloaded, match="2 streams open at once"), meter.stream():
-        pass
-    with pytest.raises(ValueError), meter.stream():  # noqa: PT011
-        raise ValueError
-    with meter.stream(), meter.stream():
-        pass
-
-
-def test_without_limits_everything_goes() -> None:
-    meter = door.Meter("key", "This API key")
-    for _ in range(1000):
-        meter.request()
-
-
-def test_limits_change_and_what_was_counted_stays() -> None:
-    meters = door.Meters("key", "This API key")
-    with meters.of("ada", None, max_streams=1).stream():
-        with pytest.raises(Overloaded), meters.of("ada", None, max_streams=1).stream():
-            pass
-        with meters.of("bob", None, max_streams=1).stream():
-            pass
-        with meters.of("ada", None, max_streams=2).stream():
-            pass
-
-
-def test_no_number_of_addresses_takes_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "_MOST_METERS", 2)
-    meters = door.Meters("client", "This client")
-    first = meters.of("first", None, max_streams=1)
-    with first.stream():
-        second = meters.of("second", None, max_streams=1)
-        meters.of("third", None, max_streams=1)
-        assert meters.of("first", None, max_streams=1) is first  # who has a stream stays
-        assert meters.of("second", None, max_streams=1) is not second
-
-
 def scope(*forwarded: str) -> Scope:
     headers = [(b"x-forwarded-for", line.encode()) for line in forwarded]
     return {"type": "http", "client": ("127.0.0.1", 7), "headers": headers}
@@ -588,89 +512,3 @@ def test_a_client_without_an_address_has_a_name() -> None:
 def test_a_close_reason_fits_into_a_frame() -> None:
     assert len(close_reason(Overloaded("x" * 500, 29.5)).encode()) <= 123
     assert close_reason(Overloaded("full", 29.5)) == "overloaded, retry after 30 s"
-
-
-class Sender:
-    """Of one large body; its task says how taking it in has ended."""
-
-    def __init__(self, uploads: door.Uploads, caller: str) -> None:
-        self.upload = door.Upload(uploads, caller)
-        self._parts: asyncio.Queue[int | None] = asyncio.Queue()
-        self.taken = asyncio.Event()
-        self.task = asyncio.create_task(self._take_in())
-
-    def send(self, num_bytes: int | None) -> None:
-        """So much is there in all; None: that was all of it."""
-        self.taken.clear()
-        self._parts.put_nowait(num_bytes)
-
-    async def _take_in(self) -> str:
-        try:
-            async with self.upload.arriving(30.0):
-                while (num_bytes := await self._parts.get()) is not None:
-                    await self.upload.grow(num_bytes)
-                    self.taken.set()
-            self.taken.set()
-            await asyncio.Event().wait()
-        except TimeoutError:
-            return "stalled" if self.upload.is_stalled else "slow"
-        except Overloaded:
-            return "overloaded"
-        finally:
-            self.upload.release()
-        raise AssertionError
-
-
-MIB = 1 << 20
-
-
-@pytest.fixture
-async def senders(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> AsyncIterator[Callable[[str], Sender]]:
-    monkeypatch.setattr(door, "_UPLOAD_WAIT_S", 0.1)
-    monkeypatch.setattr(door, "_LOOK_S", 0.001)
-    uploads, made = door.Uploads(), list[Sender]()
-
-    def make(caller: str) -> Sender:
-        made.append(Sender(uploads, caller))
-        made[-1].send(MIB)
-        return made[-1]
-
-    yield make
-    for sender in made:
-        sender.task.cancel()
-    await asyncio.wait([sender.task for sender in made])
-    assert not uploads._room._held
-
-
-async def test_bodies_that_stall_keep_no_other_out(senders: Callable[[str], Sender], clock: Clock) -> None:
-    holders = [senders(f"caller {number}") for number in range(door.MAX_UPLOADS)]
-    await asyncio.gather(*(holder.taken.wait() for holder in holders))
-    late = senders("late")
-    assert await late.task == "overloaded"  # while all of them come on
-    clock.now_s += 1.5
-    holders[0].send(2 * MIB)
-    await holders[0].taken.wait()
-    clock.now_s += 1.0
-    late = senders("late")
-    await late.taken.wait()
-    assert [await holder.task for holder in holders[1:]] == ["stalled", "stalled"]
-    assert not holders[0].task.done()
-
-
-async def test_a_body_that_has_come_is_not_ended_while_it_is_decoded(
-    senders: Callable[[str], Sender], clock: Clock
-) -> None:
-    holders = [senders(f"caller {number}") for number in range(door.MAX_UPLOADS)]
-    await asyncio.gather(*(holder.taken.wait() for holder in holders))
-    for holder in holders:
-        holder.send(None)
-    await asyncio.gather(*(holder.taken.wait() for holder in holders))
-    clock.now_s += 60.0
-    assert await senders("late").task == "overloaded"
-
-
-async def test_one_caller_leaves_a_place_to_the_others(senders: Callable[[str], Sender]) -> None:
-    greedy = [senders("greedy") for _ in range(door.MAX_UPLOADS)]
-    other = senders("other")
-    await asyncio.gather(*(sender.taken.wait() for sender in (*greedy[:2], other)))
-    assert await greedy[2].task == "overloaded"

@@ -2,7 +2,7 @@ import unicodedata
 
 import pytest
 
-from serve_app.api.request import clean
+from serve_app.speech.characters import clean
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from starlette.requests import HTTPConnection
 
 from deployments.errors import EngineError, NotReady, Overloaded
 from deployments.protocol import ModelInfo, Sampling
-from serve_app.api import door, speech_service
+from serve_app.api import speech_service, uploads
 from serve_app.api.catalogue import ALIASES
+from serve_app.api.context import RequestState
 from serve_app.api.keys import create_key
 from serve_app.api.request_log import RequestRecord
 from serve_app.api.routes import Node, _answer_error, create_api
@@ -43,7 +44,7 @@ def client_for(synthesizer: FakeSynthesizer, settings: ApiSettings | None = None
 
 async def test_an_error_of_a_websocket_is_recorded_too() -> None:
     record = RequestRecord("r", 0, method="WS", path="/")
-    await _answer_error(HTTPConnection({"type": "websocket", "state": {"record": record}}), NotReady())
+    await _answer_error(HTTPConnection({"type": "websocket", "state": {"talkray": RequestState(record)}}), NotReady())
     assert record.error == "not_ready"
 
 
@@ -351,7 +352,7 @@ async def test_a_body_over_the_limit_is_a_413_with_and_without_a_length(monkeypa
 
 
 async def test_few_large_bodies_are_taken_in_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "MAX_UPLOADS", 1)
+    monkeypatch.setattr(uploads, "MAX_UPLOADS", 1)
     large = json.dumps(BODY).encode().ljust(250_000)
     has_begun, unfinished = asyncio.Event(), asyncio.Event()
 
@@ -375,8 +376,8 @@ async def test_few_large_bodies_are_taken_in_at_once(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_large_body_that_waits_too_long_is_a_429(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "MAX_UPLOADS", 0)
-    monkeypatch.setattr(door, "_UPLOAD_WAIT_S", 0.01)
+    monkeypatch.setattr(uploads, "MAX_UPLOADS", 0)
+    monkeypatch.setattr(uploads, "_UPLOAD_WAIT_S", 0.01)
     async with client_for(speaking()) as client:
         refused = await client.post(SPEECH, content=json.dumps(BODY).ljust(250_000))
     assert (refused.status_code, "retry-after" in refused.headers) == (429, True)

@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from serve_app.api import response
-from serve_app.api.door import Room
+from serve_app.api.callers import FairShare
 from serve_app.api.response import Kept, object_with
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
@@ -36,9 +36,9 @@ ROUTES = [
 
 
 @pytest.fixture(autouse=True)
-def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
+def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[FairShare]:
     """For three of the largest answers, one and a half of them for one caller."""
-    room = Room(3 * MAX_BYTES)
+    room = FairShare(3 * MAX_BYTES)
     monkeypatch.setattr(response, "MAX_WHOLE_BYTES", MAX_BYTES)
     monkeypatch.setattr(Kept, "_room", room)
     yield room
@@ -111,7 +111,7 @@ async def test_one_client_leaves_room_to_the_others() -> None:
         assert (await answer(first))[0] == 200
 
 
-async def test_a_client_that_leaves_gives_its_room_back(room: Room) -> None:
+async def test_a_client_that_leaves_gives_its_room_back(room: FairShare) -> None:
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
     async with ask(create_api(synthesizer, ApiSettings()), SPEECH, WHOLE) as connection:
         await synthesizer.waiting.wait()
@@ -120,7 +120,7 @@ async def test_a_client_that_leaves_gives_its_room_back(room: Room) -> None:
         await asyncio.wait((connection.task,))
 
 
-async def test_each_result_of_a_batch_is_sent_when_it_is_there(room: Room) -> None:
+async def test_each_result_of_a_batch_is_sent_when_it_is_there(room: FairShare) -> None:
     has_begun, go_on = asyncio.Event(), asyncio.Event()
     script: list[Step] = utterance(MOST_FRAMES)
 

@@ -13,7 +13,7 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisReq
 from deployments.serving.mailbox import read
 from deployments.voice.english import spoken_english
 from deployments.voice.live_english import LONGEST_UNCUT
-from serve_app.api.request import clean
+from serve_app.speech.characters import clean
 from serve_app.speech.live_text import TURN_CHARS, LivePlain, LiveText, LiveTexts
 from serve_app.speech.segments import LongText
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance

@@ -26,7 +26,7 @@ COMMAND = "serve command"
 KINDS = {
     "talker replica": TALKER,
     "engine process": ENGINE,
-    "codec replica": "ServeReplica:talkray:CodecDecoder",
+    "codec replica": "ServeReplica:talkray:Codec",
     "ingress replica": INGRESS,
     "HAProxy": HAPROXY,
     "HAProxy's manager": MANAGER,

@@ -22,7 +22,7 @@ from serve_app.cli.serve.local_server import APP_NAME
 from tools.experiments.fleet.namespaces import Machine, Network, network
 
 ROOT = Path(__file__).parents[3]
-TALKER, CODEC, INGRESS = "Talker", "CodecDecoder", "Ingress"
+TALKER, CODEC, INGRESS = "Talker", "Codec", "Ingress"
 TALKERS, CODECS = "talker", "codec"  # values of the label `pool`
 HTTP_PORT, GCS_PORT, METRICS_PORT = 8000, 6379, 8080
 START_S = 1200.0

@@ -7,15 +7,16 @@ import pytest
 
 from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.api.door import Caller
+from serve_app.api.callers import Caller
+from serve_app.api.context import RequestState
 from serve_app.api.request import SpeechBody
 from serve_app.api.request_log import RequestRecord
-from serve_app.api.response import Delivery
+from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Done, Event, Failed, Flushed, Session, Started, Words
+from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import LongText
-from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Done, Event, Failed, Flushed, Session, Started, Words
 from serve_app.speech.word_times import Spoken
 from tests.serve_app import fake
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
@@ -34,16 +35,14 @@ async def open_session(
     info: ModelInfo = CUSTOM_VOICE,
     body: SpeechBody = BODY,
 ) -> AsyncIterator[Session]:
-    texts = LiveTexts()
+    texts, asker = LiveTexts(), RequestState(RequestRecord("talk", 0))
+    asker.caller = Caller("test")
     session = Session(
         synthesizer,
         ApiSettings(),
-        info,
-        body=body,
-        delivery=delivery or Delivery(AudioFormat.PCM),
-        caller=Caller("test"),
+        Wish(info, body, delivery or Delivery(AudioFormat.PCM), {}),
+        asker=asker,
         request_id="talk",
-        asker=RequestRecord("talk", 0),
         live_texts=texts,
     )
     async with session:

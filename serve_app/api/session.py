@@ -1,7 +1,6 @@
-"""Speech of a conversation, for dialects: text goes in as it is written, events come out as it is spoken."""
+"""A session: a dialect puts text in as the client writes it, and takes events out as the text is spoken."""
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -13,23 +12,27 @@ from starlette.websockets import WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.api.door import Caller
+from serve_app.api.context import RequestState
 from serve_app.api.errors import translate
-from serve_app.api.request import SpeechBody, build_request, is_speakable, spoken_text, without_halves
+from serve_app.api.request import SpeechBody, build_request, spoken_text
 from serve_app.api.request_log import SAMPLE_BYTES, RequestRecord, Usage
-from serve_app.api.response import Delivery
+from serve_app.api.wish import Wish
 from serve_app.config import ApiSettings
+from serve_app.speech.characters import (
+    end_of_certain,
+    is_speakable,
+    whole_characters,
+    without_cjk_spaces,
+    without_halves,
+)
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.word_times import Spoken, Word, WordTimes
 
-SILENCE_S = 0.1  # of silence for a text without anything to speak: clients take no audio at all for a failure
+SILENCE_S = 0.1  # the audio of a text with nothing to speak, because clients take an answer without audio for a failure
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
-MAX_AUDIO_BYTES = 4096  # of an event
-_MOST_UNSENT = 8  # events that no reader has taken; with more of them the decoding waits
-_CJK = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u3000-\u303f\uff00-\uff65]"
-_CJK_SPACE = re.compile(rf"(?<={_CJK})\s+(?={_CJK})")
-_IDEOGRAPH = re.compile(_CJK)
+MAX_AUDIO_BYTES = 4096  # in one event
+_MOST_UNSENT = 8  # events that the reader has not taken; decoding waits while there are so many
 _MOST_TURNS = 256  # turns that wait to be spoken
 
 
@@ -42,10 +45,10 @@ class Turn:
     text: str = ""  # the whole text so far
     half: str = ""  # half of a surrogate pair that follows the text
     is_complete: bool = False
-    request: SynthesisRequest | None = None  # None while nothing was asked for
-    live: LiveText | None = None  # where it is spoken while it is written
+    request: SynthesisRequest | None = None  # None until speech is asked for
+    live: LiveText | None = None  # None where it is spoken once it is complete
     taken: int = 0  # characters that are being spoken, or have been
-    times: WordTimes | None = None  # where they were asked for
+    times: WordTimes | None = None  # None where the client asked for no word times
     start_s: float | None = None  # where its audio begins, counted from the last `clear`; None: it has none
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -55,18 +58,20 @@ class Turn:
 
     @property
     def takes_text(self) -> bool:
-        """Whether it may go on. A live text that was not written to for long has ended by itself."""
+        """Whether text may be added. A live text to which nothing was added for long has ended by itself."""
         return not self.is_complete and not (self.live is not None and self.live.is_written)
 
     def take(self) -> str:
-        """The text not taken yet, without spaces between ideographs: clients cut text there and add spaces."""
-        end = len(self.text) if self.is_complete else _end_of_certain(self.text)
+        """The text not taken yet, without spaces between ideographs."""
+        end = len(self.text) if self.is_complete else end_of_certain(self.text)
         before = self.text[max(0, self.taken - 1) : self.taken]
         text, self.taken = self.text[self.taken : end], max(end, self.taken)
-        return _CJK_SPACE.sub("", before + text)[len(before) :]
+        return without_cjk_spaces(before + text)[len(before) :]
 
     def spoken(self, played_s: float) -> Spoken | None:
-        """Its text that was heard once `played_s` of the session's audio had been played; None without word times."""
+        """The part of its text that was heard when `played_s` of the session's audio had been played; None without word
+        times.
+        """
         if self.start_s is None or played_s <= self.start_s:
             return Spoken("", self.text, None)
         if self.times is None or not self.times.are_known:
@@ -76,7 +81,7 @@ class Turn:
         return Spoken(self.text[:end], self.text[end:], heard.last_word)
 
     def write(self) -> None:
-        """Pass the text on to where it is spoken. Raises InvalidRequest where it has become too long."""
+        """Pass new text on to the live text. Raises InvalidRequest where it has become too long."""
         if self.live is not None and not self.live.is_written:
             self.live.append(self.take())
             if self.is_complete:
@@ -101,20 +106,20 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """When the next words of a turn are heard, in seconds of the turn's audio, which may follow them or be sent."""
+    """When the next words of a turn are heard, in seconds of the turn's audio. That audio may come before or after."""
 
     turn: Turn
     words: tuple[Word, ...]
 
     def in_session(self) -> list[Word]:
-        """In seconds of the session's audio."""
+        """The words, with times in seconds of the session's audio."""
         before_s = self.turn.start_s or 0.0
         return [replace(word, start_s=word.start_s + before_s, end_s=word.end_s + before_s) for word in self.words]
 
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """All that was written before a `flush` has been spoken."""
+    """All text of a turn, up to its `flush`, has been spoken."""
 
     turn: Turn
 
@@ -134,19 +139,19 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """The rest of the encoder, after the last turn."""
+    """Bytes that the audio encoder had left after the last turn."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The session was closed, and has said everything."""
+    """The session was closed, and all its text has been spoken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The end of a session that broke."""
+    """The session has ended with an error."""
 
     error: Exception
 
@@ -155,32 +160,29 @@ Event = Started | Audio | Words | Flushed | Cleared | Rest | Done | Failed
 
 
 class Session:
-    """Turns follow each other: `flush` ends one. Events wait for the iterating task, and the decoding with them.
+    """Speaks turns one after the other; `flush` ends a turn. Iterate over it for its events. Decoding waits while the
+    iterating task does not take them.
 
-    Use as an asynchronous context manager: leaving it cancels everything behind it.
+    Use it as an asynchronous context manager: leaving it cancels all speech.
     """
 
     def __init__(
         self,
         synthesizer: Synthesizer,
         settings: ApiSettings,
-        info: ModelInfo,
+        wish: Wish,
         *,
-        body: SpeechBody,
-        delivery: Delivery,
-        caller: Caller,
+        asker: RequestState,
         request_id: str,
-        asker: RequestRecord,
         live_texts: LiveTexts | None = None,
-        files: bool = False,
     ) -> None:
-        """`body` is everything but its `input`. With `live_texts` a turn is spoken while it is written, else when it is
+        """`wish` is everything but the text. With `live_texts` a turn is spoken while it is written, else when it is
         complete. Turns have `request_id` with their number after it, that of a session without `live_texts` the bare
-        one. With `files` the audio of each turn is a file of its own, else all of them are one stream.
+        one.
         """
-        self._synthesizer, self._settings, self._info = synthesizer, settings, info
-        self._body, self._delivery, self._caller = body, delivery, caller
-        self._request_id, self._asker, self._live_texts, self._files = request_id, asker, live_texts, files
+        self._synthesizer, self._settings = synthesizer, settings
+        self._info, self._body, self._delivery = wish.info, wish.body, wish.delivery
+        self._asker, self._request_id, self._live_texts = asker, request_id, live_texts
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
         self._num_turns = 0
@@ -188,7 +190,7 @@ class Session:
         self.has_ended = False  # nothing that is written now will be spoken
         self._changed = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue(_MOST_UNSENT)
-        self._rendering = delivery.rendering(info)
+        self._rendering = self._delivery.rendering(self._info)
         self._speaking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -210,8 +212,8 @@ class Session:
         return bool(self._turns) and self._turns[-1].takes_text
 
     def append(self, text: str) -> None:
-        """More of the present turn, or the beginning of one, cut anywhere: half a surrogate pair at its end waits for
-        the other one. Raises InvalidRequest if too much waits.
+        """Adds text to the present turn, or begins a turn with it. The text may be cut anywhere: half a surrogate pair
+        at its end waits for the other half. Raises InvalidRequest where too much text waits.
         """
         if not text:
             return
@@ -231,11 +233,11 @@ class Session:
         return turn
 
     def configure(self, *, speed: float) -> None:
-        """For the turns that have not begun."""
+        """Changes the speed of turns that have not begun."""
         self._body = self._body.model_copy(update={"speed": speed})
 
     async def clear(self, played_s: float | None = None) -> Cleared:
-        """Stops speaking, and forgets the waiting turns: nothing of them follows the event, which is returned as well.
+        """Stops speaking and forgets the waiting turns. Returns the event after which nothing of them follows.
 
         `played_s` is how much of the session's audio the listener has heard, since its beginning or the last `clear`.
         """
@@ -262,7 +264,7 @@ class Session:
         self._changed.set()
 
     async def aclose(self, outcome: str = "cancelled") -> None:
-        """Cancels everything at once; the log gets the `outcome`."""
+        """Cancels all speech at once. The log gets the `outcome`."""
         await self._stop()
         for turn in self._turns:
             self._end(turn, outcome)
@@ -280,7 +282,7 @@ class Session:
             raise InvalidRequest(f"More than {_MOST_TURNS} turns wait to be spoken.", "text", "too_many_turns")
         self._num_turns += 1
         own_id = f"{self._request_id}-{self._num_turns}" if self._live_texts else self._request_id
-        turn = Turn(self._num_turns, self._asker.another(own_id))
+        turn = Turn(self._num_turns, self._asker.record.another(own_id))
         self._turns.append(turn)
         self._changed.set()
         return turn
@@ -293,7 +295,7 @@ class Session:
                 turn.record.publish()
                 await self._events.put(Flushed(turn))
             self.has_ended = True
-            if not self._files and (rest := await self._rendering.close()):
+            if not self._delivery.files and (rest := await self._rendering.close()):
                 await self._events.put(Rest(rest))
             await self._events.put(Done())
         except Exception as error:
@@ -303,7 +305,7 @@ class Session:
             await self._events.put(Failed(error))
 
     async def _next_turn(self) -> Turn | None:
-        """None: the session was closed."""
+        """The next turn, once there is one; None where the session was closed."""
         while not self._turns and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
@@ -324,14 +326,14 @@ class Session:
                 await self._send(turn, audio)
         if not has_begun:
             await self._events.put(Started(turn))
-        if self._files:
+        if self._delivery.files:
             rest, self._rendering = await self._rendering.close(), self._delivery.rendering(self._info)
         else:
             rest = await self._rendering.drain()
         await self._send(turn, rest)
 
     async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
-        """The turn's audio; a moment of silence where its text has nothing to speak."""
+        """The turn's audio, which is a moment of silence where its text has nothing to speak."""
         has_spoken = False
         is_there = turn.is_complete and len(turn.text) <= self._settings.max_input_chars
         chosen = self._whole(turn) if is_there or self._live_texts is None else self._live(turn, self._live_texts)
@@ -343,14 +345,14 @@ class Session:
             yield silence(self._info)
 
     async def _whole(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of a text that is all there, or of one that is spoken when it is."""
+        """Audio of the turn's text, asked for once the text is complete."""
         while not turn.is_complete:
             turn.changed.clear()
             await turn.changed.wait()
         text = turn.take()
         body = self._body.model_copy(update={"input": text})
         if self._live_texts is not None and not is_speakable(spoken_text(body, self._info)):
-            return  # in a conversation no text is an error
+            return  # a conversation treats no text as an error
         turn.request = await self._request(turn, body)
         self._follow(turn, text)
         if is_speakable(turn.request.text):
@@ -372,8 +374,8 @@ class Session:
                         yield chunk
 
     async def _request(self, turn: Turn, body: SpeechBody, *, live: bool = False) -> SynthesisRequest:
-        self._caller.request()
-        turn_id, client = turn.record.request_id, self._caller.name
+        self._asker.caller.request()
+        turn_id, client = turn.record.request_id, self._asker.caller.name
         request = await build_request(body, self._info, self._settings, request_id=turn_id, client=client, live=live)
         turn.record.begin(request.voice, self._info.sample_rate * body.speed)
         return request
@@ -409,7 +411,7 @@ class Session:
         return heard, heard.spoken(played_s)
 
     def _forget_events(self) -> list[Cleared]:
-        """All but earlier answers to `clear`, which are returned."""
+        """Drops all waiting events but the answers to earlier calls of `clear`, which it returns."""
         events = [self._events.get_nowait() for _ in range(self._events.qsize())]
         return [event for event in events if isinstance(event, Cleared)]
 
@@ -429,20 +431,3 @@ def _end_of(text: str, num_visible: int) -> int:
     """Where `text` has so many characters, not counting spaces."""
     ends = [place for place, char in enumerate(text, start=1) if not char.isspace()]
     return ends[min(num_visible, len(ends)) - 1] if num_visible and ends else 0
-
-
-def whole_characters(text: str) -> tuple[str, str]:
-    """Surrogate pairs as the characters they are, and half a pair at the end, which may go on."""
-    end = len(text) - ("\ud800" <= text[-1:] <= "\udbff")
-    return without_halves(text[:end]), text[end:]
-
-
-def is_ideograph(char: str) -> bool:
-    """Whether it is of a script that has no spaces between words."""
-    return _IDEOGRAPH.match(char) is not None
-
-
-def _end_of_certain(text: str) -> int:
-    """The end of `text`, but for spaces after an ideograph: another one may follow."""
-    stripped = text.rstrip()
-    return len(stripped) if is_ideograph(stripped[-1:]) else len(text)

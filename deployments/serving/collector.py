@@ -1,0 +1,11 @@
+"""Python's garbage collector in processes that speak."""
+
+import gc
+
+
+def leave_loaded_alone() -> None:
+    """Take all objects that exist now out of later collections: one of all that is loaded stops speech for 0.1 s.
+    Forked processes also keep sharing the memory of these objects.
+    """
+    gc.collect()
+    gc.freeze()

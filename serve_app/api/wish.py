@@ -1,0 +1,125 @@
+"""What a client wishes: which speech, and in which form its audio is delivered."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deployments.protocol import ModelInfo
+from serve_app.api import ignored
+from serve_app.api.request import SpeechBody
+from serve_app.audio.formats import CODECS, AudioFormat, Rendering
+
+EVENT_STREAM = "text/event-stream"
+L16 = "audio/l16"
+
+CONTENT_TYPES = {
+    AudioFormat.MP3: "audio/mpeg",
+    AudioFormat.OPUS: "audio/ogg",
+    AudioFormat.AAC: "audio/aac",
+    AudioFormat.FLAC: "audio/flac",
+    AudioFormat.WAV: "audio/wav",
+    AudioFormat.PCM: "audio/pcm",
+    AudioFormat.MULAW: "audio/basic",
+    AudioFormat.ALAW: "audio/x-alaw-basic",
+    AudioFormat.FLOAT: "audio/x-float32",
+}
+RAW = (AudioFormat.PCM, AudioFormat.MULAW, AudioFormat.ALAW, AudioFormat.FLOAT)  # without a container
+# Anything else in an Accept header, such as the */* and application/octet-stream of every client, is no preference.
+ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT_TYPES.items()} | {L16: AudioFormat.PCM}
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The form of one response."""
+
+    audio_format: AudioFormat
+    events: bool = False  # server-sent events instead of bare audio
+    whole: bool = False  # one body of known length instead of a stream
+    speed: float = 1.0
+    l16: bool = False  # PCM under its RTP name
+    sample_rate: int | None = None  # None: the model's
+    bit_rate: int | None = None  # None: the format's usual one
+    in_wav: bool = False  # a raw format after a RIFF header
+    files: bool = False  # of a session: the audio of each turn is a file of its own, else all of it is one stream
+
+    @property
+    def has_bit_rate(self) -> bool:
+        """Whether the format's may be chosen."""
+        return self.audio_format in CODECS and CODECS[self.audio_format].bit_rate is not None
+
+    def rate(self, info: ModelInfo) -> int:
+        """Samples a second of the answer."""
+        return self.sample_rate or info.sample_rate
+
+    def rendering(self, info: ModelInfo) -> Rendering:
+        """The rendering that turns the model's audio into its bytes."""
+        return Rendering(
+            self.audio_format,
+            info.sample_rate,
+            info.frame_samples,
+            speed=self.speed,
+            whole=self.whole,
+            output_rate=self.sample_rate,
+            bit_rate=self.bit_rate,
+            in_wav=self.in_wav,
+        )
+
+    def content_type(self, sample_rate: int) -> str:
+        if self.events:
+            return EVENT_STREAM
+        if self.in_wav:
+            return CONTENT_TYPES[AudioFormat.WAV]
+        if self.audio_format in RAW:
+            name = "audio/L16" if self.l16 else CONTENT_TYPES[self.audio_format]
+            return f"{name};rate={sample_rate};channels=1"
+        return CONTENT_TYPES[self.audio_format]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A client's request in our own fields; the text is `body.input`, or comes later."""
+
+    info: ModelInfo
+    body: SpeechBody
+    delivery: Delivery
+    ignored: ignored.Ignored
+
+
+def negotiate(body: SpeechBody, accept: str, *, default: AudioFormat = AudioFormat.MP3) -> Delivery:
+    """The body's fields decide; the Accept header only where they say nothing, and the `default` after both."""
+    wanted = preferred_type(accept)
+    events = body.stream_format == "sse" or (body.stream_format is None and wanted == EVENT_STREAM)
+    accepted = ACCEPTED.get(wanted or "", default)
+    return Delivery(
+        audio_format=body.response_format or accepted,
+        events=events,
+        whole=not body.stream,
+        speed=body.speed,
+        l16=body.response_format is None and wanted == L16,
+        sample_rate=body.sample_rate,
+    )
+
+
+def preferred_type(accept: str) -> str | None:
+    """The known media type that the header likes best, the first of equals."""
+    ranges = [_media_range(part) for part in accept.split(",")]
+    known = [(quality, name) for name, quality in ranges if quality > 0 and (name in ACCEPTED or name == EVENT_STREAM)]
+    return max(known, key=lambda entry: entry[0])[1] if known else None
+
+
+def _media_range(part: str) -> tuple[str, float]:
+    name, *parameters = (piece.strip().lower() for piece in part.split(";"))
+    quality = next((value[2:] for value in parameters if value.startswith("q=")), "1")
+    try:
+        return name, float(quality)
+    except ValueError:
+        return name, 0.0
+
+
+def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
+    """Headers that keep proxies from buffering and describe raw PCM."""
+    return {
+        "content-type": delivery.content_type(delivery.rate(info)),
+        "cache-control": "no-cache",
+        "x-accel-buffering": "no",
+        "x-sample-rate": str(delivery.rate(info)),
+    }

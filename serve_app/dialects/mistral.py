@@ -1,0 +1,58 @@
+"""Mistral's form of `POST /v1/audio/speech`, whose clients send `voice_id`: `openai_speech.py` hands it on to here."""
+
+import base64
+from collections.abc import Iterator, Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.api import ignored
+from serve_app.api.context import state_of
+from serve_app.api.request_log import Usage
+from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, named_event, object_with
+from serve_app.api.speech_service import SpeechService, choice
+from serve_app.api.wish import EVENT_STREAM, Delivery
+from serve_app.audio.formats import AudioFormat
+
+_FORMATS = {name: AudioFormat(name) for name in ("mp3", "wav", "pcm", "flac", "opus")}
+_NAMES: ignored.Names = {
+    "input": "input",
+    "voice_id": "voice",
+    "model": "model",
+    "ref_audio": "ref_audio",
+    "response_format": None,
+    "stream": None,
+}
+
+
+async def speak(service: SpeechService, request: Request, fields: Mapping[str, object]) -> Response:
+    """Answers with JSON that holds the audio, or with events where `stream` is true. The default voice speaks for
+    Mistral's own voices.
+    """
+    audio_format = choice("response_format", str(fields.get("response_format", "mp3")), _FORMATS)
+    wish = await service.wish(fields, _NAMES, delivery=Delivery(audio_format))
+    usage = state_of(request).record.usage
+    if fields.get("stream"):
+        return await service.respond(
+            request,
+            wish,
+            as_body=lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)),
+            content_type=EVENT_STREAM,
+        )
+    kept = Kept(state_of(request).caller.name)
+    return await service.respond(
+        request, wish, as_body=lambda audio, _: in_whole(audio, kept, _object), content_type="application/json"
+    )
+
+
+def _object(audio: bytes) -> Iterator[bytes]:
+    return object_with({"audio_data": AUDIO_HERE}, audio)
+
+
+def _delta(audio: bytes) -> bytes:
+    return named_event({"type": "speech.audio.delta", "audio_data": base64.b64encode(audio).decode()})
+
+
+def _done(usage: Usage) -> bytes:
+    tokens = dict(zip(("prompt_tokens", "completion_tokens", "total_tokens"), usage.tokens.values(), strict=True))
+    return named_event({"type": "speech.audio.done", "usage": tokens})

@@ -1,0 +1,46 @@
+"""Characters of texts that clients send: which of them can be spoken, and where they may be cut."""
+
+import re
+import unicodedata
+
+_CJK = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u3000-\u303f\uff00-\uff65]"
+_CJK_SPACE = re.compile(rf"(?<={_CJK})\s+(?={_CJK})")
+_IDEOGRAPH = re.compile(_CJK)
+
+
+def clean(text: str) -> str:
+    """NFC without control and format (zero-width) characters, runs of whitespace as one space, no space at the ends."""
+    spoken = "".join(char for char in text if char.isspace() or unicodedata.category(char) not in ("Cc", "Cf"))
+    return " ".join(unicodedata.normalize("NFC", spoken).split())
+
+
+def is_speakable(text: str) -> bool:
+    """Whether there is anything in a spoken text besides punctuation and pictures."""
+    return any(unicodedata.category(char)[0] in "LN" for char in text)
+
+
+def without_halves(text: str) -> str:
+    """Surrogate pairs as the characters they are; a half by itself is none."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def whole_characters(text: str) -> tuple[str, str]:
+    """Surrogate pairs as the characters they are, and half a pair at the end, which may go on."""
+    end = len(text) - ("\ud800" <= text[-1:] <= "\udbff")
+    return without_halves(text[:end]), text[end:]
+
+
+def is_ideograph(char: str) -> bool:
+    """Whether it is of a script that has no spaces between words."""
+    return _IDEOGRAPH.match(char) is not None
+
+
+def without_cjk_spaces(text: str) -> str:
+    """Without spaces between ideographs: clients cut a text there and add spaces."""
+    return _CJK_SPACE.sub("", text)
+
+
+def end_of_certain(text: str) -> int:
+    """The end of `text`, but for spaces after an ideograph: another one may follow."""
+    stripped = text.rstrip()
+    return len(stripped) if is_ideograph(stripped[-1:]) else len(text)
