@@ -32,6 +32,7 @@ def server(run_id: str) -> Iterator[str]:
     config = AppConfig(model="embedded", talker=TALKER, codec=CODEC, api=ApiSettings(admission=PATIENT))
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(MARK, run_id)
+        environment.setenv("RAY_metrics_report_interval_ms", "1000")  # ten times as often as by default
         with running(config) as url:
             yield url
     assert marked(run_id) == {}
