@@ -32,7 +32,7 @@ kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpr
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/deployments/talker/kernels tests/deployments/codec/backends/test_triton.py
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
-	$(BIN)/python -m pytest -q -m "e2e and not faults"
+	$(BIN)/python -m pytest -q -m "e2e and not faults" tests/e2e
 
 scale: $(VENV)/.installed-dev ## Pools that grow and shrink under load, with real Ray Serve: minutes
 	$(BIN)/python -m pytest -q -m scale
@@ -92,12 +92,14 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Talkray needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt deployments/codec/backends/cpu_kernels.c
+READ_BY_INSTALLS := pyproject.toml constraints.txt deployments/codec/backends/cpu_kernels.c
+
+$(VENV)/.installed: $(BIN)/python $(READ_BY_INSTALLS)
 	@echo "installing into $(VENV): takes a minute or two, torch is large"
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "installing the development tools"
+$(VENV)/.installed-dev: $(BIN)/python $(READ_BY_INSTALLS)
+	@echo "installing into $(VENV), with the development tools: takes two minutes or three"
 	$(PIP) --editable '.[dev]'
-	@touch $@
+	@touch $(VENV)/.installed $@

@@ -2,6 +2,7 @@
 
 Some simulate a cluster: only `talkray serve` as a process of its own keeps to loopback addresses."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -26,6 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folder)
     # One process has one Ray: tests with a cluster of their own come before those that share the service.
     items.sort(key=lambda item: folders.get(item) == "faults" and "service" in getattr(item, "fixturenames", ()))
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: a full collection, which some tests ask for, need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -42,24 +42,32 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_location_is_still_the_checkout(tmp_path: Path, command: str) -> None:
-    folder, home = checkout(tmp_path), tmp_path / "venv"
-    venv.create(home, symlinks=True)
-    [site] = home.glob("lib/python*/site-packages")
+def pip(folder: Path, arguments: str) -> None:
+    """Run there, by the environment of a checkout."""
+    settings = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # 0: there is none
+    settings["CC"] = "false"  # the kernels are optional, and take long to compile
+    line = f"venv/bin/python -m pip --quiet --disable-pip-version-check {arguments}"
+    subprocess.run(["bash", "-c", line], cwd=folder, env=os.environ | settings, check=True)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout, which `make install` has installed into an environment of its own."""
+    folder = checkout(tmp_path_factory.mktemp("checkout"))
+    venv.create(folder / "venv", symlinks=True)
+    [site] = folder.glob("venv/lib/python*/site-packages")
     packages = [path for path in sys.path if path.endswith("site-packages")]
     (site / "zz_build.pth").write_text("\n".join(packages), encoding="utf-8")  # setuptools and pip, without the network
-    python = home / "bin" / "python"
-    settings = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # 0: there is none
+    pip(folder, "install --editable .")
+    return folder
 
-    def pip(arguments: str) -> None:
-        line = f"{python} -m pip --quiet --disable-pip-version-check {arguments}"
-        subprocess.run(["bash", "-c", line], cwd=folder, env=os.environ | settings, check=True)
 
-    pip("install --editable .")
-    pip(command[command.index("install") :])
-    located = subprocess.check_output([python, "-c", LOCATION], cwd=home, text=True)
-    assert Path(located.strip()) == folder / "serve_app"
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_location_is_still_the_checkout(installed: Path, command: str) -> None:
+    pip(installed, command[command.index("install") :])
+    home = installed / "venv"
+    located = subprocess.check_output([home / "bin/python", "-c", LOCATION], cwd=home, text=True)
+    assert Path(located.strip()) == installed / "serve_app"
 
 
 def test_the_documents_install_something() -> None:

@@ -232,9 +232,9 @@ WAYS: dict[str, Way] = {
 }
 
 
-def ends_while_it_speaks(scratch: Path, way: str) -> None:
+def ends_while_it_speaks(scratch: Path, port: int, way: str) -> None:
     """Start a server, end it in one of these ways, look for what is left."""
-    server = ServerCommand(scratch, free_port(), terminal=way == "closed terminal")
+    server = ServerCommand(scratch, port, terminal=way == "closed terminal")
     try:
         server.ready()
         with server.speaking():

@@ -9,6 +9,7 @@ import pytest
 from deployments.config import CodecConfig, TalkerConfig
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from tests.e2e.application import running
+from tests.e2e.black_box import ServerCommand, serving
 from tests.e2e.processes import MARK, marked
 from tests.e2e.speech import Pools
 
@@ -31,9 +32,17 @@ def server(run_id: str) -> Iterator[str]:
     config = AppConfig(model="embedded", talker=TALKER, codec=CODEC, api=ApiSettings(admission=PATIENT))
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(MARK, run_id)
+        environment.setenv("RAY_metrics_report_interval_ms", "1000")  # ten times as often as by default
         with running(config) as url:
             yield url
     assert marked(run_id) == {}
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerCommand]:
+    """A server as `talkray serve` starts it, for tests that leave it as it was."""
+    with serving(tmp_path_factory.mktemp("plain")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -4,19 +4,17 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
-from tests.e2e.black_box import RAYLET, Sampled, ServerCommand, ends_while_it_speaks, speaks_again
+from tests.e2e.black_box import RAYLET, Sampled, ServerCommand, ends_while_it_speaks
 
 EVERY_PROCESS, KILL = "TERM to every process", "KILL to the process"
 
 
-@pytest.mark.parametrize("way", [EVERY_PROCESS, KILL])
-def test_it_ends_while_it_speaks(way: str, tmp_path: Path) -> None:
-    ends_while_it_speaks(tmp_path, way)
+def test_it_ends_while_it_speaks(tmp_path: Path, port: int) -> None:
+    ends_while_it_speaks(tmp_path, port, KILL)
 
 
 def test_without_its_raylet(started: ServerCommand, tmp_path: Path, port: int) -> None:
+    """It ends; the next one, as under a supervisor, speaks on the same port and ends in another way."""
     started.ready()
     [raylet] = started.find(RAYLET)
     with Sampled(started) as sampled:
@@ -26,4 +24,4 @@ def test_without_its_raylet(started: ServerCommand, tmp_path: Path, port: int) -
     assert status not in (0, -signal.SIGABRT)
     assert "raylet" in started.output.splitlines()[-1] or "raylet" in started.output.splitlines()[-2]
     assert 429 not in sampled.answers()
-    speaks_again(tmp_path, port)
+    ends_while_it_speaks(tmp_path, port, EVERY_PROCESS)

@@ -16,7 +16,7 @@ import av
 import httpx
 import pytest
 
-from tests.e2e.black_box import serving
+from tests.e2e.black_box import ServerCommand
 
 ROOT = Path(__file__).parents[2]
 BOUND_S = 120
@@ -25,10 +25,8 @@ HELLO = {"model": "tts-1", "input": "Hello.", "voice": "alloy", "response_format
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a server as `talkray serve` starts it."""
-    with serving(tmp_path_factory.mktemp("first-hour")) as server:
-        yield f"http://127.0.0.1:{server.port}"
+def url(plain: ServerCommand) -> str:
+    return f"http://127.0.0.1:{plain.port}"
 
 
 @pytest.fixture

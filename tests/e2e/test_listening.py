@@ -18,6 +18,7 @@ import pytest
 from deployments.weights.store import embedded_path
 from serve_app.speech.splitting import split_text
 from talkray_tools.recogniser import Moonshine, plain_words, word_errors
+from tests.e2e.conftest import TALKER
 from tests.e2e.heard import Samples, begins_with_hiss, steps_where_joined
 from tests.e2e.speech import BOUND_S, body, fetch
 from tools.experiments.faults.polite import difference
@@ -143,7 +144,7 @@ NOT_HISSING = ("An ", "A ", "Appeal")
 
 @pytest.fixture(scope="module")
 async def heard(http: aiohttp.ClientSession) -> list[Heard]:
-    several = asyncio.Semaphore(4)
+    several = asyncio.Semaphore(TALKER.max_num_seqs)  # LONG, which stands last, begins with the others
 
     async def listened(listen: Listen, text: str, voice: str) -> Heard:
         async with several:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.cli.ray_settings import free_port
-from tests.e2e.black_box import INGRESS, ServerCommand, refusal
+from tests.e2e.black_box import INGRESS, ServerCommand, refusal, serving
 
 NEIGHBOUR = 54321  # no user of this machine has this number
 WELL_KNOWN = Path("/tmp/haproxy-serve")
@@ -28,13 +27,20 @@ def as_neighbour(script: str, *arguments: object) -> "subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd="/")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def squatted() -> Iterator[Path]:
     """The folder that Ray would use, made first by the neighbour, who lets everybody write."""
     shutil.rmtree(WELL_KNOWN, ignore_errors=True)
     assert as_neighbour("mkdir -m 777 $1 && chmod 777 $1", WELL_KNOWN).returncode == 0
     yield WELL_KNOWN
     shutil.rmtree(WELL_KNOWN)
+
+
+@pytest.fixture(scope="module")
+def ours(squatted: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerCommand]:
+    """A server of root's, beside the neighbour's folder."""
+    with serving(tmp_path_factory.mktemp("ours")) as server:
+        yield server
 
 
 @pytest.fixture
@@ -69,30 +75,24 @@ def files_of(server: ServerCommand) -> set[Path]:
     return {path for path in found if path.is_socket() or os.access(path, os.W_OK)} - {server.output_file}
 
 
-@pytest.mark.usefixtures("squatted")
-def test_nothing_of_a_server_is_his(tmp_path: Path, victim: Path) -> None:
+def test_nothing_of_a_server_is_his(ours: ServerCommand, victim: Path) -> None:
     """Neither its files and sockets, nor, through the well-known folder, a file that its user may write."""
-    server = ServerCommand(tmp_path, free_port())
-    try:
-        server.ready()
-        files = files_of(server)
-        assert len(files) > 20, files
-        assert any(path.is_socket() for path in files)
-        readable = 'test -r "$1" || test -w "$1" || test -w "$2"'
-        open_to_him = [path for path in files if as_neighbour(readable, path, path.parent).returncode == 0]
-        swap = 'for d in "$1"/*/; do mv "$d" "$1/x" && mkdir "$d" && ln -s "$2" "$d/haproxy.cfg"; done'
-        as_neighbour(swap, WELL_KNOWN, victim)
-        [ingress] = server.find(INGRESS)
-        os.kill(ingress, signal.SIGKILL)  # HAProxy is told of another one, and its configuration written again
-        until_s = time.monotonic() + 30
-        while server.find(INGRESS) in ([], [ingress]):
-            assert time.monotonic() < until_s
-            time.sleep(0.1)
-        time.sleep(5)
-        assert (victim.read_text(), open_to_him) == ("important\n", [])
-        assert server.speak() == 200
-    finally:
-        server.end()
+    files = files_of(ours)
+    assert len(files) > 20, files
+    assert any(path.is_socket() for path in files)
+    readable = 'test -r "$1" || test -w "$1" || test -w "$2"'
+    open_to_him = [path for path in files if as_neighbour(readable, path, path.parent).returncode == 0]
+    swap = 'for d in "$1"/*/; do mv "$d" "$1/x" && mkdir "$d" && ln -s "$2" "$d/haproxy.cfg"; done'
+    as_neighbour(swap, WELL_KNOWN, victim)
+    [ingress] = ours.find(INGRESS)
+    os.kill(ingress, signal.SIGKILL)  # HAProxy is told of another one, and its configuration written again
+    until_s = time.monotonic() + 30
+    while ours.find(INGRESS) in ([], [ingress]):
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+    time.sleep(5)
+    assert (victim.read_text(), open_to_him) == ("important\n", [])
+    assert ours.speak() == 200
 
 
 def test_a_folder_of_his_is_refused() -> None:
@@ -111,23 +111,15 @@ def test_a_user_without_a_home_is_told_what_to_set() -> None:
     assert "TALKRAY_CACHE" in refusal(user=NEIGHBOUR, environment={"HOME": None})
 
 
-def test_he_runs_a_server_at_the_same_time(tmp_path: Path) -> None:
+def test_he_runs_a_server_at_the_same_time(ours: ServerCommand, tmp_path: Path) -> None:
     """Also after ours has run here; the test lends him the right to read, as the environment may be root's own."""
     home = Path(tempfile.mkdtemp(prefix="home"))
     os.chown(home, NEIGHBOUR, NEIGHBOUR)
-    ours = ServerCommand(tmp_path, free_port())
-    his = None
     try:
-        ours.reach("starting the proxy")
-        his = ServerCommand(tmp_path, free_port(), user=NEIGHBOUR, environment={"HOME": str(home)})
-        for server in (ours, his):
-            server.ready()
-        assert (ours.speak(), his.speak()) == (200, 200)
-        for server in (ours, his):
-            server.signal_process(signal.SIGTERM)
-            server.leaves_nothing()
+        with serving(tmp_path, user=NEIGHBOUR, environment={"HOME": str(home)}) as his:
+            assert (ours.speak(), his.speak()) == (200, 200)
+            for server in (ours, his):
+                server.signal_process(signal.SIGTERM)
+                server.leaves_nothing()
     finally:
-        for server in (ours, his):
-            if server is not None:
-                server.end()
         shutil.rmtree(home)

@@ -30,11 +30,10 @@ async def idle(pools: Pools) -> AsyncIterator[None]:
 
 async def test_over_http(http: aiohttp.ClientSession, pools: Pools) -> None:
     async with http.post(PATH, json=FLOATS) as answer:
-        undisturbed = await answer.content.readexactly(NUM_BYTES)
-    await pools.reach(running=0)
-    async with http.post(PATH, json=FLOATS) as answer:
         before = await answer.content.readexactly(4)
         await pools.reach(running=1)
+        async with http.post(PATH, json=FLOATS) as other:  # while the buffers of the first one fill
+            undisturbed = await other.content.readexactly(NUM_BYTES)
         await pools.reach(running=0, within_s=PATIENCE_S)
         reading = asyncio.create_task(answer.content.readexactly(NUM_BYTES - len(before)))
         await pools.reach(running=1)  # the stream was not over: it goes on

@@ -2,14 +2,13 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import grpc
 import pytest
 
-from tests.e2e.black_box import ServerCommand, serving
+from tests.e2e.black_box import ServerCommand
 from tests.e2e.sockets import Listener, listeners
 
 # Serve 2.60 binds the port on which a replica takes calls from other deployments to every address.
@@ -19,20 +18,14 @@ BOUND_S = 120
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerCommand]:
-    with serving(tmp_path_factory.mktemp("sockets")) as server:
-        yield server
+def port(plain: ServerCommand) -> int:
+    return plain.port
 
 
 @pytest.fixture(scope="module")
-def port(server: ServerCommand) -> int:
-    return server.port
-
-
-@pytest.fixture(scope="module")
-def processes(server: ServerCommand) -> dict[int, str]:
+def processes(plain: ServerCommand) -> dict[int, str]:
     """Of `talkray serve`, each with its command line."""
-    return server.processes()
+    return plain.processes()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import os
 import aiohttp
 import pytest
 
-from tests.e2e.speech import BOUND_S, EXPORTED_S, PATH, Pools, body, endless, fetch, shared_calls
+from tests.e2e.speech import BOUND_S, EXPORTED_OFTEN_S, PATH, Pools, body, endless, fetch, shared_calls
 from tools.experiments.faults.polite import difference
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +59,7 @@ async def test_a_seed_gives_the_same_codes_among_others(pools: Pools) -> None:
 
 
 async def test_sixteen_streams_are_decoded_together(http: aiohttp.ClientSession) -> None:
-    await asyncio.sleep(EXPORTED_S)  # what was spoken before is counted by then
+    await asyncio.sleep(EXPORTED_OFTEN_S)  # what was spoken before is counted by then
     before = await shared_calls(http)
     requests = [body(seed=seed, ignore_eos=True, max_new_tokens=61, leading_silence=True) for seed in range(16)]
     spoken = await asyncio.gather(*(fetch(http, request) for request in requests))

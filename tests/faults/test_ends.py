@@ -35,8 +35,8 @@ STAGES = {"imports": ("", 0.1), "Ray": ("starting Ray", 0.7), "proxy": ("startin
 
 
 @pytest.mark.parametrize("way", sorted({*WAYS} - {EVERY_PROCESS, KILL}))
-def test_it_ends_while_it_speaks(way: str, tmp_path: Path) -> None:
-    ends_while_it_speaks(tmp_path, way)
+def test_it_ends_while_it_speaks(way: str, tmp_path: Path, port: int) -> None:
+    ends_while_it_speaks(tmp_path, port, way)
 
 
 @pytest.mark.parametrize("stage", STAGES)

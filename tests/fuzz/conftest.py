@@ -93,6 +93,5 @@ def cases(request: pytest.FixtureRequest) -> Iterator[Cases]:
     gc.collect()
     gc.freeze()  # the collector's time is bounded by what a case makes, not by what the tests before it left
     yield counted
-    gc.unfreeze()
     outcomes = ", ".join(f"{name}: {number}" for name, number in sorted(counted.outcomes.items()))
     print(f"\n{request.node.name}: {sum(counted.outcomes.values())} cases ({outcomes})")  # noqa: T201

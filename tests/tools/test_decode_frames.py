@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from deployments.codec.decoder import CodecDecoder
+from deployments.codec.pool.service import CodecService
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
@@ -22,8 +23,8 @@ pytestmark = pytest.mark.anyio
 class Spoken:
     """The codec of a checkpoint behind a talker that says the same codes again and again."""
 
-    def __init__(self, model: Path, info: ModelInfo) -> None:
-        self._info, self._service, self._talker = info, make_service(model), Talker(random_codes(5, frames=30))
+    def __init__(self, service: CodecService, info: ModelInfo) -> None:
+        self._info, self._service, self._talker = info, service, Talker(random_codes(5, frames=30))
 
     async def describe(self) -> ModelInfo:
         return self._info
@@ -37,10 +38,17 @@ def model(tiny_checkpoint: Callable[[str], Path]) -> Path:
     return tiny_checkpoint("CustomVoice")
 
 
+@pytest.fixture(scope="module")
+def service(model: Path) -> CodecService:
+    return make_service(model)
+
+
 @pytest.mark.parametrize("leading_silence", [False, True])
 @pytest.mark.parametrize("text", ["Hello there.", "One two three four. Five six seven eight."])
-async def test_it_gives_the_servers_samples(model: Path, tmp_path: Path, text: str, leading_silence: bool) -> None:
-    spoken = Spoken(model, replace(CUSTOM_VOICE, max_segment_chars=25))
+async def test_it_gives_the_servers_samples(
+    model: Path, service: CodecService, tmp_path: Path, text: str, leading_silence: bool
+) -> None:
+    spoken = Spoken(service, replace(CUSTOM_VOICE, max_segment_chars=25))
     transport = httpx.ASGITransport(create_api(spoken, ApiSettings()))
     asked = {"input": text, "voice": "alloy", "seed": 3, "leading_silence": leading_silence}
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:

@@ -1,6 +1,7 @@
-"""What is counted of the house; its rules hold, but for breaches that pyproject.toml still counts."""
+"""What is counted of the house, and what breaks its rules."""
 
 import ast
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -49,18 +50,10 @@ def parsed(**files: str) -> dict[str, ast.Module]:
     return {f"{name}.py": ast.parse(text) for name, text in files.items()}
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, list[str]]:
-    return house.faults(ROOT)
-
-
-@pytest.mark.parametrize("rule", ALLOWED)
-def test_breaches_only_become_fewer(rule: str, found: dict[str, list[str]]) -> None:
-    assert len(found[rule]) <= ALLOWED[rule], "\n".join(found[rule])
-
-
-def test_every_rule_is_counted(found: dict[str, list[str]]) -> None:
-    assert found.keys() == ALLOWED.keys()
+def test_every_rule_is_counted(tmp_path: Path) -> None:
+    """`make lint` counts the breaches of this checkout."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    assert house.faults(tmp_path).keys() == ALLOWED.keys()
 
 
 def test_a_public_name_of_two_classes_is_found() -> None:

@@ -1,5 +1,6 @@
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,10 @@ import torch
 
 from deployments.talker.engine import Engine
 from talkray_tools import verify
-from talkray_tools.random_checkpoint import Options, write_checkpoint
-from talkray_tools.released import SHAPES
 from talkray_tools.unfolded_codec import DecoderNetwork
 from talkray_tools.verify import find_official, main
 
+Checkpoints = Callable[[str], Path]
 SHORT = ("--threads", "1", "--frames", "6", "--device", "cpu")
 
 
@@ -33,11 +33,6 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-def write_tiny(directory: Path, name: str) -> str:
-    write_checkpoint(directory, SHAPES[name], Options(dtype=torch.float32))
-    return str(directory)
-
-
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == verify.__name__]
 
@@ -51,9 +46,11 @@ def failed(folder: Path) -> list[str]:
     return [check["name"] for check in report(folder)["checks"] if check["passed"] is False]
 
 
-def test_a_checkpoint_that_speaks_passes(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_that_speaks_passes(
+    tiny_checkpoint: Checkpoints, tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
     out = tmp_path / "out"
-    model = write_tiny(tmp_path / "model", "tiny-VoiceDesign")
+    model = str(tiny_checkpoint("VoiceDesign"))
     assert main([*SHORT, "--model", model, "--out", str(out)]) == 0, failed(out)
     checks = {check["name"]: check for check in report(out)["checks"]}
     assert all(checks[f"speech {what}, seed {seed}"]["passed"] for what in ("ends", "is heard") for seed in (1, 2, 3))
@@ -68,11 +65,11 @@ def test_a_checkpoint_that_speaks_passes(tmp_path: Path, said: pytest.LogCapture
 
 
 def test_speech_that_never_ends_fails(
-    tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Checkpoints, tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.talker.step.MIN_NEW_TOKENS", 10**6)
     out = tmp_path / "out"
-    model = write_tiny(tmp_path / "model", "tiny-VoiceDesign")
+    model = str(tiny_checkpoint("VoiceDesign"))
     assert main([*SHORT, "--model", model, "--out", str(out)]) == 1
     assert [name for name in failed(out) if name.startswith("speech ends")] == [
         f"speech ends, seed {seed}" for seed in (1, 2, 3)
@@ -81,7 +78,9 @@ def test_speech_that_never_ends_fails(
     assert str(out / "verify.json") in lines(said)[-1]
 
 
-def test_what_serves_is_judged_by_another_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_serves_is_judged_by_another_path(
+    tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Codes and audio that only the served path gets wrong are noticed."""
     original_step, original_audio = Engine.step, DecoderNetwork.forward
 
@@ -97,21 +96,23 @@ def test_what_serves_is_judged_by_another_path(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Engine, "step", wrong)
     monkeypatch.setattr(DecoderNetwork, "forward", distorted)
-    model = write_tiny(tmp_path / "model", "tiny-VoiceDesign")
+    model = str(tiny_checkpoint("VoiceDesign"))
     assert main([*SHORT, "--model", model, "--out", str(tmp_path / "out")]) == 1
     assert {"greedy codes are those of float32", "the waveform is that of float32"} <= set(failed(tmp_path / "out"))
 
 
-def test_a_base_checkpoint_asks_for_a_recording(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
-    model = write_tiny(tmp_path / "model", "tiny-Base")
+def test_a_base_checkpoint_asks_for_a_recording(
+    tiny_checkpoint: Checkpoints, tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
+    model = str(tiny_checkpoint("Base"))
     assert main([*SHORT, "--model", model, "--out", str(tmp_path / "out")]) == 0
     assert any("--reference" in line for line in lines(said))
 
 
-def test_a_base_checkpoint_clones_a_recording(tmp_path: Path) -> None:
+def test_a_base_checkpoint_clones_a_recording(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     recording, out = tmp_path / "recording.wav", tmp_path / "out"
     soundfile.write(recording, np.random.RandomState(0).uniform(-0.1, 0.1, 24000), 24000)
-    model = write_tiny(tmp_path / "model", "tiny-Base")
+    model = str(tiny_checkpoint("Base"))
     clone = ["--reference", str(recording), "--reference-text", "Hm."]
     main([*SHORT, "--model", model, "--out", str(out), *clone])
     checks = {check["name"]: check["passed"] for check in report(out)["checks"]}
@@ -123,10 +124,10 @@ def test_a_base_checkpoint_clones_a_recording(tmp_path: Path) -> None:
     }
 
 
-def test_a_recording_at_another_rate_is_refused(tmp_path: Path) -> None:
+def test_a_recording_at_another_rate_is_refused(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     recording = tmp_path / "recording.wav"
     soundfile.write(recording, np.zeros(8000), 8000)
-    model = write_tiny(tmp_path / "model", "tiny-Base")
+    model = str(tiny_checkpoint("Base"))
     with pytest.raises(SystemExit, match="8000 Hz, the checkpoint works at 24000 Hz"):
         main([*SHORT, "--model", model, "--out", str(tmp_path / "out"), "--reference", str(recording)])
 

@@ -33,7 +33,7 @@ class Unreadable(Exception):
 def documents(file: Path) -> list[Any]:
     """Those of a file, merge keys and anchors resolved. Raises Unreadable."""
     try:
-        nodes = list(yaml.compose_all(file.read_text(encoding="utf-8"), yaml.SafeLoader))
+        nodes = list(yaml.compose_all(file.read_text(encoding="utf-8"), yaml.CSafeLoader))
         for node in nodes:
             _refuse_double_keys(node)
         return [yaml.SafeLoader("").construct_document(node) for node in nodes]

@@ -42,12 +42,17 @@ def check(root: Path) -> Iterator[str]:
 
 def _amazon(config: dict[str, Any]) -> Iterator[str]:
     """By EC2's model of RunInstances."""
-    shape = Session().get_service_model("ec2").operation_model("RunInstances").input_shape
+    shape = _run_instances()
     found = ParamValidator().validate({"MinCount": 1, "MaxCount": 1} | config, shape)
     if found.has_errors():
         yield " ".join(found.generate_report().split())
     if config.get("InstanceType") not in shape.members["InstanceType"].enum:
         yield f"EC2 has no {config.get('InstanceType')}"
+
+
+@cache
+def _run_instances() -> Any:
+    return Session().get_service_model("ec2").operation_model("RunInstances").input_shape
 
 
 def _google(config: dict[str, Any]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from tests.e2e.sockets import unread
 from tests.serve_app.proxy.test_guarded_haproxy import HAPROXY, SCRIPT
 
 NUM_REPLICAS = 3
-BOUND_S = 20.0
+BOUND_S = 60.0
 # Answers `/` with its body once all of it is there. `/poison` ends it, whether as a request or as a handshake.
 REPLICA = """
 import asyncio, os, sys
