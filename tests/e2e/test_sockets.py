@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -33,11 +34,15 @@ def found(processes: dict[int, str]) -> list[Listener]:
     return listeners(processes)
 
 
-async def speak_while_it_is_written(port: int) -> None:
-    """The ingress opens its mailbox for the first text that comes so."""
+async def speak_while_it_is_written(port: int, opened: Callable[[], set[Listener]]) -> None:
+    """The ingress opens its mailbox, as `opened` tells, for the first text that comes so."""
     path = f"http://127.0.0.1:{port}/v1/speak?encoding=linear16&sample_rate=24000"
     async with aiohttp.ClientSession() as http, http.ws_connect(path) as written:
         await written.send_json({"type": "Speak", "text": "Hello there, "})
+        async with asyncio.timeout(BOUND_S):
+            while not opened():  # noqa: ASYNC110, another process changes it
+                await asyncio.sleep(0.05)
+        await written.send_json({"type": "Flush"})  # else it would be spoken when none had come for a minute
         while (await written.receive(timeout=BOUND_S)).type is not aiohttp.WSMsgType.BINARY:
             pass
 
@@ -45,8 +50,11 @@ async def speak_while_it_is_written(port: int) -> None:
 def test_the_mailbox_is_open_to_this_machine_and_gives_nothing_without_a_token(
     port: int, processes: dict[int, str], found: list[Listener]
 ) -> None:
-    asyncio.run(speak_while_it_is_written(port))
-    [mailbox] = {*listeners(processes)} - {*found}
+    def opened() -> set[Listener]:
+        return {*listeners(processes)} - {*found}
+
+    asyncio.run(speak_while_it_is_written(port, opened))
+    [mailbox] = opened()
     assert processes[mailbox.pid].strip() == f"{REPLICA}:talkray:Ingress"
     assert mailbox.loopback
     for asked in (b"\n", b"token 0\n", b"0" * 32 + b" 0\n"):
