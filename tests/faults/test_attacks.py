@@ -102,7 +102,18 @@ class Seen:
         return [number, self.name, str(self.many or ""), *times, f"{self.peak_mib:.0f}", self.kept, verdict, told]
 
 
-HEAD = "entry|attack|intruders|pause, ms|without|/health, ms|peak, MiB|kept, MiB|limits|what it got".split("|")
+HEAD = [
+    "entry",
+    "attack",
+    "intruders",
+    "pause, ms",
+    "without",
+    "/health, ms",
+    "peak, MiB",
+    "kept, MiB",
+    "limits",
+    "what it got",
+]
 
 
 class Watch:
