@@ -103,6 +103,9 @@ class Seen:
 
 
 HEAD = [
+    *("entry", "attack", "intruders", "pause, ms", "without", "/health, ms", "peak, MiB", "kept, MiB"),
+    *("limits", "what it got"),
+]
     "entry",
     "attack",
     "intruders",
