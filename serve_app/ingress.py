@@ -3,32 +3,73 @@
 import asyncio
 import ctypes
 import gc
-from collections.abc import AsyncGenerator
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
 
 from fastapi import FastAPI
+from pydantic import TypeAdapter
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
+from deployments.config import TalkerConfig
 from deployments.errors import CodecLost, NotReady, TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.calls import call, stream
 from deployments.serving.failover import Received, persist
 from deployments.serving.frames import forward
+from deployments.weights.description import describe
 from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.api.request import MAX_BODY_BYTES
 from serve_app.api.routes import Node, create_api
 from serve_app.api.taken_request import TakenHttp
 from serve_app.audio.recordings import by_prompt, learn
-from serve_app.config import ApiSettings
-from serve_app.scaling.pool_watch import PoolWatch, scrape
+from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.scaling.pool_watch import ONE_MODEL, PoolWatch, scrape
 from serve_app.speech.live_text import LiveTexts
 
 # A handle call waits for a replica however long that takes; a client that asks whether we are ready does not.
 _DESCRIBE_TIMEOUT_S = 2.0
 _C_LIBRARY = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """One of several models, as `build_app` binds it."""
+
+    name: str
+    checkpoint: str
+    config: TalkerConfig
+    on_gpu: bool
+    admission: AdmissionSettings
+    deployments: tuple[str, str]  # names of its talkers' and its codec's
+    codec: DeploymentHandle
+    talker: DeploymentHandle | None = None  # where its GPU decodes: `inline`
+
+    def described(self) -> ModelInfo | None:
+        """From its files, or else as an ingress has been told since the head began; a call would start its talkers.
+
+        Raises CheckpointError.
+        """
+        info = describe(self.checkpoint, self.config, on_gpu=self.on_gpu)
+        if info is not None:
+            return self._named(info)
+        note = ray_private.left(self._note_key)
+        return None if note is None else TypeAdapter(ModelInfo).validate_json(note)
+
+    def remember(self, info: ModelInfo) -> ModelInfo:
+        """Leaves what a talker has told for other ingresses."""
+        info = self._named(info)
+        ray_private.leave(self._note_key, TypeAdapter(ModelInfo).dump_json(info))
+        return info
+
+    def _named(self, info: ModelInfo) -> ModelInfo:
+        return replace(info, name=self.name, checkpoint=self.checkpoint)
+
+    @property
+    def _note_key(self) -> str:
+        return f"description of {self.name}: {self.checkpoint}"
 
 
 class HandleSynthesizer:
@@ -37,19 +78,27 @@ class HandleSynthesizer:
     The codec pool says in both cases which model is loaded: `describe` reaches a talker through it.
     """
 
-    def __init__(self, codec: DeploymentHandle, *, talker: DeploymentHandle | None = None) -> None:
-        """With a `talker`, the codec pool is only asked to read recordings to clone, for a talker on a CPU."""
-        self._codec, self._talker = codec, talker
-        self._info: ModelInfo | None = None
+    def __init__(
+        self, codec: DeploymentHandle, *, talker: DeploymentHandle | None = None, served: "Deployed | None" = None
+    ) -> None:
+        """With a `talker`, the codec pool is only asked to read recordings to clone, for a talker on a CPU. `served`: one
+        of several models, which is described from its files where they are here.
+        """
+        self._codec, self._talker, self._served = codec, talker, served
+        self._info = None if served is None else served.described()
 
     async def describe(self) -> ModelInfo:
         """The loaded checkpoint, asked once; raises NotReady while the pools load."""
         if self._info is not None:
             return self._info
+        asked = () if self._served is None else (self._served.name,)
+        calling = call(self._codec, "describe", *asked, lost=CodecLost)
         try:
-            info: ModelInfo = await asyncio.wait_for(call(self._codec, "describe", lost=CodecLost), _DESCRIBE_TIMEOUT_S)
+            info: ModelInfo = await asyncio.wait_for(calling, _DESCRIBE_TIMEOUT_S)
         except TimeoutError:
             raise NotReady("the model is still loading") from None
+        if self._served is not None:
+            info = self._served.remember(info)
         self._info = info
         return info
 
@@ -104,8 +153,14 @@ def _learn(request: SynthesisRequest, chunk: PcmChunk) -> None:
 class Ingress:
     """One replica of the HTTP surface. Imports no torch. Raises StartError where other hosts need no key."""
 
-    def __init__(self, settings: ApiSettings, codec: DeploymentHandle, talker: DeploymentHandle | None = None) -> None:
-        """`talker` as in HandleSynthesizer."""
+    def __init__(
+        self,
+        settings: ApiSettings,
+        codec: DeploymentHandle | None,
+        talker: DeploymentHandle | None = None,
+        models: Sequence[Deployed] = (),
+    ) -> None:
+        """`talker` as in HandleSynthesizer. Several `models` have handles of their own."""
         ray_metrics.install()
         ray_private.give_uvicorn(
             http=TakenHttp,
@@ -116,10 +171,14 @@ class Ingress:
             proxy_headers=False,
         )
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_private.proxy_host())})
-        watch = PoolWatch(serve.get_replica_context().app_name)
-        node = Node(is_running=watch.is_running, is_ready=watch.is_ready, scrape=scrape)
+        app_name = serve.get_replica_context().app_name
+        watch = PoolWatch(app_name, {each.name: each.deployments for each in models} or ONE_MODEL)
+        node = Node(is_running=watch.is_running, is_ready=watch.is_ready, scrape=scrape, state=watch.state)
+        synthesizers = {
+            each.name: (HandleSynthesizer(each.codec, talker=each.talker, served=each), each.admission) for each in models
+        }
         self._api = create_api(
-            HandleSynthesizer(codec, talker=talker),
+            synthesizers or HandleSynthesizer(codec, talker=talker),
             settings,
             echo_request_id=False,
             node=node,

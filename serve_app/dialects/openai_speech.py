@@ -117,7 +117,7 @@ async def wished(
     given = {**spelled(fields), **(made or {})}
     body = parse_speech({name: given[name] for name in ignored.SPEECH if given.get(name) is not None})
     check_length("input", body.input, service.settings)
-    info = await service.describe()
+    info = await service.choose(body, fields)
     catalogue.check_model(body.model, info, service.settings)
     if body.voice is not None and info.voices:
         catalogue.resolve(body.voice, info.voices)
@@ -127,7 +127,7 @@ async def wished(
     found = dict(reasons or {})
     if body.word_timestamps and not delivery.events and "word_timestamps" not in (made or {}):
         found["word_timestamps"] = "only events carry words: stream_format"
-    return Wish(info, body, delivery, ignored.ignored(fields, body, info, _NAMES, reasons=found))
+    return Wish(info, body, delivery, ignored.ignored(fields, body, info, {**_NAMES, **service.chosen_by}, reasons=found))
 
 
 def _accept(request: Request) -> str:

@@ -38,7 +38,7 @@ def test_a_serve_config_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("modell: embedded", ["modell", "model, models_dir"]),
+        ("modell: embedded", ["modell", "model, models, models_dir"]),
         ("talker: {max_seqs: 3}", ["talker.max_seqs", "max_num_seqs"]),
         ("codec_pool: {replicas: 0}", ["codec_pool.replicas", "greater than or equal to 1"]),
         ("talker_scaling: {max_replica: 3}", ["talker_scaling.max_replica", "max_replicas, min_replicas"]),
