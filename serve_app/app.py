@@ -103,7 +103,7 @@ def _codec(config: AppConfig, name: str, each: Mapping[str, AppConfig]) -> Deplo
 def _deployed(
     config: AppConfig, each: Mapping[str, AppConfig], talkers: Mapping[str, Application]
 ) -> Iterator[Deployed]:
-    """Several models with their codec pools, in their order. A pool is named for its first model if there are others."""
+    """Several models with their codec pools. A pool is named for its first model if there are others."""
     tokenizers = {name: tokenizer_of(own.model) for name, own in each.items()}
     pools: dict[str, tuple[str, Application]] = {}
     for name, tokenizer in tokenizers.items():
@@ -153,7 +153,9 @@ def codec_scaling(config: AppConfig, sharing: Iterable[AppConfig] | None = None)
     """The codec policy's parameters, with the streams that the talker pools which share it can run at their largest."""
     if config.codec_scaling is None:
         return None
-    return CodecScaling(**config.codec_scaling.model_dump(), max_talker_streams=sum(map(_most_streams, sharing or (config,))))
+    return CodecScaling(
+        **config.codec_scaling.model_dump(), max_talker_streams=sum(map(_most_streams, sharing or (config,)))
+    )
 
 
 def _most_streams(own: AppConfig) -> float:

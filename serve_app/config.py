@@ -167,14 +167,18 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*(?:-[A-Za-z0-9._]+)*")
 def _model_name(text: str) -> str:
     """Raises ValueError."""
     if not _MODEL_NAME.fullmatch(text) or len(text) > 64:
-        raise ValueError(f"{text!r} is no name of a model: up to 64 letters, digits, dots, and single dashes between them")
+        raise ValueError(
+            f"{text!r} is no name of a model: up to 64 letters, digits, dots, and single dashes between them"
+        )
     return text
 
 
 class ServedModel(Strict):
     """One of several models. What it leaves out is as the application has it."""
 
-    name: Annotated[str, AfterValidator(_model_name)]  # clients may ask for it, metrics and deployments are named for it
+    name: Annotated[
+        str, AfterValidator(_model_name)
+    ]  # clients may ask for it, metrics and deployments are named for it
     model: str  # as AppConfig.model
     talker: TalkerConfig | None = None
     placement: CodecPlacement | None = None  # in place of codec.placement

@@ -81,8 +81,9 @@ class HandleSynthesizer:
     def __init__(
         self, codec: DeploymentHandle, *, talker: DeploymentHandle | None = None, served: "Deployed | None" = None
     ) -> None:
-        """With a `talker`, the codec pool is only asked to read recordings to clone, for a talker on a CPU. `served`: one
-        of several models, which is described from its files where they are here.
+        """With a `talker`, the codec pool is only asked to read recordings to clone, for a talker on a CPU.
+
+        `served`: one of several models, which is described from its files where they are here.
         """
         self._codec, self._talker, self._served = codec, talker, served
         self._info = None if served is None else served.described()
@@ -175,7 +176,8 @@ class Ingress:
         watch = PoolWatch(app_name, {each.name: each.deployments for each in models} or ONE_MODEL)
         node = Node(is_running=watch.is_running, is_ready=watch.is_ready, scrape=scrape, state=watch.state)
         synthesizers = {
-            each.name: (HandleSynthesizer(each.codec, talker=each.talker, served=each), each.admission) for each in models
+            each.name: (HandleSynthesizer(each.codec, talker=each.talker, served=each), each.admission)
+            for each in models
         }
         self._api = create_api(
             synthesizers or HandleSynthesizer(codec, talker=talker),

@@ -22,8 +22,8 @@ MODEL = "model"
 class Instrument:
     """One name in Prometheus: a histogram where it has boundaries, a counter where it ends in `_total`, else a gauge.
 
-    `record` takes a value and, where there are any, its tags. Every instrument has the tag MODEL besides: the name of one
-    of several models, else empty. A replica that serves one model sets it when it installs Ray's instruments.
+    `record` takes a value and, where there are any, its tags. Every instrument has the tag MODEL besides: the name of
+    one of several models, else empty. A replica that serves one sets it when it installs Ray's instruments.
     """
 
     def __init__(

@@ -58,7 +58,10 @@ def install(model: str = "") -> None:
 
 
 def _record(
-    record: Callable[[float, dict[str, str]], None], known: dict[str, str], value: float, tags: dict[str, str] | None = None
+    record: Callable[[float, dict[str, str]], None],
+    known: dict[str, str],
+    value: float,
+    tags: dict[str, str] | None = None,
 ) -> None:
     record(value, {**known, **tags} if tags else known)
 

@@ -94,7 +94,7 @@ def prepare_nothing(work: Callable[[], None]) -> None:
 
 @contextmanager
 def turn_on_gpu(report: Report) -> Iterator[None]:
-    """Alone among the engines that start on this GPU of this machine: none counts memory that another one has just taken.
+    """Alone among the engines that start on this GPU: none counts memory that another one is taking.
 
     A process that dies has had its turn.
     """

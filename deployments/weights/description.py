@@ -1,4 +1,4 @@
-"""What a checkpoint's small files say of it. Imports no torch: a model without a replica is described from its files."""
+"""What a checkpoint's small files say of it, without torch: a model at zero is described from its files."""
 
 import hashlib
 import json

@@ -122,7 +122,7 @@ def listing(speakers: Sequence[str]) -> str:
 
 
 def voice_list(*models: ModelInfo) -> list[Voice]:
-    """The speakers, then the aliases, as `GET /v1/audio/voices` shows them; of several models the first that has one."""
+    """The speakers, then the aliases, as `GET /v1/audio/voices` shows them, each once; a speaker hides an alias."""
     listed = [voice for info in models for voice in _voices(info)]
     own = {voice.id: voice for voice in reversed(listed) if voice.type == "builtin"}
     first = {voice.id: own.get(voice.id, voice) for voice in reversed(listed)}
@@ -166,7 +166,9 @@ def is_known(name: object, info: ModelInfo, settings: ApiSettings) -> bool:
 
 def means(name: str, info: ModelInfo) -> bool:
     """Whether it is a name of this model: its own, or its checkpoint's with or without the folder or the owner."""
-    return name == info.name or (bool(info.checkpoint) and name in (info.checkpoint, info.checkpoint.rpartition("/")[2]))
+    return name == info.name or (
+        bool(info.checkpoint) and name in (info.checkpoint, info.checkpoint.rpartition("/")[2])
+    )
 
 
 def is_alias(name: str, settings: ApiSettings) -> bool:
@@ -191,7 +193,7 @@ def catalogue_routes(models: Models, settings: ApiSettings) -> APIRouter:
 
     @router.get("/v1/models", summary="List models")
     async def list_models(request: Request) -> Json | list[Json]:
-        """OpenAI's list: the deployed models, then the names that mean the default. ElevenLabs' clients read another."""
+        """OpenAI's list: the models, then the names that mean the default. ElevenLabs' clients read another."""
         if "xi-api-key" in request.headers:
             known = await models.described()
             return [{"model_id": info.name, "name": info.name, "can_do_text_to_speech": True} for info in known]

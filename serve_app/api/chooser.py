@@ -45,7 +45,9 @@ def choose(wanted: Wanted, models: Sequence[ModelInfo], settings: ApiSettings, *
     )
 
 
-def _by_model(name: str | None, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo | None:
+def _by_model(
+    name: str | None, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool
+) -> ModelInfo | None:
     """None of no name, and of an alias: that decides nothing by itself."""
     if name is None or catalogue.is_alias(name, settings):
         return None
@@ -103,4 +105,6 @@ def _only(candidates: Sequence[ModelInfo], what: str, default: ModelInfo) -> Mod
 
 
 def _param(what: str) -> str:
-    return {"a recording": "ref_audio", "instructions without a voice": "instructions"}.get(what, what.partition(" ")[0])
+    return {"a recording": "ref_audio", "instructions without a voice": "instructions"}.get(
+        what, what.partition(" ")[0]
+    )

@@ -42,7 +42,9 @@ class Node:
     is_running: Callable[[], bool]  # whether replicas of every pool take requests
     is_ready: Callable[[], bool]  # whether speech may be asked for; a pool at zero is started by the first request
     scrape: Callable[[], bytes]  # all metrics of this node's processes, in Prometheus' text format; blocks
-    state: Callable[[str], ModelState] = lambda model: ready()  # of one of several models, by its name; "" of the only one
+    state: Callable[[str], ModelState] = lambda model: (
+        ready()
+    )  # of one of several models, by its name; "" of the only one
 
 
 def create_api(

@@ -127,7 +127,9 @@ async def wished(
     found = dict(reasons or {})
     if body.word_timestamps and not delivery.events and "word_timestamps" not in (made or {}):
         found["word_timestamps"] = "only events carry words: stream_format"
-    return Wish(info, body, delivery, ignored.ignored(fields, body, info, {**_NAMES, **service.chosen_by}, reasons=found))
+    return Wish(
+        info, body, delivery, ignored.ignored(fields, body, info, {**_NAMES, **service.chosen_by}, reasons=found)
+    )
 
 
 def _accept(request: Request) -> str:

@@ -83,10 +83,12 @@ class PoolWatch:
         pool = self._pools.get(codecs)
         return self._lives.get(talkers, True) and (self._lives.get(codecs, True) or not (pool and pool.wanted))
 
-    def is_ready(self, model: str = "") -> bool:
-        """Whether speech may be asked for: the pools run, or the talkers are at zero for lack of requests."""
-        talkers = self._pools.get(pool_of(self._models[model][0]))
-        return self.is_running(model) or (talkers is not None and not talkers.wanted)
+    def is_ready(self) -> bool:
+        """Whether speech of the only model may be asked for: the pools run, or the talkers are at zero for lack of
+        requests.
+        """
+        talkers = self._pools.get(POOLS["Talker"])
+        return self.is_running() or (talkers is not None and not talkers.wanted)
 
     def state(self, model: str = "") -> ModelState:
         """Whether a model speaks, and how far its start is if not."""

@@ -120,9 +120,7 @@ class Admission:
                     yield chunk
                     listener.pause(time.monotonic() - given_s)
                     was_held_up = await unread.taken() or is_being_written
-            metrics.finished(
-                time.monotonic() - came_s, audio_s=listener.audio_s, reason=reason, model=self._model
-            )
+            metrics.finished(time.monotonic() - came_s, audio_s=listener.audio_s, reason=reason, model=self._model)
         finally:
             self._num_heard -= is_heard
             self._count(-1)
@@ -250,7 +248,11 @@ class Admission:
         if state.ready_in_s is None:
             return NotReady()
         name = f"The model {self._model}" if self._model else "The model"
-        how = "its start failed, /v1/models says why" if state.status is Status.FAILED else f"{state.status}{_percent(state)}"
+        how = (
+            "its start failed, /v1/models says why"
+            if state.status is Status.FAILED
+            else f"{state.status}{_percent(state)}"
+        )
         return Starting(f"{name} is not ready: {how}.", state.ready_in_s)
 
     @asynccontextmanager

@@ -28,7 +28,7 @@ class Placement:
     def __init__(
         self, config: CodecConfig, placement: CodecPlacement | None = None, *, beside: "Placement | None" = None
     ) -> None:
-        """The `placement` of one of several models; `beside` that of another one, whose streams are decoded here too."""
+        """The `placement` of one of several models, `beside` that of another one that is decoded here too."""
         self._config, self._placement = config, placement or config.placement
         self._here: Counter[str] = Counter() if beside is None else beside._here
         self.talker_on_gpu = False  # known once a talker has been asked
