@@ -1,7 +1,10 @@
+import threading
+from pathlib import Path
+
 import pytest
 
 from deployments.talker import loading
-from deployments.talker.loading import StartClock, throttled
+from deployments.talker.loading import StartClock, throttled, turn_on_gpu
 
 
 def test_phases_do_not_count_what_happens_within_them_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +32,24 @@ def test_progress_is_told_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None
     now += 1.0
     progress(2, 3)
     assert heard == ["compiling kernels 0/3", "compiling kernels 2/3"]
+
+
+def test_engines_of_one_gpu_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one would count the memory that another one takes as its own."""
+    monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    waits, order = threading.Event(), list[str]()
+
+    def start() -> None:
+        with turn_on_gpu(lambda stage: waits.set()):
+            order.append("second")
+
+    with turn_on_gpu(lambda stage: pytest.fail(stage)):
+        second = threading.Thread(target=start)
+        second.start()
+        assert waits.wait(30)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-2")
+        with turn_on_gpu(lambda stage: pytest.fail(stage)):  # another GPU waits for nobody
+            order.append("first")
+    second.join(30)
+    assert order == ["first", "second"]
