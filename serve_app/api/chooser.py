@@ -17,7 +17,7 @@ _CHECKPOINTS = {  # what would have to be deployed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ModelWish:
     """The fields of a request that decide; None and False of absent ones."""
 
     model: str | None = None
@@ -27,7 +27,7 @@ class Wanted:
     instructions: object = None
 
 
-def choose(wanted: Wanted, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
+def choose(wanted: ModelWish, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
     """The model for a request, of `models` with the default first.
 
     A `lenient` dialect's clients cannot know our names: a model or a voice that is not here decides nothing. Raises

@@ -26,7 +26,7 @@ from serve_app.dialects import DIALECTS
 from serve_app.dialects.table import http_router, socket_router
 from serve_app.speech.admission import Admission, always
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.models import Models, ModelState, Status, ready
+from serve_app.speech.models import Models, ModelState, ModelStatus, ready
 from serve_app.speech.synthesizer import Synthesizer
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def _admissions(
         return {"": only}
 
     def is_running_of(model: str) -> bool:
-        return state(model).status is Status.READY
+        return state(model).status is ModelStatus.READY
 
     return {
         model: Admission(
@@ -162,7 +162,7 @@ async def _ready_of(models: Models, settings: ApiSettings, name: str | None) -> 
     asked = list(states.items()) if name is None else [(each, state) for each, state in states.items() if each == name]
     if not asked:
         raise not_loaded(str(name), known, settings)
-    speaking = [each for each, state in asked if state.status in (Status.READY, Status.AT_ZERO)]
+    speaking = [each for each, state in asked if state.status in (ModelStatus.READY, ModelStatus.AT_ZERO)]
     if not speaking:
         waits = [state.ready_in_s for _, state in asked if state.ready_in_s is not None]
         raise Starting("; ".join(f"{each} is {state}" for each, state in asked) + ".", min(waits, default=1.0))

@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api import catalogue, ignored
-from serve_app.api.chooser import Wanted, choose
+from serve_app.api.chooser import ModelWish, choose
 from serve_app.api.errors import BodyTooSlow, translate
 from serve_app.api.request import (
     MAX_BODY_BYTES,
@@ -64,7 +64,7 @@ class SpeechService:
 
     async def choose(self, body: SpeechBody, sent: Mapping[str, object]) -> ModelInfo:
         """The model that answers a request of these fields. Raises InvalidRequest, ModelNotFound, NotReady."""
-        wanted = Wanted(
+        wanted = ModelWish(
             model=body.model,
             has_recording=body.ref_audio is not None,
             task_type=sent.get("task_type"),
@@ -95,7 +95,7 @@ class SpeechService:
         """
         given = {**ignored.renamed(sent, names), **(made or {})}
         model, bit_rate, called = given.pop("model", None), given.pop("bit_rate", None), given.pop("voice", None)
-        wanted = Wanted(
+        wanted = ModelWish(
             model=model if isinstance(model, str) else None,
             has_recording=given.get("ref_audio") is not None,
             task_type=sent.get("task_type"),

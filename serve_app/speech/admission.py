@@ -25,7 +25,7 @@ from deployments.serving import metrics
 from serve_app.api.request import draw_seed
 from serve_app.config import AdmissionSettings
 from serve_app.speech.live_text import LiveText, LiveTexts, without_clicks
-from serve_app.speech.models import ModelState, Status, ready
+from serve_app.speech.models import ModelState, ModelStatus, ready
 from serve_app.speech.segments import LongText
 from serve_app.speech.synthesizer import Synthesizer
 
@@ -131,7 +131,7 @@ class Admission:
             raise self._refusal("streams")
         if not self._is_running():
             self._waiting.clear()  # their waiting says nothing of the line
-            if self.state().status is Status.FAILED:
+            if self.state().status is ModelStatus.FAILED:
                 raise self._refusal("starting")
             return
         if not self._limit.has_room(self._num_streams):
@@ -250,7 +250,7 @@ class Admission:
         name = f"The model {self._model}" if self._model else "The model"
         how = (
             "its start failed, /v1/models says why"
-            if state.status is Status.FAILED
+            if state.status is ModelStatus.FAILED
             else f"{state.status}{_percent(state)}"
         )
         return Starting(f"{name} is not ready: {how}.", state.ready_in_s)

@@ -18,7 +18,7 @@ _NEARLY = 99  # per cent, until it is there
 _LONGEST_REASON = 300
 
 
-class Status(StrEnum):
+class ModelStatus(StrEnum):
     """Whether a model speaks."""
 
     READY = "ready"
@@ -31,7 +31,7 @@ class Status(StrEnum):
 class ModelState:
     """A model as its pools are now."""
 
-    status: Status
+    status: ModelStatus
     stage: str = ""  # what its start is busy with, or why it failed
     percent: int | None = None  # of a start, by the time that the one before took
     ready_in_s: float | None = None
@@ -41,16 +41,16 @@ class ModelState:
         """From what Serve wants of the talker pool and the note of its latest start."""
         usual_s = (start and (start.took_s or start.usual_s)) or _USUAL_START_S
         if running:
-            return cls(Status.READY)
+            return cls(ModelStatus.READY)
         if not wanted:
-            return cls(Status.AT_ZERO, ready_in_s=usual_s)
+            return cls(ModelStatus.AT_ZERO, ready_in_s=usual_s)
         if start is None or start.took_s is not None:  # Serve looks for a place
-            return cls(Status.LOADING, "waiting for a place", 0, usual_s)
+            return cls(ModelStatus.LOADING, "waiting for a place", 0, usual_s)
         if start.failed is not None:
-            return cls(Status.FAILED, start.failed[:_LONGEST_REASON], ready_in_s=usual_s)
+            return cls(ModelStatus.FAILED, start.failed[:_LONGEST_REASON], ready_in_s=usual_s)
         spent_s = max(0.0, now_s - start.began_s)
         percent = min(_NEARLY, int(100 * spent_s / usual_s))
-        return cls(Status.LOADING, start.stage, percent, max(1.0, usual_s - spent_s))
+        return cls(ModelStatus.LOADING, start.stage, percent, max(1.0, usual_s - spent_s))
 
     def described(self) -> dict[str, object]:
         """For JSON."""
@@ -64,7 +64,7 @@ class ModelState:
 
 def ready() -> ModelState:
     """Of a pool that cannot go to zero."""
-    return ModelState(Status.READY)
+    return ModelState(ModelStatus.READY)
 
 
 class Models:

@@ -7,7 +7,7 @@ import pytest
 
 from deployments.errors import InvalidRequest, ModelNotFound
 from deployments.protocol import ModelInfo
-from serve_app.api.chooser import Wanted, choose
+from serve_app.api.chooser import ModelWish, choose
 from serve_app.config import ApiSettings
 from tests.serve_app import fake
 
@@ -21,7 +21,7 @@ ALL = (CUSTOM, BASE, DESIGN)
 
 
 def chosen(models: tuple[ModelInfo, ...] = ALL, *, lenient: bool = False, **wanted: Any) -> str:
-    return choose(Wanted(**wanted), models, SETTINGS, lenient=lenient).name
+    return choose(ModelWish(**wanted), models, SETTINGS, lenient=lenient).name
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from deployments.serving.progress import Start, start_key
 from deployments.serving.ray_private import PROXY, Pool
 from serve_app.scaling import pool_watch
 from serve_app.scaling.pool_watch import PoolWatch, Seen, turns_per_look
-from serve_app.speech.models import Status
+from serve_app.speech.models import ModelStatus
 
 
 class Controller:
@@ -204,7 +204,7 @@ def test_a_model_without_a_talker_is_told_apart_from_the_others(monkeypatch: pyt
     assert recorded == [("talker", "custom"), ("talker", "base"), ("talker", "design"), ("codec", "")]
     assert [watch.is_running(name) for name in models] == [True, False, False]
     states = {name: watch.state(name) for name in models}
-    assert [state.status for state in states.values()] == [Status.READY, Status.LOADING, Status.AT_ZERO]
+    assert [state.status for state in states.values()] == [ModelStatus.READY, ModelStatus.LOADING, ModelStatus.AT_ZERO]
     assert states["base"].percent == 50
     assert states["base"].stage == "compiling"
 

@@ -10,12 +10,12 @@ from deployments.protocol import ModelKind
 from deployments.serving.progress import Start
 from serve_app.api.routes import Node, create_api
 from serve_app.config import AdmissionSettings, ApiSettings
-from serve_app.speech.models import ModelState, Status
+from serve_app.speech.models import ModelState, ModelStatus
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, utterance
 
 pytestmark = pytest.mark.anyio
 
-READY = ModelState(Status.READY)
+READY = ModelState(ModelStatus.READY)
 SPEECH = "/v1/audio/speech"
 BODY = {"input": "Hello.", "response_format": "pcm"}
 
@@ -61,7 +61,7 @@ async def test_task_type_has_an_effect_where_there_are_several() -> None:
 
 async def test_a_model_that_starts_closes_no_door_for_the_others() -> None:
     server = Several(start_wait_s=0.05)
-    server.states["design"] = ModelState(Status.LOADING, "recording GPU work", 40, 11.2)
+    server.states["design"] = ModelState(ModelStatus.LOADING, "recording GPU work", 40, 11.2)
     server.speakers["design"].script = [asyncio.Event()]
     refused = await server.speak(instructions="Calm.")
     assert refused.status_code == 503
@@ -78,14 +78,14 @@ async def test_a_model_that_starts_closes_no_door_for_the_others() -> None:
 
 async def test_a_model_at_zero_is_ready_and_started_by_its_first_request() -> None:
     server = Several()
-    server.states["design"] = ModelState(Status.AT_ZERO, ready_in_s=20.0)
+    server.states["design"] = ModelState(ModelStatus.AT_ZERO, ready_in_s=20.0)
     assert (await server.http.get("/ready", params={"model": "design"})).status_code == 200
     assert (await server.speak(instructions="Calm.")).status_code == 200
 
 
 async def test_a_model_whose_start_failed_is_refused_at_once_and_says_why() -> None:
     server = Several()
-    server.states["design"] = ModelState(Status.FAILED, "too little GPU memory", ready_in_s=20.0)
+    server.states["design"] = ModelState(ModelStatus.FAILED, "too little GPU memory", ready_in_s=20.0)
     refused = await server.speak(instructions="Calm.")
     assert refused.status_code == 503
     assert "its start failed, /v1/models says why" in refused.json()["error"]["message"]
@@ -102,7 +102,7 @@ async def test_a_model_whose_start_failed_is_refused_at_once_and_says_why() -> N
 async def test_no_model_is_ready_while_all_load() -> None:
     server = Several()
     for name in server.states:
-        server.states[name] = ModelState(Status.LOADING, "loading the talker", 10, 9.0)
+        server.states[name] = ModelState(ModelStatus.LOADING, "loading the talker", 10, 9.0)
     refused = await server.http.get("/ready")
     assert refused.status_code == 503
     assert "design is loading (10 %): loading the talker" in refused.json()["error"]["message"]
@@ -143,13 +143,13 @@ BEGUN = Start(100.0, "compiling", usual_s=20.0)
     ("start", "wanted", "running", "expected"),
     [
         (BEGUN, 1, True, READY),
-        (None, 0, False, ModelState(Status.AT_ZERO, ready_in_s=25.0)),
-        (BEGUN.ended(112.0), 0, False, ModelState(Status.AT_ZERO, ready_in_s=12.0)),
-        (BEGUN, 1, False, ModelState(Status.LOADING, "compiling", 50, 10.0)),
-        (replace(BEGUN, began_s=1.0), 1, False, ModelState(Status.LOADING, "compiling", 99, 1.0)),
-        (None, 1, False, ModelState(Status.LOADING, "waiting for a place", 0, 25.0)),
-        (BEGUN.ended(104.0, failed="no memory"), 1, False, ModelState(Status.FAILED, "no memory", None, 20.0)),
-        (BEGUN.ended(112.0).next(110.0), 1, False, ModelState(Status.LOADING, "starting", 0, 12.0)),
+        (None, 0, False, ModelState(ModelStatus.AT_ZERO, ready_in_s=25.0)),
+        (BEGUN.ended(112.0), 0, False, ModelState(ModelStatus.AT_ZERO, ready_in_s=12.0)),
+        (BEGUN, 1, False, ModelState(ModelStatus.LOADING, "compiling", 50, 10.0)),
+        (replace(BEGUN, began_s=1.0), 1, False, ModelState(ModelStatus.LOADING, "compiling", 99, 1.0)),
+        (None, 1, False, ModelState(ModelStatus.LOADING, "waiting for a place", 0, 25.0)),
+        (BEGUN.ended(104.0, failed="no memory"), 1, False, ModelState(ModelStatus.FAILED, "no memory", None, 20.0)),
+        (BEGUN.ended(112.0).next(110.0), 1, False, ModelState(ModelStatus.LOADING, "starting", 0, 12.0)),
     ],
 )
 def test_a_state_follows_from_the_pool_and_the_latest_start(
