@@ -117,7 +117,7 @@ def _deployed(
             name,
             own.model,
             own.talker,
-            own.talker.device != "cpu" and own.talker_pool.num_gpus > 0,
+            _on_gpu(own),
             own.api.admission,
             (_of_model("Talker", name), codec_name),
             codec,  # Serve puts handles in their places
@@ -130,11 +130,18 @@ def _shared_codec(
 ) -> Application:
     """Loaded from a Base checkpoint if there is one: the others' recordings to clone need no encoder."""
     placements = {model: own.codec.placement for model, own in each.items()}
+    for model, own in each.items():
+        if placements[model] == "hybrid" and not _on_gpu(own):
+            placements[model] = "pool"
     source = next((own.model for own in each.values() if clones(own.model)), next(iter(each.values())).model)
     decodes = next((placement for placement in placements.values() if placement != "inline"), "inline")
     settings = config.codec.model_copy(update={"placement": decodes})
     handles = {model: talkers[model] for model in each}
     return _codec(config, name, each).bind(source, settings, handles, placements)
+
+
+def _on_gpu(own: AppConfig) -> bool:
+    return own.talker.device != "cpu" and own.talker_pool.num_gpus > 0
 
 
 def _of_model(deployment: str, model: str) -> str:

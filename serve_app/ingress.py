@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import gc
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from deployments.config import TalkerConfig
-from deployments.errors import CodecLost, NotReady, TalkerLost
+from deployments.errors import CheckpointError, CodecLost, NotReady, TalkerLost, TalkrayError
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.calls import call, stream
@@ -28,6 +29,8 @@ from serve_app.audio.recordings import by_prompt, learn
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.scaling.pool_watch import ONE_MODEL, PoolWatch, scrape
 from serve_app.speech.live_text import LiveTexts
+
+logger = logging.getLogger(__name__)
 
 # A handle call waits for a replica however long that takes; a client that asks whether we are ready does not.
 _DESCRIBE_TIMEOUT_S = 2.0
@@ -48,11 +51,12 @@ class Deployed:
     talker: DeploymentHandle | None = None  # where its GPU decodes: `inline`
 
     def described(self) -> ModelInfo | None:
-        """From its files, or else as an ingress has been told since the head began; a call would start its talkers.
-
-        Raises CheckpointError.
-        """
-        info = describe(self.checkpoint, self.config, on_gpu=self.on_gpu)
+        """From its files, or else as an ingress has been told since the head began; a call would start its talkers."""
+        try:
+            info = describe(self.checkpoint, self.config, on_gpu=self.on_gpu)
+        except CheckpointError as error:  # its talkers will not start; those of the others do
+            logger.error("the model %s: %s", self.name, error)
+            return None
         if info is not None:
             return self._named(info)
         note = ray_private.left(self._note_key)
@@ -87,21 +91,30 @@ class HandleSynthesizer:
         """
         self._codec, self._talker, self._served = codec, talker, served
         self._info = None if served is None else served.described()
+        self._asking: asyncio.Task[None] | None = None
 
     async def describe(self) -> ModelInfo:
         """The loaded checkpoint, asked once; raises NotReady while the pools load."""
         if self._info is not None:
             return self._info
-        asked = () if self._served is None else (self._served.name,)
-        calling = call(self._codec, "describe", *asked, lost=CodecLost)
+        if self._served is not None:  # requests for the others do not wait
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._ask(self._served))
+            raise NotReady("the model is still loading")
         try:
+            calling = call(self._codec, "describe", lost=CodecLost)
             info: ModelInfo = await asyncio.wait_for(calling, _DESCRIBE_TIMEOUT_S)
         except TimeoutError:
             raise NotReady("the model is still loading") from None
-        if self._served is not None:
-            info = self._served.remember(info)
         self._info = info
         return info
+
+    async def _ask(self, served: "Deployed") -> None:
+        """Waits for a talker of one of several models, however long that takes."""
+        try:
+            self._info = served.remember(await call(self._codec, "describe", served.name, lost=CodecLost))
+        except TalkrayError as error:
+            logger.info("the model %s cannot be described yet: %s", served.name, error)
 
     def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance; leaving the generator frees everything behind it, down to the talker's KV blocks.

@@ -40,7 +40,9 @@ class CodecReplica:
         talker: DeploymentHandle | Mapping[str, DeploymentHandle],
         placements: Mapping[str, CodecPlacement] | None = None,
     ) -> None:
-        """Of several models `talker` has the handle to each one's talkers, `placements` where each is decoded."""
+        """Of several models `talker` has the handle to each one's talkers, `placements` where each is decoded: none but
+        "pool" for talkers without a GPU, because a model at zero cannot be asked whether its talkers have one.
+        """
         from deployments.codec.pool.service import CodecService
 
         ray_metrics.install()
@@ -62,15 +64,16 @@ class CodecReplica:
         self._talkers = talker if isinstance(talker, Mapping) else {"": talker}
         self._service = CodecService(model, config, decode=decode, placements=placements or {})
         self._load = CodecLoad(config, frame_s=self._service.frame_s, workers_carry=lambda: self._service.gate.capacity)
-        self._known: set[str] = set()  # models whose talkers have said where they run
+        self._knows_talker = "" not in self._talkers  # whether talkers of a single model have said where they run
         self._has_tried = False
         self._replica = Replica(CodecLost, lambda: self._service.failure)
 
     async def describe(self, model: str = "") -> ModelInfo:
         """The checkpoint of a talker pool, as one of its replicas tells it; it waits for one."""
         info: ModelInfo = await call(self._talkers[model], "describe", lost=TalkerLost)
-        self._service.placement_of(model).talker_on_gpu = info.talker_on_gpu
-        self._known.add(model)
+        if not model:
+            self._service.placement.talker_on_gpu = info.talker_on_gpu
+            self._knows_talker = True
         return info
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
@@ -80,8 +83,8 @@ class CodecReplica:
         TalkerLost when no other talker goes on, CodecLost and Moved where another codec replica should. Chunks that
         hold nothing are heartbeats.
         """
-        if request.model not in self._known:
-            await self.describe(request.model)
+        if not self._knows_talker:
+            await self.describe()
         request = reached(request, "to-codec")
         audio = self._load.stream(self._service.synthesize, request, self._generate)
         return self._replica.stream(audio, _HEARTBEAT, "codec")

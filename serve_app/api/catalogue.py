@@ -189,6 +189,8 @@ def catalogue_routes(models: Models, settings: ApiSettings) -> APIRouter:
         """Each name, its model's own ones first, then those that mean the default."""
         known, states = await models.described(), models.states()
         own = {info.name: _model(info.name, info, states[info.route]) for info in known}
+        # Files that are elsewhere, and no talker yet that could tell.
+        own |= {name: _entry(name, name, state) for name, state in states.items() if name and name not in own}
         return own | {alias: _model(alias, known[0], states[known[0].route]) for alias in settings.model_aliases}
 
     @router.get("/v1/models", summary="List models")
@@ -236,6 +238,9 @@ def catalogue_routes(models: Models, settings: ApiSettings) -> APIRouter:
 
 def _model(name: str, info: ModelInfo, state: ModelState) -> Json:
     """`root` says which checkpoint an alias means, as in vLLM."""
-    described = {"kind": info.kind, "sample_rate": info.sample_rate, "languages": info.languages, **state.described()}
-    root = info.checkpoint or info.name
-    return {"id": name, "object": "model", "created": 0, "owned_by": "talkray", "root": root, **described}
+    described = {"kind": info.kind, "sample_rate": info.sample_rate, "languages": info.languages}
+    return {**_entry(name, info.checkpoint or info.name, state), **described}
+
+
+def _entry(name: str, root: str, state: ModelState) -> Json:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "talkray", "root": root, **state.described()}

@@ -194,7 +194,9 @@ def test_models_with_the_same_speech_tokenizer_share_a_codec_pool() -> None:
         "CustomVoice": "Talker-CustomVoice",
         "Base": "Talker-Base",
     }
-    assert placements == dict.fromkeys(("CustomVoice", "Base"), "hybrid")
+    assert placements == dict.fromkeys(("CustomVoice", "Base"), "pool")  # their talkers have no GPU to share
+    on_gpu = {item.name: item for item in built(several(talker_pool={"num_gpus": 0.5})).deployments}
+    assert set(on_gpu["CodecDecoder-CustomVoice"].init_args[3].values()) == {"hybrid"}
     *_, models = by_name["Ingress"].init_args
     assert [(each.name, each.codec.deployment_name, each.talker) for each in models] == [
         ("CustomVoice", "CodecDecoder-CustomVoice", None),

@@ -67,7 +67,7 @@ class CodecService:
     ) -> None:
         """`decode` takes one job; it is called for all jobs of a batch at once and ends in `decode_batch`.
 
-        `placements`: of each of several models.
+        `placements`: of each of several models; none but "pool" for talkers without a GPU.
         """
         self._codec = load_codec(model, config)
         self._ramp, self._repaired = chosen_ramp(config.chunk_frames, config.workers), 0
@@ -89,6 +89,8 @@ class CodecService:
         )
         self.placement = Placement(config)
         self._placements = {name: Placement(config, own, beside=self.placement) for name, own in placements.items()}
+        for placement in self._placements.values():
+            placement.talker_on_gpu = True  # else its placement is another one
 
     @property
     def frame_s(self) -> float:

@@ -108,11 +108,14 @@ async def test_no_model_is_ready_while_all_load() -> None:
     assert "design is loading (10 %): loading the talker" in refused.json()["error"]["message"]
 
 
-async def test_a_model_that_cannot_be_described_yet_is_left_out() -> None:
+async def test_a_model_that_cannot_be_described_yet_is_listed_by_its_name() -> None:
     server = Several()
     server.speakers["clone"].info = None
-    kinds = {each["kind"] for each in (await server.http.get("/v1/models")).json()["data"]}
-    assert kinds == {"custom_voice", "voice_design"}
+    server.states["clone"] = ModelState(ModelStatus.LOADING, "downloading", 3, 60.0)
+    listed = {each["id"]: each for each in (await server.http.get("/v1/models")).json()["data"]}
+    assert (listed["clone"]["state"], listed["clone"]["percent"]) == ("loading", 3)
+    assert "kind" not in listed["clone"]
+    assert listed["custom"]["kind"] == "custom_voice"
     assert (await server.speak(voice="vivian")).status_code == 200
 
 
