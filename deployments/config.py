@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Device = Literal["auto", "cpu", "cuda"]
+CodecPlacement = Literal["hybrid", "pool", "inline"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -53,7 +54,7 @@ class CodecConfig(Strict):
     # The device that decodes: hybrid leaves the first frames of a stream to the talker's GPU, and all frames where the
     # pool is full. inline leaves all to it; the ingress then asks the talkers itself, and the pool only encodes
     # recordings to clone, for a talker on a CPU.
-    placement: Literal["hybrid", "pool", "inline"] = "hybrid"
+    placement: CodecPlacement = "hybrid"
     gpu_frames: Annotated[int, Field(ge=1)] = 9  # hybrid, with an idle pool: time for a CPU to take over
     # Decode in a replica: one is a thread, more are processes, on a GPU threads.
     workers: Annotated[int, Field(ge=1)] = 1

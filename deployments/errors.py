@@ -52,6 +52,17 @@ class NotReady(TalkrayError):
     """The replicas are still loading."""
 
 
+class Starting(NotReady):
+    """The talkers of the model are starting, or failed to; `retry_after_s` is when they should be there."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s)
+        self.message, self.retry_after_s = message, retry_after_s
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class ReplicaLost(TalkrayError):
     """A replica died while it served the stream."""
 

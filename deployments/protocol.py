@@ -167,6 +167,7 @@ class SynthesisRequest:
     word_times: bool = False  # chunks say where in the text they are
     live: Mailbox | None = None  # the text comes from there, and `text` is empty; it streams, whatever the mode
     again: bool = False  # another replica was asked before, whether or not it began
+    model: str = ""  # the name of one of several models
 
     @property
     def is_heard(self) -> bool:
@@ -250,6 +251,12 @@ class ModelInfo:
     spoken_form: str | None = None  # language whose normalisation the voice needs: it has learnt only spoken words
     max_segment_chars: int = 1000  # longer texts are synthesised in segments
     word_times: bool = False  # whether its talkers say where in the text they are
+    checkpoint: str = ""  # of one of several models, whose `name` clients and metrics know; empty of a single one
+
+    @property
+    def route(self) -> str:
+        """The name of one of several models, as requests carry it; empty of a single one."""
+        return self.name if self.checkpoint else ""
 
     @property
     def frame_s(self) -> float:

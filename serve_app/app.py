@@ -1,19 +1,21 @@
-"""The composition: three plain classes become three deployments that hold each other's handles."""
+"""The composition: plain classes become deployments that hold each other's handles."""
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from ray import serve
-from ray.serve import Application
+from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 
 from deployments.codec.deployment import CodecReplica
 from deployments.serving.routing import LeastBusy
 from deployments.talker.deployment import TalkerReplica
+from deployments.weights.description import clones, tokenizer_of
 from deployments.weights.store import choose, speakers
 from serve_app.api.catalogue import check_default
 from serve_app.config import AppConfig, PoolConfig
-from serve_app.ingress import Ingress
+from serve_app.ingress import Deployed, Ingress
 from serve_app.scaling.policies import Bounds, CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 
 # How long a talker or a codec replica that is taken away may finish the streams that no other replica continues. It is
@@ -36,37 +38,115 @@ _HEALTH_CHECK_TIMEOUT_S = 5.0
 _REPORT_S = 0.5
 _REPORTS_PER_S = 500.0  # of one pool
 
+_ROUTING = {"request_router_config": RequestRouterConfig(request_router_class=LeastBusy)}
+
 
 def build_app(config: AppConfig) -> Application:
     """Ingress -> Codec -> Talker. `serve run` and `serve deploy` pass the `args` of their config file.
 
-    Raises StartError where a setting cannot be right.
+    Of several models each has talkers of its own; those with the same speech tokenizer share a codec pool. Raises
+    StartError where a setting cannot be right.
     """
-    model = choose(config.model, models_dir=config.models_dir, gpu=config.talker_pool.num_gpus > 0).model
-    if (known := speakers(model)) is not None:
-        check_default(config.api, model, known)
-    ingresses = config.ingress_pool.replicas
-    talker_options = options(
-        config.talker_pool,
-        config.talker_requests,
-        policy=TalkerPolicy,
-        scaling=talker_scaling(config),
-        callers=ingresses + (config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas),
-    )
-    codec_options = options(
-        config.codec_pool, config.codec_requests, policy=CodecPolicy, scaling=codec_scaling(config), callers=ingresses
-    )
-    routing = {"request_router_config": RequestRouterConfig(request_router_class=LeastBusy)}
-    talker = serve.deployment(name="Talker", **talker_options, **routing)(TalkerReplica).bind(model, config.talker)
-    codec = serve.deployment(name="Codec", **codec_options, **routing)(CodecReplica)
-    decoder = codec.bind(model, config.codec, talker)
+    each = {name: _chosen(own) for name, own in config.each().items()}
+    _check_default_voice(config, [own.model for own in each.values()])
+    talkers = {name: _talker(config, name, own) for name, own in each.items()}
     refusal = {"backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1)}
     drain = {"graceful_shutdown_timeout_s": LONGEST_STREAM_S}
     ingress_options = options(config.ingress_pool, config.ingress_requests) | refusal | drain
     ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
-    # With `inline` the talker's GPU makes all audio, so the ingress asks the talker itself.
-    talker_beside = talker if config.codec.placement == "inline" else None
-    return ingress.bind(config.api, decoder, talker_beside)
+    if "" in each:
+        decoder = _codec(config, "Codec", each).bind(each[""].model, config.codec, talkers[""])
+        # With `inline` the talker's GPU makes all audio, so the ingress asks the talker itself.
+        return ingress.bind(config.api, decoder, talkers[""] if config.codec.placement == "inline" else None)
+    return ingress.bind(config.api, None, None, tuple(_deployed(config, each, talkers)))
+
+
+def _chosen(own: AppConfig) -> AppConfig:
+    """With a concrete model."""
+    model = choose(own.model, models_dir=own.models_dir, gpu=own.talker_pool.num_gpus > 0).model
+    return own.model_copy(update={"model": model})
+
+
+def _check_default_voice(config: AppConfig, models: list[str]) -> None:
+    """Against the checkpoints, where all of them are here."""
+    known = [speakers(model) for model in models]
+    if all(each is not None for each in known):
+        check_default(config.api, ", ".join(models), [voice for each in known for voice in each or ()])
+
+
+def _talker(config: AppConfig, name: str, own: AppConfig) -> Application:
+    """The talkers of a model; `own` is its configuration."""
+    codecs = config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas
+    talker_options = options(
+        own.talker_pool,
+        own.talker_requests,
+        policy=TalkerPolicy,
+        scaling=talker_scaling(own),
+        callers=config.ingress_pool.replicas + codecs,
+    )
+    deployment = serve.deployment(name=_of_model("Talker", name), **talker_options, **_ROUTING)(TalkerReplica)
+    return deployment.bind(own.model, own.talker, name) if name else deployment.bind(own.model, own.talker)
+
+
+def _codec(config: AppConfig, name: str, each: Mapping[str, AppConfig]) -> Deployment:
+    """A codec pool for these models."""
+    codec_options = options(
+        config.codec_pool,
+        max(own.codec_requests for own in each.values()),
+        policy=CodecPolicy,
+        scaling=codec_scaling(config, each.values()),
+        callers=config.ingress_pool.replicas,
+    )
+    return serve.deployment(name=name, **codec_options, **_ROUTING)(CodecReplica)
+
+
+def _deployed(
+    config: AppConfig, each: Mapping[str, AppConfig], talkers: Mapping[str, Application]
+) -> Iterator[Deployed]:
+    """Several models with their codec pools. A pool is named for its first model if there are others."""
+    tokenizers = {name: tokenizer_of(own.model) for name, own in each.items()}
+    pools: dict[str, tuple[str, Application]] = {}
+    for name, tokenizer in tokenizers.items():
+        if tokenizer not in pools:
+            shares = {other: each[other] for other, its in tokenizers.items() if its == tokenizer}
+            deployment = _of_model("Codec", name if len(shares) < len(each) else "")
+            pools[tokenizer] = deployment, _shared_codec(config, deployment, shares, talkers)
+    for name, own in each.items():
+        codec_name, codec = pools[tokenizers[name]]
+        yield Deployed(
+            name,
+            own.model,
+            own.talker,
+            _on_gpu(own),
+            own.api.admission,
+            (_of_model("Talker", name), codec_name),
+            codec,  # Serve puts handles in their places
+            talkers[name] if own.codec.placement == "inline" else None,
+        )
+
+
+def _shared_codec(
+    config: AppConfig, name: str, each: Mapping[str, AppConfig], talkers: Mapping[str, Application]
+) -> Application:
+    """Loaded from a Base checkpoint if there is one: the others' recordings to clone need no encoder."""
+    placements = {model: own.codec.placement for model, own in each.items()}
+    for model, own in each.items():
+        if placements[model] == "hybrid" and not _on_gpu(own):
+            placements[model] = "pool"
+    source = next((own.model for own in each.values() if clones(own.model)), next(iter(each.values())).model)
+    decodes = next((placement for placement in placements.values() if placement != "inline"), "inline")
+    settings = config.codec.model_copy(update={"placement": decodes})
+    handles = {model: talkers[model] for model in each}
+    return _codec(config, name, each).bind(source, settings, handles, placements)
+
+
+def _on_gpu(own: AppConfig) -> bool:
+    return own.talker.device != "cpu" and own.talker_pool.num_gpus > 0
+
+
+def _of_model(deployment: str, model: str) -> str:
+    """The name of one of several models' deployment, as `pool_watch.pool_of` reads it."""
+    return f"{deployment}-{model}" if model else deployment
 
 
 def talker_scaling(config: AppConfig) -> TalkerScaling | None:
@@ -76,13 +156,18 @@ def talker_scaling(config: AppConfig) -> TalkerScaling | None:
     return TalkerScaling(**config.talker_scaling.model_dump(), sequences_per_replica=config.talker.max_num_seqs)
 
 
-def codec_scaling(config: AppConfig) -> CodecScaling | None:
-    """The codec policy's parameters, with the streams that the talker pool can run at its largest."""
+def codec_scaling(config: AppConfig, sharing: Iterable[AppConfig] | None = None) -> CodecScaling | None:
+    """The codec policy's parameters, with the streams that the talker pools which share it can run at their largest."""
     if config.codec_scaling is None:
         return None
-    talkers = config.talker_scaling.max_replicas if config.talker_scaling else config.talker_pool.replicas
-    most = float(talkers * config.talker.max_num_seqs)
-    return CodecScaling(**config.codec_scaling.model_dump(), max_talker_streams=most)
+    return CodecScaling(
+        **config.codec_scaling.model_dump(), max_talker_streams=sum(map(_most_streams, sharing or (config,)))
+    )
+
+
+def _most_streams(own: AppConfig) -> float:
+    talkers = own.talker_scaling.max_replicas if own.talker_scaling else own.talker_pool.replicas
+    return float(talkers * own.talker.max_num_seqs)
 
 
 def report_s(replicas: int, *, callers: int) -> float:

@@ -1,6 +1,7 @@
 """Every setting of the application, read once. Production values stand in `cluster/serve/production.yaml`."""
 
 import math
+import re
 from ipaddress import ip_address
 from pathlib import Path
 from types import NoneType, UnionType
@@ -10,12 +11,13 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from deployments.config import CodecConfig, Strict, TalkerConfig
+from deployments.config import CodecConfig, CodecPlacement, Strict, TalkerConfig
 from deployments.errors import StartError, TalkrayError
 
 Positive = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 
+CLONE_ALIAS = "qwen3-tts-clone"  # a Base checkpoint, whichever is loaded
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers leave them out of an origin
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
@@ -159,10 +161,40 @@ class CodecScalingConfig(ScalingConfig):
     streams_per_replica: Annotated[float, Field(gt=0)] = 16.0  # streams that a replica decodes in real time
 
 
+# Part of the names of deployments and of metrics.
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*(?:-[A-Za-z0-9._]+)*")
+
+
+def _model_name(text: str) -> str:
+    """Raises ValueError."""
+    if not _MODEL_NAME.fullmatch(text) or len(text) > 64:
+        raise ValueError(
+            f"{text!r} is no name of a model: up to 64 letters, digits, dots, and single dashes between them"
+        )
+    return text
+
+
+class ServedModel(Strict):
+    """One of several models. What it leaves out is as the application has it."""
+
+    name: Annotated[
+        str, AfterValidator(_model_name)
+    ]  # clients may ask for it, metrics and deployments are named for it
+    model: str  # as AppConfig.model
+    talker: TalkerConfig | None = None
+    placement: CodecPlacement | None = None  # in place of codec.placement
+    talker_pool: PoolConfig | None = None  # its num_gpus is the share of a GPU that Ray counts
+    talker_scaling: TalkerScalingConfig | None = None
+    admission: AdmissionSettings | None = None  # of this model alone, in place of api.admission
+
+
 class AppConfig(Strict):
     """The application that `build_app` composes. The defaults fit two cores without a GPU."""
 
     model: str = "auto"
+    # Several models in one application, in place of `model`; the first is the default (docs/voices.md). Models with the
+    # same speech tokenizer share a codec pool, and `codec`, `codec_pool` and `codec_scaling` hold for each such pool.
+    models: tuple[ServedModel, ...] = ()
     models_dir: Path | None = None  # a folder of checkpoint directories that `auto` looks into first
     api: ApiSettings = ApiSettings()
     talker: TalkerConfig = TalkerConfig()
@@ -175,16 +207,39 @@ class AppConfig(Strict):
     talker_scaling: TalkerScalingConfig | None = None
     codec_scaling: CodecScalingConfig | None = None
 
+    @model_validator(mode="after")
+    def _models_told_apart(self) -> Self:
+        if self.models and self.model != "auto":
+            raise ValueError("model and models exclude each other: move the model into models, with a name")
+        taken = {alias.lower() for alias in (*self.api.model_aliases, CLONE_ALIAS)}
+        for name in (served.name for served in self.models):
+            if name.lower() in taken:
+                raise ValueError(f"models: the name {name!r} is taken, by another model or by an alias of the default")
+            taken.add(name.lower())
+        return self
+
+    def each(self) -> dict[str, "AppConfig"]:
+        """The configuration of each model as if it were the only one, by its name; that of a single `model` is ""."""
+        return {served.name: self._with(served) for served in self.models} or {"": self}
+
+    def _with(self, served: ServedModel) -> "AppConfig":
+        own = {name: value for name, value in served if value is not None and name in AppConfig.model_fields}
+        placed = {} if served.placement is None else {"placement": served.placement}
+        admitted = {} if served.admission is None else {"admission": served.admission}
+        api, codec = self.api.model_copy(update=admitted), self.codec.model_copy(update=placed)
+        return self.model_copy(update={**own, "models": (), "api": api, "codec": codec})
+
     @property
     def num_gpus(self) -> float:
-        """GPUs that all pools ask for at the start."""
-        pools = ((self.talker_pool, self.talker_scaling), (self.codec_pool, self.codec_scaling))
+        """GPUs that all pools ask for at the start; of several codec pools it counts one."""
+        talkers = [(each.talker_pool, each.talker_scaling) for each in self.each().values()]
+        pools = (*talkers, (self.codec_pool, self.codec_scaling))
         return sum(pool.num_gpus * (scaling.min_replicas if scaling else pool.replicas) for pool, scaling in pools)
 
     @property
     def ingress_requests(self) -> int:
-        """Requests that an ingress replica may have. They include open sockets and requests about to be refused."""
-        return 2 * self.api.admission.max_streams
+        """Requests that an ingress replica may have, with open sockets and requests about to be refused."""
+        return 2 * sum(each.api.admission.max_streams for each in self.each().values())
 
     @property
     def talker_requests(self) -> int:
@@ -235,7 +290,7 @@ def explain(error: ValidationError) -> str:
 def _valid_keys(path: tuple[int | str, ...]) -> list[str]:
     model: Any = AppConfig
     for part in path:
-        model = model.model_fields[part].annotation
-    if isinstance(model, UnionType):  # optional settings
-        model = next(member for member in get_args(model) if member is not NoneType)
+        model = model.model_fields[part].annotation if isinstance(part, str) else get_args(model)[0]  # of a list
+        if isinstance(model, UnionType):  # optional settings
+            model = next(member for member in get_args(model) if member is not NoneType)
     return sorted(model.model_fields)

@@ -2,33 +2,78 @@
 
 import asyncio
 import ctypes
-from collections.abc import AsyncGenerator
-from dataclasses import replace
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
 
 from fastapi import FastAPI
+from pydantic import TypeAdapter
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
-from deployments.errors import CodecLost, NotReady, TalkerLost
+from deployments.config import TalkerConfig
+from deployments.errors import CheckpointError, CodecLost, NotReady, TalkerLost, TalkrayError
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.calls import call, stream
 from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.failover import Received, persist
 from deployments.serving.frames import forward
+from deployments.weights.description import describe
 from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.api.request import MAX_BODY_BYTES
 from serve_app.api.routes import Node, create_api
 from serve_app.api.taken_request import TakenHttp
 from serve_app.audio.recordings import by_prompt, learn
-from serve_app.config import ApiSettings
-from serve_app.scaling.pool_watch import PoolWatch, scrape
+from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.scaling.pool_watch import ONE_MODEL, PoolWatch, scrape
 from serve_app.speech.live_text import LiveTexts
+
+logger = logging.getLogger(__name__)
 
 # A handle call waits for a replica without a limit. A client that asks whether the model is ready waits this long.
 _DESCRIBE_TIMEOUT_S = 2.0
 _C_LIBRARY = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """One of several models, as `build_app` binds it."""
+
+    name: str
+    checkpoint: str
+    config: TalkerConfig
+    on_gpu: bool
+    admission: AdmissionSettings
+    deployments: tuple[str, str]  # names of its talkers' and its codec's
+    codec: DeploymentHandle
+    talker: DeploymentHandle | None = None  # where its GPU decodes: `inline`
+
+    def described(self) -> ModelInfo | None:
+        """From its files, or else as an ingress has been told since the head began; a call would start its talkers."""
+        try:
+            info = describe(self.checkpoint, self.config, on_gpu=self.on_gpu)
+        except CheckpointError as error:  # its talkers will not start; those of the others do
+            logger.error("the model %s: %s", self.name, error)
+            return None
+        if info is not None:
+            return self._named(info)
+        note = ray_private.left(self._note_key)
+        return None if note is None else TypeAdapter(ModelInfo).validate_json(note)
+
+    def remember(self, info: ModelInfo) -> ModelInfo:
+        """Leaves what a talker has told for other ingresses."""
+        info = self._named(info)
+        ray_private.leave(self._note_key, TypeAdapter(ModelInfo).dump_json(info))
+        return info
+
+    def _named(self, info: ModelInfo) -> ModelInfo:
+        return replace(info, name=self.name, checkpoint=self.checkpoint)
+
+    @property
+    def _note_key(self) -> str:
+        return f"description of {self.name}: {self.checkpoint}"
 
 
 class HandleSynthesizer:
@@ -37,21 +82,39 @@ class HandleSynthesizer:
     In both cases `describe` asks the codec pool, which asks a talker for the model that is loaded.
     """
 
-    def __init__(self, codec: DeploymentHandle, *, talker: DeploymentHandle | None = None) -> None:
-        """With a `talker` the codec pool only reads recordings to clone, and only for a talker on a CPU."""
-        self._codec, self._talker = codec, talker
-        self._info: ModelInfo | None = None
+    def __init__(
+        self, codec: DeploymentHandle, *, talker: DeploymentHandle | None = None, served: "Deployed | None" = None
+    ) -> None:
+        """With a `talker`, the codec pool only reads recordings to clone, and only for a talker on a CPU.
+
+        `served`: one of several models, which is described from its files where they are here.
+        """
+        self._codec, self._talker, self._served = codec, talker, served
+        self._info = None if served is None else served.described()
+        self._asking: asyncio.Task[None] | None = None
 
     async def describe(self) -> ModelInfo:
         """The loaded checkpoint, asked once; raises NotReady while the pools load."""
         if self._info is not None:
             return self._info
+        if self._served is not None:  # requests for the others do not wait
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._ask(self._served))
+            raise NotReady("the model is still loading")
         try:
-            info: ModelInfo = await asyncio.wait_for(call(self._codec, "describe", lost=CodecLost), _DESCRIBE_TIMEOUT_S)
+            calling = call(self._codec, "describe", lost=CodecLost)
+            info: ModelInfo = await asyncio.wait_for(calling, _DESCRIBE_TIMEOUT_S)
         except TimeoutError:
             raise NotReady("the model is still loading") from None
         self._info = info
         return info
+
+    async def _ask(self, served: "Deployed") -> None:
+        """Waits for a talker of one of several models, however long that takes."""
+        try:
+            self._info = served.remember(await call(self._codec, "describe", served.name, lost=CodecLost))
+        except TalkrayError as error:
+            logger.info("the model %s cannot be described yet: %s", served.name, error)
 
     def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance. Closing the generator ends all calls of the utterance and frees its KV blocks.
@@ -104,8 +167,14 @@ def _learn(request: SynthesisRequest, chunk: PcmChunk) -> None:
 class Ingress:
     """One replica of the HTTP surface, without torch. Raises StartError where other hosts need no key to connect."""
 
-    def __init__(self, settings: ApiSettings, codec: DeploymentHandle, talker: DeploymentHandle | None = None) -> None:
-        """`talker` as in HandleSynthesizer."""
+    def __init__(
+        self,
+        settings: ApiSettings,
+        codec: DeploymentHandle | None,
+        talker: DeploymentHandle | None = None,
+        models: Sequence[Deployed] = (),
+    ) -> None:
+        """`talker` as in HandleSynthesizer. Several `models` have handles of their own."""
         ray_metrics.install()
         ray_private.give_uvicorn(
             http=TakenHttp,
@@ -116,10 +185,15 @@ class Ingress:
             proxy_headers=False,
         )
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_private.proxy_host())})
-        watch = PoolWatch(serve.get_replica_context().app_name)
-        node = Node(is_running=watch.is_running, is_ready=watch.is_ready, scrape=scrape)
+        app_name = serve.get_replica_context().app_name
+        watch = PoolWatch(app_name, {each.name: each.deployments for each in models} or ONE_MODEL)
+        node = Node(is_running=watch.is_running, is_ready=watch.is_ready, scrape=scrape, state=watch.state)
+        synthesizers = {
+            each.name: (HandleSynthesizer(each.codec, talker=each.talker, served=each), each.admission)
+            for each in models
+        }
         self._api = create_api(
-            HandleSynthesizer(codec, talker=talker),
+            synthesizers or HandleSynthesizer(codec, talker=talker),
             settings,
             echo_request_id=False,
             node=node,

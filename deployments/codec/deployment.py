@@ -1,7 +1,7 @@
 """The codec decoder as a Ray Serve deployment: pulls frames from a talker, yields PCM."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -12,10 +12,10 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.codec.plan import MAX_BATCH_SIZE
 from deployments.codec.pool.load import CodecLoad
-from deployments.config import CodecConfig
+from deployments.config import CodecConfig, CodecPlacement
 from deployments.errors import CodecLost, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
-from deployments.serving import ray_metrics
+from deployments.serving import ray_metrics, ray_private
 from deployments.serving.calls import call, stream
 from deployments.serving.replica import Replica
 
@@ -28,9 +28,21 @@ _HEARTBEAT = PcmChunk(b"", np.zeros((0, 0), np.int16), 0)
 
 
 class CodecReplica:
-    """One replica of the codec pool. A stream's state lives in its generator, on the replica that began it."""
+    """One replica of the codec pool. A stream's state lives in its generator, on the replica that began it.
 
-    def __init__(self, model: str, config: CodecConfig, talker: DeploymentHandle) -> None:
+    It decodes for every model whose speech tokenizer is that of `model`; each has a talker pool of its own.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        config: CodecConfig,
+        talker: DeploymentHandle | Mapping[str, DeploymentHandle],
+        placements: Mapping[str, CodecPlacement] | None = None,
+    ) -> None:
+        """Of several models `talker` has the handle to each one's talkers, `placements` where each is decoded: none but
+        "pool" for talkers without a GPU, because a model at zero cannot be asked whether its talkers have one.
+        """
         from deployments.codec.pool.service import CodecService
 
         ray_metrics.install()
@@ -49,16 +61,19 @@ class CodecReplica:
             decoding = self._service.decode_batch(jobs)
             return await self._load.call(decoding, jobs, waiting=self._service.gate.num_waiting)
 
-        self._talker = talker
-        self._service = CodecService(model, config, decode=decode)
+        self._talkers = talker if isinstance(talker, Mapping) else {"": talker}
+        self._service = CodecService(model, config, decode=decode, placements=placements or {})
         self._load = CodecLoad(config, frame_s=self._service.frame_s, workers_carry=lambda: self._service.gate.capacity)
-        self._knows_talker = self._has_tried = False
+        self._knows_talker = "" not in self._talkers  # whether talkers of a single model have said where they run
+        self._has_tried = False
         self._replica = Replica(CodecLost, lambda: self._service.failure)
 
-    async def describe(self) -> ModelInfo:
-        info: ModelInfo = await call(self._talker, "describe", lost=TalkerLost)
-        self._service.placement.talker_on_gpu = info.talker_on_gpu
-        self._knows_talker = True
+    async def describe(self, model: str = "") -> ModelInfo:
+        """The checkpoint of a talker pool, as one of its replicas tells it; it waits for one."""
+        info: ModelInfo = await call(self._talkers[model], "describe", lost=TalkerLost)
+        if not model:
+            self._service.placement.talker_on_gpu = info.talker_on_gpu
+            self._knows_talker = True
         return info
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
@@ -88,7 +103,16 @@ class CodecReplica:
         if not self._has_tried:
             self._has_tried = True
             with suppress(TimeoutError, NotReady, Overloaded, TalkerLost):
-                await asyncio.wait_for(self.describe(), _MEETING_S)
+                await asyncio.wait_for(self._meet(), _MEETING_S)
+
+    async def _meet(self) -> None:
+        """Ask all talker pools beside each other. One of several that is at zero stays there: a call would start it."""
+        if len(self._talkers) == 1:
+            await asyncio.gather(*map(self.describe, self._talkers))
+            return
+        pools = await asyncio.to_thread(ray_private.pools, serve.get_replica_context().app_name)
+        there = [name for name, handle in self._talkers.items() if pools[handle.deployment_name].wanted]
+        await asyncio.gather(*map(self.describe, there), return_exceptions=True)
 
     def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
-        return stream(self._talker, "generate", request, lost=TalkerLost)
+        return stream(self._talkers[request.synthesis.model], "generate", request, lost=TalkerLost)

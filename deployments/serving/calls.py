@@ -82,10 +82,10 @@ async def _settles(coming: asyncio.Future[Any], within_s: float) -> bool:
     return False
 
 
-async def call(handle: DeploymentHandle, method: str, *, lost: type[ReplicaLost]) -> Any:
-    """The result of a plain method without arguments; raises as `stream` does."""
+async def call(handle: DeploymentHandle, method: str, *arguments: object, lost: type[ReplicaLost]) -> Any:
+    """The result of a plain method; raises as `stream` does."""
     try:
-        return await handle.options(method_name=method).remote()
+        return await handle.options(method_name=method).remote(*arguments)
     except Exception as error:
         raise translate(error, lost) from error
 

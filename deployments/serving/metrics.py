@@ -16,12 +16,14 @@ _RATIOS = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.5, 3.0]
 _BATCHES = [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256]
 _POOL = ("pool",)
 _REASON = ("reason",)
+MODEL = "model"
 
 
 class Instrument:
     """One name in Prometheus: a histogram where it has boundaries, a counter where it ends in `_total`, else a gauge.
 
-    `record` takes a value and, where there are any, its tags.
+    `record` takes a value and, where there are any, its tags. Every instrument has the tag MODEL besides: the name of
+    one of several models, else empty. A replica that serves one sets it when it installs Ray's instruments.
     """
 
     def __init__(
@@ -99,8 +101,12 @@ INSTRUMENTS = tuple(value for value in list(globals().values()) if isinstance(va
 TALKER, CODEC = {"pool": "talker"}, {"pool": "codec"}
 
 
-def refused(reason: str) -> None:
-    REFUSALS.record(1, {"reason": reason})
+def _of(model: str) -> dict[str, str]:
+    return {MODEL: model} if model else {}
+
+
+def refused(reason: str, *, model: str = "") -> None:
+    REFUSALS.record(1, {"reason": reason, **_of(model)})
 
 
 def failed_over(reason: str, gap_s: float) -> None:
@@ -113,14 +119,14 @@ def first_byte(elapsed_s: float) -> None:
     TTFB.record(elapsed_s)
 
 
-def first_audio(elapsed_s: float) -> None:
-    TTFP.record(elapsed_s)
+def first_audio(elapsed_s: float, *, model: str = "") -> None:
+    TTFP.record(elapsed_s, _of(model))
 
 
-def first_sound(elapsed_s: float, *, onset_s: float) -> None:
+def first_sound(elapsed_s: float, *, onset_s: float, model: str = "") -> None:
     """Record when a stream's first audible sample came, with `onset_s` of audio in front of it."""
-    TTFA.record(elapsed_s)
-    ONSET.record(onset_s)
+    TTFA.record(elapsed_s, _of(model))
+    ONSET.record(onset_s, _of(model))
 
 
 def stages(marks: Marks) -> None:
@@ -129,40 +135,40 @@ def stages(marks: Marks) -> None:
         STAGES.record((mark.at_ns - before.at_ns) / 1e9, {"stage": mark.stage})
 
 
-def audio(audio_s: float, *, late_s: float) -> None:
+def audio(audio_s: float, *, late_s: float, model: str = "") -> None:
     """Record a chunk that goes out now, `late_s` after its listener ran dry; 0.0: in time."""
-    LATENESS.record(late_s)
+    LATENESS.record(late_s, _of(model))
     if late_s:
-        UNDERRUNS.record(1)
-    AUDIO.record(audio_s)
+        UNDERRUNS.record(1, _of(model))
+    AUDIO.record(audio_s, _of(model))
 
 
-def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None) -> None:
+def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None, model: str = "") -> None:
     """Record a whole stream, and why it ended where that is known."""
     if reason is not None:
-        ENDINGS.record(1, {"reason": reason})
+        ENDINGS.record(1, {"reason": reason, **_of(model)})
     if audio_s:
-        RTF.record(elapsed_s / audio_s)
+        RTF.record(elapsed_s / audio_s, _of(model))
 
 
-def redrawn(reason: FinishReason | None) -> None:
+def redrawn(reason: FinishReason | None, *, model: str = "") -> None:
     """Count a request that was over before its first sound, and is made again with another seed."""
-    REDRAWN.record(1, {"reason": reason or "none"})
+    REDRAWN.record(1, {"reason": reason or "none", **_of(model)})
 
 
-def ingress_load(streams: int, *, most: int) -> None:
-    STREAMS.record(streams)
-    ROOM.record(streams / most)
+def ingress_load(streams: int, *, most: int, model: str = "") -> None:
+    STREAMS.record(streams, _of(model))
+    ROOM.record(streams / most, _of(model))
 
 
-def replicas(pool: str, *, wanted: int, running: int) -> None:
-    WANTED.record(wanted, {"pool": pool})
-    RUNNING.record(running, {"pool": pool})
+def replicas(pool: str, *, wanted: int, running: int, model: str = "") -> None:
+    WANTED.record(wanted, {"pool": pool, **_of(model)})
+    RUNNING.record(running, {"pool": pool, **_of(model)})
 
 
-def died(pool: str, count: int) -> None:
+def died(pool: str, count: int, *, model: str = "") -> None:
     """Record how many replicas of a pool, or proxies, have died so far."""
-    DIED.record(count, {"pool": pool})
+    DIED.record(count, {"pool": pool, **_of(model)})
 
 
 def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting: int) -> None:

@@ -7,7 +7,7 @@ the agent adds, tells replicas apart. One call costs one to three microseconds.
 import functools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ray.util import metrics as ray
 
@@ -38,19 +38,32 @@ class LastingGauge(ray.Gauge):  # type: ignore[misc]  # Ray has no types here
 
 
 @functools.cache
-def install() -> None:
-    """Let Ray export the metrics of this process. A replica's constructor calls it first."""
+def install(model: str = "") -> None:
+    """Let Ray export the metrics of this process, under the name of its model where it has one of several.
+
+    A replica's constructor calls it first.
+    """
     gauges = []
     for instrument in metrics.INSTRUMENTS:
-        name, description, tags = instrument.name, instrument.description, instrument.tags
+        name, description, tags = instrument.name, instrument.description, (*instrument.tags, metrics.MODEL)
         if instrument.boundaries:
-            instrument.record = ray.Histogram(name, description, list(instrument.boundaries), tags).observe
+            record = ray.Histogram(name, description, list(instrument.boundaries), tags).observe
         elif name.endswith("_total"):
-            instrument.record = ray.Counter(name, description, tags).inc
+            record = ray.Counter(name, description, tags).inc
         else:
             gauges.append(LastingGauge(name, description, tags))
-            instrument.record = gauges[-1].set
+            record = gauges[-1].set
+        instrument.record = functools.partial(_record, record, {metrics.MODEL: model})
     threading.Thread(target=repeat_all, args=(gauges,), name="gauges", daemon=True).start()
+
+
+def _record(
+    record: Callable[[float, dict[str, str]], None],
+    known: dict[str, str],
+    value: float,
+    tags: dict[str, str] | None = None,
+) -> None:
+    record(value, {**known, **tags} if tags else known)
 
 
 def repeat_all(gauges: Sequence[LastingGauge]) -> None:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import numpy as np
@@ -37,7 +37,9 @@ Item = FrameChunk | Exception
 class EngineClient:
     """Owns one engine process. Constructing it blocks until the model is loaded."""
 
-    def __init__(self, model: str, config: TalkerConfig) -> None:
+    def __init__(self, model: str, config: TalkerConfig, report: Callable[[str], None] = report_stage) -> None:
+        """`report` hears what the start is busy with."""
+        self._report = report
         self._socket, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "deployments.talker.process", str(theirs.fileno()), model]
@@ -117,7 +119,7 @@ class EngineClient:
                 if isinstance(report, channel.Ready):
                     return report.info
                 if isinstance(report, channel.Loading):
-                    report_stage(f"talker: {report.stage}")
+                    self._report(report.stage)
                 if isinstance(report, channel.RequestFailed):
                     raise report.error
         raise TalkerLost(

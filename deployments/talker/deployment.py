@@ -1,25 +1,59 @@
 """The talker as a Ray Serve deployment: a thin shell around the engine process."""
 
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, replace
+from typing import Self
 
 import numpy as np
+from ray import serve
 
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, reached
 from deployments.records import TalkerRecord
-from deployments.serving import metrics, ray_metrics
+from deployments.serving import metrics, ray_metrics, ray_private
+from deployments.serving.progress import Start, report_stage, start_key
 from deployments.serving.replica import Replica
 from deployments.talker.client import EngineClient
+
+
+class StartNotes:
+    """Leaves in the cluster's control store how far this replica's start is; outside Serve nowhere."""
+
+    def __init__(self) -> None:
+        self._key: str | None = None
+        if ray_private.this_replica() is not None:
+            context = serve.get_replica_context()
+            self._key = start_key(context.app_name, context.deployment)
+        last = None if self._key is None else Start.read(ray_private.left(self._key))
+        self._start = Start(time.time()) if last is None else last.next(time.time())
+
+    def report(self, stage: str) -> None:
+        report_stage(f"talker: {stage}")
+        self._leave(replace(self._start, stage=stage))
+
+    def __enter__(self) -> Self:
+        self._leave(self._start)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._leave(self._start.ended(time.time(), failed=None if error is None else str(error)))
+
+    def _leave(self, start: Start) -> None:
+        self._start = start
+        if self._key is not None:
+            ray_private.leave(self._key, start.note())
 
 
 class TalkerReplica:
     """One replica of the GPU pool. It is ready once its engine process has loaded the model and warmed up."""
 
-    def __init__(self, model: str, config: TalkerConfig) -> None:
-        ray_metrics.install()
-        self._engine = EngineClient(model, config)
+    def __init__(self, model: str, config: TalkerConfig, name: str = "") -> None:
+        """`name`: of one of several models, for metrics."""
+        ray_metrics.install(name)
+        with StartNotes() as notes:
+            self._engine = EngineClient(model, config, notes.report)
         metrics.codec_precision("talker", self._engine.info.codec_precision)
         self._replica = Replica(TalkerLost, self._failure)
         self._heartbeat = FrameChunk(np.zeros((0, self._engine.info.num_code_groups), np.int16), 0)

@@ -18,7 +18,7 @@ from deployments.codec.slots import slots_on
 from deployments.config import TalkerConfig
 from deployments.errors import TalkrayError
 from deployments.talker.audio import SLOTS_PER_RECORDING
-from deployments.talker.kv_cache import KVCache
+from deployments.talker.kv_cache import BESIDE_BYTES, KVCache
 from deployments.talker.loading import block_size_of, dtype_of, gpu_share
 from deployments.talker.model.config import ModelConfig
 from deployments.weights.checkpoint import read_shapes
@@ -35,6 +35,7 @@ class Fit:
     kv: int  # bytes of keys and values
     usual: int  # sequences of twenty seconds at once
     longest: int  # sequences of the greatest length at once
+    beside: int = BESIDE_BYTES  # bytes of CUDA and of a step
 
 
 def predict(directory: Path, config: TalkerConfig, total: int) -> Fit:

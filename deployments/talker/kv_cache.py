@@ -19,6 +19,7 @@ GIB = 1 << 30
 _CONTEXT_BYTES = 600 << 20
 # Memory beside keys and values: tables of the predictor, activations, workspaces of the matrix library, graphs.
 _STEP_BYTES = 900 << 20
+BESIDE_BYTES = _CONTEXT_BYTES + _STEP_BYTES
 
 # Contexts are gathered in lengths of this many positions, so that shapes repeat.
 _LENGTH_STEP = 64

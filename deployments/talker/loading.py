@@ -1,9 +1,11 @@
 """How an engine comes to be: weights, kernels, memory, recorded GPU work, a first utterance."""
 
+import fcntl
 import hashlib
 import importlib.util
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,7 +21,7 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import Prepare, SlotDecoder, slots_on
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
-from deployments.protocol import GenerateRequest, ModelInfo, Reference, Sampling, SynthesisRequest
+from deployments.protocol import GenerateRequest, Reference, Sampling, SynthesisRequest
 from deployments.talker.audio import AudioStreams
 from deployments.talker.engine import Engine
 from deployments.talker.kv_cache import GIB, BlockManager, GpuMemory, KVCache, Wanted
@@ -32,6 +34,8 @@ from deployments.talker.scheduler import Scheduler
 from deployments.talker.sequence import LengthLimits
 from deployments.talker.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
+from deployments.weights.description import described
+from deployments.weights.store import cache_directory
 
 _SYSFS = Path("/sys")
 # Defaults: the share of a GPU's memory, and the size of keys and values on a CPU.
@@ -89,8 +93,31 @@ def prepare_nothing(work: Callable[[], None]) -> None:
     """Leave each kernel to its first launch."""
 
 
+@contextmanager
+def turn_on_gpu(report: Report) -> Iterator[None]:
+    """Alone among the engines that start on this GPU: none counts memory that another one is taking.
+
+    A process that dies has had its turn.
+    """
+    gpu = re.sub(r"[^A-Za-z0-9-]", "", os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0])
+    file = cache_directory() / f"gpu-{gpu}.lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("waiting for another engine that starts on this GPU")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def load_engine(directory: Path, config: TalkerConfig, clock: StartClock) -> Engine:
-    """An engine that is ready: loaded, compiled, recorded, warmed up."""
+    """An engine that is ready: loaded, compiled, recorded, warmed up. Engines of one GPU start one after the other."""
+    with turn_on_gpu(clock.report) if _device(config).type == "cuda" else nullcontext():
+        return _load_engine(directory, config, clock)
+
+
+def _load_engine(directory: Path, config: TalkerConfig, clock: StartClock) -> Engine:
     with clock.phase("starting the device"):
         device = _device(config)
         where = _use_cpus_near(device) if device.type == "cuda" else None
@@ -164,9 +191,8 @@ def build_engine(
     )
     most = min(config.max_model_len, blocks.capacity)
     limits = LengthLimits(prompts.tokenizer, max_positions=most, frame_s=codec.frame_s)
-    follows = shape.by_rows and model.text.alignment_head is not None  # other kernels return no attention
-    info = _describe(directory.name, model, codec, device)
-    info = replace(info, codec_precision=audio.precision, word_times=follows)
+    info = described(directory, directory.name, config, on_gpu=device.type == "cuda")
+    info = replace(info, codec_precision=audio.precision)
     return Engine(info, prompts, limits, runner, scheduler, audio)
 
 
@@ -244,23 +270,6 @@ def _load_audio(
         slots = load()
     torch.cuda.empty_cache()  # memory that loading needed for a moment
     return AudioStreams(lambda: slots, frame_s=codec.frame_s, precision=slots.precision)
-
-
-def _describe(name: str, model: ModelConfig, codec: SpeechTokenizerConfig, device: torch.device) -> ModelInfo:
-    """The facts that the ingress needs to check requests."""
-    return ModelInfo(
-        name=name,
-        kind=model.kind,
-        voices=tuple(model.speakers),
-        languages=tuple(language for language in model.languages if not language.endswith("_dialect")),
-        supports_instructions=not model.drops_instructions,
-        sample_rate=codec.sample_rate,
-        frame_samples=codec.frame_samples,
-        num_code_groups=model.num_code_groups,
-        talker_on_gpu=device.type == "cuda",
-        spoken_form=model.text.spoken_form,
-        max_segment_chars=model.text.max_segment_chars,
-    )
 
 
 def _num_blocks(

@@ -110,14 +110,19 @@ def find(model: str) -> Path | None:
 
 def speakers(model: str) -> tuple[str, ...] | None:
     """The voices that a checkpoint names, in lower case; None where it is not on this machine (yet)."""
-    try:
-        directory = _PACKED if model == EMBEDDED else find(model)
-    except CheckpointError:
-        return None
+    directory = found(model)
     if directory is None:
         return None
     talker = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("talker_config") or {}
     return tuple(name.lower() for name in talker.get("spk_id") or ())
+
+
+def found(model: str) -> Path | None:
+    """A folder with the small files of a checkpoint, without any work; None where it is not on this machine."""
+    try:
+        return _PACKED if model == EMBEDDED else find(model)
+    except CheckpointError:
+        return None
 
 
 def ask_hub(name: str) -> None:

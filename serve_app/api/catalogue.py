@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request
 
 from deployments.errors import InvalidRequest, ModelNotFound, StartError
 from deployments.protocol import ModelInfo, ModelKind
-from serve_app.config import ApiSettings
-from serve_app.speech.synthesizer import Synthesizer
+from serve_app.config import CLONE_ALIAS, ApiSettings
+from serve_app.speech.models import Models, ModelState
 
 Json = dict[str, object]
 
@@ -121,18 +121,26 @@ def listing(speakers: Sequence[str]) -> str:
     return ", ".join([*speakers, *aliases(speakers)])
 
 
-def voice_list(info: ModelInfo) -> list[Voice]:
-    """The speakers, then the aliases, as `GET /v1/audio/voices` shows them."""
+def voice_list(*models: ModelInfo) -> list[Voice]:
+    """The speakers, then the aliases, as `GET /v1/audio/voices` shows them, each once; a speaker hides an alias."""
+    listed = [voice for info in models for voice in _voices(info)]
+    own = {voice.id: voice for voice in reversed(listed) if voice.type == "builtin"}
+    first = {voice.id: own.get(voice.id, voice) for voice in reversed(listed)}
+    return list({voice.id: first[voice.id] for voice in listed}.values())
+
+
+def _voices(info: ModelInfo) -> list[Voice]:
     characters = EMBEDDED if set(info.voices) == set(EMBEDDED) else RELEASED
     kinds = [(name, name, "builtin") for name in info.voices]
     kinds += [(alias, speaker, "alias") for alias, speaker in aliases(info.voices).items()]
     return [_voice(name, speaker, characters.get(speaker, UNKNOWN), kind) for name, speaker, kind in kinds]
 
 
-def find_voice(voice_id: str, info: ModelInfo) -> Voice:
+def find_voice(voice_id: str, *models: ModelInfo) -> Voice:
     """A speaker or an alias, in any case. Raises InvalidRequest with the valid names."""
-    known = {voice.id: voice for voice in voice_list(info)}
-    return known[voice_id if voice_id in known else resolve(voice_id, info.voices)]
+    known = {voice.id: voice for voice in voice_list(*models)}
+    speakers = [voice for info in models for voice in info.voices]
+    return known[voice_id if voice_id in known else resolve(voice_id, speakers)]
 
 
 def _voice(voice_id: str, speaker: str, character: Character, kind: str) -> Voice:
@@ -144,53 +152,95 @@ def _voice(voice_id: str, speaker: str, character: Character, kind: str) -> Voic
 
 def check_model(name: str | None, info: ModelInfo, settings: ApiSettings) -> None:
     """No name means the loaded model, as its own and every alias do."""
-    if name is not None and name not in (info.name, *settings.model_aliases):
-        known = ", ".join((info.name, *settings.model_aliases))
-        raise ModelNotFound(f"The model {name[:80]!r} is not loaded. Available: {known}.")
+    if name is not None and not is_known(name, info, settings):
+        raise not_loaded(name, [info], settings)
 
 
-def catalogue_routes(synthesizer: Synthesizer, settings: ApiSettings) -> APIRouter:
+def is_known(name: object, info: ModelInfo, settings: ApiSettings) -> bool:
+    """Whether a request with this name is one for this model."""
+    if not isinstance(name, str):
+        return False
+    clones = name == CLONE_ALIAS and info.kind is ModelKind.BASE
+    return clones or means(name, info) or is_alias(name, settings)
+
+
+def means(name: str, info: ModelInfo) -> bool:
+    """Whether it is a name of this model: its own, or its checkpoint's with or without the folder or the owner."""
+    return name == info.name or (
+        bool(info.checkpoint) and name in (info.checkpoint, info.checkpoint.rpartition("/")[2])
+    )
+
+
+def is_alias(name: str, settings: ApiSettings) -> bool:
+    """Whether it means any model: what else a request says decides, or it is the default."""
+    return name in settings.model_aliases
+
+
+def not_loaded(name: str, models: Sequence[ModelInfo], settings: ApiSettings) -> ModelNotFound:
+    known = ", ".join((*(info.name for info in models), *settings.model_aliases))
+    return ModelNotFound(f"The model {name[:80]!r} is not loaded. Available: {known}.")
+
+
+def catalogue_routes(models: Models, settings: ApiSettings) -> APIRouter:
     """`GET /v1/models`, `/v1/models/{id}`, `/v1/audio/models` and `/v1/audio/voices`."""
     router = APIRouter()
 
+    async def listed() -> dict[str, Json]:
+        """Each name, its model's own ones first, then those that mean the default."""
+        known, states = await models.described(), models.states()
+        own = {info.name: _model(info.name, info, states[info.route]) for info in known}
+        # Files that are elsewhere, and no talker yet that could tell.
+        own |= {name: _entry(name, name, state) for name, state in states.items() if name and name not in own}
+        return own | {alias: _model(alias, known[0], states[known[0].route]) for alias in settings.model_aliases}
+
     @router.get("/v1/models", summary="List models")
     async def list_models(request: Request) -> Json | list[Json]:
-        """OpenAI's list: the loaded checkpoint, then the names that mean it too. ElevenLabs' clients read another."""
-        info = await synthesizer.describe()
+        """OpenAI's list: the models, then the names that mean the default. ElevenLabs' clients read another."""
         if "xi-api-key" in request.headers:
-            return [{"model_id": info.name, "name": info.name, "can_do_text_to_speech": True}]
-        return {"object": "list", "data": [_model(name, info) for name in (info.name, *settings.model_aliases)]}
+            known = await models.described()
+            return [{"model_id": info.name, "name": info.name, "can_do_text_to_speech": True} for info in known]
+        return {"object": "list", "data": list((await listed()).values())}
 
     @router.get("/v1/models/{model_id:path}", summary="Show a model")
     async def show_model(model_id: str) -> Json:
         """One model; checkpoint names have slashes."""
-        info = await synthesizer.describe()
-        check_model(model_id, info, settings)
-        return _model(model_id, info)
+        known, names = await models.described(), await listed()
+        if model_id in names:
+            return names[model_id]
+        meant = next((info for info in known if means(model_id, info)), None)
+        if meant is None and model_id == CLONE_ALIAS:
+            meant = next((info for info in known if info.kind is ModelKind.BASE), None)
+        if meant is None:
+            raise not_loaded(model_id, known, settings)
+        return {**names[meant.name], "id": model_id}
 
     @router.get("/v1/audio/models", summary="List models (Open WebUI)")
     async def list_audio_models() -> Json:
         """Open WebUI's list."""
-        info = await synthesizer.describe()
-        return {"models": [{"id": name, "name": name} for name in (info.name, *settings.model_aliases)]}
+        return {"models": [{"id": name, "name": name} for name in await listed()]}
 
     @router.get("/v1/audio/voices", summary="List voices")
     async def list_voices() -> Json:
         """One answer for every client: some read `voices`, some `data`, some the languages."""
-        info = await synthesizer.describe()
-        known = [asdict(voice) for voice in voice_list(info)]
+        known = await models.described()
+        voices = [asdict(voice) for voice in voice_list(*known)]
+        languages = dict.fromkeys(language for info in known for language in info.languages)
         return {
             "object": "list",
-            "voices": known,
-            "data": known,
+            "voices": voices,
+            "data": voices,
             "uploaded_voices": [],
-            "languages": ["auto", *info.languages],
+            "languages": ["auto", *languages],
         }
 
     return router
 
 
-def _model(name: str, info: ModelInfo) -> Json:
+def _model(name: str, info: ModelInfo, state: ModelState) -> Json:
     """`root` says which checkpoint an alias means, as in vLLM."""
     described = {"kind": info.kind, "sample_rate": info.sample_rate, "languages": info.languages}
-    return {"id": name, "object": "model", "created": 0, "owned_by": "talkray", "root": info.name, **described}
+    return {**_entry(name, info.checkpoint or info.name, state), **described}
+
+
+def _entry(name: str, root: str, state: ModelState) -> Json:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "talkray", "root": root, **state.described()}

@@ -15,6 +15,7 @@ from deployments.errors import (
     PayloadTooLarge,
     ReplicaLost,
     StartError,
+    Starting,
     TalkrayError,
 )
 
@@ -67,6 +68,7 @@ KINDS: dict[type[BaseException], Kind] = {
     InvalidRequest: Kind(400, "invalid_request_error", "invalid_value"),
     Overloaded: Kind(429, "rate_limit_error", "rate_limit_exceeded", retry=True),
     NotReady: Kind(503, "server_error", "not_ready", "The model is still loading.", retry=True),
+    Starting: Kind(503, "server_error", "not_ready", retry=True),
     StartError: Kind(503, "server_error", "not_ready"),
     ReplicaLost: Kind(503, "server_error", "replica_lost", "A replica was lost while it served this.", retry=True),
     EngineError: Kind(500, "server_error", "engine_error", "The engine failed on this request."),
@@ -101,7 +103,7 @@ def translate(error: BaseException) -> ErrorReply:
     headers = {"WWW-Authenticate": "Bearer"} if kind.status == 401 else {}
     message = kind.message or str(error)
     if kind.retry:
-        headers |= _retry(error.retry_after_s if isinstance(error, Overloaded) else RETRY_AFTER_S)
+        headers |= _retry(error.retry_after_s if isinstance(error, Overloaded | Starting) else RETRY_AFTER_S)
         message += f" Try again in {headers['Retry-After']} s."
     code, param = (error.code, error.param) if isinstance(error, InvalidRequest) else (kind.code, None)
     return ErrorReply(kind.status, message, kind.type, code, param, headers)

@@ -255,6 +255,7 @@ async def build_request(
         ignore_eos=body.ignore_eos,
         leading_silence=body.leading_silence,
         word_times=body.word_timestamps and info.word_times,
+        model=info.route,
     )
 
 

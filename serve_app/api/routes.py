@@ -2,8 +2,9 @@
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import APIRouter, Depends, FastAPI, Response
 from fastapi.security import HTTPBearer
@@ -12,19 +13,20 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 
-from deployments.errors import NotReady, TalkrayError
+from deployments.errors import NotReady, Starting, TalkrayError
 from serve_app.api import ignored
-from serve_app.api.catalogue import catalogue_routes, check_default
+from serve_app.api.catalogue import catalogue_routes, check_default, check_model, not_loaded
 from serve_app.api.context import RequestContext, state_of
 from serve_app.api.door import Door
 from serve_app.api.errors import INTERNAL, translate
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
-from serve_app.config import ApiSettings
+from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.dialects.table import http_router, socket_router
 from serve_app.speech.admission import Admission, always
 from serve_app.speech.live_text import LiveTexts
+from serve_app.speech.models import Models, ModelState, ModelStatus, ready
 from serve_app.speech.synthesizer import Synthesizer
 
 logger = logging.getLogger(__name__)
@@ -40,10 +42,13 @@ class Node:
     is_running: Callable[[], bool]  # whether replicas of every pool take requests
     is_ready: Callable[[], bool]  # whether speech may be asked for; a pool at zero is started by the first request
     scrape: Callable[[], bytes]  # all metrics of this node's processes, in Prometheus' text format; blocks
+    state: Callable[[str], ModelState] = lambda model: (
+        ready()
+    )  # of one of several models, by its name; "" of the only one
 
 
 def create_api(
-    synthesizer: Synthesizer,
+    synthesizer: Synthesizer | Mapping[str, tuple[Synthesizer, AdmissionSettings]],
     settings: ApiSettings,
     *,
     echo_request_id: bool = True,
@@ -52,12 +57,12 @@ def create_api(
 ) -> FastAPI:
     """The whole surface, for texts of any length that `settings` allow. Without a `node` it has no metrics to show.
 
+    Of several models `synthesizer` has each one's by its name, the default first, with what is let in of it.
     `live_texts` is where texts stand that are still being written. `echo_request_id` is False where the server in front
     adds `x-request-id` to responses itself, as Ray Serve does.
     """
-    is_running, is_ready = (node.is_running, node.is_ready) if node else (always, always)
     live_texts = live_texts or LiveTexts()
-    admission = Admission(synthesizer, settings.admission, is_running=is_running, live_texts=live_texts)
+    models = Models(_admissions(synthesizer, settings, node, live_texts))
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
     key_headers = tuple(name for dialect in DIALECTS for name in dialect.key_headers)
     api.add_middleware(Door, settings=settings, key_headers=key_headers)
@@ -75,15 +80,45 @@ def create_api(
     api.include_router(page_routes(api.title))
     # The door has asked for the key: this tells readers of the documentation where to put it.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
-    service = SpeechService(admission, settings, live_texts=live_texts)
+    service = SpeechService(models, settings, live_texts=live_texts)
     for dialect in DIALECTS:
         api.include_router(http_router(dialect, service), dependencies=keyed)
-    api.include_router(catalogue_routes(admission, settings), tags=["Models and voices"])
-    api.include_router(status_routes(admission, settings, is_ready), tags=["This server"])
+    api.include_router(catalogue_routes(models, settings), tags=["Models and voices"])
+    api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
     api.include_router(socket_router(DIALECTS, service))
     return api
+
+
+def _admissions(
+    synthesizer: Synthesizer | Mapping[str, tuple[Synthesizer, AdmissionSettings]],
+    settings: ApiSettings,
+    node: Node | None,
+    live_texts: LiveTexts,
+) -> dict[str, Admission]:
+    state = node.state if node else lambda model: ready()
+    if not isinstance(synthesizer, Mapping):
+        is_running = node.is_running if node else always
+        only = Admission(
+            synthesizer, settings.admission, is_running=is_running, live_texts=live_texts, state=partial(state, "")
+        )
+        return {"": only}
+
+    def is_running_of(model: str) -> bool:
+        return state(model).status is ModelStatus.READY
+
+    return {
+        model: Admission(
+            each,
+            admitted,
+            is_running=partial(is_running_of, model),
+            live_texts=live_texts,
+            state=partial(state, model),
+            model=model,
+        )
+        for model, (each, admitted) in synthesizer.items()
+    }
 
 
 async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
@@ -95,7 +130,7 @@ async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
     return reply.response()
 
 
-def status_routes(synthesizer: Synthesizer, settings: ApiSettings, is_ready: Callable[[], bool]) -> APIRouter:
+def status_routes(models: Models, settings: ApiSettings, is_ready: Callable[[], bool]) -> APIRouter:
     router = APIRouter()
 
     @router.get("/v1", include_in_schema=False)
@@ -106,15 +141,32 @@ def status_routes(synthesizer: Synthesizer, settings: ApiSettings, is_ready: Cal
         return {"status": "ok"}
 
     @router.get("/ready", summary="Whether speech can be asked for")
-    async def ready() -> dict[str, str]:
-        """Speech can be asked for."""
+    async def ready(model: str | None = None) -> dict[str, object]:
+        """Speech can be asked for: with `model` of this one, else of any. Names each of several with its state."""
+        if len(models) > 1:
+            return await _ready_of(models, settings, model)
         if not is_ready():
             raise NotReady
-        info = await synthesizer.describe()
+        info = await models.describe()
+        check_model(model, info, settings)
         check_default(settings, info.name, info.voices)  # on a cluster the checkpoint may be on no other node
         return {"status": "ready", "model": info.name}
 
     return router
+
+
+async def _ready_of(models: Models, settings: ApiSettings, name: str | None) -> dict[str, object]:
+    """Of several models. Raises NotReady, ModelNotFound."""
+    states, known = models.states(), await models.described()
+    check_default(settings, "any model", [voice for info in known for voice in info.voices])
+    asked = list(states.items()) if name is None else [(each, state) for each, state in states.items() if each == name]
+    if not asked:
+        raise not_loaded(str(name), known, settings)
+    speaking = [each for each, state in asked if state.status in (ModelStatus.READY, ModelStatus.AT_ZERO)]
+    if not speaking:
+        waits = [state.ready_in_s for _, state in asked if state.ready_in_s is not None]
+        raise Starting("; ".join(f"{each} is {state}" for each, state in asked) + ".", min(waits, default=1.0))
+    return {"status": "ready", "model": speaking[0], "models": {each: state.described() for each, state in asked}}
 
 
 def metrics_routes(node: Node) -> APIRouter:

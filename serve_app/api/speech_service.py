@@ -1,6 +1,6 @@
 """What every dialect needs: the loaded model, its voices, speech as an HTTP response or as a session."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from starlette.requests import HTTPConnection, Request
@@ -10,6 +10,7 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api import catalogue, ignored
+from serve_app.api.chooser import ModelWish, choose
 from serve_app.api.context import state_of
 from serve_app.api.errors import BodyTooSlow, translate
 from serve_app.api.request import (
@@ -25,9 +26,9 @@ from serve_app.api.session import Session, silence
 from serve_app.api.wish import Delivery, Wish, speech_headers
 from serve_app.audio.formats import AudioFormat, check_bit_rate
 from serve_app.config import ApiSettings
-from serve_app.speech.admission import Admission
 from serve_app.speech.characters import is_speakable
 from serve_app.speech.live_text import LiveTexts
+from serve_app.speech.models import Models
 from serve_app.speech.word_times import WordTimes
 
 Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
@@ -40,7 +41,7 @@ class SpeechService:
 
     def __init__(
         self,
-        admission: Admission,
+        admission: Models,
         settings: ApiSettings,
         *,
         live_texts: LiveTexts,
@@ -48,9 +49,25 @@ class SpeechService:
         """`live_texts` holds the texts that are still being written."""
         self.admission, self.settings, self.live_texts = admission, settings, live_texts
 
-    async def describe(self) -> ModelInfo:
-        """The loaded checkpoint. Raises NotReady."""
-        return await self.admission.describe()
+    async def described(self) -> Sequence[ModelInfo]:
+        """All models, the default first. Raises NotReady."""
+        return await self.admission.described()
+
+    async def choose(self, body: SpeechBody, sent: Mapping[str, object]) -> ModelInfo:
+        """The model that answers a request of these fields. Raises InvalidRequest, ModelNotFound, NotReady."""
+        wanted = ModelWish(
+            model=body.model,
+            has_recording=body.ref_audio is not None,
+            task_type=sent.get("task_type"),
+            voice=body.voice,
+            instructions=body.instructions,
+        )
+        return choose(wanted, await self.described(), self.settings, lenient=False)
+
+    @property
+    def chosen_by(self) -> ignored.Names:
+        """Fields that have an effect only where several models are deployed."""
+        return {"task_type": None} if len(self.admission) > 1 else {}
 
     async def wish(
         self,
@@ -67,16 +84,23 @@ class SpeechService:
 
         Raises InvalidRequest that names the field.
         """
-        info = await self.describe()
         given = {**ignored.renamed(sent, names), **(made or {})}
         model, bit_rate, called = given.pop("model", None), given.pop("bit_rate", None), given.pop("voice", None)
+        wanted = ModelWish(
+            model=model if isinstance(model, str) else None,
+            has_recording=given.get("ref_audio") is not None,
+            task_type=sent.get("task_type"),
+            voice=called if isinstance(called, str) else None,
+            instructions=given.get("instructions"),
+        )
+        info, names = choose(wanted, await self.described(), self.settings, lenient=True), {**names, **self.chosen_by}
         found = dict(reasons or {})
         voice, reason = catalogue.nearest(called if isinstance(called, str) else None, info, self.settings)
         if called is not None and not isinstance(called, str):
             reason = "not a name"
         if reason is not None:
             found["voice"] = reason
-        if model is not None and model not in (info.name, *self.settings.model_aliases):
+        if model is not None and not catalogue.is_known(model, info, self.settings):
             found["model"] = f"the loaded model is {info.name}"
         if bit_rate is not None and not delivery.has_bit_rate:
             found["bit_rate"] = f"{delivery.audio_format} has none"

@@ -51,7 +51,8 @@ def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
     yield _proxy()
     yield _gpu(config)
     yield _attention()
-    yield from _weights(config.model)
+    for own in config.each().values():
+        yield from _weights(own.model)
     yield _servers_folder()
     yield _codec(address)
     yield _port(address)
@@ -103,28 +104,43 @@ def _nvidia_smi() -> str:
 
 
 def predict_memory(config: AppConfig) -> Iterator[Finding]:
-    """The sequences that fit the GPU, where there is one and the weights are here; nothing is loaded.
+    """The sequences of each model that fit the GPU, where there is one and the weights are here; nothing is loaded.
+
+    Models that share a GPU must fit it together.
 
     Another process does the engine's arithmetic, because importing torch takes longer than all other checks.
     """
-    total, found = _gpu_bytes(), None
-    with contextlib.suppress(CheckpointError):  # told already
-        found = find(config.model)
-    if not total or found is None or not config.talker_pool.num_gpus:
-        return
-    command = [sys.executable, "-m", "deployments.talker.fit", str(found), str(total), config.talker.model_dump_json()]
+    total, used = _gpu_bytes(), 0
+    sharing = [(name, own) for name, own in config.each().items() if own.talker_pool.num_gpus > 0]
+    for name, own in sharing if total else ():
+        found = None
+        with contextlib.suppress(CheckpointError):  # told already
+            found = find(own.model)
+        if found is None:
+            continue
+        finding, needed = _fit(found, own, total, f"{name}: " if name else "")
+        used += needed if own.talker_pool.num_gpus < 1 else 0
+        yield finding
+    parts = sum(own.talker_pool.num_gpus for _, own in sharing if own.talker_pool.num_gpus < 1)
+    if used and parts <= 1:
+        text = f"the models that share a GPU take {used / (1 << 30):.1f} of its {total / (1 << 30):.1f} GiB"
+        remedy = "" if used <= total else ": a smaller talker.gpu_memory_fraction for each, or a GPU more"
+        yield Finding(used <= total, "GPU memory", text + remedy)
+
+
+def _fit(found: Path, own: AppConfig, total: int, name: str) -> tuple[Finding, int]:
+    """What fits of one model, and the bytes that it takes with all."""
+    command = [sys.executable, "-m", "deployments.talker.fit", str(found), str(total), own.talker.model_dump_json()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        yield Finding(False, "GPU memory", (done.stdout or done.stderr).strip())
-        return
+        return Finding(False, "GPU memory", name + (done.stdout or done.stderr).strip()), 0
     fit = json.loads(done.stdout)
     loaded, kv, whole = (f"{size / (1 << 30):.1f}" for size in (fit["loaded"], fit["kv"], total))
-    yield Finding(
-        True,
-        "GPU memory",
-        f"of {whole} GiB about {loaded} for weights and codec, {kv} for keys and values: {fit['usual']} streams of"
-        f" twenty seconds at once, {fit['longest']} of the greatest length",
+    text = (
+        f"{name}of {whole} GiB about {loaded} for weights and codec, {kv} for keys and values: {fit['usual']} streams"
+        f" of twenty seconds at once, {fit['longest']} of the greatest length"
     )
+    return Finding(True, "GPU memory", text), fit["loaded"] + fit["kv"] + fit["beside"]
 
 
 def _gpu_bytes() -> int:

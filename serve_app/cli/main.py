@@ -6,6 +6,7 @@ import errno
 import importlib.metadata
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -101,9 +102,8 @@ def options(
 ONE_GPU = Path(__file__).with_name("one-gpu.yaml")  # where this machine has a GPU; cluster/serve links to it
 
 Config = Annotated[Path | None, typer.Option("--config", help="A Serve config file such as cluster/serve/local.yaml.")]
-Model = Annotated[
-    str | None, typer.Option("--model", help="auto, embedded, a checkpoint directory, or a Hugging Face name.")
-]
+_MODEL_HELP = "auto, embedded, a checkpoint directory, or a Hugging Face name; more than once for several."
+Model = Annotated[list[str] | None, typer.Option("--model", help=_MODEL_HELP)]
 
 
 @cli.command()
@@ -133,7 +133,8 @@ def serve(
     with ExitStack() as stack:
         show = None if quiet else print_json if as_json else print_line
         progress = stack.enter_context(ProgressLine(report))
-        _fetch(settings.model, progress)
+        for own in settings.each().values():
+            _fetch(own.model, progress)
         server = stack.enter_context(running(settings, address, progress.report, show=show))
         keyed = settings.api.access.keys_file is not None
         stack.enter_context(_found_by_say(server.url, keyed=keyed))
@@ -177,7 +178,7 @@ def say(
     elif model is None and (found := find_server()):
         print(f"{speak(found)}, spoken by {found}", file=report)
     else:
-        settings, address = _settings(None, model, file=report), Address("127.0.0.1", free_port())
+        settings, address = _settings(None, [model] if model else None, file=report), Address("127.0.0.1", free_port())
         _check(settings, address)
         with ProgressLine(report) as progress:
             _fetch(settings.model, progress)
@@ -307,14 +308,57 @@ def main() -> None:
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-def _settings(config: Path | None, model: str | None, file: TextIO | None = None) -> AppConfig:
-    """The settings of a command: its file or the defaults for this machine, and its model."""
+def _settings(config: Path | None, models: list[str] | None, file: TextIO | None = None) -> AppConfig:
+    """The settings of a command: its file or the defaults for this machine, and its model or models."""
     gpus = count_gpus()
     config = config or (ONE_GPU if gpus else None)
     settings = read_config(config) if config else AppConfig()
-    choice = choose(model or settings.model, models_dir=settings.models_dir, gpu=gpus > 0)
-    print(f"model: {choice.model} ({choice.reason})", file=file, flush=True)
-    return settings.model_copy(update={"model": choice.model})
+    if models and len(models) > 1:
+        settings = _several(settings, models, gpus=gpus)
+    elif models:
+        settings = settings.model_copy(update={"model": models[0], "models": ()})
+    served = {name: choose(own.model, models_dir=own.models_dir, gpu=gpus > 0) for name, own in settings.each().items()}
+    for name, choice in served.items():
+        print(f"model{name and f' {name}'}: {choice.model} ({choice.reason})", file=file, flush=True)
+    if "" in served:
+        return settings.model_copy(update={"model": served[""].model})
+    chosen = [each.model_copy(update={"model": served[each.name].model}) for each in settings.models]
+    return settings.model_copy(update={"models": tuple(chosen)})
+
+
+_SHARED = 0.9  # of a GPU's memory, for the engines on it together
+_FAMILY = "Qwen3-TTS-12Hz-"
+
+
+def _several(settings: AppConfig, models: list[str], *, gpus: int) -> AppConfig:
+    """`settings` for these models, the first of which is the default. Raises ConfigError.
+
+    With a GPU for each they have it alone; else those on one GPU share it in equal parts.
+    """
+    if settings.models:
+        raise InvalidRequest("--model more than once and `models` in the file exclude each other")
+    most = -(-len(models) // gpus) if gpus else 1  # on one GPU
+    entries = [{"name": _called(model), "model": model, **_share(settings, most if gpus else 0)} for model in models]
+    try:
+        return AppConfig.model_validate({**settings.model_dump(), "model": "auto", "models": entries})
+    except ValidationError as error:
+        raise ConfigError(f"--model: {explain(error)}") from None
+
+
+def _called(model: str) -> str:
+    """1.7B-Base of Qwen/Qwen3-TTS-12Hz-1.7B-Base, and the last folder of a path."""
+    last = Path(model.rstrip("/")).name.removeprefix(_FAMILY)
+    return re.sub(r"[^A-Za-z0-9._]+", "-", last).strip("-._")
+
+
+def _share(settings: AppConfig, most: int) -> dict[str, object]:
+    """Of a GPU, for one of `most` on it; one that has a GPU alone, or none, is as the application has it."""
+    if most < 2:
+        return {}
+    memory = {"gpu_memory_fraction": round(_SHARED / most, 3), "kv_cache_bytes": None}
+    talker = settings.talker.model_dump() | memory
+    pool = settings.talker_pool.model_dump() | {"num_gpus": round(1 / most, 3)}
+    return {"talker": talker, "talker_pool": pool}
 
 
 def _fetch(model: str, progress: ProgressLine) -> None:

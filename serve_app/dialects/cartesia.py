@@ -68,14 +68,14 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
 
 async def list_voices(service: SpeechService, starting_after: str = "") -> dict[str, object]:
     """All of them on one page."""
-    info = await service.describe()
-    known = [] if starting_after else [_voice(voice) for voice in catalogue.voice_list(info)]
+    models = await service.described()
+    known = [] if starting_after else [_voice(voice) for voice in catalogue.voice_list(*models)]
     return {"data": known, "has_more": False, "next_page": None}
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """One voice. Raises InvalidRequest with the valid names."""
-    return _voice(catalogue.find_voice(voice_id, await service.describe()))
+    return _voice(catalogue.find_voice(voice_id, *await service.described()))
 
 
 def _voice(voice: catalogue.Voice) -> dict[str, object]:

@@ -80,13 +80,13 @@ def _ways(path: str, what: str) -> tuple[Route, ...]:
 
 async def list_voices(service: SpeechService) -> dict[str, object]:
     """All of them on one page."""
-    known = [_voice(voice) for voice in catalogue.voice_list(await service.describe())]
+    known = [_voice(voice) for voice in catalogue.voice_list(*await service.described())]
     return {"voices": known, "has_more": False, "total_count": len(known), "next_page_token": None}
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """One voice. Raises InvalidRequest with the valid names."""
-    return _voice(catalogue.find_voice(voice_id, await service.describe()))
+    return _voice(catalogue.find_voice(voice_id, *await service.described()))
 
 
 async def show_user(_: SpeechService) -> dict[str, object]:

@@ -82,9 +82,9 @@ class SpeakMessage:
     async def _open(self, fields: dict[str, object], service: SpeechService) -> Session:
         body, resumption = _speech_body(fields), parse_resumption(fields)
         check_length("input", body.input, service.settings)
-        info = await service.describe()
+        info, names = await service.choose(body, fields), {**_NAMES, **service.chosen_by}
         reasons = ignored.always_streamed(fields)
-        self._without_effect = ignored.told(ignored.ignored(fields, body, info, _NAMES, reasons=reasons))
+        self._without_effect = ignored.told(ignored.ignored(fields, body, info, names, reasons=reasons))
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES

@@ -96,12 +96,14 @@ async def wished(
     """
     made, found = made or {}, dict(reasons or {})
     body = _body({**spelled(fields), **made}, service.settings)
-    info = await service.describe()
+    info = await service.choose(body, fields)
     _check_names(body, info, service.settings)
     delivery = negotiate(body, accept, default=default)
     if body.word_timestamps and not delivery.events and "word_timestamps" not in made:
         found["word_timestamps"] = "only events carry words: stream_format"
-    return Wish(info, body, delivery, ignored.ignored(fields, body, info, _NAMES, reasons=found))
+    return Wish(
+        info, body, delivery, ignored.ignored(fields, body, info, {**_NAMES, **service.chosen_by}, reasons=found)
+    )
 
 
 def _body(given: Mapping[str, object], settings: ApiSettings) -> SpeechBody:

@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Self
 
 import ray
@@ -16,11 +17,14 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from deployments.serving import metrics, ray_private
+from deployments.serving.progress import Start, start_key
 from deployments.serving.ray_private import Pool
+from serve_app.speech.models import ModelState
 
 logger = logging.getLogger(__name__)
 
 POOLS = {"Talker": "talker", "Codec": "codec", "Ingress": "ingress"}
+ONE_MODEL = MappingProxyType({"": ("Talker", "Codec")})
 _TURN_S = 0.2  # shorter than api.admission.max_line_s, after which a line that does not move is a 429
 _TURNS_PER_LOOK = 10  # at least
 _REPLICAS_PER_TURN = 40  # the controller's one thread takes about 0.2 ms for each replica that it tells of
@@ -36,8 +40,8 @@ _SCRAPE_TIMEOUT_S = 5.0
 class Seen:
     """The controller's answer, which one replica asks for and all use."""
 
-    pools: Mapping[str, Pool]  # talker, codec, ingress
-    deaths: Mapping[str, int]  # as `ray_private.count_deaths` has them, by POOLS and PROXY
+    pools: Mapping[str, Pool]  # by `pool_of`
+    deaths: Mapping[str, int]  # as `ray_private.count_deaths` has them, by `pool_of` and PROXY
 
     def note(self) -> bytes:
         """For the control store. No two are equal, so that a reader sees that one is new."""
@@ -60,8 +64,9 @@ class PoolWatch:
     asks the control store five times a second whether the few replicas of a small pool live.
     """
 
-    def __init__(self, app_name: str) -> None:
-        self._app_name = app_name
+    def __init__(self, app_name: str, models: Mapping[str, tuple[str, str]] = ONE_MODEL) -> None:
+        """`models`: the deployments of the talkers and of the codec of each model, by its name."""
+        self._app_name, self._models = app_name, models
         self._note_key = f"pools of {app_name}"
         self._note: bytes | None = None
         self._silence = _SILENT_LOOKS  # looks without a new note; at first no replica is waited for
@@ -69,17 +74,28 @@ class PoolWatch:
         self._pools: Mapping[str, Pool] = {}
         self._deaths: Mapping[str, int] = {}
         self._lives: dict[str, bool] = {}
+        self._starts: dict[str, Start | None] = {}
         threading.Thread(target=self._watch, name="pool-watch", daemon=True).start()
 
-    def is_running(self) -> bool:
+    def is_running(self, model: str = "") -> bool:
         """Whether each pool that speech needs has a live replica; True before the first answer of the controller."""
-        codecs = self._pools.get("codec")
-        return self._lives.get("talker", True) and (self._lives.get("codec", True) or not (codecs and codecs.wanted))
+        talkers, codecs = map(pool_of, self._models[model])
+        pool = self._pools.get(codecs)
+        return self._lives.get(talkers, True) and (self._lives.get(codecs, True) or not (pool and pool.wanted))
 
     def is_ready(self) -> bool:
-        """Whether speech may be asked for: the pools run, or the talkers are at zero for lack of requests."""
-        talkers = self._pools.get("talker")
+        """Whether speech of the only model may be asked for: the pools run, or the talkers are at zero for lack of
+        requests.
+        """
+        talkers = self._pools.get(POOLS["Talker"])
         return self.is_running() or (talkers is not None and not talkers.wanted)
+
+    def state(self, model: str = "") -> ModelState:
+        """Whether a model speaks, and how far its start is if not."""
+        pool = self._pools.get(pool_of(self._models[model][0]))
+        wanted = 1 if pool is None else pool.wanted
+        running = self.is_running(model)
+        return ModelState.of(self._starts.get(model), wanted=wanted, running=running, now_s=time.time())
 
     def _watch(self) -> None:
         pause, next_look = threading.Event(), 0
@@ -87,9 +103,10 @@ class PoolWatch:
             try:
                 if number >= next_look:
                     replicas = sum(pool.wanted for pool in self._pools.values())
-                    next_look = number + turns_per_look(replicas, is_running=self.is_running())
+                    next_look = number + turns_per_look(replicas, is_running=all(map(self.is_running, self._models)))
                     self._look()
                 self._ask_who_lives()
+                self._read_starts()
             except (
                 RayError,
                 RayServeException,
@@ -119,7 +136,7 @@ class PoolWatch:
             self._take(self._ask())
 
     def _ask(self) -> Seen:
-        pools = {POOLS[name]: pool for name, pool in ray_private.pools(self._app_name).items()}
+        pools = {pool_of(name): pool for name, pool in ray_private.pools(self._app_name).items()}
         deaths = self._count_deaths() if self._asked % _LOOKS_PER_COUNT == 0 else self._deaths
         self._asked += 1
         return Seen(pools, deaths)
@@ -127,12 +144,20 @@ class PoolWatch:
     def _take(self, seen: Seen) -> None:
         self._pools, self._deaths = seen.pools, seen.deaths
         for name, pool in seen.pools.items():
-            metrics.replicas(name, wanted=pool.wanted, running=len(pool.running))
+            kind, _, model = name.partition(" ")
+            metrics.replicas(kind, wanted=pool.wanted, running=len(pool.running), model=model)
         for name, count in seen.deaths.items():
-            metrics.died(name, count)
+            kind, _, model = name.partition(" ")
+            metrics.died(kind, count, model=model)
+
+    def _read_starts(self) -> None:
+        """Of models that do not speak: the note of each one's latest start."""
+        for model, (talkers, _) in self._models.items():
+            if not self.is_running(model):
+                self._starts[model] = Start.read(ray_private.left(start_key(self._app_name, talkers)))
 
     def _ask_who_lives(self) -> None:
-        for name in ("talker", "codec"):
+        for name in {pool_of(deployment) for pair in self._models.values() for deployment in pair}:
             if name in self._pools:
                 running = self._pools[name].running
                 self._lives[name] = len(running) > _LARGEST_ASKED or any(map(ray_private.is_alive, running))
@@ -140,8 +165,15 @@ class PoolWatch:
     def _count_deaths(self) -> dict[str, int]:
         """Deaths are counted from outside, because a replica that dies reports nothing."""
         counts = ray_private.count_deaths(self._app_name)
-        named = {pool: counts[deployment] for deployment, pool in POOLS.items()}
+        deployments = dict.fromkeys(("Ingress", *(name for pair in self._models.values() for name in pair)))
+        named = {pool_of(deployment): counts[deployment] for deployment in deployments}
         return named | {ray_private.PROXY: counts[ray_private.PROXY]}
+
+
+def pool_of(deployment: str) -> str:
+    """The pool that metrics know, with the name of its model where it has one of several: "talker", "talker base"."""
+    kind, _, model = deployment.partition("-")
+    return f"{POOLS[kind]} {model}".rstrip()
 
 
 def turns_per_look(replicas: int, *, is_running: bool) -> int:

@@ -18,13 +18,14 @@ from dataclasses import replace
 import numpy as np
 
 from deployments.audio.listening import FirstSound
-from deployments.errors import NotReady, Overloaded
+from deployments.errors import NotReady, Overloaded, Starting
 from deployments.limits import Rate, StreamLimit
 from deployments.playback import PlaybackClock, Unread
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
 from serve_app.speech.live_text import LiveText, LiveTexts, without_clicks
+from serve_app.speech.models import ModelState, ModelStatus, ready
 from serve_app.speech.segments import LongText
 from serve_app.speech.synthesizer import Synthesizer
 
@@ -38,6 +39,8 @@ _SEED_BITS = 53
 _LATEST = 50
 # The same while no time is known.
 _USUAL_S = 1.0
+# How often the log hears of the start that a request waits for.
+_TOLD_S = 5.0
 _SAMPLE_BYTES = 2
 # How operators raise the limit, by the reason of a refusal.
 _MORE_REPLICAS = "more or faster replicas raise the limit"
@@ -49,6 +52,10 @@ _REMEDIES = {
 }
 
 
+def _percent(state: ModelState) -> str:
+    return "" if state.percent is None else f", {state.percent} %"
+
+
 def always() -> bool:
     """A pool that cannot go to zero."""
     return True
@@ -58,6 +65,7 @@ class Admission:
     """Bounds the streams of one ingress replica, and how long any of them waits for its first audio; measures them all.
 
     `is_running` says whether there are replicas to speak: a pool that has gone to zero takes longer for the first one.
+    `state` says how far that start is. `model` is the name of one of several.
     """
 
     def __init__(
@@ -67,11 +75,13 @@ class Admission:
         *,
         is_running: Callable[[], bool] = always,
         live_texts: LiveTexts | None = None,
+        state: Callable[[], ModelState] = ready,
+        model: str = "",
     ) -> None:
         """`live_texts` holds the texts that are still being written; without it there are none."""
         self._synthesizer, self._long_text, self._live_texts = synthesizer, LongText(synthesizer), live_texts
         self._settings = settings
-        self._is_running = is_running
+        self._is_running, self.state, self._model = is_running, state, model
         self._num_streams = self._num_heard = 0
         # When each waiting request came, and its client, the oldest first. Requests with a recording are left out: to
         # read it takes time that says nothing of the line. So are texts that are still being written.
@@ -106,13 +116,13 @@ class Admission:
                     if chunk.pcm:
                         self._judge(listener, len(chunk.pcm) / _SAMPLE_BYTES / info.sample_rate, came_s=came_s)
                         if (onset_s := sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
-                            metrics.first_sound(time.monotonic() - came_s, onset_s=onset_s)
+                            metrics.first_sound(time.monotonic() - came_s, onset_s=onset_s, model=self._model)
                     given_s, reason = time.monotonic(), chunk.finish_reason
                     unread.offer()
                     yield chunk
                     listener.pause(time.monotonic() - given_s)
                     was_held_up = await unread.taken() or is_being_written
-            metrics.finished(time.monotonic() - came_s, audio_s=listener.audio_s, reason=reason)
+            metrics.finished(time.monotonic() - came_s, audio_s=listener.audio_s, reason=reason, model=self._model)
         finally:
             self._num_heard -= is_heard
             self._count(-1)
@@ -123,6 +133,8 @@ class Admission:
             raise self._refusal("streams")
         if not self._is_running():
             self._waiting.clear()  # their waiting says nothing of the line
+            if self.state().status is ModelStatus.FAILED:
+                raise self._refusal("starting")
             return
         if not self._limit.has_room(self._num_streams):
             raise self._refusal("pauses")
@@ -151,9 +163,9 @@ class Admission:
         """Count audio that leaves now. It is late where a listener has heard more silence in all than `max_late_s`."""
         now_s, is_first = time.monotonic(), not listener.has_begun
         late_s = listener.deliver(audio_s, now_s=now_s)
-        metrics.audio(audio_s, late_s=late_s)
+        metrics.audio(audio_s, late_s=late_s, model=self._model)
         if is_first:
-            metrics.first_audio(now_s - came_s)
+            metrics.first_audio(now_s - came_s, model=self._model)
             return
         is_late = late_s > 0 and listener.stalled_s > self._settings.max_late_s
         self._limit.delivered(late=is_late, streams=self._num_streams, now_s=now_s)
@@ -176,10 +188,10 @@ class Admission:
                 self._waiting[ticket] = time.monotonic(), request.client
 
         try:
-            async with asyncio.timeout(None) as limit, _once_written(live, wait):
+            async with asyncio.timeout(None) as limit, _once_written(live, wait), self._start_told(request, starting):
                 begun = await self._until_audio(request, info, opened)
         except Overloaded:
-            metrics.refused("stage")
+            metrics.refused("stage", model=self._model)
             raise
         except TimeoutError:
             raise self._refusal("late" if self._is_running() else "starting") from None
@@ -207,7 +219,7 @@ class Admission:
                 read.append(chunk if seed is None else replace(chunk, seed=seed))
             if not redraws or not read or read[-1].pcm:
                 break
-            metrics.redrawn(read[-1].finish_reason)
+            metrics.redrawn(read[-1].finish_reason, model=self._model)
             logger.warning(
                 "request %s was over before it was heard (%s): another seed", asked.request_id, read[-1].finish_reason
             )
@@ -225,13 +237,41 @@ class Admission:
         return self._live_texts.find(request.live)
 
     def _refusal(self, reason: str) -> Exception:
-        metrics.refused(reason)
+        metrics.refused(reason, model=self._model)
         if reason == "starting":
-            return NotReady()
+            return self._starting()
         after_s = self._begun.retry_after_s(len(self._waiting), time.monotonic())
         load = f"being spoken: {self._num_heard}, waiting for their first audio: {self._num_streams - self._num_heard}"
         remedy = _REMEDIES[reason].format(settings=self._settings)
         return Overloaded(f"The server is at its limit ({load}); {remedy}.", after_s)
+
+    def _starting(self) -> NotReady:
+        state = self.state()
+        if state.ready_in_s is None:
+            return NotReady()
+        name = f"The model {self._model}" if self._model else "The model"
+        how = (
+            "its start failed, /v1/models says why"
+            if state.status is ModelStatus.FAILED
+            else f"{state.status}{_percent(state)}"
+        )
+        return Starting(f"{name} is not ready: {how}.", state.ready_in_s)
+
+    @asynccontextmanager
+    async def _start_told(self, request: SynthesisRequest, starting: bool) -> AsyncIterator[None]:
+        """Logs how far the start is that a request waits for."""
+
+        async def tell() -> None:
+            while not self._is_running():
+                logger.info("request %s waits for %s: %s", request.request_id, self._model or "the model", self.state())
+                await asyncio.sleep(_TOLD_S)
+
+        telling = asyncio.create_task(tell()) if starting else None
+        try:
+            yield
+        finally:
+            if telling is not None:
+                telling.cancel()
 
     async def _make_room(self) -> None:
         """The reader takes nothing, so its stream gives its place back."""
@@ -244,7 +284,7 @@ class Admission:
 
     def _count(self, change: int) -> None:
         self._num_streams += change
-        metrics.ingress_load(self._num_streams, most=self._settings.max_streams)
+        metrics.ingress_load(self._num_streams, most=self._settings.max_streams, model=self._model)
 
 
 def draw_seed() -> int:

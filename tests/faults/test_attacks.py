@@ -106,17 +106,6 @@ HEAD = [
     *("entry", "attack", "intruders", "pause, ms", "without", "/health, ms", "peak, MiB", "kept, MiB"),
     *("limits", "what it got"),
 ]
-    "entry",
-    "attack",
-    "intruders",
-    "pause, ms",
-    "without",
-    "/health, ms",
-    "peak, MiB",
-    "kept, MiB",
-    "limits",
-    "what it got",
-]
 
 
 class Watch:

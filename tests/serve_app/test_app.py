@@ -1,6 +1,7 @@
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from ray.serve import Application
@@ -171,3 +172,61 @@ TORCH = "torch transformers"
 def test_what_imports_leave_out(code: str, foreign: str) -> None:
     check = f"{code}; import sys; assert not {{*{foreign.split()}}} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def several(**more: Any) -> AppConfig:
+    """Two released models, whose files need not be here, and the embedded voice."""
+    models = [{"name": kind, "model": f"Qwen/Qwen3-TTS-12Hz-1.7B-{kind}"} for kind in ("CustomVoice", "Base")]
+    return AppConfig.model_validate({"models": [*models, {"name": "nora", "model": "embedded"}], **more})
+
+
+def test_models_with_the_same_speech_tokenizer_share_a_codec_pool() -> None:
+    application = built(several())
+    by_name = {item.name: item for item in application.deployments}
+    assert set(by_name) == {
+        "Ingress",
+        *("Talker-CustomVoice", "Talker-Base", "Talker-nora"),
+        *("Codec-CustomVoice", "Codec-nora"),
+    }
+    source, _, handles, placements = by_name["Codec-CustomVoice"].init_args
+    assert source == "Qwen/Qwen3-TTS-12Hz-1.7B-Base"  # which alone has the encoder of recordings
+    assert {name: handle.deployment_name for name, handle in handles.items()} == {
+        "CustomVoice": "Talker-CustomVoice",
+        "Base": "Talker-Base",
+    }
+    assert placements == dict.fromkeys(("CustomVoice", "Base"), "pool")  # their talkers have no GPU to share
+    on_gpu = {item.name: item for item in built(several(talker_pool={"num_gpus": 0.5})).deployments}
+    assert set(on_gpu["Codec-CustomVoice"].init_args[3].values()) == {"hybrid"}
+    *_, models = by_name["Ingress"].init_args
+    assert [(each.name, each.codec.deployment_name, each.talker) for each in models] == [
+        ("CustomVoice", "Codec-CustomVoice", None),
+        ("Base", "Codec-CustomVoice", None),
+        ("nora", "Codec-nora", None),
+    ]
+
+
+def test_a_single_codec_pool_keeps_its_name_and_follows_all_talkers() -> None:
+    config = several(codec_scaling={}, talker={"max_num_seqs": 4})
+    first, second, _ = config.models
+    second = second.model_copy(update={"placement": "inline", "talker_scaling": TalkerScalingConfig(max_replicas=3)})
+    by_name = {item.name: item for item in built(config.model_copy(update={"models": (first, second)})).deployments}
+    assert set(by_name) == {"Ingress", "Talker-CustomVoice", "Talker-Base", "Codec"}
+    scaling = by_name["Codec"]._deployment_config.autoscaling_config
+    assert policy_of(scaling)._settings.max_talker_streams == 4 * (1 + 3)  # type: ignore[attr-defined]
+    *_, models = by_name["Ingress"].init_args
+    assert models[0].talker is None
+    assert models[1].talker.deployment_name == "Talker-Base"  # the ingress asks it itself
+
+
+def test_several_models_deployed_again_unchanged_are_the_same() -> None:
+    one, other = (built(several()).deployments for _ in range(2))
+    assert [repr((item.name, item.init_args)) for item in one] == [repr((item.name, item.init_args)) for item in other]
+
+
+def test_the_default_voice_may_be_any_models() -> None:
+    """Checked once all checkpoints are here: /ready says it on the other nodes."""
+    build_app(several(api={"default_voice": "nobody"}))
+    here = [{"name": "nora", "model": "embedded"}, {"name": "other", "model": "embedded"}]
+    build_app(AppConfig.model_validate({"models": here, "api": {"default_voice": "hugo"}}))
+    with pytest.raises(StartError, match="'nobody' is no voice of embedded, embedded"):
+        build_app(AppConfig.model_validate({"models": here, "api": {"default_voice": "nobody"}}))

@@ -38,7 +38,7 @@ def test_a_serve_config_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("modell: embedded", ["modell", "model, models_dir"]),
+        ("modell: embedded", ["modell", "model, models, models_dir"]),
         ("talker: {max_seqs: 3}", ["talker.max_seqs", "max_num_seqs"]),
         ("codec_pool: {replicas: 0}", ["codec_pool.replicas", "greater than or equal to 1"]),
         ("talker_scaling: {max_replica: 3}", ["talker_scaling.max_replica", "max_replicas, min_replicas"]),
@@ -153,3 +153,56 @@ def test_an_ingress_replica_asks_where_serve_listens(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ingress.ray_private, "proxy_host", lambda: host)
     with pytest.raises(StartError):
         Ingress(ApiSettings(), codec=None)
+
+
+SEVERAL = """
+talker: {max_num_seqs: 4}
+codec: {placement: hybrid}
+models:
+  - {name: voices, model: embedded}
+  - name: clones
+    model: 1.7B-Base
+    placement: inline
+    talker: {gpu_memory_fraction: 0.4}
+    talker_pool: {num_gpus: 0.5}
+    talker_scaling: {min_replicas: 0}
+    admission: {max_streams: 8}
+"""
+
+
+def test_a_model_takes_from_the_application_what_it_leaves_out(file: Path) -> None:
+    file.write_text(SEVERAL, encoding="utf-8")
+    config = read_config(file)
+    voices, clones = config.each().values()
+    assert list(config.each()) == ["voices", "clones"]
+    assert (voices.model, voices.talker.max_num_seqs, voices.codec.placement) == ("embedded", 4, "hybrid")
+    assert voices.api.admission == config.api.admission
+    assert (clones.model, clones.talker.gpu_memory_fraction, clones.codec.placement) == ("1.7B-Base", 0.4, "inline")
+    assert (clones.talker_pool.num_gpus, clones.api.admission.max_streams) == (0.5, 8)
+    assert (voices.models, clones.models) == ((), ())
+    assert config.num_gpus == 0  # the one with a GPU may be at zero
+    assert config.ingress_requests == 2 * (config.api.admission.max_streams + 8)
+
+
+def test_a_single_model_is_the_configuration_itself() -> None:
+    config = AppConfig(model="embedded")
+    assert config.each() == {"": config}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{model: embedded, models: [{name: a, model: b}]}", "model and models exclude each other"),
+        ("models: [{name: a, model: x}, {name: A, model: y}]", "the name 'A' is taken"),
+        ("models: [{name: tts-1, model: x}]", "the name 'tts-1' is taken"),
+        ("models: [{name: qwen3-tts-clone, model: x}]", "the name 'qwen3-tts-clone' is taken"),
+        ("models: [{name: a/b, model: x}]", "models.0.name"),
+        ("models: [{name: a, model: x, talker: {seqs: 1}}]", "models.0.talker.seqs"),
+        ("models: [{name: a, model: x, seqs: 1}]", "valid keys: admission, model, name, placement"),
+    ],
+)
+def test_a_wrong_list_of_models_is_named(file: Path, text: str, named: str) -> None:
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        read_config(file)
+    assert named in str(refused.value)

@@ -1,5 +1,6 @@
 """The ingress's synthesizer among codec replicas that die: every sample comes once."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from deployments.errors import CodecLost, Overloaded, TalkerLost
+from deployments.config import TalkerConfig
+from deployments.errors import CodecLost, NotReady, Overloaded, TalkerLost
 from deployments.protocol import (
     ALL_FRAMES,
     ClonePrompt,
@@ -16,11 +18,14 @@ from deployments.protocol import (
     FinishReason,
     FrameChunk,
     GenerateRequest,
+    ModelInfo,
     PcmChunk,
     Reference,
     SynthesisRequest,
 )
-from serve_app.ingress import HandleSynthesizer
+from deployments.serving import ray_private
+from serve_app.config import AdmissionSettings
+from serve_app.ingress import Deployed, HandleSynthesizer
 from tests.deployments.serving.test_calls import from_replica
 from tests.serve_app.fake import CUSTOM_VOICE
 
@@ -258,3 +263,52 @@ async def test_a_talker_on_a_gpu_reads_recordings_itself(on_gpu: bool, asked: in
 async def test_a_stream_never_just_ends() -> None:
     with pytest.raises(CodecLost):
         await listen(Codec(100, *[(1, DEAD)] * 50))
+
+
+class Describing:
+    """A handle to a codec pool that tells of a model once it may, and where notes are left meanwhile."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.may_tell = asyncio.Event()
+
+    def options(self, *, method_name: str) -> "Describing":
+        assert method_name == "describe"
+        return self
+
+    async def remote(self, model: str) -> ModelInfo:
+        self.asked.append(model)
+        await self.may_tell.wait()
+        return CUSTOM_VOICE
+
+
+def deployed(checkpoint: str) -> Deployed:
+    pools = ("Talker-clones", "Codec")
+    return Deployed("clones", checkpoint, TalkerConfig(), False, AdmissionSettings(), pools, None)  # type: ignore[arg-type]
+
+
+async def test_a_model_whose_files_are_elsewhere_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for beside requests, and what it tells is left for ingresses that start while it is at zero."""
+    notes: dict[str, bytes] = {}
+    monkeypatch.setattr(ray_private, "left", notes.get)
+    monkeypatch.setattr(ray_private, "leave", notes.__setitem__)
+    codec = Describing()
+    synthesizer = HandleSynthesizer(codec, served=deployed("/elsewhere/Base"))  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(NotReady):
+            await synthesizer.describe()
+        await asyncio.sleep(0)
+    assert codec.asked == ["clones"]
+    codec.may_tell.set()
+    assert synthesizer._asking is not None
+    await synthesizer._asking
+    info = await synthesizer.describe()
+    assert (info.name, info.checkpoint, info.route) == ("clones", "/elsewhere/Base", "clones")
+    later = HandleSynthesizer(Describing(), served=deployed("/elsewhere/Base"))  # type: ignore[arg-type]
+    assert await later.describe() == info
+
+
+async def test_a_model_at_zero_is_described_from_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = Describing()
+    info = await HandleSynthesizer(codec, served=deployed("embedded")).describe()  # type: ignore[arg-type]
+    assert (info.name, info.voices[0], codec.asked) == ("clones", "nora", [])

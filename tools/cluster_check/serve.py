@@ -51,7 +51,8 @@ def _config(file: Path) -> Iterator[str]:
     yield from _ignored(config, ServeDeploySchema.model_validate(config).model_dump(exclude_unset=True))
     settings = app_config(file)
     settings.api.access.for_host(at(config, "http_options", "host"))
-    pools = ((settings.talker_pool, settings.talker_scaling), (settings.codec_pool, settings.codec_scaling))
+    talkers = [(own.talker_pool, own.talker_scaling) for own in settings.each().values()]
+    pools = (*talkers, (settings.codec_pool, settings.codec_scaling))
     for pool, scaling in pools:
         if scaling and not scaling.min_replicas <= pool.replicas <= scaling.max_replicas:
             yield f"replicas: {pool.replicas} is not within {scaling.min_replicas} to {scaling.max_replicas}"

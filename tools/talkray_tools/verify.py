@@ -373,7 +373,9 @@ def main(arguments: list[str]) -> int:
 
 
 def verify(
-    model: Annotated[str, typer.Option(help="A directory, a released name, or embedded.")],
+    model: Annotated[
+        list[str], typer.Option(help="A directory, a released name, or embedded; more than once: one after the other.")
+    ],
     frames: Annotated[int, typer.Option(help="Greedy frames to compare.")] = 32,
     out: Annotated[Path, typer.Option(help="Folder for verify.json and audio.")] = Path("verify"),
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where it would be served.")] = "auto",
@@ -390,8 +392,17 @@ def verify(
     threads: Annotated[int, typer.Option(help="Torch threads.")] = len(os.sched_getaffinity(0)),
 ) -> None:
     """Check a checkpoint: is it right on this machine, does its speech end, what does it take?"""
-    options = argparse.Namespace(**locals())
+    given = locals()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    codes = []
+    for number, name in enumerate(model, 1):
+        folder = out / f"{number}-{Path(name).name}" if len(model) > 1 else out
+        codes.append(_verify(argparse.Namespace(**given | {"model": name, "out": folder})))
+    raise typer.Exit(max(codes))
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """One checkpoint: 0, or 1 where a check failed."""
     checks: list[Check] = []
     started_s = time.perf_counter()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -402,7 +413,7 @@ def verify(
     except TalkrayError as error:
         checks.append(Check("it loads and speaks", passed=False, detail=str(error)))
         logger.info("%s", checks[-1])
-    raise typer.Exit(_conclude(checks, options, time.perf_counter() - started_s))
+    return _conclude(checks, options, time.perf_counter() - started_s)
 
 
 def _checks(options: argparse.Namespace) -> Iterator[Check]:

@@ -1,7 +1,9 @@
 """The work of a codec replica, without Ray: a request and a source of frames in, PCM out."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses
 from deployments.codec.pool.workers import Workers
 from deployments.codec.state import DecoderState
-from deployments.config import CodecConfig
+from deployments.config import CodecConfig, CodecPlacement
 from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, PcmChunk, Progress, SynthesisRequest
 from deployments.serving import metrics
 from deployments.serving.frames import Generate, all_frames
@@ -23,9 +25,12 @@ from deployments.serving.frames import Generate, all_frames
 class Placement:
     """How much of a stream the talker's GPU decodes: the part for which this replica has no time."""
 
-    def __init__(self, config: CodecConfig) -> None:
-        self._config = config
-        self._streams = 0  # decoded here
+    def __init__(
+        self, config: CodecConfig, placement: CodecPlacement | None = None, *, beside: "Placement | None" = None
+    ) -> None:
+        """The `placement` of one of several models, `beside` that of another one that is decoded here too."""
+        self._config, self._placement = config, placement or config.placement
+        self._here: Counter[str] = Counter() if beside is None else beside._here
         self.talker_on_gpu = False  # known once a talker has been asked
 
     @contextmanager
@@ -33,28 +38,37 @@ class Placement:
         """A stream for as long as it lasts; how many frames to ask the GPU for. Workers carry `capacity` streams."""
         gpu_frames = self._gpu_frames(capacity)
         here = gpu_frames < ALL_FRAMES
-        self._streams += here
+        self._here["streams"] += here
         try:
             yield gpu_frames
         finally:
-            self._streams -= here
+            self._here["streams"] -= here
 
     def _gpu_frames(self, capacity: float) -> int:
         """An idle pool takes over after `gpu_frames`, a busier one later, a full one never."""
-        placement = self._config.placement
-        if placement == "inline":
+        if self._placement == "inline":
             return ALL_FRAMES
-        if placement == "pool" or not self.talker_on_gpu:
+        if self._placement == "pool" or not self.talker_on_gpu:
             return 0
-        busy = (self._streams + 1) / capacity
+        busy = (self._here["streams"] + 1) / capacity
         return ALL_FRAMES if busy >= 1.0 else round(self._config.gpu_frames / (1 - busy))
 
 
 class CodecService:
     """Streams share the workers through a gate in which the most urgent ones go first."""
 
-    def __init__(self, model: str, config: CodecConfig, *, decode: Decode) -> None:
-        """`decode` takes one job; it is called for all jobs of a batch at once and ends in `decode_batch`."""
+    def __init__(
+        self,
+        model: str,
+        config: CodecConfig,
+        *,
+        decode: Decode,
+        placements: Mapping[str, CodecPlacement] = MappingProxyType({}),
+    ) -> None:
+        """`decode` takes one job; it is called for all jobs of a batch at once and ends in `decode_batch`.
+
+        `placements`: of each of several models; none but "pool" for talkers without a GPU.
+        """
         self._codec = load_codec(model, config)
         self._ramp, self._repaired = chosen_ramp(config.chunk_frames, config.workers), 0
         self._shares_calls = config.chunk_frames is None and config.workers >= MANY_WORKERS
@@ -74,10 +88,17 @@ class CodecService:
             tried_s=tried.seconds_per_frame,
         )
         self.placement = Placement(config)
+        self._placements = {name: Placement(config, own, beside=self.placement) for name, own in placements.items()}
+        for placement in self._placements.values():
+            placement.talker_on_gpu = True  # else its placement is another one
 
     @property
     def frame_s(self) -> float:
         return self._codec.frame_s
+
+    def placement_of(self, model: str) -> Placement:
+        """Of one of several models, or of the only one."""
+        return self._placements.get(model, self.placement)
 
     @property
     def failure(self) -> str | None:
@@ -106,7 +127,7 @@ class CodecService:
             guard=None if request.ignore_eos else EndingGuard(frame_samples, sample_rate, position=start.position),
             load=lambda: self.gate.load,
         )
-        with self.placement.admit(self.gate.capacity) as gpu_frames:
+        with self.placement_of(request.model).admit(self.gate.capacity) as gpu_frames:
             if start.undelivered is not None and len(start.undelivered):
                 gpu_frames = 0  # audio is missing that a talker will not bring
             asked = GenerateRequest(request, reference_codes, gpu_frames)

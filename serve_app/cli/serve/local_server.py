@@ -126,9 +126,14 @@ def _http_options(address: Address) -> dict[str, Any]:
 
 def _logical_cpus(config: AppConfig) -> int:
     """CPUs that Ray counts: this process's, or as many as all replicas ask for, so that a small machine runs them."""
-    scaled = ((config.codec_pool, config.codec_scaling), (config.talker_pool, config.talker_scaling))
-    most = [(pool, scaling.max_replicas if scaling else pool.replicas) for pool, scaling in scaled]
-    pools = [(config.ingress_pool, config.ingress_pool.replicas), *most]
+    each = config.each().values()
+    codec = config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas
+    talkers = [
+        (own.talker_pool, own.talker_scaling.max_replicas if own.talker_scaling else own.talker_pool.replicas)
+        for own in each
+    ]
+    # At most each model has a codec pool of its own.
+    pools = [(config.ingress_pool, config.ingress_pool.replicas), (config.codec_pool, codec * len(each)), *talkers]
     return max(len(os.sched_getaffinity(0)), math.ceil(sum(pool.num_cpus * replicas for pool, replicas in pools)))
 
 
@@ -196,11 +201,16 @@ def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = l
             raise StartError("\n".join(failures))
         check()
         states = {name: state.status.value for name, state in application.deployments.items()}
-        line = ", ".join(f"{PARTS[name]} {_STATES.get(state, state.lower())}" for name, state in states.items())
+        line = ", ".join(f"{_part(name)} {_STATES.get(state, state.lower())}" for name, state in states.items())
         if line != last:
             report(f"{line} ({time.monotonic() - started_s:.0f} s)")
             last = line
         time.sleep(_POLL_S)
+
+
+def _part(deployment: str) -> str:
+    kind, _, model = deployment.partition("-")
+    return f"{PARTS[kind]} {model}".rstrip()
 
 
 def _failures(application: Any) -> list[str]:

@@ -90,3 +90,15 @@ def test_it_happens_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     gauges = [ray_metrics.LastingGauge("talkray_again", "A test.", ())]
     threading.Thread(target=ray_metrics.repeat_all, args=(gauges,), daemon=True).start()
     assert again.wait(30)
+
+
+def test_what_a_model_records_has_its_name(recorded: list[Recorded]) -> None:
+    ray_metrics.install.cache_clear()
+    ray_metrics.install("base")
+    metrics.talker_step(0.01, 0, 0.5, waiting=0)
+    metrics.first_audio(0.1, model="design")  # an ingress knows all of them
+    assert [tags for _, _, tags in recorded] == [
+        {"model": "base"},
+        {"pool": "talker", "model": "base"},
+        {"model": "design"},
+    ]

@@ -17,7 +17,7 @@ from deployments.serving.routing import LeastBusy
 pytestmark = pytest.mark.anyio
 
 HERE, THERE = "a" * 56, "b" * 56
-POOL = DeploymentID("CodecDecoder", "talkray")
+POOL = DeploymentID("Codec", "talkray")
 REQUEST = SynthesisRequest("r", "Hello.")
 
 

@@ -1,4 +1,5 @@
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 
 from deployments.talker import loading
-from deployments.talker.loading import StartClock, throttled
+from deployments.talker.loading import StartClock, throttled, turn_on_gpu
 
 
 def test_phases_do_not_count_what_happens_within_them_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,3 +65,24 @@ def test_an_engine_runs_on_the_cpus_near_its_gpu(
     said = loading._use_cpus_near(torch.device("cuda"))
     assert pinned == ([] if used is None else [used])
     assert said == (None if used is None else f"{len(used)} of {len(set(allowed))} CPUs, those near GPU 0001:9b:00.0")
+
+
+def test_engines_of_one_gpu_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one would count the memory that another one takes as its own."""
+    monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    waits, order = threading.Event(), list[str]()
+
+    def start() -> None:
+        with turn_on_gpu(lambda stage: waits.set()):
+            order.append("second")
+
+    with turn_on_gpu(lambda stage: pytest.fail(stage)):
+        second = threading.Thread(target=start)
+        second.start()
+        assert waits.wait(30)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-2")
+        with turn_on_gpu(lambda stage: pytest.fail(stage)):  # another GPU waits for nobody
+            order.append("first")
+    second.join(30)
+    assert order == ["first", "second"]

@@ -208,3 +208,19 @@ def test_what_does_not_fit_is_told_with_what_helps(nvidia_smi: Callable[[int], N
 def test_nothing_is_predicted_without_a_gpu_or_weights(config: AppConfig, nvidia_smi: Callable[[int], None]) -> None:
     nvidia_smi(8192)
     assert list(predict_memory(config)) == []
+
+
+@pytest.mark.parametrize(("fraction", "ok"), [(0.45, True), (0.7, False)])
+def test_models_that_share_a_gpu_are_added_up(nvidia_smi: Callable[[int], None], fraction: float, ok: bool) -> None:
+    embedded_path()
+    nvidia_smi(6144)
+    shared = {"talker_pool": {"num_gpus": 0.5}, "talker": {"gpu_memory_fraction": fraction, "kv_cache_bytes": None}}
+    large = {"max_num_seqs": 512, "max_model_len": 8192}  # fills its share
+    models = [{"name": name, "model": "embedded", **shared} for name in ("one", "two")]
+    for model in models:
+        model["talker"] = {**shared["talker"], **large}
+    one, two, both = predict_memory(AppConfig.model_validate({"models": models}))
+    assert (one.ok, two.ok, both.ok) == (True, True, ok)
+    assert one.text.startswith("one: of 6.0 GiB")
+    assert both.text.startswith("the models that share a GPU take")
+    assert ("a GPU more" in both.text) is not ok

@@ -231,3 +231,33 @@ def test_what_serve_prints_of_a_request(monkeypatch: pytest.MonkeyPatch, options
     assert "ready: open http://127.0.0.1:1 in a browser" in told
     assert "This is the demo voice" in told
     assert "Ctrl-C stops." in told
+
+
+def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: str, gpus: int = 0) -> AppConfig:
+    asked: list[AppConfig] = []
+    monkeypatch.setattr(module, "count_gpus", lambda: gpus)
+    monkeypatch.setattr(module, "examine", lambda config, _: asked.append(config) or [])
+    monkeypatch.setattr(module, "predict_memory", lambda config: [])
+    RUNNER.invoke(cli, ["doctor", *arguments], catch_exceptions=False)
+    return asked[0]
+
+
+CLONE_AND_VOICES = ("--model", "Qwen/Qwen3-TTS-12Hz-1.7B-Base", "--model", "/checkpoints/my voices")
+
+
+def test_several_models_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings_of(monkeypatch, *CLONE_AND_VOICES)
+    assert [(each.name, each.model) for each in config.models] == [
+        ("1.7B-Base", "Qwen/Qwen3-TTS-12Hz-1.7B-Base"),
+        ("my-voices", "/checkpoints/my voices"),
+    ]
+    assert config.num_gpus == 0
+
+
+@pytest.mark.parametrize(("gpus", "num_gpus", "fraction"), [(1, 0.5, 0.45), (2, 1.0, 0.85)])
+def test_models_share_a_gpu_where_there_are_too_few(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, num_gpus: float, fraction: float
+) -> None:
+    for own in settings_of(monkeypatch, *CLONE_AND_VOICES, gpus=gpus).each().values():
+        assert (own.talker_pool.num_gpus, own.talker.gpu_memory_fraction) == (num_gpus, fraction)
+        assert own.codec.placement == "inline"

@@ -1,14 +1,17 @@
 import threading
+import time
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 from ray import serve
 
-from deployments.serving import ray_private
+from deployments.serving import metrics, ray_private
+from deployments.serving.progress import Start, start_key
 from deployments.serving.ray_private import PROXY, Pool
 from serve_app.scaling import pool_watch
 from serve_app.scaling.pool_watch import PoolWatch, Seen, turns_per_look
+from serve_app.speech.models import ModelStatus
 
 
 class Controller:
@@ -181,3 +184,34 @@ def test_an_error_that_nobody_expected_does_not_end_the_watch(monkeypatch: pytes
     monkeypatch.setattr(ray_private, "leave", lambda key, note: None)
     PoolWatch("talkray")
     assert seen.wait(30.0)
+
+
+def test_a_model_without_a_talker_is_told_apart_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Start(time.time() - 5.0, "compiling", usual_s=10.0)
+    notes = {start_key("talkray", "Talker-base"): start.note()}
+    monkeypatch.setattr(PoolWatch, "_watch", lambda watch: None)
+    monkeypatch.setattr(ray_private, "is_alive", lambda actor: True)
+    monkeypatch.setattr(ray_private, "left", notes.get)
+    recorded: list[tuple[str, str]] = []
+    monkeypatch.setattr(metrics, "replicas", lambda pool, *, wanted, running, model: recorded.append((pool, model)))
+    models = {name: (f"Talker-{name}", "Codec") for name in ("custom", "base", "design")}
+    watch = PoolWatch("talkray", models)
+    watch._take(
+        Seen({"talker custom": ONE, "talker base": STARTING, "talker design": NONE, "codec": Pool(1, ("b",))}, {})
+    )
+    watch._ask_who_lives()
+    watch._read_starts()
+    assert recorded == [("talker", "custom"), ("talker", "base"), ("talker", "design"), ("codec", "")]
+    assert [watch.is_running(name) for name in models] == [True, False, False]
+    states = {name: watch.state(name) for name in models}
+    assert [state.status for state in states.values()] == [ModelStatus.READY, ModelStatus.LOADING, ModelStatus.AT_ZERO]
+    assert states["base"].percent == 50
+    assert states["base"].stage == "compiling"
+
+
+@pytest.mark.parametrize(
+    ("deployment", "pool"),
+    [("Talker", "talker"), ("Codec", "codec"), ("Talker-1.7B-Base", "talker 1.7B-Base")],
+)
+def test_a_deployment_names_its_pool_and_its_model(deployment: str, pool: str) -> None:
+    assert pool_watch.pool_of(deployment) == pool

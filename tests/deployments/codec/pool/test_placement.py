@@ -39,3 +39,15 @@ def test_the_busier_the_pool_the_more_the_gpu_does() -> None:
     assert sum(frames < ALL_FRAMES for frames in asked) == 8
     with placement.admit(9.0) as frames:
         assert frames == asked[0]  # all have left
+
+
+def test_models_that_share_a_pool_are_placed_by_all_its_streams() -> None:
+    here = placement_of("hybrid")
+    other = Placement(CodecConfig(), "hybrid", beside=here)
+    other.talker_on_gpu = True
+    with ExitStack() as streams:
+        for _ in range(9):
+            streams.enter_context(here.admit(9.0))
+        assert streams.enter_context(other.admit(9.0)) == ALL_FRAMES
+    with Placement(CodecConfig(), "pool", beside=here).admit(9.0) as frames:
+        assert frames == 0

@@ -1,0 +1,98 @@
+"""What a checkpoint's small files say of it, without torch: a model at zero is described from its files."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deployments.config import TalkerConfig
+from deployments.errors import CheckpointError
+from deployments.protocol import ModelInfo, ModelKind
+from deployments.weights.store import EMBEDDED, INDEX_FILE, REPOSITORIES, SINGLE_FILE, found, read_index
+
+_PIECE = 1 << 20
+_SEGMENT_CHARS = 1000
+_RELEASED = "12 Hz, released"
+
+
+def describe(model: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo | None:
+    """The facts of a checkpoint as its talkers would tell them, but for the precision in which a GPU decodes.
+
+    None where the checkpoint is not on this machine. Raises CheckpointError.
+    """
+    directory = found(model)
+    return None if directory is None else described(directory, model, config, on_gpu=on_gpu)
+
+
+def described(directory: Path, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
+    """The same of a checkpoint directory, under the `name` that it shall have. Raises CheckpointError."""
+    top, codec = _read(directory / "config.json"), _read(directory / "speech_tokenizer" / "config.json")
+    try:
+        return _info(top, codec, name, config, on_gpu=on_gpu)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{directory}: its config.json files describe no Qwen3-TTS model: {error!r}") from None
+
+
+def _info(top: Any, codec: Any, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
+    kind, talker, needs = ModelKind(top["tts_model_type"]), top["talker_config"], top.get("talkray") or {}
+    spoken_form = needs.get("spoken_form")
+    # For the small CustomVoice model the official package drops them too; a voice that needs a spoken form has learnt
+    # nothing but to read.
+    drops = spoken_form is not None or (kind is ModelKind.CUSTOM_VOICE and top.get("tts_model_size") == "0b6")
+    by_rows = not on_gpu and config.kernels == "auto"  # other kernels return no attention
+    return ModelInfo(
+        name=name,
+        kind=kind,
+        voices=_names(talker.get("spk_id")),
+        languages=tuple(each for each in _names(talker.get("codec_language_id")) if not each.endswith("_dialect")),
+        supports_instructions=not drops,
+        sample_rate=codec["output_sample_rate"],
+        frame_samples=codec["decode_upsample_rate"],
+        num_code_groups=talker["num_code_groups"],
+        talker_on_gpu=on_gpu,
+        spoken_form=spoken_form,
+        max_segment_chars=needs.get("max_segment_chars", _SEGMENT_CHARS),
+        word_times=by_rows and needs.get("alignment_head") is not None,
+    )
+
+
+def _names(table: Mapping[str, object] | None) -> tuple[str, ...]:
+    return tuple(name.lower() for name, value in (table or {}).items() if value is not None and value is not False)
+
+
+def clones(model: str) -> bool:
+    """Whether it speaks with the voice of a recording; by its name where its files are not here."""
+    directory = found(model)
+    if directory is None:
+        return model.lower().endswith("-base")
+    return bool(_read(directory / "config.json").get("tts_model_type") == ModelKind.BASE)
+
+
+def tokenizer_of(model: str) -> str:
+    """Equal for models with the same speech tokenizer, whose codes one codec pool decodes.
+
+    The released models have the same. Of others that are here the files decide, of the rest the name.
+    """
+    if model in REPOSITORIES.values() or model in REPOSITORIES:
+        return _RELEASED
+    directory = None if model == EMBEDDED else found(model)
+    if directory is None:
+        return model
+    folder = directory / "speech_tokenizer"
+    weights = [folder / SINGLE_FILE]
+    if not weights[0].is_file():
+        weights = [folder / name for name in sorted(set(read_index(folder / INDEX_FILE).values()))]
+    digest = hashlib.sha256()
+    for file in (folder / "config.json", *weights):
+        with file.open("rb") as content:
+            while piece := content.read(_PIECE):
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from None

@@ -1,0 +1,110 @@
+"""Which of several models answers a request. docs/voices.md lists what decides, in this order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import ModelInfo, ModelKind
+from serve_app.api import catalogue
+from serve_app.config import CLONE_ALIAS, ApiSettings
+
+_TASKS = {"customvoice": ModelKind.CUSTOM_VOICE, "voicedesign": ModelKind.VOICE_DESIGN, "base": ModelKind.BASE}
+_CHECKPOINTS = {  # what would have to be deployed
+    ModelKind.CUSTOM_VOICE: "a CustomVoice checkpoint",
+    ModelKind.VOICE_DESIGN: "a VoiceDesign checkpoint",
+    ModelKind.BASE: "a Base checkpoint",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWish:
+    """The fields of a request that decide; None and False of absent ones."""
+
+    model: str | None = None
+    has_recording: bool = False  # in the request, or stored
+    task_type: object = None
+    voice: str | None = None
+    instructions: object = None
+
+
+def choose(wanted: ModelWish, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
+    """The model for a request, of `models` with the default first.
+
+    A `lenient` dialect's clients cannot know our names: a model or a voice that is not here decides nothing. Raises
+    InvalidRequest and ModelNotFound that name what would have to be deployed, or what has to be said.
+    """
+    if len(models) == 1:
+        return models[0]
+    return (
+        _by_model(wanted.model, models, settings, lenient=lenient)
+        or (_of_kind(ModelKind.BASE, models, "a recording") if wanted.has_recording else None)
+        or _by_task(wanted.task_type, models)
+        or _by_voice(wanted.voice, models, lenient=lenient)
+        or (_of_kind(ModelKind.VOICE_DESIGN, models, "instructions without a voice") if wanted.instructions else None)
+        or models[0]
+    )
+
+
+def _by_model(
+    name: str | None, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool
+) -> ModelInfo | None:
+    """None of no name, and of an alias: that decides nothing by itself."""
+    if name is None or catalogue.is_alias(name, settings):
+        return None
+    if name == CLONE_ALIAS:
+        return _of_kind(ModelKind.BASE, models, f"model {CLONE_ALIAS!r}")
+    named = next((info for info in models if info.name == name), None) or _only(
+        [info for info in models if catalogue.means(name, info)], f"model {name[:80]!r}", models[0]
+    )
+    if named is None and not lenient:
+        raise catalogue.not_loaded(name, models, settings)
+    return named
+
+
+def _by_task(task: object, models: Sequence[ModelInfo]) -> ModelInfo | None:
+    if task is None:
+        return None
+    kind = _TASKS.get(task.lower()) if isinstance(task, str) else None
+    if kind is None:
+        raise InvalidRequest(f"task_type: {str(task)[:40]!r} is none of CustomVoice, VoiceDesign, Base.", "task_type")
+    return _of_kind(kind, models, "task_type")
+
+
+def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -> ModelInfo | None:
+    """A model's own speaker goes before one of OpenAI's names, which every model with speakers has."""
+    speaking = [info for info in models if info.voices]
+    if not name or not speaking:
+        return None
+    wanted = name.lower()
+    own = [info for info in speaking if wanted in info.voices]
+    found = _only(own or [info for info in speaking if wanted in catalogue.aliases(info.voices)], "voice", models[0])
+    if found is None and not lenient:
+        catalogue.resolve(name, list(dict.fromkeys(voice for info in speaking for voice in info.voices)))
+    return found
+
+
+def _of_kind(kind: ModelKind, models: Sequence[ModelInfo], what: str) -> ModelInfo:
+    """The model of a kind that `what` asks for. Raises InvalidRequest where there is none, or no telling which."""
+    found = _only([info for info in models if info.kind is kind], what, models[0])
+    if found is None:
+        here = ", ".join(f"{info.name} ({info.kind})" for info in models)
+        raise InvalidRequest(
+            f"{what} needs {_CHECKPOINTS[kind]}, and none is deployed here: {here}.", _param(what), "model_not_deployed"
+        )
+    return found
+
+
+def _only(candidates: Sequence[ModelInfo], what: str, default: ModelInfo) -> ModelInfo | None:
+    """The default model if it is a candidate, else the only one."""
+    if default in candidates:
+        return default
+    if len(candidates) > 1:
+        names = ", ".join(info.name for info in candidates)
+        raise InvalidRequest(f"{what} fits several models ({names}): say which in model.", "model", "ambiguous_model")
+    return candidates[0] if candidates else None
+
+
+def _param(what: str) -> str:
+    return {"a recording": "ref_audio", "instructions without a voice": "instructions"}.get(
+        what, what.partition(" ")[0]
+    )

@@ -1,0 +1,62 @@
+"""A checkpoint described from its files is the one that an engine describes once it is loaded."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deployments.config import TalkerConfig
+from deployments.errors import CheckpointError
+from deployments.talker.loading import build_engine
+from deployments.weights.description import clones, describe, tokenizer_of
+from deployments.weights.store import embedded_path
+
+CPU = TalkerConfig(device="cpu", max_num_seqs=1)
+
+
+@pytest.mark.parametrize("kind", ["Base", "CustomVoice", "VoiceDesign"])
+def test_files_tell_what_the_engine_tells(tiny_checkpoint: Callable[[str], Path], kind: str) -> None:
+    directory = tiny_checkpoint(kind)
+    told = build_engine(directory, CPU).info
+    found = describe(str(directory), CPU, on_gpu=False)
+    assert found == replace(told, name=str(directory))
+    assert clones(str(directory)) == (kind == "Base")
+
+
+def test_the_embedded_voice_is_described_without_being_written() -> None:
+    found = describe("embedded", CPU, on_gpu=False)
+    assert found is not None
+    assert found.voices == ("nora", "felix", "iris", "hugo")
+    assert found == replace(build_engine(embedded_path(), CPU).info, name="embedded")
+    assert found.word_times
+    on_gpu = describe("embedded", CPU, on_gpu=True)
+    assert on_gpu is not None
+    assert (on_gpu.word_times, on_gpu.talker_on_gpu) == (False, True)
+
+
+def test_a_checkpoint_that_is_elsewhere_is_not_described() -> None:
+    assert describe("/no/such/folder", CPU, on_gpu=False) is None
+    assert clones("Qwen/Qwen3-TTS-12Hz-1.7B-Base")
+    assert not clones("Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")
+
+
+def test_a_file_that_describes_nothing_is_named(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    directory = shutil.copytree(tiny_checkpoint("Base"), tmp_path / "broken")
+    (directory / "config.json").write_text('{"model_type": "qwen3_tts"}', encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"broken: its config.json files describe no Qwen3-TTS model"):
+        describe(str(directory), CPU, on_gpu=False)
+
+
+def test_a_speech_tokenizer_is_known_by_its_files(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    base, custom = (str(tiny_checkpoint(kind)) for kind in ("Base", "CustomVoice"))
+    assert tokenizer_of(base) == tokenizer_of(custom)
+    assert tokenizer_of("embedded") != tokenizer_of(base)
+    assert tokenizer_of("Qwen/Qwen3-TTS-12Hz-1.7B-Base") == tokenizer_of("0.6B-CustomVoice")
+    assert tokenizer_of("/no/such/folder") == "/no/such/folder"
+    other = shutil.copytree(base, tmp_path / "other")
+    config = other / "speech_tokenizer" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "note": 1}), encoding="utf-8")
+    assert tokenizer_of(str(other)) != tokenizer_of(base)

@@ -1,0 +1,135 @@
+"""Three kinds of checkpoint behind one address: each request is answered by the model that it is for."""
+
+import base64
+import io
+import os
+import signal
+import time
+import uuid
+import wave
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from serve_app.cli.ray_settings import free_port
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.released import SHAPES
+from tests.e2e.processes import MARK, marked
+from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start
+
+KINDS = {"CustomVoice": "custom_voice", "Base": "base", "VoiceDesign": "voice_design"}
+FRAMES = 5
+SHORT = {"input": "Hello there.", "response_format": "pcm", "max_new_tokens": FRAMES + 1, "ignore_eos": True, "seed": 1}
+LEADING = {"leading_silence": True}
+
+
+def recording() -> str:
+    """A second of a tone, as clients send it."""
+    tone = (np.sin(np.arange(24_000) * 0.05) * 9000).astype("<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as audio:
+        audio.setnchannels(1)
+        audio.setsampwidth(2)
+        audio.setframerate(24_000)
+        audio.writeframes(tone.tobytes())
+    return base64.b64encode(file.getvalue()).decode()
+
+
+VOICE: dict[str, Any] = {"voice": "vivian"}
+CLONE: dict[str, Any] = {"ref_audio": recording(), "ref_text": "A tone."}
+DESIGN: dict[str, Any] = {"instructions": "A calm voice."}
+
+
+@pytest.fixture(scope="module")
+def mark() -> Iterator[str]:
+    mark = uuid.uuid4().hex
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(MARK, mark)
+        yield mark
+    assert marked(mark) == {}
+
+
+@pytest.fixture(scope="module")
+def client(mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder, port = tmp_path_factory.mktemp("several"), free_port()
+    for kind in KINDS:
+        write_checkpoint(folder / kind, SHAPES[f"tiny-{kind}"], Options(dtype=torch.float32))
+    models = [argument for kind in KINDS for argument in ("--model", str(folder / kind))]
+    with start("serve", *models, "--port", str(port)) as process:
+        assert process.stdout is not None
+        try:
+            read_until(process.stdout, "Ctrl-C stops.")
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=BOUND_S) as client:
+                yield client
+        finally:
+            interrupt(process)
+            process.communicate(timeout=BOUND_S)
+
+
+def speak(client: httpx.Client, **fields: Any) -> bytes:
+    answer = client.post("/v1/audio/speech", json={**SHORT, **LEADING, **fields})
+    assert answer.status_code == 200, answer.text
+    assert len(answer.content) == FRAMES * 1920 * 2
+    return answer.content
+
+
+def refusal(client: httpx.Client, **fields: Any) -> tuple[int, str, str]:
+    answer = client.post("/v1/audio/speech", json={**SHORT, **fields})
+    error = answer.json()["error"]
+    return answer.status_code, error["param"], error["message"]
+
+
+def test_each_request_is_answered_by_its_model(client: httpx.Client) -> None:
+    """Checkpoints of one seed share weights, so that the requests differ in more than their model."""
+    by_name = {
+        kind: speak(client, model=kind, **fields)
+        for kind, fields in (("CustomVoice", VOICE), ("Base", CLONE), ("VoiceDesign", DESIGN))
+    }
+    assert len(set(by_name.values())) == 3
+    assert speak(client, model="tts-1", **VOICE) == by_name["CustomVoice"]
+    assert speak(client, model="tts-1", **CLONE) == by_name["Base"]
+    assert speak(client, model="qwen3-tts-clone", **CLONE) == by_name["Base"]
+    assert speak(client, **CLONE, voice="alloy") == by_name["Base"]
+    assert speak(client, **DESIGN) == by_name["VoiceDesign"]
+    assert speak(client, task_type="VoiceDesign", **DESIGN, voice="vivian") == by_name["VoiceDesign"]
+    assert speak(client, **VOICE, instructions="") == by_name["CustomVoice"]
+
+
+def test_what_is_missing_is_named(client: httpx.Client) -> None:
+    assert refusal(client, model="qwen3-tts-clone")[:2] == (400, "ref_audio")
+    status, param, message = refusal(client, model="gpt-9", **VOICE)
+    assert (status, param) == (404, "model")
+    assert "CustomVoice, Base, VoiceDesign, tts-1" in message
+    status, param, message = refusal(client, voice="nobody")
+    assert (status, param) == (400, "voice")
+    assert "vivian" in message
+
+
+def test_all_models_are_listed_with_their_states(client: httpx.Client) -> None:
+    listed = {each["id"]: each for each in client.get("/v1/models").json()["data"]}
+    assert {name: listed[name]["kind"] for name in KINDS} == KINDS
+    assert {each["state"] for each in listed.values()} == {"ready"}
+    assert listed["tts-1"]["root"] == listed["CustomVoice"]["root"]
+    assert client.get("/v1/models/qwen3-tts-clone").json()["root"] == listed["Base"]["root"]
+    assert list(client.get("/ready").json()["models"]) == list(KINDS)
+    assert client.get("/ready", params={"model": "Base"}).status_code == 200
+    assert client.get("/ready", params={"model": "nobody"}).status_code == 404
+
+
+def test_a_model_that_starts_again_closes_no_door_for_the_others(client: httpx.Client, mark: str) -> None:
+    [base] = [process for process, title in marked(mark).items() if "ServeReplica:talkray:Talker-Base" in title]
+    os.kill(base, signal.SIGKILL)
+    until_s, seen = time.monotonic() + BOUND_S, list[httpx.Response]()
+    while {each.status_code for each in seen} != {200, 503} or seen[-1].status_code == 503:
+        assert time.monotonic() < until_s, [each.text for each in seen[-1:]]
+        speak(client, **VOICE)
+        assert client.get("/ready").status_code == 200
+        seen.append(client.get("/ready", params={"model": "Base"}))
+    refused = next(each for each in seen if each.status_code == 503)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert "Base is loading" in refused.json()["error"]["message"]
+    speak(client, **CLONE)

@@ -1,0 +1,166 @@
+"""Several models behind one port: what one of them cannot do now holds nobody up who wants another one."""
+
+import asyncio
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from deployments.protocol import ModelKind
+from deployments.serving.progress import Start
+from serve_app.api.routes import Node, create_api
+from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.speech.models import ModelState, ModelStatus
+from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, utterance
+
+pytestmark = pytest.mark.anyio
+
+READY = ModelState(ModelStatus.READY)
+SPEECH = "/v1/audio/speech"
+BODY = {"input": "Hello.", "response_format": "pcm"}
+
+
+class Several:
+    """A server of three models, whose states a test sets."""
+
+    def __init__(self, **admission: float) -> None:
+        infos = {"custom": CUSTOM_VOICE, "clone": BASE, "design": VOICE_DESIGN}
+        self.speakers = {
+            name: FakeSynthesizer(replace(info, name=name, checkpoint=f"Qwen/{name}"), utterance())
+            for name, info in infos.items()
+        }
+        self.states = dict.fromkeys(infos, READY)
+        settings = AdmissionSettings.model_validate(admission)
+        node = Node(lambda: True, lambda: True, lambda: b"", state=lambda model: self.states[model])
+        api = create_api({name: (each, settings) for name, each in self.speakers.items()}, ApiSettings(), node=node)
+        transport = httpx.ASGITransport(api, raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://server")
+
+    async def speak(self, **fields: object) -> httpx.Response:
+        return await self.http.post(SPEECH, json={**BODY, **fields})
+
+    @property
+    def asked(self) -> dict[str, int]:
+        return {name: len(each.requests) for name, each in self.speakers.items()}
+
+
+async def test_a_request_reaches_its_model() -> None:
+    server = Several()
+    assert (await server.speak(voice="vivian")).status_code == 200
+    assert (await server.speak(instructions="Calm.")).status_code == 200
+    assert server.asked == {"custom": 1, "clone": 0, "design": 1}
+    assert server.speakers["design"].requests[0].model == "design"
+
+
+async def test_task_type_has_an_effect_where_there_are_several() -> None:
+    server = Several()
+    answer = await server.speak(voice="vivian", task_type="VoiceDesign", instructions="Calm.")
+    assert answer.headers["x-ignored"] == "voice (the loaded model has no named voices)"
+    assert server.asked["design"] == 1
+
+
+async def test_a_model_that_starts_closes_no_door_for_the_others() -> None:
+    server = Several(start_wait_s=0.05)
+    server.states["design"] = ModelState(ModelStatus.LOADING, "recording GPU work", 40, 11.2)
+    server.speakers["design"].script = [asyncio.Event()]
+    refused = await server.speak(instructions="Calm.")
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"] == "12"
+    assert "The model design is not ready: loading, 40 %." in refused.json()["error"]["message"]
+    assert (await server.speak(voice="vivian")).status_code == 200
+    ready = await server.http.get("/ready")
+    assert ready.status_code == 200
+    assert ready.json()["models"]["design"] == {"state": "loading", "percent": 40, "stage": "recording GPU work"}
+    assert (await server.http.get("/ready", params={"model": "custom"})).status_code == 200
+    missing = await server.http.get("/ready", params={"model": "design"})
+    assert (missing.status_code, missing.headers["retry-after"]) == (503, "12")
+
+
+async def test_a_model_at_zero_is_ready_and_started_by_its_first_request() -> None:
+    server = Several()
+    server.states["design"] = ModelState(ModelStatus.AT_ZERO, ready_in_s=20.0)
+    assert (await server.http.get("/ready", params={"model": "design"})).status_code == 200
+    assert (await server.speak(instructions="Calm.")).status_code == 200
+
+
+async def test_a_model_whose_start_failed_is_refused_at_once_and_says_why() -> None:
+    server = Several()
+    server.states["design"] = ModelState(ModelStatus.FAILED, "too little GPU memory", ready_in_s=20.0)
+    refused = await server.speak(instructions="Calm.")
+    assert refused.status_code == 503
+    assert "its start failed, /v1/models says why" in refused.json()["error"]["message"]
+    assert server.asked["design"] == 0
+    models = (await server.http.get("/v1/models")).json()["data"]
+    [design] = [each for each in models if each["id"] == "design"]
+    assert (design["state"], design["stage"], design["kind"]) == (
+        "failed",
+        "too little GPU memory",
+        ModelKind.VOICE_DESIGN,
+    )
+
+
+async def test_no_model_is_ready_while_all_load() -> None:
+    server = Several()
+    for name in server.states:
+        server.states[name] = ModelState(ModelStatus.LOADING, "loading the talker", 10, 9.0)
+    refused = await server.http.get("/ready")
+    assert refused.status_code == 503
+    assert "design is loading (10 %): loading the talker" in refused.json()["error"]["message"]
+
+
+async def test_a_model_that_cannot_be_described_yet_is_listed_by_its_name() -> None:
+    server = Several()
+    server.speakers["clone"].info = None
+    server.states["clone"] = ModelState(ModelStatus.LOADING, "downloading", 3, 60.0)
+    listed = {each["id"]: each for each in (await server.http.get("/v1/models")).json()["data"]}
+    assert (listed["clone"]["state"], listed["clone"]["percent"]) == ("loading", 3)
+    assert "kind" not in listed["clone"]
+    assert listed["custom"]["kind"] == "custom_voice"
+    assert (await server.speak(voice="vivian")).status_code == 200
+
+
+async def test_each_model_has_its_own_limit() -> None:
+    server = Several(max_streams=1)
+    hold = asyncio.Event()
+    server.speakers["custom"].script = [hold]
+    holding = asyncio.create_task(server.speak(voice="vivian"))
+    await server.speakers["custom"].waiting.wait()
+    assert (await server.speak(voice="vivian")).status_code == 429
+    assert (await server.speak(instructions="Calm.")).status_code == 200
+    hold.set()
+    await holding
+
+
+async def test_the_voices_of_all_models_are_listed() -> None:
+    server = Several()
+    voices = (await server.http.get("/v1/audio/voices")).json()["voices"]
+    ids = [voice["id"] for voice in voices]
+    assert "vivian" in ids
+    assert len(ids) == len(set(ids))
+
+
+BEGUN = Start(100.0, "compiling", usual_s=20.0)
+
+
+@pytest.mark.parametrize(
+    ("start", "wanted", "running", "expected"),
+    [
+        (BEGUN, 1, True, READY),
+        (None, 0, False, ModelState(ModelStatus.AT_ZERO, ready_in_s=25.0)),
+        (BEGUN.ended(112.0), 0, False, ModelState(ModelStatus.AT_ZERO, ready_in_s=12.0)),
+        (BEGUN, 1, False, ModelState(ModelStatus.LOADING, "compiling", 50, 10.0)),
+        (replace(BEGUN, began_s=1.0), 1, False, ModelState(ModelStatus.LOADING, "compiling", 99, 1.0)),
+        (None, 1, False, ModelState(ModelStatus.LOADING, "waiting for a place", 0, 25.0)),
+        (BEGUN.ended(104.0, failed="no memory"), 1, False, ModelState(ModelStatus.FAILED, "no memory", None, 20.0)),
+        (BEGUN.ended(112.0).next(110.0), 1, False, ModelState(ModelStatus.LOADING, "starting", 0, 12.0)),
+    ],
+)
+def test_a_state_follows_from_the_pool_and_the_latest_start(
+    start: Start | None, wanted: int, running: bool, expected: ModelState
+) -> None:
+    assert ModelState.of(start, wanted=wanted, running=running, now_s=110.0) == expected
+
+
+def test_a_note_of_a_start_is_read_as_it_was_written() -> None:
+    assert Start.read(BEGUN.ended(110.0).note()) == BEGUN.ended(110.0)
+    assert Start.read(None) is None
