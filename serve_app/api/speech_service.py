@@ -15,6 +15,7 @@ from serve_app.api.context import state_of
 from serve_app.api.errors import BodyTooSlow, translate
 from serve_app.api.request import (
     MAX_BODY_BYTES,
+    SpeechBody,
     build_request,
     check_length,
     parse_object,
