@@ -253,6 +253,8 @@ class ModelInfo:
     spoken_form: str | None = None  # language whose normalisation the voice needs: it has learnt only spoken words
     max_segment_chars: int = 1000  # longer texts are synthesised in segments
     word_times: bool = False  # whether its talkers say where in the text they are
+    # Of all that makes a clone prompt of a recording: prompts of one checkpoint fit no other. Empty unless base.
+    fingerprint: str = ""
 
     @property
     def frame_s(self) -> float:

@@ -14,7 +14,7 @@ from ray.util import get_node_ip_address
 from deployments.errors import CodecLost, NotReady, TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
 from deployments.serving import ray_metrics, ray_private
-from deployments.serving.calls import call, stream
+from deployments.serving.calls import broadcast, call, stream
 from deployments.serving.failover import Received, persist
 from deployments.serving.frames import forward
 from serve_app.api.bounded_websocket import BoundedWebSocket
@@ -25,6 +25,7 @@ from serve_app.audio.recordings import by_prompt, learn
 from serve_app.config import ApiSettings
 from serve_app.scaling.pool_watch import PoolWatch, scrape
 from serve_app.speech.live_text import LiveTexts
+from serve_app.voices.library import Voices
 
 # A handle call waits for a replica however long that takes; a client that asks whether we are ready does not.
 _DESCRIBE_TIMEOUT_S = 2.0
@@ -101,6 +102,23 @@ def _learn(request: SynthesisRequest, chunk: PcmChunk) -> None:
         learn(request.reference, chunk.clone_prompt)
 
 
+class Forgetting:
+    """Has every replica of the application drop what it keeps of stored voices that are no more."""
+
+    def __init__(self, app_name: str) -> None:
+        self._app_name, self._handles = app_name, dict[str, DeploymentHandle]()
+
+    async def forget(self, voices: tuple[bytes, ...]) -> None:
+        """Raises NotReady where a replica does not answer: ask again. A pool without replicas has nothing to drop."""
+        own = serve.get_replica_context().deployment
+        pools = await asyncio.to_thread(ray_private.pools, self._app_name)
+        names = [name for name, pool in pools.items() if name != own and pool.running]
+        for name in names:
+            if name not in self._handles:
+                self._handles[name] = serve.get_deployment_handle(name, self._app_name)
+        await asyncio.gather(*(broadcast(self._handles[name], "forget", voices) for name in names))
+
+
 class Ingress:
     """One replica of the HTTP surface. Imports no torch. Raises StartError where other hosts need no key."""
 
@@ -116,7 +134,9 @@ class Ingress:
             proxy_headers=False,
         )
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_private.proxy_host())})
-        watch = PoolWatch(serve.get_replica_context().app_name)
+        app_name = serve.get_replica_context().app_name
+        watch = PoolWatch(app_name)
+        self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes(), forget=Forgetting(app_name).forget)
         node = Node(is_running=watch.is_running, is_ready=watch.is_ready, scrape=scrape)
         self._api = create_api(
             HandleSynthesizer(codec, talker=talker),
@@ -124,12 +144,14 @@ class Ingress:
             echo_request_id=False,
             node=node,
             live_texts=LiveTexts(get_node_ip_address()),
+            voices=self._voices,
         )
         gc.collect()
         gc.freeze()  # a full collection of what has been loaded takes 0.1 s, in which no stream goes on
 
     async def check_health(self) -> None:
         """Serve calls this every few seconds. glibc gives back the pages that large messages and answers have left."""
+        self._voices.follow()
         await asyncio.to_thread(_C_LIBRARY.malloc_trim, 0)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

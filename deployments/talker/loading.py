@@ -18,7 +18,7 @@ from deployments.codec.slots import Prepare, SlotDecoder, slots_on
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.gpu.graphs import use_cpus_near
-from deployments.protocol import GenerateRequest, ModelInfo, Reference, Sampling, SynthesisRequest
+from deployments.protocol import GenerateRequest, ModelInfo, ModelKind, Reference, Sampling, SynthesisRequest
 from deployments.talker.audio import AudioStreams
 from deployments.talker.engine import Engine
 from deployments.talker.kv_cache import GIB, BlockManager, GpuMemory, KVCache, Wanted
@@ -30,7 +30,7 @@ from deployments.talker.runner import ModelRunner, NetworkKind, RunnerShape
 from deployments.talker.scheduler import Scheduler
 from deployments.talker.sequence import LengthLimits
 from deployments.talker.tokenizer import TextTokenizer
-from deployments.weights.checkpoint import load_strict, without_values
+from deployments.weights.checkpoint import cloning_fingerprint, load_strict, without_values
 
 # Defaults: the share of a GPU's memory, and the size of keys and values on a CPU.
 _GPU_MEMORY_FRACTION = 0.85
@@ -142,7 +142,7 @@ def build_engine(
     most = min(config.max_model_len, blocks.capacity)
     limits = LengthLimits(prompts.tokenizer, max_positions=most, frame_s=codec.frame_s)
     follows = shape.by_rows and model.text.alignment_head is not None  # other kernels return no attention
-    info = _describe(directory.name, model, codec, device)
+    info = _describe(directory, model, codec, device)
     info = replace(info, codec_precision=audio.precision, word_times=follows)
     return Engine(info, prompts, limits, runner, scheduler, audio)
 
@@ -223,10 +223,10 @@ def _load_audio(
     return AudioStreams(lambda: slots, frame_s=codec.frame_s, precision=slots.precision)
 
 
-def _describe(name: str, model: ModelConfig, codec: SpeechTokenizerConfig, device: torch.device) -> ModelInfo:
+def _describe(directory: Path, model: ModelConfig, codec: SpeechTokenizerConfig, device: torch.device) -> ModelInfo:
     """The facts that the ingress needs to check requests."""
     return ModelInfo(
-        name=name,
+        name=directory.name,
         kind=model.kind,
         voices=tuple(model.speakers),
         languages=tuple(language for language in model.languages if not language.endswith("_dialect")),
@@ -237,6 +237,7 @@ def _describe(name: str, model: ModelConfig, codec: SpeechTokenizerConfig, devic
         talker_on_gpu=device.type == "cuda",
         spoken_form=model.text.spoken_form,
         max_segment_chars=model.text.max_segment_chars,
+        fingerprint=cloning_fingerprint(directory) if model.kind is ModelKind.BASE else "",
     )
 
 

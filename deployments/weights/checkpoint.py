@@ -5,6 +5,7 @@ others are float16. Files are gzipped, which takes out the rows of zeros and the
 """
 
 import gzip
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from deployments.gpu.graphs import upload
 from deployments.weights.store import INDEX_FILE, SINGLE_FILE, read_index
 
 _MAX_SHOWN = 8
+_BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a file that stand for all of it
 ROW_SCALE = ".row_scale"  # ends the name of a packed tensor's factors
 FORMAT = {"format": "pt"}
 
@@ -72,6 +74,26 @@ def read_tensors(directory: Path, prefix: str = "", *, device: torch.device | st
         return _collect(directory, prefix, _tensor)
     found = upload(_names_by_file(directory, prefix), torch.device(device))
     return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+
+
+def cloning_fingerprint(directory: Path) -> str:
+    """Of what makes a clone prompt of a recording: the speaker encoder, the speech tokenizer, the talker's shape.
+
+    The tokenizer's weights are large: blocks of them stand for all.
+    """
+    found = hashlib.sha256((directory / "config.json").read_bytes())
+    for name, tensor in sorted(read_tensors(directory, "speaker_encoder.").items()):
+        found.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    tokenizer = directory / "speech_tokenizer"
+    found.update((tokenizer / "config.json").read_bytes())
+    for path in sorted(tokenizer.glob("*.safetensors")):
+        size = path.stat().st_size
+        found.update(str(size).encode())
+        with path.open("rb") as file:
+            for number in range(_BLOCKS):
+                file.seek(number * max(0, size - _BLOCK_BYTES) // _BLOCKS)
+                found.update(file.read(_BLOCK_BYTES))
+    return found.hexdigest()[:32]
 
 
 class _NoDraws(TorchFunctionMode):

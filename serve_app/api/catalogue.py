@@ -9,6 +9,8 @@ from deployments.errors import InvalidRequest, ModelNotFound, StartError
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.config import ApiSettings
 from serve_app.speech.synthesizer import Synthesizer
+from serve_app.voices.library import Voices
+from serve_app.voices.record import StoredVoice
 
 Json = dict[str, object]
 
@@ -22,7 +24,7 @@ class Voice:
     language: str
     gender: str
     description: str
-    type: str  # "builtin" or "alias"
+    type: str  # "builtin", "alias" or "stored"
     alias_of: str | None = None  # the id of the voice that an alias means
 
 
@@ -92,6 +94,11 @@ def resolve(name: str, speakers: Sequence[str]) -> str:
     raise InvalidRequest(f"Unknown voice {name[:80]!r}. Valid voices: {listing(speakers)}.", "voice", "voice_not_found")
 
 
+def is_named(name: str, speakers: Sequence[str]) -> bool:
+    """Whether `resolve` knows it."""
+    return name.lower() in speakers or name.lower() in aliases(speakers)
+
+
 def check_default(settings: ApiSettings, model: str, speakers: Sequence[str]) -> None:
     """Raises StartError where `api.default_voice` is none of the voices of `model`."""
     try:
@@ -129,6 +136,16 @@ def voice_list(info: ModelInfo) -> list[Voice]:
     return [_voice(name, speaker, characters.get(speaker, UNKNOWN), kind) for name, speaker, kind in kinds]
 
 
+def stored_voice(voice: StoredVoice) -> Voice:
+    """A stored voice as an entry of the list."""
+    return Voice(voice.id, voice.name, voice.language or "", "", voice.description, "stored")
+
+
+async def all_voices(info: ModelInfo, voices: Voices) -> list[Voice]:
+    """Those of the model, then the stored ones of the caller."""
+    return [*voice_list(info), *map(stored_voice, await voices.voices())]
+
+
 def find_voice(voice_id: str, info: ModelInfo) -> Voice:
     """A speaker or an alias, in any case. Raises InvalidRequest with the valid names."""
     known = {voice.id: voice for voice in voice_list(info)}
@@ -149,7 +166,7 @@ def check_model(name: str | None, info: ModelInfo, settings: ApiSettings) -> Non
         raise ModelNotFound(f"The model {name[:80]!r} is not loaded. Available: {known}.")
 
 
-def catalogue_routes(synthesizer: Synthesizer, settings: ApiSettings) -> APIRouter:
+def catalogue_routes(synthesizer: Synthesizer, settings: ApiSettings, voices: Voices) -> APIRouter:
     """`GET /v1/models`, `/v1/models/{id}`, `/v1/audio/models` and `/v1/audio/voices`."""
     router = APIRouter()
 
@@ -178,12 +195,12 @@ def catalogue_routes(synthesizer: Synthesizer, settings: ApiSettings) -> APIRout
     async def list_voices() -> Json:
         """One answer for every client: some read `voices`, some `data`, some the languages."""
         info = await synthesizer.describe()
-        known = [asdict(voice) for voice in voice_list(info)]
+        known = [asdict(voice) for voice in await all_voices(info, voices)]
         return {
             "object": "list",
             "voices": known,
             "data": known,
-            "uploaded_voices": [],
+            "uploaded_voices": [voice for voice in known if voice["type"] == "stored"],
             "languages": ["auto", *info.languages],
         }
 

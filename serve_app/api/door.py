@@ -19,12 +19,14 @@ from serve_app.api.errors import POLICY_VIOLATION, TRY_AGAIN_LATER, Forbidden, H
 from serve_app.api.keys import KEY_PREFIX, KeyRecord, Keys
 from serve_app.api.web_pages import PATHS
 from serve_app.config import ApiSettings
+from serve_app.voices.record import EVERYBODY, STRANGER, VISITOR, Visitor
 
 # To be read without a key: probes have none, Open WebUI asks for these two lists without one, and a browser cannot send
 # one with a page.
 EXEMPT = frozenset({"/health", "/ready", "/v1/audio/voices", "/v1/audio/models"}) | PATHS
 
 _READING = ("GET", "HEAD")
+_CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 
 MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy refuses more than about 15,000 bytes
 
@@ -235,9 +237,9 @@ class Caller:
     `name` tells callers apart: by the key, without one by the address.
     """
 
-    def __init__(self, name: str, *meters: Meter, check: Callable[[], None] = lambda: None) -> None:
-        """`check` raises where the caller may not ask any more."""
-        self.name = name
+    def __init__(self, name: str, *meters: Meter, visitor: Visitor, check: Callable[[], None] = lambda: None) -> None:
+        """`visitor` says whose voices it may see. `check` raises where the caller may not ask any more."""
+        self.name, self.visitor = name, visitor
         self._meters = meters
         self._check = check
 
@@ -283,7 +285,7 @@ class Door:
                 caller = self._admit(scope)
                 if scope["type"] == "websocket":
                     streams.enter_context(caller.stream())
-                elif scope["method"] == "POST":
+                elif scope["method"] in _CHANGING:
                     caller.request()
                     streams.enter_context(caller.stream())
             except TalkrayError as error:
@@ -292,6 +294,7 @@ class Door:
             upload = Upload(self._uploads, caller.name)
             streams.callback(upload.release)
             scope["state"].update(caller=caller, upload=upload)
+            VISITOR.set(caller.visitor)
             await self._app(scope, receive, _naming_a_protocol(scope, send))
 
     def _admit(self, scope: Scope) -> Caller:
@@ -304,16 +307,19 @@ class Door:
         client, admission = one_client(address), self._admission
         per_minute, most = admission.client_requests_per_minute, admission.client_streams
         meter = self._of_addresses.of(client, per_minute, max_streams=most)
-        if self._keys is None or (scope["path"] in EXEMPT and scope.get("method") in _READING):
-            return Caller(f"address {client}", meter)
-        keys = self._keys
-        record = keys.find(next(_offered_keys(scope, self._key_headers), None))
+        if self._keys is None:
+            return Caller(f"address {client}", meter, visitor=EVERYBODY)
+        keys, key = self._keys, next(_offered_keys(scope, self._key_headers), None)
+        if scope["path"] in EXEMPT and scope.get("method") in _READING and not keys.has(key):
+            return Caller(f"address {client}", meter, visitor=STRANGER)
+        record = keys.find(key)
         scope["state"]["record"].key = record.name
 
         def check() -> None:
             self._meter_of(keys.still(record))
 
-        return Caller(f"key {record.id}", meter, self._meter_of(record), check=check)
+        visitor = Visitor(record.name, record.admin)
+        return Caller(f"key {record.id}", meter, self._meter_of(record), visitor=visitor, check=check)
 
     def _meter_of(self, record: KeyRecord) -> Meter:
         return self._of_keys.of(record.id, record.requests_per_minute, max_streams=record.max_streams)

@@ -9,6 +9,7 @@ from pydantic import AliasChoices
 from deployments.protocol import FILTERS, SUBTALKER, ModelInfo, ModelKind
 from serve_app.api.request import SpeechBody
 from serve_app.speech.languages import foreign_letters, has_region, language_name, looks_foreign
+from serve_app.voices.record import StoredVoice
 
 HEADER = "x-ignored"
 
@@ -65,10 +66,15 @@ def ignored(
     names: Names = SPEECH,
     *,
     reasons: Mapping[str, str] | None = None,
+    stored: StoredVoice | None = None,
 ) -> Ignored:
     """Fields of `sent`, of which `body` was made, without effect on this model or unknown to `names`. `reasons`:
-    further fields without effect, by the dialect's name or ours; the answer has the dialect's name.
+    further fields without effect, by the dialect's name or ours; the answer has the dialect's name. `stored` is the
+    voice that speaks.
     """
+    if stored is not None:
+        _, has_style = stored.take_for(body.instructions)
+        body = body.model_copy(update={"voice": None, **({"instructions": None} if has_style else {})})
     theirs = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
     found = {**dict(_without_effect(body, info)), **(reasons or {})}
     spelled = {theirs.get(name, name): reason for name, reason in found.items()}
@@ -125,6 +131,8 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
         yield from ((name, "the loaded model does not clone voices") for name in _FOR_CLONING if name in sent)
     elif body.x_vector_only_mode and body.ref_text is not None:
         yield "ref_text", "x_vector_only_mode is true"
+    elif body.ref_audio is None and body.ref_text is not None:
+        yield "ref_text", "a stored voice has its own"
     if body.word_timestamps and not info.word_times:
         yield "word_timestamps", NO_WORD_TIMES
     for switch, prefix in (("do_sample", ""), ("subtalker_dosample", SUBTALKER)):

@@ -82,7 +82,9 @@ class SpeakMessage:
         check_length("input", body.input, service.settings)
         info = await service.describe()
         reasons = ignored.always_streamed(fields)
-        self._without_effect = ignored.told(ignored.ignored(fields, body, info, _NAMES, reasons=reasons))
+        stored = await service.stored(body, info)
+        without_effect = ignored.ignored(fields, body, info, _NAMES, reasons=reasons, stored=stored)
+        self._without_effect = ignored.told(without_effect)
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES

@@ -119,15 +119,17 @@ async def wished(
     check_length("input", body.input, service.settings)
     info = await service.describe()
     catalogue.check_model(body.model, info, service.settings)
-    if body.voice is not None and info.voices:
-        catalogue.resolve(body.voice, info.voices)
+    if body.voice is not None:
+        service.check_voice(body.voice, info)
+    stored = await service.stored(body, info)
     delivery = negotiate(body, accept)
     if body.response_format is None and default is not None:
         delivery = replace(delivery, audio_format=default)
     found = dict(reasons or {})
     if body.word_timestamps and not delivery.events and "word_timestamps" not in (made or {}):
         found["word_timestamps"] = "only events carry words: stream_format"
-    return Wish(info, body, delivery, ignored.ignored(fields, body, info, _NAMES, reasons=found))
+    without_effect = ignored.ignored(fields, body, info, _NAMES, reasons=found, stored=stored)
+    return Wish(info, body, delivery, without_effect, stored)
 
 
 def _accept(request: Request) -> str:

@@ -22,6 +22,7 @@ from serve_app.config import ApiSettings
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.word_times import Spoken, Word, WordTimes
+from serve_app.voices.library import Voices
 
 SILENCE_S = 0.1  # of silence for a text without anything to speak: clients take no audio at all for a failure
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
@@ -171,6 +172,7 @@ class Session:
         caller: Caller,
         request_id: str,
         asker: RequestRecord,
+        voices: Voices,
         live_texts: LiveTexts | None = None,
         files: bool = False,
     ) -> None:
@@ -179,7 +181,7 @@ class Session:
         one. With `files` the audio of each turn is a file of its own, else all of them are one stream.
         """
         self._synthesizer, self._settings, self._info = synthesizer, settings, info
-        self._body, self._delivery, self._caller = body, delivery, caller
+        self._body, self._delivery, self._caller, self._voices = body, delivery, caller, voices
         self._request_id, self._asker, self._live_texts, self._files = request_id, asker, live_texts, files
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
@@ -373,8 +375,8 @@ class Session:
 
     async def _request(self, turn: Turn, body: SpeechBody, *, live: bool = False) -> SynthesisRequest:
         self._caller.request()
-        turn_id, client = turn.record.request_id, self._caller.name
-        request = await build_request(body, self._info, self._settings, request_id=turn_id, client=client, live=live)
+        who = {"request_id": turn.record.request_id, "client": self._caller.name}
+        request = await build_request(body, self._info, self._settings, voices=self._voices, live=live, **who)
         turn.record.begin(request.voice, self._info.sample_rate * body.speed)
         return request
 

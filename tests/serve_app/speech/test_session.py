@@ -12,11 +12,13 @@ from serve_app.api.request import SpeechBody
 from serve_app.api.request_log import RequestRecord
 from serve_app.api.response import Delivery
 from serve_app.audio.formats import AudioFormat
-from serve_app.config import ApiSettings
+from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import LongText
 from serve_app.speech.session import MAX_UNSPOKEN_CHARS, Audio, Done, Event, Failed, Flushed, Session, Started, Words
 from serve_app.speech.word_times import Spoken
+from serve_app.voices.library import Voices
+from serve_app.voices.record import STRANGER
 from tests.serve_app import fake
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 
@@ -41,9 +43,10 @@ async def open_session(
         info,
         body=body,
         delivery=delivery or Delivery(AudioFormat.PCM),
-        caller=Caller("test"),
+        caller=Caller("test", visitor=STRANGER),
         request_id="talk",
         asker=RequestRecord("talk", 0),
+        voices=Voices(None, VoiceSettings()),
         live_texts=texts,
     )
     async with session:
