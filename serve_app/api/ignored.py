@@ -74,6 +74,8 @@ def ignored(
     """
     if stored is not None:
         _, has_style = stored.take_for(body.instructions)
+        own = {"ref_text": "the stored voice has its own"} if body.ref_text is not None else {}
+        reasons = {**own, **(reasons or {})}
         body = body.model_copy(update={"voice": None, **({"instructions": None} if has_style else {})})
     theirs = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
     found = {**dict(_without_effect(body, info)), **(reasons or {})}
@@ -131,8 +133,6 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
         yield from ((name, "the loaded model does not clone voices") for name in _FOR_CLONING if name in sent)
     elif body.x_vector_only_mode and body.ref_text is not None:
         yield "ref_text", "x_vector_only_mode is true"
-    elif body.ref_audio is None and body.ref_text is not None:
-        yield "ref_text", "a stored voice has its own"
     if body.word_timestamps and not info.word_times:
         yield "word_timestamps", NO_WORD_TIMES
     for switch, prefix in (("do_sample", ""), ("subtalker_dosample", SUBTALKER)):

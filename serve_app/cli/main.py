@@ -34,6 +34,7 @@ from serve_app.cli.say import STANDARD_OUTPUT, SayRequest, announced, find_serve
 from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
+from serve_app.cli.voice_commands import voices
 from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
 
 
@@ -264,6 +265,7 @@ def env() -> None:
 
 
 cli.add_typer(keys, name="key")
+cli.add_typer(voices, name="voice")
 bench = typer.Typer(help="Measure a part of Talkray by itself, without Ray and HTTP.", no_args_is_help=True)
 cli.add_typer(bench, name="bench")
 

@@ -166,12 +166,12 @@ def now() -> int:
 
 
 def pack(voice: StoredVoice, recordings: dict[str, bytes]) -> bytes:
-    """The portable file: a zip with `voice.json`, and each take's FLAC under its sha256."""
+    """The portable file: a zip with `voice.json`, and each recording, by its sha256."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("voice.json", voice.model_dump_json(indent=1))
-        for take in voice.takes:
-            archive.writestr(f"{take.sha256}.flac", recordings[take.sha256])
+        for sha256, recording in recordings.items():
+            archive.writestr(f"{sha256}.flac", recording)
     return file.getvalue()
 
 

@@ -1,0 +1,199 @@
+"""`talkray voice`: the stored voices of a folder or a bucket. Running servers follow it within seconds."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from deployments.errors import InvalidRequest, StartError
+from serve_app.config import VoiceSettings
+
+if TYPE_CHECKING:  # they import what decodes recordings
+    from serve_app.voices.library import Voices
+    from serve_app.voices.record import StoredVoice
+
+T = TypeVar("T")
+
+voices = typer.Typer(help="Store, show, move and delete voices to clone.", no_args_is_help=True)
+_AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".webm")
+_TEXT = "Hello, this is how I sound."
+
+Store = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        envvar="TALKRAY_VOICES",
+        help="Where voices lie, as api.voices.store has it. Without: this user's folder.",
+    ),
+]
+Owner = Annotated[str, typer.Option(help="The name of the API key whose voice it is; none without keys.")]
+VoiceName = Annotated[str, typer.Argument(metavar="VOICE", help="Its id or name.")]
+Transcript = Annotated[str | None, typer.Option("--text", help="What it says. Without, only the sound is cloned.")]
+Statement = Annotated[
+    str | None, typer.Option(help="What the speaker agreed to, and how; or the id of a stored consent recording.")
+]
+
+
+@voices.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Its name.")],
+    file: Annotated[Path, typer.Argument(help="A recording of half a second to thirty.")],
+    text: Transcript = None,
+    style: Annotated[str | None, typer.Option(help="Add the recording to this voice, in this style.")] = None,
+    language: Annotated[str | None, typer.Option(help="For requests that name none.")] = None,
+    consent: Statement = None,
+    owner: Owner = "",
+    store: Store = None,
+) -> None:
+    """Store a voice, or with --style a further recording of one."""
+    from serve_app.voices.library import Details, SentRecording
+    from serve_app.voices.record import NEUTRAL
+
+    sent = SentRecording(_read(file), text, style or NEUTRAL)
+
+    async def work(stored: "Voices") -> "StoredVoice":
+        if style is not None:
+            return await stored.change(await stored.get(name), {}, added=[sent], field=str(file))
+        details = Details(name, language=language, consent=consent, provenance="command")
+        return await stored.add(details, [sent], field=str(file))
+
+    print(_line(_with(store, owner, work)))
+
+
+@voices.command("list")
+def list_voices(store: Store = None) -> None:
+    """Print id, name, owner, length and styles of every voice."""
+
+    async def work(stored: "Voices") -> "list[StoredVoice]":
+        await stored.refresh()
+        return await stored.voices()
+
+    for voice in _with(store, "", work):
+        print(_line(voice))
+
+
+@voices.command()
+def show(voice: VoiceName, store: Store = None) -> None:
+    """Print all that is known of a voice."""
+    print(_with(store, "", lambda stored: stored.get(voice)).model_dump_json(indent=1))
+
+
+@voices.command()
+def rename(voice: VoiceName, name: Annotated[str, typer.Argument(help="Its new name.")], store: Store = None) -> None:
+    """Give a voice another name; its id stays."""
+
+    async def work(stored: "Voices") -> "StoredVoice":
+        return await stored.change(await stored.get(voice), {"name": name})
+
+    print(_line(_with(store, "", work)))
+
+
+@voices.command()
+def remove(voice: VoiceName, store: Store = None) -> None:
+    """Delete a voice; running servers have forgotten it within five seconds."""
+
+    async def work(stored: "Voices") -> "StoredVoice":
+        found = await stored.get(voice)
+        await stored.remove(found)
+        return found
+
+    print(f"deleted {_line(_with(store, '', work))}")
+
+
+@voices.command()
+def export(
+    voice: VoiceName,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The file. Without: NAME.voice.")] = None,
+    store: Store = None,
+) -> None:
+    """Write a voice with its recordings to one file."""
+    from serve_app.voices.record import FILE_SUFFIX, pack
+    from serve_app.voices.store import write_file
+
+    async def work(stored: "Voices") -> "tuple[StoredVoice, bytes]":
+        found = await stored.get(voice)
+        return found, pack(found, {take.sha256: await stored.recording(found, take) for take in found.takes})
+
+    found, content = _with(store, "", work)
+    file = output or Path(found.name.replace("/", "_") + FILE_SUFFIX)
+    try:
+        write_file(file.absolute(), content)
+    except OSError as error:
+        raise StartError(f"{file} cannot be written: {error.strerror}") from None
+    print(f"wrote {file} ({len(content):,} bytes)")
+
+
+@voices.command("import")
+def import_voices(
+    source: Annotated[Path, typer.Argument(help="A file of `export`, or a folder of recordings beside their .txt.")],
+    consent: Statement = None,
+    owner: Owner = "",
+    store: Store = None,
+) -> None:
+    """Store the voice of a file, or a voice for each recording of a folder, named as its file."""
+    from serve_app.voices.library import Details, SentRecording
+    from serve_app.voices.record import unpack
+
+    async def one(stored: "Voices") -> "list[StoredVoice]":
+        voice, files = unpack(source)
+        return [await stored.put(voice.changed(owner=owner), files)]
+
+    async def every(stored: "Voices") -> "list[StoredVoice]":
+        found = sorted(file for file in source.iterdir() if file.suffix.lower() in _AUDIO)
+        if not found:
+            raise InvalidRequest(f"{source} has no recordings ({', '.join(_AUDIO)})", "source")
+        added = []
+        for file in found:
+            words = file.with_suffix(".txt")
+            sent = SentRecording(_read(file), _read(words).decode("utf-8", "replace") if words.exists() else None)
+            details = Details(file.stem, consent=consent, provenance="import")
+            added.append(await stored.add(details, [sent], field=str(file)))
+        return added
+
+    for voice in _with(store, owner, every if source.is_dir() else one):
+        print(_line(voice))
+
+
+@voices.command()
+def preview(
+    voice: VoiceName,
+    text: Annotated[str, typer.Argument(help="What it says.")] = _TEXT,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="A file. Without: it is played.")] = None,
+    url: Annotated[str | None, typer.Option(help="A server. Without: the one that runs here.")] = None,
+) -> None:
+    """Let a running server speak with a voice. TALKRAY_API_KEY is sent where it is set."""
+    from serve_app.cli.say import SayRequest, find_server, play_speech, write_speech
+
+    server = url or find_server()
+    if server is None:
+        raise StartError("no server runs here: start one with `talkray serve`, or name it in --url")
+    asked = SayRequest(text, voice)
+    print(play_speech(server, asked) if output is None else write_speech(server, asked, output))
+
+
+def _with(store: str | None, owner: str, work: "Callable[[Voices], Awaitable[T]]") -> T:
+    """The result of `work` with the voices of all owners; what it makes is `owner`'s."""
+    from serve_app.voices.library import Voices
+    from serve_app.voices.record import VISITOR, Visitor
+
+    async def run() -> T:
+        VISITOR.set(Visitor(owner, sees_all=True))
+        return await work(Voices.of(VoiceSettings(store=store)))
+
+    return asyncio.run(run())
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be read: {error.strerror}", "file") from None
+
+
+def _line(voice: "StoredVoice") -> str:
+    owner = f"of {voice.owner}" if voice.owner else "of everybody"
+    takes = ", ".join(f"{take.style} {take.seconds:.1f} s" for take in voice.takes)
+    way = "" if voice.takes[0].text else ", by vector only: it has no transcript"
+    return f"{voice.id}  {voice.name:<20} {owner}  {takes}{way}"

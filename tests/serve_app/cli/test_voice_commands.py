@@ -1,0 +1,65 @@
+"""`talkray voice` on a folder."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from serve_app.cli.main import cli
+from tests.serve_app.voices.speakers import wav
+
+
+def run(store: Path, *arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["voice", *arguments, "--store", str(store)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> str:
+    file = tmp_path / "a.wav"
+    file.write_bytes(wav())
+    return str(file)
+
+
+def test_a_voice_from_its_first_to_its_last_day(tmp_path: Path, recording: str) -> None:
+    store = tmp_path / "store"
+    voice_id = run(store, "add", "ada", recording, "--text", "Hiss.", "--owner", "lab").split()[0]
+    run(store, "add", "ada", recording, "--style", "cheerful")
+    listed = run(store, "list")
+    assert "of lab  neutral 1.0 s, cheerful 1.0 s" in listed
+    assert '"text": "Hiss."' in run(store, "show", voice_id)
+    run(store, "rename", "ada", "grace")
+    file = tmp_path / "grace.voice"
+    run(store, "export", "grace", "-o", str(file))
+    assert "deleted" in run(store, "remove", "grace")
+    assert run(store, "list") == ""
+    other = tmp_path / "other"
+    assert run(other, "import", str(file), "--owner", "ada").startswith(voice_id)
+    assert "of ada" in run(other, "list")
+
+
+def test_a_folder_of_recordings(tmp_path: Path) -> None:
+    source = tmp_path / "recordings"
+    source.mkdir()
+    for number, name in enumerate(("ada", "grace")):
+        (source / f"{name}.wav").write_bytes(wav(number))
+    (source / "ada.txt").write_text("Hiss.\n")
+    run(tmp_path / "store", "import", str(source), "--consent", "by letter")
+    first, second = run(tmp_path / "store", "list").splitlines()
+    assert "ada" in first
+    assert "vector" not in first
+    assert "by vector only" in second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("show", "nobody"), "No voice 'nobody' is stored"),
+        (("import", "/nowhere"), "no file of a voice"),
+        (("add", "a", "/nowhere"), "cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, arguments: tuple[str, ...], told: str) -> None:
+    with pytest.raises(Exception, match=told):
+        run(tmp_path / "store", *arguments)
