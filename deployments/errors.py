@@ -30,6 +30,17 @@ class ModelNotFound(InvalidRequest):
         super().__init__(message, param, code)
 
 
+class NotFound(InvalidRequest):
+    """The request names something stored that is not there, or belongs to another caller."""
+
+
+class Conflict(InvalidRequest):
+    """What is stored does not allow this: the name is taken, or a quota is used up."""
+
+    def __init__(self, message: str, param: str | None = None, code: str = "conflict") -> None:
+        super().__init__(message, param, code)
+
+
 class PayloadTooLarge(InvalidRequest):
     """The body, or an upload inside it, is over its byte limit."""
 

@@ -252,6 +252,8 @@ class ModelInfo:
     max_segment_chars: int = 1000  # longer texts are synthesised in segments
     word_times: bool = False  # whether its talkers say where in the text they are
     checkpoint: str = ""  # of one of several models, whose `name` clients and metrics know; empty of a single one
+    # Of all that makes a clone prompt of a recording: prompts of one checkpoint fit no other. Empty unless base.
+    fingerprint: str = ""
 
     @property
     def route(self) -> str:

@@ -109,11 +109,23 @@ class AdmissionSettings(Strict):
     trusted_proxies: Annotated[int, Field(ge=0)] = 1
 
 
+class VoiceSettings(Strict):
+    """Voices that clients store."""
+
+    # A folder or a bucket: /srv/voices, s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH. None: a folder of this
+    # user's data (TALKRAY_DATA) on a single node, and no store on several nodes, which share no folder.
+    store: str | None = None
+    max_voices: Positive = 1000  # of each owner, with consent recordings
+    max_bytes: Positive = 1 << 30  # of each owner's recordings, as FLAC
+    require_consent: bool = False  # a voice is stored with a consent recording or a statement, or not at all
+
+
 class ApiSettings(Strict):
     """Limits of a client's fields, and the names under which it may ask for the loaded model."""
 
     access: AccessSettings = AccessSettings()
     admission: AdmissionSettings = AdmissionSettings()
+    voices: VoiceSettings = VoiceSettings()
     server_timing: bool = False  # responses say in a Server-Timing header how the time to first audio was spent
     max_input_chars: Positive = 4096  # each of input, instructions and ref_text
     # The voice that speaks where a client names a voice of another service. None: the checkpoint's first voice.

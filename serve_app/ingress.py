@@ -16,7 +16,7 @@ from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, CodecLost, NotReady, TalkerLost, TalkrayError
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
 from deployments.serving import ray_metrics, ray_private
-from deployments.serving.calls import call, stream
+from deployments.serving.calls import broadcast, call, stream
 from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.failover import Received, persist
 from deployments.serving.frames import forward
@@ -29,6 +29,7 @@ from serve_app.audio.recordings import by_prompt, learn
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.scaling.pool_watch import ONE_MODEL, PoolWatch, scrape
 from serve_app.speech.live_text import LiveTexts
+from serve_app.voices.library import Voices
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +165,23 @@ def _learn(request: SynthesisRequest, chunk: PcmChunk) -> None:
         learn(request.reference, chunk.clone_prompt)
 
 
+class Forgetting:
+    """Has every replica of the application drop what it keeps of stored voices that are no more."""
+
+    def __init__(self, app_name: str) -> None:
+        self._app_name, self._handles = app_name, dict[str, DeploymentHandle]()
+
+    async def forget(self, voices: tuple[bytes, ...]) -> None:
+        """Raises NotReady where a replica does not answer: ask again. A pool without replicas has nothing to drop."""
+        own = serve.get_replica_context().deployment
+        pools = await asyncio.to_thread(ray_private.pools, self._app_name)
+        names = [name for name, pool in pools.items() if name != own and pool.running]
+        for name in names:
+            if name not in self._handles:
+                self._handles[name] = serve.get_deployment_handle(name, self._app_name)
+        await asyncio.gather(*(broadcast(self._handles[name], "forget", voices) for name in names))
+
+
 class Ingress:
     """One replica of the HTTP surface, without torch. Raises StartError where other hosts need no key to connect."""
 
@@ -187,6 +205,7 @@ class Ingress:
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_private.proxy_host())})
         app_name = serve.get_replica_context().app_name
         watch = PoolWatch(app_name, {each.name: each.deployments for each in models} or ONE_MODEL)
+        self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes(), forget=Forgetting(app_name).forget)
         node = Node(is_running=watch.is_running, is_ready=watch.is_ready, scrape=scrape, state=watch.state)
         synthesizers = {
             each.name: (HandleSynthesizer(each.codec, talker=each.talker, served=each), each.admission)
@@ -198,11 +217,13 @@ class Ingress:
             echo_request_id=False,
             node=node,
             live_texts=LiveTexts(get_node_ip_address()),
+            voices=self._voices,
         )
         leave_loaded_alone()
 
     async def check_health(self) -> None:
         """Return unused memory to the system: large messages and answers leave some. Serve calls this periodically."""
+        self._voices.follow()
         await asyncio.to_thread(_C_LIBRARY.malloc_trim, 0)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

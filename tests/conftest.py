@@ -2,8 +2,11 @@
 
 Some simulate a cluster: only `talkray serve` as a process of its own keeps to loopback addresses."""
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from serve_app.cli import ray_settings
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # simulated nodes cannot meet on a loopback address
 ray_settings.apply_local()
+os.environ["TALKRAY_DATA"] = tempfile.mkdtemp(prefix="talkray-data-")  # voices that tests store
+atexit.register(shutil.rmtree, os.environ["TALKRAY_DATA"], ignore_errors=True)
 
 pytest_plugins = ["tests.e2e.black_box"]
 

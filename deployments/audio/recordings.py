@@ -1,12 +1,34 @@
-"""Results of reference recordings, kept by the recordings' keys, because clones of one voice come again and again."""
+"""Results of reference recordings, kept by the recordings' keys, because clones of one voice come again and again.
+
+A stored voice that was deleted is forgotten: vectors and codes of a voice are biometric data.
+"""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from threading import Lock
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+VOICE_BYTES = 16  # of the key of a recording of a stored voice: they name the voice in its present version
+_MOST_FORGOTTEN = 10_000
+
+
+class Forgotten:
+    """The voices that were forgotten last. Requests that are under way may bring results of them still."""
+
+    def __init__(self) -> None:
+        self._voices: OrderedDict[bytes, None] = OrderedDict()
+
+    def add(self, voices: Iterable[bytes]) -> None:
+        """`voices`: the first VOICE_BYTES of keys."""
+        self._voices.update(dict.fromkeys(voices))
+        while len(self._voices) > _MOST_FORGOTTEN:
+            self._voices.popitem(last=False)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key[:VOICE_BYTES] in self._voices
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +49,7 @@ class ByRecording(Generic[T]):
         self._max_bytes, self._size = max_bytes, size
         self._results: OrderedDict[bytes, T] = OrderedDict()
         self._held = 0
+        self._forgotten = Forgotten()
         self._lock = Lock()
         self._hits = self._misses = 0
 
@@ -54,6 +77,8 @@ class ByRecording(Generic[T]):
         if size > self._max_bytes:
             return
         with self._lock:
+            if key in self._forgotten:
+                return
             if key in self._results:
                 self._held -= self._size(self._results.pop(key))
             self._results[key] = result
@@ -61,6 +86,15 @@ class ByRecording(Generic[T]):
             while self._held > self._max_bytes:
                 _, oldest = self._results.popitem(last=False)
                 self._held -= self._size(oldest)
+
+    def forget(self, voices: Iterable[bytes]) -> int:
+        """Drop all results of these voices, and keep none that come later. Returns how many there were."""
+        with self._lock:
+            self._forgotten.add(voices)
+            over = [key for key in self._results if key in self._forgotten]
+            for key in over:
+                self._held -= self._size(self._results.pop(key))
+        return len(over)
 
     def take_lookups(self) -> Lookups:
         with self._lock:

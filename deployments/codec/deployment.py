@@ -89,6 +89,10 @@ class CodecReplica:
         audio = self._load.stream(self._service.synthesize, request, self._generate)
         return self._replica.stream(audio, _HEARTBEAT, "codec")
 
+    async def forget(self, voices: tuple[bytes, ...]) -> int:
+        """Drop what is kept of stored voices (`ByRecording.forget`). Returns how many results there were."""
+        return self._service.forget(voices)
+
     def record_autoscaling_stats(self) -> dict[str, float]:
         """A `CodecRecord`, for Serve's controller."""
         return asdict(self._load.record())

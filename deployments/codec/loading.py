@@ -40,7 +40,7 @@ class Codec:
     references: ByRecording[Codes] = field(
         default_factory=lambda: ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
     )
-    states: ByRecording[DecoderState] = field(  # by the codes of recordings, because samples may not come with them
+    states: ByRecording[DecoderState] = field(  # by key and codes: encoders of two replicas may differ
         default_factory=lambda: ByRecording(max_bytes=_STATE_BYTES, size=_state_bytes)
     )
 
@@ -51,12 +51,14 @@ class Codec:
     def read(self, reference: Reference) -> tuple[Codes, DecoderState]:
         """Codes [frames, num_code_groups] of a recording, and the decoder's state after them."""
         codes = self.codes(reference)
-        return codes, self.states.get(codes.tobytes(), lambda: self.decoder.state_after(torch.from_numpy(codes).long()))
+        return codes, self.states.get(
+            reference.key + codes.tobytes(), lambda: self.decoder.state_after(torch.from_numpy(codes).long())
+        )
 
     def known(self, reference: Reference) -> tuple[Codes, DecoderState] | None:
         """The result of `read` without its work, for a recording without samples that came before; else None."""
         codes = None if reference.prompt is None else reference.prompt.codes
-        state = None if codes is None else self.states.find(codes.tobytes())
+        state = None if codes is None else self.states.find(reference.key + codes.tobytes())
         return None if codes is None or state is None else (codes, state)
 
     def codes(self, reference: Reference) -> Codes:
@@ -68,6 +70,10 @@ class Codec:
             raise InvalidRequest("this checkpoint has no speech encoder, so it cannot clone a recording", "ref_audio")
         encoder = self.encoder
         return self.references.get(reference.key, lambda: encoder.encode(reference.samples))
+
+    def forget(self, voices: tuple[bytes, ...]) -> int:
+        """Drop codes and states of these voices, see `ByRecording.forget`. Returns how many there were."""
+        return self.references.forget(voices) + self.states.forget(voices)
 
 
 def _state_bytes(state: DecoderState) -> int:

@@ -90,6 +90,15 @@ async def call(handle: DeploymentHandle, method: str, *arguments: object, lost: 
         raise translate(error, lost) from error
 
 
+async def broadcast(handle: DeploymentHandle, method: str, argument: object) -> list[Any]:
+    """The results of a plain method on every running replica. Raises NotReady where one does not answer in time."""
+    try:
+        results: list[Any] = await handle.broadcast(method, argument).results_async(timeout_s=_SILENCE_S)
+    except (TimeoutError, RayActorError, RayTaskError, RpcError, DeploymentUnavailableError) as error:
+        raise NotReady(f"{handle.deployment_name}: not every replica has answered {method}: {error!r}") from error
+    return results
+
+
 async def drop(coming: asyncio.Future[Any] | None) -> None:
     """End a task that is not awaited any more; its outcome is dropped."""
     if coming is None:

@@ -70,6 +70,11 @@ def pools(app_name: str) -> dict[str, Pool]:
     return {name: Pool.of(deployment["replicas"]) for name, deployment in application["deployments"].items()}
 
 
+def num_nodes() -> int:
+    """Of the cluster, without its dead ones."""
+    return sum(bool(node["Alive"]) for node in ray.nodes())
+
+
 def is_alive(actor_id: str) -> bool:
     """Whether the control store, which hears of a death at once, has heard nothing."""
     return bool(ray._private.state.actors(actor_id).get("State") == "ALIVE")

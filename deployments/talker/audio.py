@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from deployments.audio.listening import first_sound
+from deployments.audio.recordings import Forgotten
 from deployments.codec.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
 from deployments.codec.slots import CODE_RING, DecodeCall, SlotDecoder
 from deployments.codec.state import DecoderState
@@ -50,7 +51,7 @@ class _Stream:
     written: int = 0  # frames whose codes are in the slot
     called: int = 0  # frames in calls, finished or not
     decoded: int = 0
-    begins_with: bytes = b""  # the codes of a recording that others may go on from as well, while it is recalled
+    begins_with: bytes = b""  # key and codes of a recording that others may go on from as well, while it is recalled
     ready_since_s: float = math.inf  # when its next chunk could have been decoded
 
     @property
@@ -94,8 +95,9 @@ class AudioStreams:
         self._calls: list[_Call] = []  # oldest first
         self._pcm: list[tuple[int, bytes]] = []
         self._failed: dict[int, EngineError] = {}
-        # Decoder states after recordings, by the codes of the recordings. The one that was used last is the last.
+        # Decoder states after recordings, by the keys and codes of these. The one that was used last is the last.
         self._recordings: OrderedDict[bytes, DecoderState] = OrderedDict()
+        self._forgotten = Forgotten()
 
     @cached_property
     def _decoder(self) -> SlotDecoder:
@@ -127,12 +129,13 @@ class AudioStreams:
         delivered_frames: int | None = None,
         frames: int,
         recording: Codes | None = None,
+        key: bytes = b"",
     ) -> None:
         """Decode `frames` frames of a stream that follow the first `delivered_frames` of `prefix` [frames, groups].
 
         `delivered_frames` is by default all of `prefix`. These frames are recalled, after the codes of a recording from
-        which speech goes on. Raises Overloaded where every slot is taken: a stream that has ended in the talker keeps
-        its slot until its audio is complete.
+        which speech goes on; `key` is the recording's. Raises Overloaded where every slot is taken: a stream that has
+        ended in the talker keeps its slot until its audio is complete.
         """
         if frames <= 0:
             return
@@ -148,7 +151,7 @@ class AudioStreams:
         delivered = len(known) if delivered_frames is None else delivered_frames
         begins_with = b""
         if recording is not None:
-            begins_with = b"" if delivered else recording.tobytes()
+            begins_with = b"" if delivered else key + recording.tobytes()
             known = recording if prefix is None else np.concatenate([recording, prefix])
             delivered += len(recording)
         recalled = min(delivered, self._decoder.reach)
@@ -285,9 +288,19 @@ class AudioStreams:
 
     def _keep(self, stream: _Stream) -> None:
         """Keep the state that a stream's recording leaves in its slot; the least recently used state goes."""
+        if stream.begins_with in self._forgotten:
+            return
         self._recordings[stream.begins_with] = self._decoder.state(stream.slot)
         if len(self._recordings) > max(1, self._decoder.num_slots // SLOTS_PER_RECORDING):
             self._recordings.popitem(last=False)
+
+    def forget(self, voices: tuple[bytes, ...]) -> int:
+        """As `ByRecording.forget`."""
+        self._forgotten.add(voices)
+        over = [key for key in self._recordings if key in self._forgotten]
+        for key in over:
+            del self._recordings[key]
+        return len(over)
 
     def _size(self, stream: _Stream, now_s: float) -> int:
         """Frames to decode of a stream that has some; 0 means wait for more."""

@@ -35,6 +35,13 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """Stored voices that are no more, as `ByRecording.forget` takes them."""
+
+    voices: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Loading:
     """A stage of the engine process before it is ready."""
 
@@ -75,8 +82,15 @@ class RequestFailed:
     error: Exception
 
 
-Command = Submit | Append | Abort
-Report = Loading | Ready | Produced | Alive | RequestFailed
+@dataclass(frozen=True, slots=True)
+class HasForgotten:
+    """The answer to a `Forget`: how many results there were."""
+
+    num_results: int
+
+
+Command = Submit | Append | Abort | Forget
+Report = Loading | Ready | Produced | Alive | RequestFailed | HasForgotten
 
 
 def encode(message: Command | Report) -> bytes:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -46,6 +47,7 @@ class EngineClient:
             self._process = subprocess.Popen([*command, config.model_dump_json()], pass_fds=[theirs.fileno()])
         self._unpacker = channel.Unpacker()
         self._streams: dict[int, asyncio.Queue[Item]] = {}
+        self._forgetting: deque[asyncio.Future[int]] = deque()  # the engine answers in their order
         self._numbers = itertools.count()
         self._writer: asyncio.StreamWriter | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -99,6 +101,14 @@ class EngineClient:
         except Exception as error:
             if number in self._streams:
                 self._streams[number].put_nowait(error)
+
+    async def forget(self, voices: tuple[bytes, ...]) -> int:
+        """The engine drops what it keeps of these voices. Returns how many results there were. Raises TalkerLost."""
+        await self._attach()
+        forgotten: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._forgetting.append(forgotten)
+        self._send(channel.Forget(voices))
+        return await forgotten
 
     def stop(self) -> None:
         """Close the pipe, which ends the process; kill it where it does not obey."""
@@ -165,6 +175,9 @@ class EngineClient:
         finally:
             for queue in self._streams.values():
                 queue.put_nowait(self._lost())
+            for forgotten in self._forgetting:
+                if not forgotten.done():
+                    forgotten.set_exception(self._lost())
             writer.close()  # here, while its event loop still runs
 
     def _deliver(self, report: channel.Command | channel.Report) -> None:
@@ -181,6 +194,8 @@ class EngineClient:
                     self._streams[number].put_nowait(chunk)
         elif isinstance(report, channel.RequestFailed) and report.id in self._streams:
             self._streams[report.id].put_nowait(report.error)
+        elif isinstance(report, channel.HasForgotten) and not (forgotten := self._forgetting.popleft()).done():
+            forgotten.set_result(report.num_results)
 
     def _send(self, command: channel.Command) -> None:
         if self._writer is not None and not self._writer.is_closing():

@@ -69,6 +69,10 @@ class TalkerReplica:
     async def describe(self) -> ModelInfo:
         return self._engine.info
 
+    async def forget(self, voices: tuple[bytes, ...]) -> int:
+        """Drop what is kept of stored voices (`ByRecording.forget`). Returns how many results there were."""
+        return await self._engine.forget(voices)
+
     def record_autoscaling_stats(self) -> dict[str, float]:
         """A `TalkerRecord`, for Serve's controller."""
         engine = self._engine

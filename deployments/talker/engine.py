@@ -138,6 +138,11 @@ class Engine:
         self._endings.pop(sequence_id, None)
         self.audio.close(sequence_id)
 
+    def forget(self, voices: tuple[bytes, ...]) -> int:
+        """Drop what is kept of these stored voices. Returns how many results there were."""
+        prompts = self.prompts
+        return prompts.speakers.forget(voices) + prompts.references.forget(voices) + self.audio.forget(voices)
+
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
         """Admit the sequences that fit, make one frame for each running sequence, and return the frames, audio and
         failures.
@@ -263,6 +268,7 @@ class Engine:
                 delivered_frames=delivered,
                 frames=request.gpu_frames,
                 recording=request.reference_codes,
+                key=b"" if request.synthesis.reference is None else request.synthesis.reference.key,
             )
             sequence.is_open = True
 

@@ -170,6 +170,9 @@ class EngineProcess:
             engine.abort(command.id)
             self.first_audio.end(command.id)
             return
+        if isinstance(command, channel.Forget):
+            self._send(channel.HasForgotten(engine.forget(command.voices)))
+            return
         assert isinstance(command, channel.Submit | channel.Append)
         try:
             self._add(engine, command)
@@ -216,7 +219,7 @@ class EngineProcess:
             timeout_s = until_s - now_s
             if not self.unpacker.is_inside or timeout_s <= 0:
                 break
-        return [command for command in messages if isinstance(command, channel.Submit | channel.Append | channel.Abort)]
+        return [command for command in messages if isinstance(command, channel.Command)]
 
     def _say_alive(self) -> None:
         with contextlib.suppress(ConnectionError):  # the engine's thread notices by itself

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from deployments.protocol import ModelInfo, ModelKind
 from deployments.weights.store import EMBEDDED, INDEX_FILE, REPOSITORIES, SINGLE_FILE, found, read_index
 
 _PIECE = 1 << 20
+_BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a file that stand for all of it
 _SEGMENT_CHARS = 1000
 _RELEASED = "12 Hz, released"
 
@@ -29,9 +31,25 @@ def described(directory: Path, name: str, config: TalkerConfig, *, on_gpu: bool)
     """The same of a checkpoint directory, under the `name` that it shall have. Raises CheckpointError."""
     top, codec = _read(directory / "config.json"), _read(directory / "speech_tokenizer" / "config.json")
     try:
-        return _info(top, codec, name, config, on_gpu=on_gpu)
+        info = _info(top, codec, name, config, on_gpu=on_gpu)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{directory}: its config.json files describe no Qwen3-TTS model: {error!r}") from None
+    return replace(info, fingerprint=cloning_fingerprint(directory)) if info.kind is ModelKind.BASE else info
+
+
+def cloning_fingerprint(directory: Path) -> str:
+    """Of the files that make a clone prompt of a recording. Weights are large: blocks of each file stand for all."""
+    found = hashlib.sha256()
+    for folder in (directory, directory / "speech_tokenizer"):
+        found.update((folder / "config.json").read_bytes())
+        for path in sorted(folder.glob("*.safetensors")):
+            size = path.stat().st_size
+            found.update(str(size).encode())
+            with path.open("rb") as file:
+                for number in range(_BLOCKS):
+                    file.seek(number * max(0, size - _BLOCK_BYTES) // _BLOCKS)
+                    found.update(file.read(_BLOCK_BYTES))
+    return found.hexdigest()[:32]
 
 
 def _info(top: Any, codec: Any, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:

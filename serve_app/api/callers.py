@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from deployments.errors import Overloaded
 from deployments.serving import metrics
+from serve_app.voices.record import Visitor
 
 _MINUTE_S = 60.0
 # The settings that raise a limit, by the reason of a refusal.
@@ -110,9 +111,9 @@ class Caller:
     `name` tells callers apart: by the key, without one by the address.
     """
 
-    def __init__(self, name: str, *meters: Meter, check: Callable[[], None] = lambda: None) -> None:
-        """`check` raises where the caller may not ask any more."""
-        self.name = name
+    def __init__(self, name: str, *meters: Meter, visitor: Visitor, check: Callable[[], None] = lambda: None) -> None:
+        """`visitor` says whose voices it may see. `check` raises where the caller may not ask any more."""
+        self.name, self.visitor = name, visitor
         self._meters = meters
         self._check = check
 

@@ -1,14 +1,17 @@
 """The loaded model and its voices: the checkpoint's own, and OpenAI's thirteen names as aliases."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse
 
 from deployments.errors import InvalidRequest, ModelNotFound, StartError
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.config import CLONE_ALIAS, ApiSettings
 from serve_app.speech.models import Models, ModelState
+from serve_app.voices.library import Voices
+from serve_app.voices.record import StoredVoice
 
 Json = dict[str, object]
 
@@ -22,8 +25,11 @@ class Voice:
     language: str
     gender: str
     description: str
-    type: str  # "builtin" or "alias"
+    type: str  # "builtin", "alias" or "stored"
     alias_of: str | None = None  # the id of the voice that an alias means
+
+
+_FIELDS = [field.name for field in fields(Voice)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,11 @@ def resolve(name: str, speakers: Sequence[str]) -> str:
     raise InvalidRequest(f"Unknown voice {name[:80]!r}. Valid voices: {listing(speakers)}.", "voice", "voice_not_found")
 
 
+def is_named(name: str, speakers: Sequence[str]) -> bool:
+    """Whether `resolve` knows it."""
+    return name.lower() in speakers or name.lower() in aliases(speakers)
+
+
 def check_default(settings: ApiSettings, model: str, speakers: Sequence[str]) -> None:
     """Raises StartError where `api.default_voice` is none of the voices of `model`."""
     try:
@@ -134,6 +145,16 @@ def _voices(info: ModelInfo) -> list[Voice]:
     kinds = [(name, name, "builtin") for name in info.voices]
     kinds += [(alias, speaker, "alias") for alias, speaker in aliases(info.voices).items()]
     return [_voice(name, speaker, characters.get(speaker, UNKNOWN), kind) for name, speaker, kind in kinds]
+
+
+def stored_voice(voice: StoredVoice) -> Voice:
+    """A stored voice as an entry of the list."""
+    return Voice(voice.id, voice.name, voice.language or "", "", voice.description, "stored")
+
+
+async def all_voices(models: Sequence[ModelInfo], voices: Voices) -> list[Voice]:
+    """Those of the models, then the stored ones of the caller."""
+    return [*voice_list(*models), *map(stored_voice, await voices.voices())]
 
 
 def find_voice(voice_id: str, *models: ModelInfo) -> Voice:
@@ -181,7 +202,7 @@ def not_loaded(name: str, models: Sequence[ModelInfo], settings: ApiSettings) ->
     return ModelNotFound(f"The model {name[:80]!r} is not loaded. Available: {known}.")
 
 
-def catalogue_routes(models: Models, settings: ApiSettings) -> APIRouter:
+def catalogue_routes(models: Models, settings: ApiSettings, voices: Voices) -> APIRouter:
     """`GET /v1/models`, `/v1/models/{id}`, `/v1/audio/models` and `/v1/audio/voices`."""
     router = APIRouter()
 
@@ -220,18 +241,19 @@ def catalogue_routes(models: Models, settings: ApiSettings) -> APIRouter:
         return {"models": [{"id": name, "name": name} for name in await listed()]}
 
     @router.get("/v1/audio/voices", summary="List voices")
-    async def list_voices() -> Json:
+    async def list_voices() -> JSONResponse:
         """One answer for every client: some read `voices`, some `data`, some the languages."""
-        known = await models.described()
-        voices = [asdict(voice) for voice in voice_list(*known)]
-        languages = dict.fromkeys(language for info in known for language in info.languages)
-        return {
+        loaded = await models.described()
+        known = [{name: getattr(voice, name) for name in _FIELDS} for voice in await all_voices(loaded, voices)]
+        languages = dict.fromkeys(language for info in loaded for language in info.languages)
+        listed: Json = {
             "object": "list",
-            "voices": voices,
-            "data": voices,
-            "uploaded_voices": [],
+            "voices": known,
+            "data": known,
+            "uploaded_voices": [voice for voice in known if voice["type"] == "stored"],
             "languages": ["auto", *languages],
         }
+        return JSONResponse(listed)  # FastAPI would look through all of it: a server may have a thousand voices
 
     return router
 

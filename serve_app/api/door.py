@@ -17,12 +17,14 @@ from serve_app.api.keys import KEY_PREFIX, KeyRecord, Keys
 from serve_app.api.uploads import Upload, Uploads
 from serve_app.api.web_pages import PATHS
 from serve_app.config import ApiSettings
+from serve_app.voices.record import EVERYBODY, STRANGER, VISITOR, Visitor
 
 # To be read without a key: probes have none, Open WebUI asks for these two lists without one, and a browser cannot send
 # one with a page.
 EXEMPT = frozenset({"/health", "/ready", "/v1/audio/voices", "/v1/audio/models"}) | PATHS
 
 _READING = ("GET", "HEAD")
+_CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 
 MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy refuses more than about 15,000 bytes
 
@@ -60,7 +62,7 @@ class Door:
                 caller = self._admit(scope)
                 if scope["type"] == "websocket":
                     streams.enter_context(caller.stream())
-                elif scope["method"] == "POST":
+                elif scope["method"] in _CHANGING:
                     caller.request()
                     streams.enter_context(caller.stream())
             except TalkrayError as error:
@@ -70,6 +72,7 @@ class Door:
             streams.callback(upload.release)
             state = state_of(scope)
             state.caller, state.upload = caller, upload
+            VISITOR.set(caller.visitor)
             await self._app(scope, receive, _naming_a_protocol(scope, send))
 
     def _admit(self, scope: Scope) -> Caller:
@@ -82,16 +85,19 @@ class Door:
         client, admission = one_client(address), self._admission
         per_minute, most = admission.client_requests_per_minute, admission.client_streams
         meter = self._of_addresses.of(client, per_minute, max_streams=most)
-        if self._keys is None or (scope["path"] in EXEMPT and scope.get("method") in _READING):
-            return Caller(f"address {client}", meter)
-        keys = self._keys
-        record = keys.find(next(_offered_keys(scope, self._key_headers), None))
+        if self._keys is None:
+            return Caller(f"address {client}", meter, visitor=EVERYBODY)
+        keys, key = self._keys, next(_offered_keys(scope, self._key_headers), None)
+        if scope["path"] in EXEMPT and scope.get("method") in _READING and not keys.has(key):
+            return Caller(f"address {client}", meter, visitor=STRANGER)
+        record = keys.find(key)
         state_of(scope).record.key = record.name
 
         def check() -> None:
             self._meter_of(keys.still(record))
 
-        return Caller(f"key {record.id}", meter, self._meter_of(record), check=check)
+        visitor = Visitor(record.name, record.admin)
+        return Caller(f"key {record.id}", meter, self._meter_of(record), visitor=visitor, check=check)
 
     def _meter_of(self, record: KeyRecord) -> Meter:
         return self._of_keys.of(record.id, record.requests_per_minute, max_streams=record.max_streams)

@@ -7,9 +7,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from deployments.errors import (
+    Conflict,
     EngineError,
     InvalidRequest,
     ModelNotFound,
+    NotFound,
     NotReady,
     Overloaded,
     PayloadTooLarge,
@@ -18,6 +20,7 @@ from deployments.errors import (
     Starting,
     TalkrayError,
 )
+from serve_app.voices.store import Damaged, StoreFailed
 
 Envelope = dict[str, dict[str, str | None]]
 
@@ -64,6 +67,10 @@ KINDS: dict[type[BaseException], Kind] = {
     BodyTooSlow: Kind(408, "invalid_request_error", "request_timeout"),
     HeadersTooLarge: Kind(431, "invalid_request_error", "headers_too_large"),
     ModelNotFound: Kind(404, "invalid_request_error", "model_not_found"),
+    NotFound: Kind(404, "invalid_request_error", "not_found"),
+    Conflict: Kind(409, "invalid_request_error", "conflict"),
+    StoreFailed: Kind(503, "server_error", "voice_store_failed"),
+    Damaged: Kind(500, "server_error", "voice_damaged"),
     PayloadTooLarge: Kind(413, "invalid_request_error", "payload_too_large"),
     InvalidRequest: Kind(400, "invalid_request_error", "invalid_value"),
     Overloaded: Kind(429, "rate_limit_error", "rate_limit_exceeded", retry=True),

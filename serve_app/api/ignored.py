@@ -9,6 +9,7 @@ from pydantic import AliasChoices
 from deployments.protocol import FILTERS, SUBTALKER, ModelInfo, ModelKind
 from serve_app.api.request import SpeechBody
 from serve_app.speech.languages import foreign_letters, has_region, language_name, looks_foreign
+from serve_app.voices.record import StoredVoice
 
 HEADER = "x-ignored"
 
@@ -65,10 +66,17 @@ def ignored(
     names: Names = SPEECH,
     *,
     reasons: Mapping[str, str] | None = None,
+    stored: StoredVoice | None = None,
 ) -> Ignored:
     """Fields of `sent`, of which `body` was made, without effect on this model or unknown to `names`. `reasons`:
-    further fields without effect, by the dialect's name or ours; the answer has the dialect's name.
+    further fields without effect, by the dialect's name or ours; the answer has the dialect's name. `stored` is the
+    voice that speaks.
     """
+    if stored is not None:
+        _, has_style = stored.take_for(body.instructions)
+        own = {"ref_text": "the stored voice has its own"} if body.ref_text is not None else {}
+        reasons = {**own, **(reasons or {})}
+        body = body.model_copy(update={"voice": None, **({"instructions": None} if has_style else {})})
     theirs = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
     found = {**dict(_without_effect(body, info)), **(reasons or {})}
     spelled = {theirs.get(name, name): reason for name, reason in found.items()}

@@ -47,6 +47,7 @@ class KeyRecord(Strict):
     created: str  # ISO 8601
     requests_per_minute: Limit = None
     max_streams: Limit = None
+    admin: bool = False  # sees the stored voices of all names
     revoked: str | None = None  # ISO 8601; a revoked key stays in the file, so that its id says whose it was
 
 
@@ -82,6 +83,14 @@ class Keys:
         if not hmac.compare_digest(_digest(key), digest) or record is None:
             raise Unauthorized("The API key is not valid.")
         return record
+
+    def has(self, key: str | None) -> bool:
+        """Whether `find` has a record of it."""
+        try:
+            self.find(key)
+        except Unauthorized:
+            return False
+        return True
 
     def still(self, record: KeyRecord) -> KeyRecord:
         """The present record of a key that was valid. Raises Unauthorized where it has been revoked since."""
@@ -122,7 +131,9 @@ def read_keys(file: Path) -> KeyDocument:
         raise ConfigError(f"the key file {file} is not one: {where}: {first['msg']}") from None
 
 
-def create_key(file: Path, name: str, *, requests_per_minute: Limit = None, max_streams: Limit = None) -> str:
+def create_key(
+    file: Path, name: str, *, requests_per_minute: Limit = None, max_streams: Limit = None, admin: bool = False
+) -> str:
     """Add a key to the file, which is made where there is none; returns the key, which is kept nowhere."""
     with _rewriting(file) as document:
         key_id = secrets.token_hex(_ID_BYTES)
@@ -134,6 +145,7 @@ def create_key(file: Path, name: str, *, requests_per_minute: Limit = None, max_
             created=_now(),
             requests_per_minute=requests_per_minute,
             max_streams=max_streams,
+            admin=admin,
         )
         _write(file, KeyDocument(keys=(*document.keys, record)))
     return key

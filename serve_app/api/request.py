@@ -28,6 +28,8 @@ from serve_app.config import ApiSettings
 from serve_app.speech.admission import draw_seed
 from serve_app.speech.characters import clean, is_speakable, without_halves
 from serve_app.speech.languages import foreign_language, language_name
+from serve_app.voices.library import Voices
+from serve_app.voices.record import StoredVoice
 
 # Figures and signs become words: prose with many of them grows by less than a half, nothing but figures fivefold.
 _MOST_GROWTH = 2
@@ -89,8 +91,8 @@ class SpeechBody(BaseModel):
 
     language: str = "auto"  # a name or an ISO code
     any_language: bool = False  # also one that the loaded voice has not learnt
-    ref_audio: str | None = None
-    ref_text: str | None = None
+    ref_audio: Annotated[str | None, Field(validation_alias=AliasChoices("ref_audio", "reference_audio"))] = None
+    ref_text: Annotated[str | None, Field(validation_alias=AliasChoices("ref_text", "reference_text"))] = None
     x_vector_only_mode: bool = False
     non_streaming_mode: bool | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
@@ -231,7 +233,14 @@ def _invalid(error: ValidationError) -> InvalidRequest:
 
 
 async def build_request(
-    body: SpeechBody, info: ModelInfo, settings: ApiSettings, *, request_id: str, client: str = "", live: bool = False
+    body: SpeechBody,
+    info: ModelInfo,
+    settings: ApiSettings,
+    *,
+    voices: Voices,
+    request_id: str,
+    client: str = "",
+    live: bool = False,
 ) -> SynthesisRequest:
     """One utterance for the loaded model; the text of a `live` one is to come. Raises InvalidRequest with the field.
 
@@ -240,6 +249,8 @@ async def build_request(
     catalogue.check_model(body.model, info, settings)
     if body.ref_audio is not None and info.kind is not ModelKind.BASE:  # before `voice` is missed: it would not help
         raise InvalidRequest(f"{info.name} does not clone voices: load a Base checkpoint.", "ref_audio")
+    stored = await voices.find(body.voice) if speaks_stored(body, info) else None
+    body = body if stored is None else _with_defaults(body, stored, info)
     return SynthesisRequest(
         request_id=request_id,
         client=client,
@@ -247,7 +258,7 @@ async def build_request(
         text="" if live else _text(body, info, settings),
         language=_language(body, info),
         instructions=_instructions(body, info, settings),
-        reference=await _reference(body, info, settings),
+        reference=await _reference(body, info, settings, stored, voices),
         sampling=body.sampling,
         seed=draw_seed() if body.seed is None else body.seed,
         redraws=body.seed is None,
@@ -336,11 +347,30 @@ def _instructions(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> s
     return instructions
 
 
-async def _reference(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> Reference | None:
+def speaks_stored(body: SpeechBody, info: ModelInfo) -> bool:
+    """Whether `voice` means a stored one: a recording in the request comes first."""
+    return info.kind is ModelKind.BASE and body.ref_audio is None and body.voice is not None
+
+
+def _with_defaults(body: SpeechBody, stored: StoredVoice, info: ModelInfo) -> SpeechBody:
+    """The voice's own language and sampling options, where the request names none."""
+    found: dict[str, object] = {name: value for name, value in stored.sampling.items() if getattr(body, name) is None}
+    if "language" not in body.model_fields_set and language_name(stored.language or "") in info.languages:
+        found["language"] = stored.language
+    return body.model_copy(update=found)
+
+
+async def _reference(
+    body: SpeechBody, info: ModelInfo, settings: ApiSettings, stored: StoredVoice | None, voices: Voices
+) -> Reference | None:
     if info.kind is not ModelKind.BASE:
         return None
+    if stored is not None:
+        take, _ = stored.take_for(body.instructions)
+        return await voices.reference(stored, take, info, x_vector_only=body.x_vector_only_mode)
     if body.ref_audio is None:
-        raise _missing("ref_audio", "the loaded model speaks with the voice of a recording")
+        named = f"no voice {body.voice[:80]!r} is stored, and " if body.voice else ""
+        raise _missing("ref_audio", f"{named}the loaded model speaks with the voice of a recording, sent or stored")
     text = _cleaned("ref_text", body.ref_text, settings) or None
     if text is None and not body.x_vector_only_mode:
         raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")

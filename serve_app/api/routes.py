@@ -19,7 +19,7 @@ from serve_app.api.catalogue import catalogue_routes, check_default, check_model
 from serve_app.api.context import RequestContext, state_of
 from serve_app.api.door import Door
 from serve_app.api.errors import INTERNAL, translate
-from serve_app.api.speech_service import SpeechService
+from serve_app.api.speech_service import TAKE_HEADER, SpeechService
 from serve_app.api.web_pages import page_routes
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
@@ -28,6 +28,7 @@ from serve_app.speech.admission import Admission, always
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.models import Models, ModelState, ModelStatus, ready
 from serve_app.speech.synthesizer import Synthesizer
+from serve_app.voices.library import Voices
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +55,16 @@ def create_api(
     echo_request_id: bool = True,
     node: Node | None = None,
     live_texts: LiveTexts | None = None,
+    voices: Voices | None = None,
 ) -> FastAPI:
     """The whole surface, for texts of any length that `settings` allow. Without a `node` it has no metrics to show.
 
     Of several models `synthesizer` has each one's by its name, the default first, with what is let in of it.
-    `live_texts` is where texts stand that are still being written. `echo_request_id` is False where the server in front
-    adds `x-request-id` to responses itself, as Ray Serve does.
+    `live_texts` is where texts stand that are still being written; `voices` are by default those of `settings` on one
+    node. `echo_request_id` is False where the server in front adds `x-request-id` to responses itself, as Ray Serve
+    does.
     """
-    live_texts = live_texts or LiveTexts()
+    live_texts, voices = live_texts or LiveTexts(), voices or Voices.of(settings.voices)
     models = Models(_admissions(synthesizer, settings, node, live_texts))
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
     key_headers = tuple(name for dialect in DIALECTS for name in dialect.key_headers)
@@ -70,9 +73,9 @@ def create_api(
         api.add_middleware(
             CORSMiddleware,
             allow_origins=settings.access.allowed_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE", "PATCH"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "x-sample-rate", "retry-after", ignored.HEADER),
+            expose_headers=("x-request-id", "x-sample-rate", "retry-after", TAKE_HEADER, ignored.HEADER),
         )
     api.add_middleware(RequestContext, echo_request_id=echo_request_id)  # the outermost
     api.add_exception_handler(TalkrayError, _answer_error)
@@ -80,10 +83,10 @@ def create_api(
     api.include_router(page_routes(api.title))
     # The door has asked for the key: this tells readers of the documentation where to put it.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
-    service = SpeechService(models, settings, live_texts=live_texts)
+    service = SpeechService(models, settings, live_texts=live_texts, voices=voices)
     for dialect in DIALECTS:
         api.include_router(http_router(dialect, service), dependencies=keyed)
-    api.include_router(catalogue_routes(models, settings), tags=["Models and voices"])
+    api.include_router(catalogue_routes(models, settings, voices), tags=["Models and voices"])
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])

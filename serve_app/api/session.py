@@ -28,6 +28,7 @@ from serve_app.speech.characters import (
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.word_times import Spoken, Word, WordTimes
+from serve_app.voices.library import Voices
 
 SILENCE_S = 0.1  # the audio of a text with nothing to speak, because clients take an answer without audio for a failure
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
@@ -174,13 +175,14 @@ class Session:
         *,
         asker: RequestState,
         request_id: str,
+        voices: Voices,
         live_texts: LiveTexts | None = None,
     ) -> None:
         """`wish` is everything but the text. With `live_texts` a turn is spoken while it is written, else when it is
         complete. Turns have `request_id` with their number after it, that of a session without `live_texts` the bare
         one.
         """
-        self._synthesizer, self._settings = synthesizer, settings
+        self._synthesizer, self._settings, self._voices = synthesizer, settings, voices
         self._info, self._body, self._delivery = wish.info, wish.body, wish.delivery
         self._asker, self._request_id, self._live_texts = asker, request_id, live_texts
         self._turns: deque[Turn] = deque()  # the one that is spoken first
@@ -375,8 +377,8 @@ class Session:
 
     async def _request(self, turn: Turn, body: SpeechBody, *, live: bool = False) -> SynthesisRequest:
         self._asker.caller.request()
-        turn_id, client = turn.record.request_id, self._asker.caller.name
-        request = await build_request(body, self._info, self._settings, request_id=turn_id, client=client, live=live)
+        who = {"request_id": turn.record.request_id, "client": self._asker.caller.name}
+        request = await build_request(body, self._info, self._settings, voices=self._voices, live=live, **who)
         turn.record.begin(request.voice, self._info.sample_rate * body.speed)
         return request
 

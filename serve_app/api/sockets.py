@@ -49,7 +49,7 @@ _QUIET_S, _CONTEXT_QUIET_S = 1.0, 20.0
 # also in the middle of a turn, because `LONGEST_STREAM_S` is near.
 _PATIENCE_S, MAX_LEAVING_S = 60.0, 540.0
 _LEAVING_POLL_S = 0.1
-_RECORDING = re.compile(r'"ref_audio"\s*+:\s*+("(?:[^"\\]|\\.)*+")')
+_RECORDING = re.compile(r'"(ref_audio|reference_audio)"\s*+:\s*+("(?:[^"\\]|\\.)*+")')
 
 
 class Connection(ABC):
@@ -384,11 +384,11 @@ def _parse(text: str | None, *, recordings: bool) -> dict[str, object]:
     if size <= MAX_MESSAGE_BYTES:
         return parse_object(text)
     found = _RECORDING.search(text) if recordings and size <= MAX_BODY_BYTES else None
-    if found is None or size - (found.end(1) - found.start(1)) > MAX_MESSAGE_BYTES:
+    if found is None or size - (found.end(2) - found.start(2)) > MAX_MESSAGE_BYTES:
         limits = f"{MAX_MESSAGE_BYTES} bytes" + (f", {MAX_BODY_BYTES} with ref_audio" if recordings else "")
         raise PayloadTooLarge(f"The message is larger than {limits}.")
     stand_in = secrets.token_hex(16)
-    fields = parse_object(f'{text[: found.start(1)]}"{stand_in}"{text[found.end(1) :]}')
-    if fields.get("ref_audio") != stand_in:
+    fields = parse_object(f'{text[: found.start(2)]}"{stand_in}"{text[found.end(2) :]}')
+    if fields.get(found[1]) != stand_in:
         raise PayloadTooLarge(f"The message is larger than {MAX_MESSAGE_BYTES} bytes, without a ref_audio of its own.")
-    return fields | parse_object(f'{{"ref_audio": {found[1]}}}')
+    return fields | parse_object(f'{{"{found[1]}": {found[2]}}}')

@@ -2,13 +2,14 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
+from urllib.parse import quote
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
-from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import ModelInfo, ModelKind, PcmChunk, SynthesisRequest
 from serve_app.api import catalogue, ignored
 from serve_app.api.chooser import ModelWish, choose
 from serve_app.api.context import state_of
@@ -20,6 +21,7 @@ from serve_app.api.request import (
     check_length,
     parse_object,
     parse_speech,
+    speaks_stored,
 )
 from serve_app.api.request_log import RequestRecord
 from serve_app.api.response import Kept, SpeechResponse, audio_body, event_body, marked
@@ -31,9 +33,13 @@ from serve_app.speech.characters import is_speakable
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.models import Models
 from serve_app.speech.word_times import WordTimes
+from serve_app.voices.library import Voices
+from serve_app.voices.record import StoredVoice
 
 Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
 
+TAKE_HEADER = "x-voice-take"
+_NO_CLONES = "{} does not clone voices: load a Base checkpoint"
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 
 
@@ -46,9 +52,10 @@ class SpeechService:
         settings: ApiSettings,
         *,
         live_texts: LiveTexts,
+        voices: Voices,
     ) -> None:
-        """`live_texts` holds the texts that are still being written."""
-        self.admission, self.settings, self.live_texts = admission, settings, live_texts
+        """`live_texts` holds the texts that are still being written, `voices` the stored voices."""
+        self.admission, self.settings, self.live_texts, self.voices = admission, settings, live_texts, voices
 
     async def described(self) -> Sequence[ModelInfo]:
         """All models, the default first. Raises NotReady."""
@@ -58,12 +65,16 @@ class SpeechService:
         """The model that answers a request of these fields. Raises InvalidRequest, ModelNotFound, NotReady."""
         wanted = ModelWish(
             model=body.model,
-            has_recording=body.ref_audio is not None,
+            has_recording=body.ref_audio is not None or await self._is_stored(body.voice),
             task_type=sent.get("task_type"),
             voice=body.voice,
             instructions=body.instructions,
         )
         return choose(wanted, await self.described(), self.settings, lenient=False)
+
+    async def _is_stored(self, voice: str | None) -> bool:
+        """Whether a stored voice decides which of several models answers."""
+        return len(self.admission) > 1 and voice is not None and await self.voices.find(voice) is not None
 
     @property
     def chosen_by(self) -> ignored.Names:
@@ -87,17 +98,18 @@ class SpeechService:
         """
         given = {**ignored.renamed(sent, names), **(made or {})}
         model, bit_rate, called = given.pop("model", None), given.pop("bit_rate", None), given.pop("voice", None)
+        name = called if isinstance(called, str) else None
         wanted = ModelWish(
             model=model if isinstance(model, str) else None,
-            has_recording=given.get("ref_audio") is not None,
+            has_recording=given.get("ref_audio") is not None or await self._is_stored(name),
             task_type=sent.get("task_type"),
-            voice=called if isinstance(called, str) else None,
+            voice=name,
             instructions=given.get("instructions"),
         )
         info, names = choose(wanted, await self.described(), self.settings, lenient=True), {**names, **self.chosen_by}
         found = dict(reasons or {})
-        voice, reason = catalogue.nearest(called if isinstance(called, str) else None, info, self.settings)
-        if called is not None and not isinstance(called, str):
+        voice, reason = self._nearest(name, info)
+        if called is not None and name is None:
             reason = "not a name"
         if reason is not None:
             found["voice"] = reason
@@ -107,17 +119,41 @@ class SpeechService:
             found["bit_rate"] = f"{delivery.audio_format} has none"
         given = {name: value for name, value in given.items() if value is not None}
         body = parse_speech({"input": "", "any_language": True, **given, "voice": voice})
+        if info.kind is ModelKind.BASE and name is not None:
+            body = body.model_copy(update={"voice": name})
+        stored = await self.stored(body, info)
+        if stored is not None:
+            found.pop("voice", None)
         check_length("input", body.input, self.settings)
         delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
         if delivery.bit_rate is not None:
             check_bit_rate(delivery.audio_format, delivery.bit_rate)
-        return Wish(info, body, delivery, ignored.ignored(sent, body, info, names, reasons=found))
+        without_effect = ignored.ignored(sent, body, info, names, reasons=found, stored=stored)
+        return Wish(info, body, delivery, without_effect, stored)
 
-    def voiced(self, wish: Wish, voice: str) -> Wish:
+    async def voiced(self, wish: Wish, voice: str) -> Wish:
         """The same in another voice; `ignored` is about that voice only."""
-        speaker, reason = catalogue.nearest(voice, wish.info, self.settings)
-        body = wish.body.model_copy(update={"voice": speaker})
-        return replace(wish, body=body, ignored={"voice": reason} if reason else {})
+        speaker, reason = self._nearest(voice, wish.info)
+        body = wish.body.model_copy(update={"voice": voice if wish.info.kind is ModelKind.BASE else speaker})
+        stored = await self.stored(body, wish.info)
+        return replace(wish, body=body, ignored={"voice": reason} if reason and stored is None else {}, stored=stored)
+
+    async def stored(self, body: SpeechBody, info: ModelInfo) -> StoredVoice | None:
+        """The stored voice that a request means and the loaded model can speak with."""
+        return await self.voices.find(body.voice) if speaks_stored(body, info) else None
+
+    def check_voice(self, voice: str, info: ModelInfo) -> None:
+        """Raises InvalidRequest where the loaded model has named voices, and not this one."""
+        if info.voices and not catalogue.is_named(voice, info.voices) and self.voices.known(voice) is not None:
+            raise InvalidRequest(f"voice: {voice[:80]!r} is a stored voice, {_NO_CLONES.format(info.name)}.", "voice")
+        if info.voices:
+            catalogue.resolve(voice, info.voices)
+
+    def _nearest(self, voice: str | None, info: ModelInfo) -> tuple[str | None, str | None]:
+        speaker, reason = catalogue.nearest(voice, info, self.settings)
+        if reason is not None and info.kind is not ModelKind.BASE and self.voices.known(voice) is not None:
+            reason = f"a stored voice, {_NO_CLONES.format(info.name)}"
+        return speaker, reason
 
     def session(self, connection: HTTPConnection, wish: Wish, *, request_id: str, live: bool = True) -> Session:
         """Speech of one conversation, while it is written if `live`; see `Session`."""
@@ -128,6 +164,7 @@ class SpeechService:
             asker=state_of(connection),
             request_id=request_id,
             live_texts=self.live_texts if live else None,
+            voices=self.voices,
         )
 
     async def respond(
@@ -146,6 +183,8 @@ class SpeechService:
         if as_body is not None:
             stream = as_body(stream, times)
         headers = {**speech_headers(wish.delivery, wish.info), **ignored.header(wish.ignored)}
+        if wish.stored is not None:
+            headers |= _take_header(wish.stored, wish.body)
         if content_type is not None:
             headers["content-type"] = content_type
         return SpeechResponse(stream, headers, usage=usage, kept=kept)
@@ -157,15 +196,30 @@ class SpeechService:
         record = record or state_of(request).record
         assert record is not None
         asked = await build_request(
-            wish.body, wish.info, self.settings, request_id=record.request_id, client=state_of(request).caller.name
+            wish.body,
+            wish.info,
+            self.settings,
+            voices=self.voices,
+            request_id=record.request_id,
+            client=state_of(request).caller.name,
         )
         state_of(request).upload.release()
-        record.begin(asked.voice, wish.info.sample_rate * wish.delivery.speed)
+        record.begin(
+            asked.voice if wish.stored is None else wish.stored.id, wish.info.sample_rate * wish.delivery.speed
+        )
         return marked(asked, record.received_ns) if self.settings.server_timing else asked
 
     def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The utterance's audio; a moment of silence where its text has nothing to speak."""
         return self.admission.synthesize(utterance) if is_speakable(utterance.text) else _silent(info)
+
+
+def _take_header(stored: StoredVoice, body: SpeechBody) -> dict[str, str]:
+    """Which recording of a stored voice speaks, and what chose it."""
+    take, is_chosen = stored.take_for(body.instructions)
+    why = "instructions" if is_chosen else "the first"
+    by_vector = "" if take.text else ", by its vector only: it has no transcript"
+    return {TAKE_HEADER: f"{quote(take.style, safe=' ')} ({why}{by_vector})"}
 
 
 async def read_body(request: Request) -> bytes:

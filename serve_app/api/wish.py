@@ -7,6 +7,7 @@ from deployments.protocol import ModelInfo
 from serve_app.api import ignored
 from serve_app.api.request import SpeechBody
 from serve_app.audio.formats import CODECS, AudioFormat, Rendering
+from serve_app.voices.record import StoredVoice
 
 EVENT_STREAM = "text/event-stream"
 L16 = "audio/l16"
@@ -82,6 +83,7 @@ class Wish:
     body: SpeechBody
     delivery: Delivery
     ignored: ignored.Ignored
+    stored: StoredVoice | None = None  # that speaks
 
 
 def negotiate(body: SpeechBody, accept: str, *, default: AudioFormat = AudioFormat.MP3) -> Delivery:

@@ -8,6 +8,7 @@ import asyncio
 import binascii
 import hashlib
 import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
@@ -92,9 +93,28 @@ def learn(reference: Reference, prompt: ClonePrompt) -> None:
 
 def decode_reference(ref_audio: str, sample_rate: int) -> NDArray[np.float32]:
     """float32 [samples] at `sample_rate`. Raises InvalidRequest, PayloadTooLarge. Takes too long for an event loop."""
-    audio, recorded_rate = decode_file(_payload(ref_audio), "ref_audio")
-    resampled = soxr.resample(audio, recorded_rate, sample_rate, "HQ")
-    return np.ascontiguousarray(resampled, np.float32)
+    return _resampled(*decode_file(_payload(ref_audio), "ref_audio"), sample_rate)
+
+
+def read_flac(key: bytes, load: Callable[[], bytes], sample_rate: int) -> NDArray[np.float32]:
+    """Samples of a stored recording in one channel, as `decode_reference`. Blocks."""
+    import soundfile
+
+    def read() -> NDArray[np.float32]:
+        audio, rate = soundfile.read(BytesIO(load()), dtype="float32")
+        return _resampled(audio, rate, sample_rate)
+
+    return _DECODED.get(key, read)
+
+
+def forget(voices: Iterable[bytes]) -> None:
+    """As `ByRecording.forget`."""
+    _DECODED.forget(voices)
+    _PROMPTS.forget(voices)
+
+
+def _resampled(audio: NDArray[np.float32], rate: int, sample_rate: int) -> NDArray[np.float32]:
+    return np.ascontiguousarray(soxr.resample(audio, rate, sample_rate, "HQ"), np.float32)
 
 
 def decode_file(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:

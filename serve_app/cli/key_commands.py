@@ -39,9 +39,10 @@ def create(
         int | None, typer.Option(help="Requests in a minute, by ingress replica.", min=1)
     ] = None,
     max_streams: Annotated[int | None, typer.Option(help="Streams at once, by ingress replica.", min=1)] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="It sees the stored voices of all names.")] = False,
 ) -> None:
     """Print a new key, which is shown only now: the file keeps its hash."""
-    print(create_key(file, name, requests_per_minute=requests_per_minute, max_streams=max_streams))
+    print(create_key(file, name, requests_per_minute=requests_per_minute, max_streams=max_streams, admin=admin))
 
 
 @keys.command("list")
@@ -60,8 +61,9 @@ def revoke(id_or_name: Annotated[str, typer.Argument(help="A key's id or name.")
 
 def _key_line(record: KeyRecord) -> str:
     state = f"revoked {record.revoked}" if record.revoked else f"since {record.created}"
+    name = f"{record.name} (admin)" if record.admin else record.name
     return (
-        f"{record.id}  {record.name:<20}{_limit(record.requests_per_minute):>6} requests/min"
+        f"{record.id}  {name:<20}{_limit(record.requests_per_minute):>6} requests/min"
         f"{_limit(record.max_streams):>6} streams  {state}"
     )
 

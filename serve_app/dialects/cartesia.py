@@ -6,12 +6,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from serve_app.api import catalogue, ignored
 from serve_app.api.errors import ErrorReply, translate
+from serve_app.api.forms import read_form
 from serve_app.api.request import number
 from serve_app.api.response import named_event
 from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Session, Words
@@ -20,7 +21,9 @@ from serve_app.api.speech_service import SpeechService, choice, read_object, tex
 from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
+from serve_app.speech.languages import language_name
 from serve_app.speech.word_times import Word, WordTimes
+from serve_app.voices.library import Details, SentRecording
 
 RAW = {
     "pcm_s16le": AudioFormat.PCM,
@@ -45,6 +48,7 @@ _NAMES: ignored.Names = {
     "add_timestamps": "word_timestamps",
 }
 _SOCKET_NAMES: ignored.Names = {**_NAMES, **dict.fromkeys(("context_id", "continue", "flush", "cancel"))}
+_CLONED = ("clip", "name", "language", "description", "consent", "ref_text", "reference_text", "transcript")
 _LANGUAGE = {"english": "en", "chinese": "zh", "german": "de", "french": "fr", "spanish": "es", "italian": "it"}
 _LANGUAGE |= {"portuguese": "pt", "russian": "ru", "japanese": "ja", "korean": "ko"}
 
@@ -69,28 +73,57 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
 async def list_voices(service: SpeechService, starting_after: str = "") -> dict[str, object]:
     """All of them on one page."""
     models = await service.described()
-    known = [] if starting_after else [_voice(voice) for voice in catalogue.voice_list(*models)]
+    known = [] if starting_after else [_voice(voice) for voice in await catalogue.all_voices(models, service.voices)]
     return {"data": known, "has_more": False, "next_page": None}
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """One voice. Raises InvalidRequest with the valid names."""
-    return _voice(catalogue.find_voice(voice_id, *await service.described()))
+    stored = await service.voices.find(voice_id)
+    return _voice(
+        catalogue.stored_voice(stored) if stored else catalogue.find_voice(voice_id, *await service.described())
+    )
+
+
+async def clone_voice(service: SpeechService, request: Request) -> Response:
+    """Stores the voice of a `clip`."""
+    form = await read_form(request)
+    clips = form.files_of("clip")
+    if len(clips) != 1:
+        raise InvalidRequest("clip is required: one recording.", "clip", "missing_required_parameter")
+    details = Details(
+        form.required("name"),
+        language=form.text("language"),
+        description=form.text("description") or "",
+        consent=form.text("consent"),
+        provenance="cartesia",
+    )
+    recording = SentRecording(clips[0].data, form.text("ref_text", "reference_text", "transcript"))
+    voice = await service.voices.add(details, [recording], field="clip")
+    without_effect = ignored.named([*form.fields, "clip"], _CLONED, {})
+    return JSONResponse(_voice(catalogue.stored_voice(voice)), headers=ignored.header(without_effect))
+
+
+async def remove_voice(service: SpeechService, voice_id: str) -> Response:
+    """Deletes a stored voice."""
+    await service.voices.remove(await service.voices.get(voice_id))
+    return Response(status_code=204)
 
 
 def _voice(voice: catalogue.Voice) -> dict[str, object]:
+    is_stored = voice.type == "stored"
     return {
         "id": voice.id,
         "name": voice.name,
-        "language": _LANGUAGE.get(voice.language, "en"),
+        "language": _LANGUAGE.get(language_name(voice.language), "en"),
         "description": voice.description,
         "gender": {"female": "feminine", "male": "masculine"}.get(voice.gender, "gender_neutral"),
         "tagline": "",
         "locales": [],
-        "access": "public",
-        "visibility": "all",
-        "is_owner": False,
-        "is_public": True,
+        "access": "private" if is_stored else "public",
+        "visibility": "owner" if is_stored else "all",
+        "is_owner": is_stored,
+        "is_public": not is_stored,
         "created_at": "1970-01-01T00:00:00Z",
     }
 
@@ -226,6 +259,8 @@ DIALECT = Dialect(
         Route("GET /voices", list_voices, "List voices (Cartesia)"),
         Route("GET /voices/", list_voices),
         Route("GET /voices/{voice_id}", show_voice, "Show a voice (Cartesia)"),
+        Route("POST /voices/clone", clone_voice, "Store a voice (Cartesia)"),
+        Route("DELETE /voices/{voice_id}", remove_voice, "Delete a stored voice (Cartesia)"),
     ),
     sockets=(("/tts/websocket", CartesiaSocket),),
     key_headers=("x-api-key",),

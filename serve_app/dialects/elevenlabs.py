@@ -5,12 +5,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
 from serve_app.api import catalogue, ignored
 from serve_app.api.context import state_of
-from serve_app.api.request import number
+from serve_app.api.forms import SentForm, read_form
+from serve_app.api.request import number, parse_object
 from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
 from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
 from serve_app.api.wish import Delivery, Wish
@@ -18,6 +19,8 @@ from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.characters import is_ideograph
 from serve_app.speech.word_times import Word, WordTimes
+from serve_app.voices.library import Details, SentRecording
+from serve_app.voices.record import NEUTRAL
 
 FORMATS = {
     "mp3": AudioFormat.MP3,
@@ -38,6 +41,7 @@ NAMES: ignored.Names = {
     "seed": "seed",
     "output_format": None,
 }
+_FORM_FIELDS = ("name", "description", "labels", "files", "consent", "ref_text", "reference_text")
 _LONGEST_NAME = 40  # of a format
 _JSON, _LINES = "application/json", "application/x-ndjson"
 
@@ -80,13 +84,72 @@ def _ways(path: str, what: str) -> tuple[Route, ...]:
 
 async def list_voices(service: SpeechService) -> dict[str, object]:
     """All of them on one page."""
-    known = [_voice(voice) for voice in catalogue.voice_list(*await service.described())]
+    known = [_voice(voice) for voice in await catalogue.all_voices(await service.described(), service.voices)]
     return {"voices": known, "has_more": False, "total_count": len(known), "next_page_token": None}
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """One voice. Raises InvalidRequest with the valid names."""
-    return _voice(catalogue.find_voice(voice_id, *await service.described()))
+    stored = await service.voices.find(voice_id)
+    return _voice(
+        catalogue.stored_voice(stored) if stored else catalogue.find_voice(voice_id, *await service.described())
+    )
+
+
+async def add_voice(service: SpeechService, request: Request) -> Response:
+    """Stores a voice. The first of `files` is the one that is spoken with; others are takes, named as their files."""
+    form = await read_form(request)
+    details = Details(
+        form.required("name"),
+        language=_label(form, "language"),
+        description=form.text("description") or "",
+        consent=form.text("consent"),
+        provenance="elevenlabs",
+    )
+    voice = await service.voices.add(details, _takes(form, is_new=True), field="files")
+    return _stored({"voice_id": voice.id, "requires_verification": False}, form)
+
+
+async def edit_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
+    """Changes `name`, `description` and the language among the `labels`; `files` are further takes."""
+    form = await read_form(request)
+    changes: dict[str, object] = {name: form.text(name) for name in ("name", "description") if form.text(name)}
+    if (language := _label(form, "language")) is not None:
+        changes["language"] = language
+    voice = await service.voices.get(voice_id)
+    await service.voices.change(voice, changes, added=_takes(form, is_new=False), field="files")
+    return _stored({"status": "ok"}, form)
+
+
+async def remove_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
+    """Deletes a stored voice."""
+    await service.voices.remove(await service.voices.get(voice_id))
+    return {"status": "ok"}
+
+
+def _takes(form: SentForm, *, is_new: bool) -> list[SentRecording]:
+    files = form.files_of("files")
+    if is_new and not files:
+        raise InvalidRequest("files is required: recordings of the voice.", "files", "missing_required_parameter")
+    text = form.text("ref_text", "reference_text")
+    return [
+        SentRecording(file.data, text if is_new and not index else None, NEUTRAL if is_new and not index else file.stem)
+        for index, file in enumerate(files)
+    ]
+
+
+def _label(form: SentForm, name: str) -> str | None:
+    """Of the `labels`, which forms have as JSON."""
+    labels = parse_object(form.text("labels") or "{}") if form.text("labels") != "null" else {}
+    value = labels.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _stored(answer: dict[str, object], form: SentForm) -> Response:
+    sent = [*form.fields, *(file.field.removesuffix("[]") for file in form.files)]
+    reasons = {"remove_background_noise": "recordings stay as they are"}
+    unheard = {name: reason for name, reason in reasons.items() if form.fields.get(name) == "true"}
+    return JSONResponse(answer, headers=ignored.header(ignored.named(sent, (*_FORM_FIELDS, *reasons), unheard)))
 
 
 async def show_user(_: SpeechService) -> dict[str, object]:
@@ -111,7 +174,8 @@ _SUBSCRIPTION: dict[str, object] = {
 def _voice(voice: catalogue.Voice) -> dict[str, object]:
     labels = {"language": voice.language, "gender": voice.gender}
     described = {"description": voice.description, "labels": labels}
-    return {"voice_id": voice.id, "name": voice.name, "category": "premade", **described}
+    category = "cloned" if voice.type == "stored" else "premade"
+    return {"voice_id": voice.id, "name": voice.name, "category": category, **described}
 
 
 async def wished(
@@ -225,6 +289,9 @@ DIALECT = Dialect(
         Route("GET /v1/voices", list_voices, "List voices (ElevenLabs v1)"),
         Route("GET /v2/voices", list_voices, "List voices (ElevenLabs v2)"),
         Route("GET /v1/voices/{voice_id}", show_voice, "Show a voice (ElevenLabs)"),
+        Route("POST /v1/voices/add", add_voice, "Store a voice (ElevenLabs)"),
+        Route("POST /v1/voices/{voice_id}/edit", edit_voice, "Change a stored voice (ElevenLabs)"),
+        Route("DELETE /v1/voices/{voice_id}", remove_voice, "Delete a stored voice (ElevenLabs)"),
         Route("GET /v1/user", show_user, "Show the account"),
         Route("GET /v1/user/subscription", show_subscription, "Show the subscription"),
     ),

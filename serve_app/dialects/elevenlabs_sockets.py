@@ -83,7 +83,7 @@ class _Contexts(ContextConnection, WishedConnection):
             self._ending.discard(name)
 
     async def _open(self, name: str, fields: Mapping[str, object]) -> Session:
-        wish = self._wish_for(name, fields)
+        wish = await self._wish_for(name, fields)
         session = await self.open(name, wish)
         settings, reasons = fields.get("voice_settings"), {} if wish is self.wish else wish.ignored
         speed = settings.get("speed") if isinstance(settings, Mapping) else None
@@ -102,7 +102,7 @@ class _Contexts(ContextConnection, WishedConnection):
         if told:
             self.untold[name] = {**self.untold.get(name, {}), **told}
 
-    def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
+    async def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
         return self.wish
 
     async def _close(self, name: str) -> None:
@@ -195,9 +195,9 @@ class _Dialogues(_Contexts):
         sample_bits = 8 if delivery.audio_format in (AudioFormat.MULAW, AudioFormat.ALAW) else 16
         self._bit_rate = delivery.bit_rate or sample_bits * delivery.rate(self.wish.info)
 
-    def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
+    async def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
         _, voice = dialogue(fields.get("inputs"))
-        return self.service.voiced(self.wish, voice) if voice else self.wish
+        return await self.service.voiced(self.wish, voice) if voice else self.wish
 
     def _text(self, fields: Mapping[str, object]) -> str:
         inputs = fields.get("inputs")

@@ -84,7 +84,9 @@ class SpeakMessage:
         check_length("input", body.input, service.settings)
         info, names = await service.choose(body, fields), {**_NAMES, **service.chosen_by}
         reasons = ignored.always_streamed(fields)
-        self._without_effect = ignored.told(ignored.ignored(fields, body, info, names, reasons=reasons))
+        stored = await service.stored(body, info)
+        without_effect = ignored.ignored(fields, body, info, names, reasons=reasons, stored=stored)
+        self._without_effect = ignored.told(without_effect)
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES

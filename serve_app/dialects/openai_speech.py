@@ -97,13 +97,14 @@ async def wished(
     made, found = made or {}, dict(reasons or {})
     body = _body({**spelled(fields), **made}, service.settings)
     info = await service.choose(body, fields)
-    _check_names(body, info, service.settings)
+    _check_names(service, body, info)
+    stored = await service.stored(body, info)
     delivery = negotiate(body, accept, default=default)
     if body.word_timestamps and not delivery.events and "word_timestamps" not in made:
         found["word_timestamps"] = "only events carry words: stream_format"
-    return Wish(
-        info, body, delivery, ignored.ignored(fields, body, info, {**_NAMES, **service.chosen_by}, reasons=found)
-    )
+    names = {**_NAMES, **service.chosen_by}
+    without_effect = ignored.ignored(fields, body, info, names, reasons=found, stored=stored)
+    return Wish(info, body, delivery, without_effect, stored)
 
 
 def _body(given: Mapping[str, object], settings: ApiSettings) -> SpeechBody:
@@ -113,11 +114,11 @@ def _body(given: Mapping[str, object], settings: ApiSettings) -> SpeechBody:
     return body
 
 
-def _check_names(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> None:
+def _check_names(service: SpeechService, body: SpeechBody, info: ModelInfo) -> None:
     """This API knows its models and voices: any other is an error. Raises InvalidRequest."""
-    catalogue.check_model(body.model, info, settings)
-    if body.voice is not None and info.voices:
-        catalogue.resolve(body.voice, info.voices)
+    catalogue.check_model(body.model, info, service.settings)
+    if body.voice is not None:
+        service.check_voice(body.voice, info)
 
 
 def _accept(request: Request) -> str:

@@ -1,18 +1,15 @@
 """VoxServe: `POST /generate`, a form whose text is answered with WAV as it comes."""
 
 import base64
-from collections.abc import AsyncGenerator, Mapping
-from urllib.parse import parse_qsl
+from collections.abc import Mapping
 
-from starlette.datastructures import Headers, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.errors import InvalidRequest
 from serve_app.api import ignored
 from serve_app.api.context import state_of
-from serve_app.api.request import MAX_BODY_BYTES, parse_object
+from serve_app.api.forms import parse_form
 from serve_app.api.speech_service import SpeechService, read_body, text_of
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
@@ -28,7 +25,6 @@ _NAMES: ignored.Names = {
     "x_vector_only_mode": "x_vector_only_mode",
     "streaming": None,
 }
-_MOST_FIELDS = 32
 
 
 async def generate(service: SpeechService, request: Request) -> Response:
@@ -49,39 +45,9 @@ async def wished(service: SpeechService, fields: Mapping[str, object]) -> Wish:
 
 
 async def _form_fields(content: bytes, headers: Headers) -> dict[str, object]:
-    """Of a body in any of the three forms that clients send, or of none; a file becomes base64. Raises
-    InvalidRequest.
-    """
-    if not content:
-        return {}
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/x-www-form-urlencoded":
-        try:
-            return dict(parse_qsl(content.decode("utf-8", "replace"), max_num_fields=_MOST_FIELDS))
-        except ValueError as error:
-            raise InvalidRequest(f"Not a valid form: {error}.", None, "invalid_form") from error
-    if kind != "multipart/form-data":
-        return parse_object(content)
-    return await _form(content, headers)
-
-
-async def _form(content: bytes, headers: Headers) -> dict[str, object]:
-    async def parts() -> AsyncGenerator[bytes, None]:
-        yield content
-
-    parser = MultiPartParser(headers, parts(), max_files=1, max_fields=_MOST_FIELDS, max_part_size=MAX_BODY_BYTES)
-    try:
-        form = await parser.parse()
-    except (MultiPartException, KeyError) as error:
-        raise InvalidRequest(f"Not a valid form: {error}.", None, "invalid_form") from error
-    try:
-        return {name: await _value(value) for name, value in form.items()}
-    finally:
-        await form.close()
-
-
-async def _value(value: UploadFile | str) -> str:
-    return value if isinstance(value, str) else base64.b64encode(await value.read()).decode()
+    """Of any form; a file becomes base64. Raises InvalidRequest."""
+    form = await parse_form(content, headers)
+    return form.fields | {file.field: base64.b64encode(file.data).decode() for file in form.files}
 
 
 def _switch(value: object) -> object:

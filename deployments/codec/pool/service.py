@@ -136,6 +136,10 @@ class CodecService:
                 async for chunk in chunks:
                     yield chunk
 
+    def forget(self, voices: tuple[bytes, ...]) -> int:
+        """Drop what is kept of these voices. Returns how many results there were."""
+        return self._codec.forget(voices)
+
     async def decode_batch(self, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
         """Decode chunks of several streams on one worker; a job that fails gets its own exception."""
         self.gate.taken()

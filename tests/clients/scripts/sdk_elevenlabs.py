@@ -21,6 +21,19 @@ async def main() -> None:
             yield pcm, 24000
 
     await converse(order, Report(order, {"elevenlabs": version("elevenlabs")}), speak)
+    await keep_a_voice(client, (order.folder / "turn-0.wav").read_bytes())
+
+
+async def keep_a_voice(client: AsyncElevenLabs, recording: bytes) -> None:
+    """Create, list, rename and delete one; speaking with it takes a Base checkpoint."""
+    made = await client.voices.ivc.create(name="kept", files=[("kept.wav", recording)])
+    assert (made.voice_id, "cloned") in [
+        (each.voice_id, each.category) for each in (await client.voices.search()).voices
+    ]
+    await client.voices.update(voice_id=made.voice_id, name="renamed")
+    assert (await client.voices.get(made.voice_id)).name == "renamed"
+    await client.voices.delete(made.voice_id)
+    assert made.voice_id not in [each.voice_id for each in (await client.voices.search()).voices]
 
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-from deployments.audio.recordings import ByRecording, Lookups
+from deployments.audio.recordings import VOICE_BYTES, ByRecording, Lookups
 
 
 def recording(number: int) -> bytes:
@@ -49,3 +49,29 @@ def test_what_comes_from_elsewhere_replaces_what_is_there_within_the_bound() -> 
     results.keep(b"d", b"5")
     assert [results.find(key) for key in (b"a", b"b", b"d")] == [None, b"2" * 10, b"5"]
     assert results.take_lookups() == Lookups()
+
+
+def test_a_voice_that_is_forgotten_is_not_kept_again() -> None:
+    """Requests that are under way bring results of it after it was deleted."""
+    results = ByRecording[bytes](max_bytes=100, size=len)
+    gone, stays = b"g" * VOICE_BYTES, b"s" * VOICE_BYTES
+    for key in (gone + b"take 1", gone + b"take 2", stays + b"take 1"):
+        results.keep(key, b"vector")
+    assert results.forget([gone]) == 2
+    assert results.find(gone + b"take 1") is None
+    assert results.get(gone + b"take 2", lambda: b"late") == b"late"
+    assert results.find(gone + b"take 2") is None
+    assert results.find(stays + b"take 1") == b"vector"
+    assert results.forget([gone]) == 0
+    for number in range(10):  # what was dropped holds no room
+        results.keep(bytes([number]), b"0123456789")
+    assert results.find(bytes([0])) == b"0123456789"
+
+
+def test_only_the_voices_that_were_forgotten_last_are_remembered() -> None:
+    results = ByRecording[bytes](max_bytes=100, size=len)
+    voices = [number.to_bytes(VOICE_BYTES, "big") for number in range(10_001)]
+    results.forget(voices)
+    results.keep(voices[0], b"vector")
+    results.keep(voices[1], b"vector")
+    assert (results.find(voices[0]), results.find(voices[1])) == (b"vector", None)

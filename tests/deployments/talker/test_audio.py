@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deployments.audio.recordings import VOICE_BYTES
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import CODE_RING, Pcm, PlainSlots
@@ -464,3 +465,19 @@ def test_the_engine_forgets_the_audio_of_who_leaves(engine: Engine) -> None:
     engine.abort(3)
     assert engine.is_idle
     assert engine.step() == StepOutput()
+
+
+def test_an_engine_forgets_a_stored_voice(tiny_checkpoint: Callable[[str], Path]) -> None:
+    """Its vector, and the state of the decoder behind its recording; a stream that goes on brings neither back."""
+    engine, key = build_engine(tiny_checkpoint("Base"), CONFIG), bytes(range(2 * VOICE_BYTES))
+    recorded = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer").encode(RECORDING[:9600])
+    reference = Reference(RECORDING[:9600], "Said.", key=key)
+    request = ask(frames=14, voice=None, ignore_eos=True, reference=reference)
+    request = replace(request, reference_codes=recorded, gpu_frames=ALL_FRAMES)
+    chunks_of(engine, request)
+    assert engine.prompts.speakers.find(key) is not None
+    assert engine.forget((bytes(VOICE_BYTES),)) == 0
+    assert engine.forget((key[:VOICE_BYTES],)) == 2
+    assert engine.prompts.speakers.find(key) is None
+    assert chunks_of(engine, request)
+    assert engine.forget((key[:VOICE_BYTES],)) == 0

@@ -223,3 +223,9 @@ async def test_the_prompt_of_a_recording_is_in_the_chunk_of_what_has_arrived() -
         queue.put_nowait(FrameChunk(codes, 3, clone_prompt=told))
     chunk = await _next_chunk(queue)
     assert (len(chunk.codes), chunk.clone_prompt) == (3, prompt)
+
+
+async def test_the_engine_process_says_how_much_it_has_forgotten(client: EngineClient) -> None:
+    voices = [(bytes([number]) * 16,) for number in range(3)]
+    assert await asyncio.gather(*map(client.forget, voices)) == [0, 0, 0]
+    assert len(await listen(client, ask("Hello.", frames=3))) > 0

@@ -1,13 +1,16 @@
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from deployments.errors import CheckpointError
 from deployments.weights.checkpoint import load_strict, read_shapes, read_tensors
+from deployments.weights.description import cloning_fingerprint
 
 TENSORS = {"part.weight": torch.arange(6.0).view(2, 3), "part.bias": torch.ones(2), "other.weight": torch.zeros(4)}
 
@@ -86,3 +89,18 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"not a checkpoint")
     with pytest.raises(CheckpointError, match=name):
         read_tensors(tmp_path)
+
+
+def test_the_fingerprint_is_of_what_reads_recordings(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """Another speaker encoder gives other vectors, another tokenizer other codes; a copy gives the same."""
+    base = tiny_checkpoint("Base")
+    found = cloning_fingerprint(base)
+    copy = shutil.copytree(base, tmp_path / "copy")
+    assert cloning_fingerprint(copy) == found
+    for file, name in ((copy / "model.safetensors", "speaker_encoder."), (copy / "speech_tokenizer", "")):
+        path = file if file.is_file() else next(file.glob("*.safetensors"))
+        tensors = {key: tensor.clone() for key, tensor in load_file(path).items()}
+        changed = next(key for key in sorted(tensors) if key.startswith(name) and tensors[key].is_floating_point())
+        save_file({**tensors, changed: tensors[changed] + 1}, path, {"format": "pt"})
+        assert cloning_fingerprint(copy) != found
+        found = cloning_fingerprint(copy)

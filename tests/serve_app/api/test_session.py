@@ -14,10 +14,11 @@ from serve_app.api.request_log import RequestRecord
 from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Done, Event, Failed, Flushed, Session, Started, Words
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
-from serve_app.config import ApiSettings
+from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import LongText
 from serve_app.speech.word_times import Spoken
+from serve_app.voices.library import Voices
 from tests.serve_app import fake
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 
@@ -43,6 +44,7 @@ async def open_session(
         Wish(info, body, delivery or Delivery(AudioFormat.PCM), {}),
         asker=asker,
         request_id="talk",
+        voices=Voices(None, VoiceSettings()),
         live_texts=texts,
     )
     async with session:

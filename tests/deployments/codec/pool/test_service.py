@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from deployments.audio.recordings import VOICE_BYTES
 from deployments.codec.batch import Decoded, DecodeJob
 from deployments.codec.decoder import CodecDecoder, WarmUpResult, to_pcm16
 from deployments.codec.encoder import CodecEncoder
@@ -180,6 +181,18 @@ async def test_a_clone_by_its_prompt_is_not_read_again(
             assert np.array_equal(talker.requests[-1].reference_codes, talker.requests[0].reference_codes)
         monkeypatch.setattr(service.workers, "run", None)
         assert (await service._begin(lean))[0] is not None  # waits for no worker
+
+
+async def test_a_stored_voice_is_forgotten(base: CodecService) -> None:
+    """Its codes, and the state behind them; results that come late are not kept."""
+    key = bytes(range(2 * VOICE_BYTES))
+    samples = replace(REQUEST, reference=Reference(np.zeros(24000, np.float32), "What is said.", key=key))
+    talker = Talker(random_codes(3))
+    await collect(base.synthesize(samples, talker.generate))
+    assert base.forget((bytes(VOICE_BYTES),)) == 0
+    assert base.forget((key[:VOICE_BYTES],)) == 2
+    assert await collect(base.synthesize(samples, talker.generate))
+    assert base.forget((key[:VOICE_BYTES],)) == 0
 
 
 async def test_the_prompt_of_a_recording_comes_back_with_the_first_audio(base: CodecService) -> None:

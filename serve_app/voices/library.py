@@ -1,0 +1,430 @@
+"""What one ingress replica knows of the stored voices: it follows the store, and speaks with what it finds there.
+
+Any process may change the store. Each ingress replica looks at it every POLL_S, and where a name is unknown. Where a
+voice has gone or has another version, it drops what it keeps of the old one, and has all replicas do so.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ParamSpec, Self, TypeVar
+
+import numpy as np
+
+from deployments.audio.recordings import Lookups
+from deployments.errors import Conflict, InvalidRequest, NotFound, NotReady, StartError, TalkrayError
+from deployments.protocol import ModelInfo, Reference
+from deployments.serving import metrics
+from serve_app.audio import recordings
+from serve_app.config import VoiceSettings
+from serve_app.voices.record import (
+    ID,
+    NEUTRAL,
+    VISITOR,
+    Consent,
+    StoredConsent,
+    StoredVoice,
+    Take,
+    new_id,
+    new_version,
+    now,
+)
+from serve_app.voices.store import Record, StoreFailed, VoiceStore, default_folder, folder_of, tried
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 2.0
+_SWEEP_S = 3600.0
+_READERS = 16  # records are read beside each other: a bucket takes 20 ms for each
+_MOST_UNDERIVED = 256
+
+Forget = Callable[[tuple[bytes, ...]], Awaitable[None]]
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R", StoredVoice, StoredConsent)
+
+
+async def nobody(_: tuple[bytes, ...]) -> None:
+    """Where there are no replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentRecording:
+    """A recording as it was sent."""
+
+    data: bytes
+    text: str | None = None  # what it says
+    style: str = NEUTRAL
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What a client says of a new voice."""
+
+    name: str
+    language: str | None = None
+    description: str = ""
+    consent: str | None = None  # id of a stored consent recording, or a statement
+    provenance: str = ""
+
+
+class Voices:
+    """The voices that VISITOR may see; methods raise StoreFailed where the store is out of reach."""
+
+    def __init__(
+        self, store: VoiceStore | None, settings: VoiceSettings, *, why_not: str = "", forget: Forget = nobody
+    ) -> None:
+        """Without a store, `why_not` says what to set. `forget` tells all replicas of voices that are no more."""
+        self._store, self._settings, self._why_not, self._forget = store, settings, why_not, forget
+        self._records: dict[str, Record] = {}  # by path
+        self._marks: dict[str, str] = {}
+        self._reading, self._num_readings = asyncio.Lock(), 0
+        self._to_forget: set[bytes] = set()  # replicas may keep these still
+        self._underived: dict[bytes, tuple[StoredVoice, Reference]] = {}  # by key: their prompts are not stored yet
+        self._threads = ThreadPoolExecutor(_READERS, "voices")
+        self._following: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, settings: VoiceSettings, *, num_nodes: int = 1, forget: Forget = nobody) -> Self:
+        """The voices of the store that `settings` name. Raises StartError where nodes would not share it."""
+        place = settings.store
+        if place is None and num_nodes > 1:
+            reason = "the nodes of this cluster share no folder: set api.voices.store to a bucket"
+            return cls(None, settings, why_not=f"No voices are stored, as {reason}.", forget=forget)
+        if place is None:
+            try:
+                return cls(VoiceStore(str(default_folder())), settings, forget=forget)
+            except StartError as error:
+                return cls(None, settings, why_not=f"No voices are stored: {error}.", forget=forget)
+        if num_nodes > 1 and folder_of(place) is not None:
+            raise StartError(
+                f"api.voices.store: {place} is a folder, and this cluster has {num_nodes} nodes, which would each see "
+                "other voices: name a bucket (s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH)"
+            )
+        return cls(VoiceStore(place), settings, forget=forget)
+
+    async def voices(self) -> list[StoredVoice]:
+        """The oldest first; none while the store has not been read."""
+        with contextlib.suppress(StoreFailed):  # `_look_again` logs it
+            await self._follow()
+        return self._visible(StoredVoice)
+
+    async def consents(self) -> list[StoredConsent]:
+        await self._follow()
+        return self._visible(StoredConsent)
+
+    async def find(self, id_or_name: str | None) -> StoredVoice | None:
+        """The voice that a client means, in any case; its own ones come first."""
+        if self._store is None or not id_or_name:
+            return None
+        await self._follow()
+        found = self._find(StoredVoice, id_or_name)
+        if found is None:
+            await self.refresh()  # it may have been stored a moment ago, elsewhere
+            found = self._find(StoredVoice, id_or_name)
+        return found
+
+    def known(self, id_or_name: str | None) -> StoredVoice | None:
+        """As `find`, from what is known already."""
+        return self._find(StoredVoice, id_or_name) if id_or_name else None
+
+    async def get(self, id_or_name: str) -> StoredVoice:
+        """Raises NotFound, also of a voice that is somebody else's."""
+        found = await self.find(id_or_name)
+        if found is None:
+            raise NotFound(
+                f"No voice {id_or_name[:80]!r} is stored, or it is not yours.", "voice_id", "voice_not_found"
+            )
+        return found
+
+    async def get_consent(self, consent_id: str) -> StoredConsent:
+        """Raises NotFound."""
+        await self.refresh()
+        found = self._find(StoredConsent, consent_id)
+        if found is None:
+            message = f"No consent {consent_id[:80]!r} is stored, or it is not yours."
+            raise NotFound(message, "consent", "consent_not_found")
+        return found
+
+    async def add(self, details: Details, sent: Sequence[SentRecording], *, field: str) -> StoredVoice:
+        """Store a voice; the first recording is the one that it speaks with where nothing names another.
+
+        `field` is what the client calls the recordings. Raises InvalidRequest, Conflict.
+        """
+        store = self._writable()
+        consent = await self._consent(details.consent)
+        taken = [await self._take(recording, field) for recording in sent]
+        voice = StoredVoice.made(
+            id=new_id("voice"),
+            name=details.name,
+            owner=VISITOR.get().name or "",
+            created_at=now(),
+            version=new_version(),
+            takes=tuple(take for take, _ in taken),
+            language=details.language,
+            description=details.description,
+            consent=consent,
+            provenance=details.provenance,
+        )
+        await self._check_name(voice)
+        self._check_quota(voice)
+        await self._aside(store.write, voice, {take.sha256: flac for take, flac in taken})
+        await self.refresh()
+        return voice
+
+    async def put(self, voice: StoredVoice, files: dict[str, bytes]) -> StoredVoice:
+        """Store a voice that was exported, under its own id. Raises Conflict."""
+        await self._check_name(voice)
+        self._check_quota(voice)
+        await self._aside(self._writable().write, voice, files)
+        await self.refresh()
+        return voice
+
+    async def add_consent(self, name: str, language: str, sent: SentRecording, *, field: str) -> StoredConsent:
+        """Raises InvalidRequest, Conflict."""
+        store = self._writable()
+        take, flac = await self._take(sent, field)
+        owner = VISITOR.get().name or ""
+        made = StoredConsent(id=new_id("cons"), name=name, owner=owner, created_at=now(), language=language, take=take)
+        self._check_quota(made)
+        await self._aside(store.write, made, {take.sha256: flac})
+        await self.refresh()
+        return made
+
+    async def change(
+        self, record: R, changes: Mapping[str, object], *, added: Sequence[SentRecording] = (), field: str = ""
+    ) -> R:
+        """Store the next version of a record, with further recordings of a voice. Raises InvalidRequest, Conflict."""
+        store = self._writable()
+        taken: list[tuple[Take, bytes]] = [await self._take(recording, field) for recording in added]
+        if isinstance(record, StoredVoice):
+            takes = (*record.takes, *(take for take, _ in taken))
+            changed: R = record.changed(**{**changes, "takes": takes})
+            await self._check_name(changed)
+            self._check_quota(changed)
+        else:
+            changed = record.model_copy(update=changes)
+        await self._aside(store.write, changed, {take.sha256: flac for take, flac in taken})
+        await self._told()
+        return changed
+
+    async def remove(self, record: Record) -> None:
+        """Also from the caches of all replicas, where these answer. Raises Conflict of a consent that voices name."""
+        if isinstance(record, StoredConsent):
+            await self.refresh()
+            users = [each.name for each in self._all(StoredVoice) if each.consent.recording == record.id]
+            if users:
+                raise Conflict(
+                    f"consent: {', '.join(users[:3])} was stored with it: delete that voice first.", "consent"
+                )
+        await self._aside(self._writable().remove, record)
+        await self._told()
+
+    async def recording(self, voice: StoredVoice, take: Take) -> bytes:
+        """The FLAC file of a take. Raises Damaged."""
+        return await self._aside(self._writable().recording, voice, take)
+
+    async def reference(
+        self, voice: StoredVoice, take: Take, info: ModelInfo, *, x_vector_only: bool = False
+    ) -> Reference:
+        """For a request to replicas: what was derived of the recording for this checkpoint, else its samples."""
+        store = self._writable()
+        key = voice.key(take, info.fingerprint or info.name)
+        asked = Reference(None, take.text, x_vector_only=x_vector_only or take.text is None, key=key)
+        reference = recordings.by_prompt(asked)
+        if reference.prompt is None and (prompt := await self._aside(store.derived, voice, key)) is not None:
+            recordings.learn(asked, prompt)
+            reference = recordings.by_prompt(asked)
+        is_known = reference.prompt is not None
+        metrics.references("prompt", Lookups(hits=int(is_known), misses=int(not is_known)))
+        if is_known:
+            return reference
+        if len(self._underived) < _MOST_UNDERIVED:
+            self._underived[key] = voice, asked
+        read = partial(recordings.read_flac, key, lambda: store.recording(voice, take), info.sample_rate)
+        return replace(asked, audio=await self._aside(read))
+
+    async def refresh(self) -> None:
+        """Look at the store. Those who ask meanwhile share the next look."""
+        asked = self._num_readings
+        async with self._reading:
+            if self._num_readings == asked:
+                self._num_readings += 1
+                await self._read_changes()
+
+    def follow(self) -> None:
+        """Look at the store from now on, every POLL_S."""
+        if self._store is not None and (self._following is None or self._following.done()):
+            self._following = asyncio.create_task(self._look_again())
+
+    async def _follow(self) -> None:
+        if self._store is None:
+            return
+        self.follow()
+        if not self._num_readings:
+            await self.refresh()
+
+    async def _look_again(self) -> None:
+        """The next sweep comes at once: what a writer that died has left may be old."""
+        swept_s, failure = float("-inf"), ""
+        while True:
+            try:
+                await self._told()
+                await self._keep_derived()
+                if time.monotonic() - swept_s > _SWEEP_S:
+                    swept_s = time.monotonic()
+                    await self._aside(self._writable().sweep)
+                failure = ""
+            except TalkrayError as error:
+                if str(error) != failure:
+                    logger.error("keeping the voices that were read before: %s", error)
+                failure = str(error)
+            await asyncio.sleep(POLL_S)
+
+    async def _read_changes(self) -> None:
+        store = self._writable()
+        marks = await self._aside(store.marks)
+        changed = [path for path, mark in marks.items() if self._marks.get(path) != mark]
+        read = await asyncio.gather(*(self._aside(tried, partial(store.read, path)) for path in changed))
+        records = {path: record for path, record in self._records.items() if path in marks and path not in changed}
+        for path, record in zip(changed, read, strict=True):
+            if isinstance(record, TalkrayError):
+                logger.error("a stored voice is left out: %s", record)
+            elif record is not None:
+                records[path] = record
+        over = _prefixes(self._records.values()) - _prefixes(records.values())
+        self._records, self._marks = records, marks
+        if over:
+            self._to_forget |= over
+            self._underived = {key: entry for key, entry in self._underived.items() if entry[0].key_prefix not in over}
+            recordings.forget(tuple(over))
+
+    async def _told(self) -> None:
+        """Read the store, and have all replicas forget what is no more. Where that fails the next look repeats it."""
+        await self.refresh()
+        over = tuple(self._to_forget)
+        if not over:
+            return
+        try:
+            await self._forget(over)
+        except NotReady as error:
+            logger.warning("deleted voices are not forgotten everywhere yet: %s", error)
+        else:
+            self._to_forget.difference_update(over)
+
+    async def _keep_derived(self) -> None:
+        """Replicas have answered with prompts of recordings that were sent as samples: store them."""
+        for key, (voice, asked) in list(self._underived.items()):
+            prompt = recordings.by_prompt(asked).prompt
+            if prompt is not None:
+                del self._underived[key]
+                await self._aside(self._writable().keep_derived, voice, key, prompt)
+
+    async def _take(self, sent: SentRecording, field: str) -> tuple[Take, bytes]:
+        if not sent.data:
+            raise InvalidRequest(f"{field} is empty: send a recording.", field, "missing_required_parameter")
+        try:
+            return await self._aside(_prepared, sent)
+        except InvalidRequest as error:
+            raise type(error)(str(error).replace("ref_audio", field), field, error.code) from None
+
+    async def _consent(self, given: str | None) -> Consent:
+        if not given:
+            if self._settings.require_consent:
+                message = (
+                    "consent is required here: the id of a recording (POST /v1/audio/voice_consents), or a statement."
+                )
+                raise InvalidRequest(message, "consent", "missing_required_parameter")
+            return Consent()
+        if not given.startswith("cons_"):
+            return Consent(statement=given)
+        return Consent(recording=(await self.get_consent(given)).id)
+
+    async def _check_name(self, voice: StoredVoice) -> None:
+        await self.refresh()
+        if ID.fullmatch(voice.name.casefold()):
+            raise InvalidRequest(f"name: {voice.name!r} looks like an id.", "name")
+        if any(
+            _is_called(each, voice.name)
+            for each in self._all(StoredVoice)
+            if each.owner == voice.owner and each.id != voice.id
+        ):
+            raise Conflict(f"name: a voice {voice.name!r} is there already: delete it, or take another name.", "name")
+
+    def _check_quota(self, record: Record) -> None:
+        others = [each for each in self._records.values() if each.owner == record.owner and each.id != record.id]
+        settings, held = self._settings, sum(map(_num_bytes, others)) + _num_bytes(record)
+        if len(others) >= settings.max_voices:
+            raise Conflict(
+                f"{len(others)} voices and consents are stored, api.voices.max_voices allows no more.",
+                None,
+                "quota_exceeded",
+            )
+        if held > settings.max_bytes:
+            raise Conflict(
+                f"It would make {held} bytes of recordings, api.voices.max_bytes allows {settings.max_bytes}.",
+                None,
+                "quota_exceeded",
+            )
+
+    def _find(self, kind: type[R], id_or_name: str) -> R | None:
+        visible, own = self._visible(kind), VISITOR.get().name
+        matches = [each for each in visible if each.id == id_or_name.lower()]
+        matches += sorted(
+            (each for each in visible if _is_called(each, id_or_name)), key=lambda each: each.owner != own
+        )
+        return matches[0] if matches else None
+
+    def _visible(self, kind: type[R]) -> list[R]:
+        visitor = VISITOR.get()
+        return [each for each in self._all(kind) if visitor.sees_all or each.owner == visitor.name]
+
+    def _all(self, kind: type[R]) -> list[R]:
+        return sorted(
+            (each for each in self._records.values() if isinstance(each, kind)),
+            key=lambda each: (each.created_at, each.id),
+        )
+
+    def _writable(self) -> VoiceStore:
+        if self._store is None:
+            raise StoreFailed(self._why_not)
+        return self._store
+
+    async def _aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
+
+
+def _prefixes(records: Iterable[Record]) -> set[bytes]:
+    return {each.key_prefix for each in records if isinstance(each, StoredVoice)}
+
+
+def _is_called(record: Record, name: str) -> bool:
+    return record.name.casefold() == name.casefold()
+
+
+def _num_bytes(record: Record) -> int:
+    return record.num_bytes if isinstance(record, StoredVoice) else record.take.num_bytes
+
+
+def _prepared(sent: SentRecording) -> tuple[Take, bytes]:
+    """A recording as it is kept: the whole of it, in one channel. A preparation of recordings belongs here, between
+    reading and writing. Raises InvalidRequest.
+    """
+    import soundfile
+
+    audio, rate = recordings.decode_file(sent.data, "ref_audio")
+    file = io.BytesIO()
+    # 24 bits hold every sample of 16, and the mean of two channels of them. Louder than full scale would wrap around.
+    soundfile.write(file, np.clip(audio, -1, 1 - 2**-23), rate, format="FLAC", subtype="PCM_24")
+    flac = file.getvalue()
+    text = " ".join((sent.text or "").split()) or None
+    seconds = round(len(audio) / rate, 3)
+    digest = hashlib.sha256(flac).hexdigest()
+    return Take(style=sent.style, sha256=digest, seconds=seconds, num_bytes=len(flac), text=text), flac

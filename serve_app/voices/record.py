@@ -1,0 +1,195 @@
+"""A stored voice: what is kept of it, and the one file in which it travels.
+
+The recording, as FLAC, is the truth. Speaker vectors and codes are derived from it for each checkpoint, and are made
+anew where a checkpoint is new.
+"""
+
+import hashlib
+import io
+import json
+import operator
+import re
+import secrets
+import time
+import zipfile
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import Field, ValidationError
+
+from deployments.audio.recordings import VOICE_BYTES
+from deployments.config import Strict
+from deployments.errors import InvalidRequest
+from deployments.protocol import Sampling
+
+NEUTRAL = "neutral"  # the style of a voice's first recording
+ID = re.compile(r"(voice|cons)_[0-9a-f]{24}")
+MAX_TAKES = 16
+FILE_SUFFIX = ".voice"
+_LARGEST_PART = 64 << 20  # of a portable file: the longest recording that is taken in is smaller
+_SAME_STEM = 5  # letters that "cheerful" and "cheerfully" share at least
+
+_HOLDS = {"gt": operator.gt, "ge": operator.ge, "le": operator.le, "lt": operator.lt}
+
+Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Whose voices a caller may see: its own, or all. `name` is the name of its API key, None without a key, and ""
+    where no keys are asked for.
+    """
+
+    name: str | None
+    sees_all: bool = False
+
+
+STRANGER = Visitor(None)
+EVERYBODY = Visitor("", sees_all=True)
+# The caller of the request that the present task answers. Every dialect looks for voices, and none can forget for whom.
+VISITOR: ContextVar[Visitor] = ContextVar("visitor", default=STRANGER)
+
+
+class Take(Strict):
+    """One recording of a voice."""
+
+    style: Name = NEUTRAL
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # of the FLAC file
+    seconds: float
+    num_bytes: int
+    text: str | None = None  # what it says; None: the voice is known by its speaker vector only
+
+
+class Consent(Strict):
+    """What the uploader said of the speaker's consent; nothing here proves it."""
+
+    statement: str | None = None  # free text
+    recording: str | None = None  # id of a stored consent recording
+
+
+class StoredVoice(Strict):
+    """One voice. A new version has another `version`, so that nothing made of the old one is taken for its."""
+
+    id: Annotated[str, Field(pattern=r"^voice_[0-9a-f]{24}$")]
+    name: Name
+    owner: str = ""  # the name of the API key; "" where no keys are asked for
+    created_at: int  # seconds since 1970
+    version: str
+    takes: Annotated[tuple[Take, ...], Field(min_length=1, max_length=MAX_TAKES)]
+    language: str | None = None  # for requests that name none
+    sampling: dict[str, bool | int | float] = Field(default_factory=dict)  # for options that a request does not name
+    description: str = ""
+    consent: Consent = Consent()
+    provenance: str = ""  # how it came here: "openai", "elevenlabs", "import", ...
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(take.num_bytes for take in self.takes)
+
+    @property
+    def key_prefix(self) -> bytes:
+        """Begins the keys of all that is derived from this version, in every cache of every process."""
+        return hashlib.sha256(f"{self.id} {self.version}".encode()).digest()[:VOICE_BYTES]
+
+    def key(self, take: Take, fingerprint: str) -> bytes:
+        """The key of one recording for the checkpoint with this fingerprint; see `Reference.key`."""
+        return self.key_prefix + hashlib.sha256(f"{take.sha256} {fingerprint}".encode()).digest()[:VOICE_BYTES]
+
+    def changed(self, **changes: object) -> Self:
+        """The next version. Raises InvalidRequest that names the field."""
+        return type(self).made(**{**dict(self), **changes, "version": new_version()})
+
+    @classmethod
+    def made(cls, **values: object) -> Self:
+        """From checked takes and a client's own words. Raises InvalidRequest that names the field."""
+        try:
+            voice = cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}.", str(first["loc"][0])) from None
+        _check_sampling(voice.sampling)
+        styles = [take.style.casefold() for take in voice.takes]
+        if len(set(styles)) < len(styles):
+            raise InvalidRequest("style: the takes of a voice have different styles.", "style")
+        return voice
+
+    def take_for(self, wish: str | None) -> tuple[Take, bool]:
+        """The take whose style `wish`, such as instructions, names; else the first. Whether the wish chose it."""
+        words = re.findall(r"\w+", (wish or "").casefold())
+        for take in self.takes:
+            if any(_is_same(word, take.style.casefold()) for word in words):
+                return take, True
+        return self.takes[0], False
+
+
+class StoredConsent(Strict):
+    """A recording in which a speaker agrees."""
+
+    id: Annotated[str, Field(pattern=r"^cons_[0-9a-f]{24}$")]
+    name: Name
+    owner: str = ""
+    created_at: int
+    language: str
+    take: Take
+
+
+def _is_same(word: str, style: str) -> bool:
+    shared = next((n for n, (a, b) in enumerate(zip(word, style, strict=False)) if a != b), min(len(word), len(style)))
+    return word == style or shared >= _SAME_STEM
+
+
+def _check_sampling(sampling: Mapping[str, bool | int | float]) -> None:
+    """Raises InvalidRequest of an option that is unknown, or outside the bounds of a request's."""
+    known = {option.name: option for option in fields(Sampling)}
+    for name, value in sampling.items():
+        if name not in known:
+            raise InvalidRequest(f"sampling: {name[:40]!r} is none of {', '.join(known)}.", "sampling")
+        kind, bounds = get_args(known[name].type)[0], known[name].metadata["bounds"]
+        is_kind = isinstance(value, bool) == (kind is bool) and isinstance(value, int if kind is int else int | float)
+        if not is_kind or not all(_HOLDS[bound](value, limit) for bound, limit in bounds.items()):
+            raise InvalidRequest(f"sampling: {name} must be of type {kind.__name__}, within {bounds}.", "sampling")
+
+
+def new_id(kind: Literal["voice", "cons"]) -> str:
+    return f"{kind}_{secrets.token_hex(12)}"
+
+
+def new_version() -> str:
+    return secrets.token_hex(8)
+
+
+def now() -> int:
+    return int(time.time())
+
+
+def pack(voice: StoredVoice, recordings: dict[str, bytes]) -> bytes:
+    """The portable file: a zip with `voice.json`, and each recording, by its sha256."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("voice.json", voice.model_dump_json(indent=1))
+        for sha256, recording in recordings.items():
+            archive.writestr(f"{sha256}.flac", recording)
+    return file.getvalue()
+
+
+def unpack(file: Path) -> tuple[StoredVoice, dict[str, bytes]]:
+    """The voice of a portable file and its recordings by sha256, all checked. Raises InvalidRequest."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            voice = StoredVoice.model_validate(json.loads(_part(archive, "voice.json")))
+            recordings = {take.sha256: _part(archive, f"{take.sha256}.flac") for take in voice.takes}
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise InvalidRequest(f"{file} is no file of a voice: {error}.", "file") from None
+    for sha256, recording in recordings.items():
+        if hashlib.sha256(recording).hexdigest() != sha256:
+            raise InvalidRequest(f"{file} is damaged: the recording {sha256[:12]} is not what was stored.", "file")
+    return voice, recordings
+
+
+def _part(archive: zipfile.ZipFile, name: str) -> bytes:
+    if archive.getinfo(name).file_size > _LARGEST_PART:
+        raise ValueError(f"{name} is larger than {_LARGEST_PART} bytes")
+    return archive.read(name)

@@ -1,0 +1,265 @@
+"""Where voices lie: a folder, or a bucket of S3, Google or Azure. All methods block.
+
+    voices/ID.json    consents/ID.json    the records, each with a checksum: a voice is there once its record is
+    audio/ID/SHA256.flac                  recordings, written before the record that names them
+    derived/ID/KEY.npz                    speaker vector and codes of a recording, for one checkpoint
+
+Recordings have their checksum as their name. In a folder a file is complete and on the disk before it has its name.
+"""
+
+import hashlib
+import io
+import json
+import os
+import secrets
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, ObjectStore, from_url
+from pydantic import ValidationError
+
+from deployments.errors import StartError, TalkrayError
+from deployments.protocol import ClonePrompt
+from serve_app.voices.record import ID, StoredConsent, StoredVoice, Take
+
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
+
+T = TypeVar("T")
+Record = StoredVoice | StoredConsent
+
+_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
+_KINDS: dict[str, type[StoredVoice] | type[StoredConsent]] = {"voices": StoredVoice, "consents": StoredConsent}
+_OF_A_RECORD = ("audio", "derived")
+_RETRIES: "RetryConfig" = {"max_retries": 2, "retry_timeout": timedelta(seconds=5)}
+# What belongs to no record, or has no name yet, is left by a writer that died once it is older.
+_ABANDONED_S = 600.0
+
+
+class StoreFailed(TalkrayError):
+    """The store of voices cannot be read or written."""
+
+
+class Damaged(TalkrayError):
+    """What was read from the store is not what was written."""
+
+
+def default_folder() -> Path:
+    """Of this user's data, or TALKRAY_DATA. Raises StartError where there is no home folder."""
+    if named := os.environ.get("TALKRAY_DATA"):
+        return Path(named).absolute() / "voices"
+    try:
+        data = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser()
+    except RuntimeError:
+        raise StartError("this user has no home folder: set TALKRAY_DATA, or api.voices.store") from None
+    return data / "talkray" / "voices"
+
+
+def folder_of(place: str) -> Path | None:
+    """The folder that a store's place, a path or a URL, means; None of a bucket. Raises StartError."""
+    url = urlsplit(place)
+    if url.scheme in _SCHEMES:
+        return None
+    folder = Path(unquote(url.path) if url.scheme == "file" and not url.netloc else place)
+    if url.scheme not in ("", "file") or not folder.is_absolute():
+        buckets = "s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH"
+        raise StartError(f"api.voices.store: {place!r} is no place for voices: write /a/folder, {buckets}")
+    return folder
+
+
+class VoiceStore:
+    """The records and recordings at one place. Any number of processes may have it open."""
+
+    def __init__(self, place: str) -> None:
+        """`place`: an absolute path or a URL. Raises StartError."""
+        self.place, self.folder = place, folder_of(place)
+        try:
+            if self.folder is None:
+                self._objects: ObjectStore = from_url(place, retry_config=_RETRIES)
+            else:
+                self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._objects = LocalStore(self.folder)
+        except (BaseError, OSError) as error:
+            raise StartError(f"api.voices.store: {place} cannot be used: {_first_line(error)}") from None
+
+    def marks(self) -> dict[str, str]:
+        """Path of every record, and a mark that changes with it. Raises StoreFailed."""
+        return {
+            meta["path"]: f"{meta['e_tag']} {meta['last_modified']}"
+            for kind in _KINDS
+            for meta in self._listed(f"{kind}/")
+            if ID.fullmatch(meta["path"].removeprefix(f"{kind}/").removesuffix(".json"))
+        }
+
+    def read(self, path: str) -> Record | None:
+        """The record at a path of `marks`, None where it has gone. Raises Damaged and StoreFailed."""
+        content = self._get(path)
+        if content is None:
+            return None
+        try:
+            document = json.loads(content)
+            record = document["record"]
+            if _checksum(record) != document["sha256"]:
+                raise Damaged(f"{self.place}: {path} is damaged: its checksum is another")
+            return _KINDS[path.partition("/")[0]].model_validate(record)
+        except (ValueError, KeyError, TypeError, ValidationError) as error:
+            raise Damaged(f"{self.place}: {path} is damaged: {_first_line(error)}") from None
+
+    def write(self, record: Record, recordings: Mapping[str, bytes]) -> None:
+        """Keep a record and its new recordings, by sha256, in this order. Raises StoreFailed; it is as before then."""
+        for sha256, recording in recordings.items():
+            self._put(_audio(record.id, sha256), recording)
+        stored = record.model_dump(mode="json")
+        self._put(_path(record), json.dumps({"sha256": _checksum(stored), "record": stored}).encode())
+
+    def recording(self, record: Record, take: Take) -> bytes:
+        """A FLAC file. Raises Damaged and StoreFailed."""
+        content = self._get(_audio(record.id, take.sha256))
+        if content is None or hashlib.sha256(content).hexdigest() != take.sha256:
+            what = "is missing" if content is None else "is damaged"
+            raise Damaged(f"{self.place}: a recording of {record.name!r} ({record.id}) {what}")
+        return content
+
+    def remove(self, record: Record) -> None:
+        """The record first: what a death leaves behind belongs to no voice, and `sweep` removes it."""
+        self._delete(_path(record))
+        for kind in _OF_A_RECORD:
+            self._delete(*(meta["path"] for meta in self._listed(f"{kind}/{record.id}/")))
+
+    def drop(self, record: Record, take: Take) -> None:
+        """Remove the recording of a take that the record does not have any more."""
+        self._delete(_audio(record.id, take.sha256))
+
+    def derived(self, voice: StoredVoice, key: bytes) -> ClonePrompt | None:
+        """The prompt that was kept for this key, if there is one that can be read. Raises StoreFailed."""
+        content = self._get(_derived(voice, key))
+        if content is None:
+            return None
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:  # a zip: it checks its sums
+                return ClonePrompt(arrays["speaker"], arrays.get("codes"))
+        except (ValueError, KeyError, OSError, zipfile.BadZipFile):
+            return None
+
+    def keep_derived(self, voice: StoredVoice, key: bytes, prompt: ClonePrompt) -> None:
+        """Raises StoreFailed."""
+        file = io.BytesIO()
+        if prompt.codes is None:
+            np.savez(file, speaker=prompt.speaker)
+        else:
+            np.savez(file, speaker=prompt.speaker, codes=prompt.codes)
+        self._put(_derived(voice, key), file.getvalue())
+
+    def sweep(self) -> int:
+        """Remove what writers that died have left; returns how many files. Raises StoreFailed."""
+        before_s = time.time() - _ABANDONED_S
+        parts = {
+            meta["path"]: meta["path"].split("/")[1]
+            for kind in _OF_A_RECORD
+            for meta in self._listed(f"{kind}/")
+            if meta["last_modified"].timestamp() < before_s
+        }
+        known = {path.partition("/")[2].removesuffix(".json") for path in self.marks()}  # after the parts: see `write`
+        over = [path for path, record_id in parts.items() if record_id not in known]
+        self._delete(*over)
+        unnamed = (
+            []
+            if self.folder is None
+            else [file for file in self.folder.rglob(".*.new") if file.stat().st_mtime < before_s]
+        )
+        for file in unnamed:
+            file.unlink(missing_ok=True)
+        return len(over) + len(unnamed)
+
+    def _listed(self, prefix: str) -> "Iterator[obstore.ObjectMeta]":
+        with _failing(f"{self.place} cannot be listed"):
+            for batch in obstore.list(self._objects, prefix):
+                yield from batch
+
+    def _get(self, path: str) -> bytes | None:
+        with _failing(f"{self.place}: {path} cannot be read"):
+            try:
+                return obstore.get(self._objects, path).bytes().to_bytes()
+            except FileNotFoundError:
+                return None
+
+    def _put(self, path: str, content: bytes) -> None:
+        with _failing(f"{self.place} cannot be written, nothing was changed"):
+            if self.folder is None:
+                obstore.put(self._objects, path, content)
+            else:
+                write_file(self.folder / path, content)
+
+    def _delete(self, *paths: str) -> None:
+        with _failing(f"{self.place}: {', '.join(paths[:1])} cannot be removed"):
+            for path in paths:
+                try:
+                    obstore.delete(self._objects, path)
+                except FileNotFoundError:
+                    continue
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Replace a file at once; it is on the disk when this returns. Raises OSError, and the file is as before then."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    new = file.with_name(f".{file.name}.{secrets.token_hex(4)}.new")
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        new.replace(file)
+    finally:
+        new.unlink(missing_ok=True)
+    for folder in (file.parent, file.parent.parent):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def tried(work: Callable[[], T]) -> T | TalkrayError:
+    """The result, or why the store has none: one record that is damaged hides no other."""
+    try:
+        return work()
+    except Damaged as error:
+        return error
+
+
+@contextmanager
+def _failing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        raise StoreFailed(f"{what}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200]
+
+
+def _checksum(record: object) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _path(record: Record) -> str:
+    kind = next(kind for kind, cls in _KINDS.items() if isinstance(record, cls))
+    return f"{kind}/{record.id}.json"
+
+
+def _audio(record_id: str, sha256: str) -> str:
+    return f"audio/{record_id}/{sha256}.flac"
+
+
+def _derived(voice: StoredVoice, key: bytes) -> str:
+    return f"derived/{voice.id}/{key.hex()}.npz"

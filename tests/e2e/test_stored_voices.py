@@ -1,0 +1,105 @@
+"""A stored voice outlives every process, speaks from any ingress replica, and leaves nothing behind once deleted."""
+
+import json
+import time
+import urllib.request
+from http.client import HTTPConnection
+from pathlib import Path
+
+from ray import serve
+
+from serve_app.cli.serve.local_server import APP_NAME
+from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, PoolConfig, VoiceSettings
+from serve_app.voices.record import StoredVoice
+from serve_app.voices.store import VoiceStore
+from tests.e2e.test_two_ingresses import http_ports
+from tests.faults.pools import Service, config, serving, tiny_model
+from tests.serve_app.voices.speakers import wav
+
+BODY = {"input": "Hello there.", "response_format": "pcm", "seed": 7, "max_new_tokens": 12, "ignore_eos": True}
+SEEN_S = 5.0  # a change, by every ingress replica
+
+
+def app(tmp_path: Path) -> AppConfig:
+    pools = config(tiny_model(tmp_path / "base", "Base"))
+    patient = AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)
+    voices = VoiceSettings(store=str(tmp_path / "voices"))
+    ingress = PoolConfig(replicas=2, num_cpus=0.1, max_queued_requests=256)
+    api = ApiSettings(admission=patient, voices=voices)
+    return pools.model_copy(update={"api": api, "ingress_pool": ingress})
+
+
+def ports(service: Service) -> list[int]:
+    """Of both ingress replicas, without the proxy."""
+    found = [http_ports([process])[0] for process in service.processes("Ingress")]
+    assert len(found) == 2
+    return found
+
+
+def ask(port: int, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> bytes:
+    connection = HTTPConnection("127.0.0.1", port, timeout=120)
+    connection.request(method, path, body, {"content-type": kind})
+    answer = connection.getresponse()
+    content = answer.read()
+    assert answer.status == 200, content
+    return content
+
+
+def store(port: int, name: str) -> str:
+    parts = [
+        f'--x\r\ncontent-disposition: form-data; name="{field}"\r\n\r\n{value}\r\n'.encode()
+        for field, value in (("name", name), ("ref_text", "Some hiss."))
+    ]
+    head = b'--x\r\ncontent-disposition: form-data; name="audio_sample"; filename="a.wav"\r\n\r\n'
+    content = b"".join([*parts, head, wav(), b"\r\n--x--\r\n"])
+    told = ask(port, "POST", "/v1/audio/voices", content, "multipart/form-data; boundary=x")
+    return str(json.loads(told)["id"])
+
+
+def speak(port: int, voice: str) -> bytes:
+    return ask(port, "POST", "/v1/audio/speech", json.dumps({**BODY, "voice": voice}).encode())
+
+
+def held(voice: StoredVoice) -> dict[str, list[int]]:
+    """How many vectors, codes and states of a voice each replica has; afterwards it has none."""
+    return {
+        pool: serve.get_deployment_handle(pool, APP_NAME).broadcast("forget", (voice.key_prefix,)).results(timeout_s=30)
+        for pool in ("Talker", "CodecDecoder")
+    }
+
+
+def record(place: Path, voice_id: str) -> StoredVoice:
+    found = VoiceStore(str(place)).read(f"voices/{voice_id}.json")
+    assert isinstance(found, StoredVoice)
+    return found
+
+
+def test_a_voice_that_stays_and_one_that_goes(tmp_path: Path) -> None:
+    settings, place = app(tmp_path), tmp_path / "voices"
+    with serving(settings) as service:
+        one, other = ports(service)
+        stays = store(one, "ada")
+        first = speak(other, "ada")
+        assert len(first) > 0
+        assert {speak(port, voice) for port in (one, other) for voice in ("ada", stays)} == {first}
+        until_s = time.monotonic() + 30
+        while not list(place.rglob("*.npz")):  # what was derived is stored behind the answer
+            assert time.monotonic() < until_s
+            time.sleep(0.1)
+    with serving(settings) as service:
+        one, other = ports(service)
+        assert {speak(port, stays) for port in (one, other) for _ in range(4)} == {first}
+        goes, probe = store(other, "eve"), store(other, "grace")
+        for voice in (goes, probe):
+            speak(one, voice)
+        gone, there = record(place, goes), record(place, probe)
+        ask(one, "DELETE", f"/v1/audio/voices/{goes}")
+        time.sleep(SEEN_S)  # the bound that is promised
+        for port in (one, other):
+            listed = json.loads(ask(port, "GET", "/v1/audio/voices"))["voices"]
+            assert [voice["id"] for voice in listed] == [stays, probe]
+        assert held(gone) == {"Talker": [0, 0], "CodecDecoder": [0, 0]}
+        assert all(sum(replicas) > 0 for replicas in held(there).values())  # so these counts tell something
+        with urllib.request.urlopen(f"{service.url}/v1/audio/voices", timeout=30) as answer:
+            assert len(json.load(answer)["uploaded_voices"]) == 2
+    assert {file.stem for file in (place / "voices").iterdir()} == {stays, probe}

@@ -1,0 +1,496 @@
+"""Stored voices over HTTP: created, spoken with, listed and deleted, by their owner and nobody else."""
+
+import asyncio
+import base64
+import time
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+
+from deployments.errors import NotReady, StartError
+from deployments.protocol import ClonePrompt
+from serve_app.audio import recordings
+from serve_app.audio.recordings import decode_reference
+from serve_app.config import VoiceSettings
+from serve_app.voices.library import SentRecording, Voices
+from serve_app.voices.record import EVERYBODY, VISITOR, Visitor
+from tests.serve_app import asgi
+from tests.serve_app.dialects.client import Client
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
+from tests.serve_app.voices.speakers import RATE, Server, store, wav
+
+pytestmark = pytest.mark.anyio
+SPEECH = "/v1/audio/speech"
+
+
+def files_in(folder: Path) -> list[str]:
+    return [file.name for file in folder.rglob("*") if file.is_file()] if folder.exists() else []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+async def test_a_voice_speaks_by_id_and_by_name(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        told = await store(client, "Ada", ref_text="Hiss and\n hiss.", language="de")
+        assert (told["object"], told["cloned_by"], told["success"]) == ("audio.voice", "transcript", True)
+        for name in ("Ada", "ada", told["id"]):
+            answer = await client.post(SPEECH, json={"input": "Hallo.", "voice": name, "response_format": "pcm"})
+            assert answer.status_code == 200
+            assert answer.headers["x-voice-take"] == "neutral (the first)"
+            assert "x-ignored" not in answer.headers
+    sent = [request.reference for request in server.synthesizer.requests]
+    expected = decode_reference(base64.b64encode(wav()).decode(), RATE)
+    for reference in sent:
+        assert reference is not None
+        assert (reference.text, reference.x_vector_only) == ("Hiss and hiss.", False)
+        np.testing.assert_array_equal(reference.samples, expected)
+    assert len({reference.key for reference in sent if reference}) == 1
+    assert {request.language for request in server.synthesizer.requests} == {"german"}
+
+
+async def test_without_a_transcript_it_is_by_vector_and_says_so(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        assert (await store(client, "ada"))["cloned_by"] == "vector"
+        answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+        assert answer.headers["x-voice-take"] == "neutral (the first, by its vector only: it has no transcript)"
+    assert server.synthesizer.requests[0].reference is not None
+    assert server.synthesizer.requests[0].reference.x_vector_only
+
+
+async def test_instructions_choose_a_take(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        told = await store(client, "ada", ref_text="Neutral.")
+        sample = {"audio_sample": ("a.wav", wav(1), "audio/wav")}
+        path = f"/v1/audio/voices/{told['id']}"
+        changed = await client.post(path, data={"style": "cheerful", "ref_text": "Ha!"}, files=sample)
+        assert [take["style"] for take in changed.json()["takes"]] == ["neutral", "cheerful"]
+        assert (await client.post(path, data={"style": "Cheerful"}, files=sample)).status_code == 400
+        body = {"input": "Hi.", "voice": "ada", "instructions": "Say it cheerfully."}
+        answer = await client.post(SPEECH, json=body)
+        assert answer.headers["x-voice-take"] == "cheerful (instructions)"
+        assert "x-ignored" not in answer.headers
+        other = await client.post(SPEECH, json={**body, "instructions": "Say it sadly."})
+        assert other.headers["x-voice-take"] == "neutral (the first)"
+        assert "instructions" in other.headers["x-ignored"]
+        emotional = {"transcript": "Hi.", "voice": {"id": "ada"}, "generation_config": {"emotion": "cheerful"}}
+        assert (await client.post("/tts/bytes", json=emotional)).headers["x-voice-take"] == "cheerful (instructions)"
+    texts = [request.reference.text for request in server.synthesizer.requests if request.reference]
+    assert texts == ["Ha!", "Neutral.", "Ha!"]
+
+
+async def test_defaults_of_a_voice_hold_where_a_request_says_nothing(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        told = await store(client, "ada", language="german")
+        sampling = {"temperature": 0.5, "top_k": 7}
+        changed = await client.post(f"/v1/audio/voices/{told['id']}", json={"sampling": sampling})
+        assert changed.json()["sampling"] == sampling
+        bad = await client.post(f"/v1/audio/voices/{told['id']}", json={"sampling": {"top_p": 7}})
+        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "sampling")
+        for more in ({}, {"language": "en", "top_k": 9}):
+            await client.post(SPEECH, json={"input": "Hi.", "voice": "ada", **more})
+    asked = [(each.language, each.sampling.temperature, each.sampling.top_k) for each in server.synthesizer.requests]
+    assert asked == [("german", 0.5, 7), ("english", 0.5, 9)]
+
+
+async def test_a_recording_in_the_request_comes_first(folder: Path) -> None:
+    server = Server(folder)
+    sent = base64.b64encode(wav(5)).decode()
+    async with server.client() as client:
+        await store(client, "ada")
+        body = {"input": "Hi.", "voice": "ada", "reference_audio": sent, "reference_text": "Other."}
+        answer = await client.post(SPEECH, json=body)
+        assert "voice" in answer.headers["x-ignored"]
+    assert server.synthesizer.requests[0].reference is not None
+    assert server.synthesizer.requests[0].reference.text == "Other."
+
+
+async def test_what_another_replica_stored_is_found_without_delay(folder: Path) -> None:
+    one, other = Server(folder), Server(folder)
+    async with one.client() as at_one, other.client() as at_other:
+        assert (await at_other.get("/v1/audio/voices")).json()["uploaded_voices"] == []
+        told = await store(at_one, "ada")
+        assert (await at_other.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 200
+        renamed = await at_other.post(f"/v1/audio/voices/{told['id']}", data={"name": "grace"})
+        assert renamed.json()["name"] == "grace"
+        assert (await at_one.post(SPEECH, json={"input": "Hi.", "voice": "grace"})).status_code == 200
+        await one.voices.refresh()
+        assert (await at_one.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 400
+
+
+async def test_every_replica_sees_within_five_seconds_what_is_deleted(folder: Path) -> None:
+    forgotten = asyncio.Event()
+
+    async def forget(_: tuple[bytes, ...]) -> None:
+        forgotten.set()
+
+    one, other = Server(folder), Server(folder, forget=forget)
+    async with one.client() as at_one, other.client() as at_other:
+        told = await store(at_one, "ada")
+        assert (await at_other.get("/v1/audio/voices")).json()["uploaded_voices"] != []
+        await at_one.delete(f"/v1/audio/voices/{told['id']}")
+        async with asyncio.timeout(5):
+            await forgotten.wait()
+        assert (await at_other.get("/v1/audio/voices")).json()["uploaded_voices"] == []
+
+
+async def test_deleting_clears_what_is_derived(folder: Path) -> None:
+    """Here, in the store and, by `forget`, on the replicas; what comes late is not kept either."""
+    forgotten: list[bytes] = []
+
+    async def forget(voices: tuple[bytes, ...]) -> None:
+        if not forgotten:
+            forgotten.append(b"")
+            raise NotReady("a replica did not answer")
+        forgotten.extend(voices)
+
+    server = Server(folder, forget=forget)
+    async with server.client() as client:
+        told = await store(client, "ada", ref_text="Hiss.")
+        await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+        reference = server.synthesizer.requests[0].reference
+        assert reference is not None
+        prompt = ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16))
+        recordings.learn(reference, prompt)
+        await server.voices._keep_derived()
+        assert any(name.endswith(".npz") for name in files_in(folder))
+        await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+        assert server.synthesizer.requests[1].reference.prompt is not None  # type: ignore[union-attr]
+        assert (await client.delete(f"/v1/audio/voices/{told['id']}")).json()["deleted"] is True
+        assert files_in(folder) == []
+        assert recordings.by_prompt(reference).prompt is None
+        recordings.learn(reference, prompt)
+        assert recordings.by_prompt(reference).prompt is None
+        await server.voices._told()  # as the next look does
+        assert forgotten == [b"", reference.key[:16]]
+        assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 400
+
+
+async def test_what_was_derived_outlives_a_restart(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        await store(client, "ada", ref_text="Hiss.")
+        await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+    reference = server.synthesizer.requests[0].reference
+    assert reference is not None
+    recordings.learn(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
+    await server.voices._keep_derived()
+    recordings._PROMPTS.forget([])  # the process that comes next has nothing
+    recordings._PROMPTS._results.clear()
+    restarted = Server(folder)
+    async with restarted.client() as client:
+        await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+    asked = restarted.synthesizer.requests[0].reference
+    assert asked is not None
+    assert asked.prompt is not None
+    np.testing.assert_array_equal(asked.prompt.speaker, np.ones(8))
+
+
+# Each dialect's way to ask: a POST, or the messages of a WebSocket.
+POSTS = {
+    "OpenAI": (SPEECH, {"input": "Hi.", "voice": "$voice"}),
+    "Azure": ("/openai/deployments/any/audio/speech", {"input": "Hi.", "voice": "$voice"}),
+    "Mistral": (SPEECH, {"input": "Hi.", "voice_id": "$voice"}),
+    "vLLM-Omni": ("/v1/audio/speech/batch", {"items": [{"input": "Hi."}], "voice": "$voice"}),
+    "Deepgram": ("/v1/speak?model=$voice", {"text": "Hi."}),
+    "Flux": ("/v2/speak?model=flux-$voice-en", {"text": "Hi."}),
+    "ElevenLabs": ("/v1/text-to-speech/$voice", {"text": "Hi."}),
+    "dialogue": ("/v1/text-to-dialogue", {"inputs": [{"text": "Hi.", "voice_id": "$voice"}]}),
+    "Cartesia": ("/tts/bytes", {"transcript": "Hi.", "voice": {"mode": "id", "id": "$voice"}}),
+    "VoxServe": ("/generate", {"text": "Hi.", "speaker": "$voice"}),
+    "Kokoro": ("/dev/captioned_speech", {"input": "Hi.", "voice": "$voice"}),
+}
+
+
+@pytest.mark.parametrize("dialect", POSTS)
+async def test_only_its_owner_speaks_with_it_in_every_dialect(folder: Path, dialect: str) -> None:
+    server = Server(folder, "ada", "eve", admins=("root",))
+    path, body = POSTS[dialect]
+    async with server.client("ada") as client:
+        told = await store(client, "mine")
+    for name in ("ada", "eve", "root"):
+        server.synthesizer.requests.clear()
+        for voice in ("mine", str(told["id"])):
+            filled = eval(repr(body).replace("$voice", voice))
+            async with server.client(name) as client:
+                answer = await client.post(path.replace("$voice", voice), json=filled)
+                if name != "eve":
+                    assert answer.status_code == 200, answer.text
+                else:
+                    assert answer.status_code == 400 or b"is stored" in answer.content, answer.text
+        assert len(server.synthesizer.requests) == (0 if name == "eve" else 2)
+
+
+SOCKETS = {
+    "native": ("/v1/audio/speech/ws", [{"type": "speak", "text": "Hi.", "voice": "$voice"}]),
+    "vLLM-Omni": (
+        "/v1/audio/speech/stream",
+        [{"type": "session.config", "voice": "$voice"}, {"type": "input.text", "text": "Hi."}, {"type": "input.done"}],
+    ),
+    "Deepgram": ("/v1/speak?model=$voice", [{"type": "Speak", "text": "Hi."}, {"type": "Flush"}]),
+    "Flux": ("/v2/speak?model=flux-$voice-en", [{"type": "Speak", "text": "Hi."}, {"type": "Flush"}]),
+    "ElevenLabs": (
+        "/v1/text-to-speech/$voice/multi-stream-input",
+        [{"text": "Hi. ", "context_id": "a", "flush": True}],
+    ),
+    "dialogue": (
+        "/v1/text-to-dialogue/multi-stream-input",
+        [{"context_id": "a", "inputs": [{"text": "Hi.", "voice_id": "$voice"}], "flush": True}],
+    ),
+    "Cartesia": ("/tts/websocket", [{"context_id": "a", "transcript": "Hi.", "voice": {"id": "$voice"}}]),
+    "Realtime": (
+        "/v1/realtime",
+        [
+            {"type": "session.update", "session": {"type": "realtime", "audio": {"output": {"voice": "$voice"}}}},
+            {"type": "response.create", "response": {"input": [{"content": [{"type": "input_text", "text": "Hi."}]}]}},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", SOCKETS)
+async def test_only_its_owner_speaks_with_it_over_sockets(folder: Path, dialect: str) -> None:
+    server = Server(folder, "ada", "eve")
+    path, messages = SOCKETS[dialect]
+    async with server.client("ada") as client:
+        told = await store(client, "mine")
+    voice = str(told["id"])
+    for name in ("eve", "ada"):
+        headers = {"authorization": f"Bearer {server.keys[name]}"}
+        async with asgi.websocket(server.api, path.replace("$voice", voice), headers=headers) as connection:
+            client_of = await Client(connection).accepted()
+            client_of.send(*eval(repr(messages).replace("$voice", voice)))
+            heard: list[object] = []
+            async with asyncio.timeout(10):
+                while not (server.synthesizer.requests or any("is stored" in str(each) for each in heard)):
+                    heard.append(await client_of.next())
+        assert bool(server.synthesizer.requests) == (name == "ada"), heard
+    assert server.synthesizer.requests[0].reference is not None
+
+
+async def test_others_can_neither_see_nor_change_it(folder: Path) -> None:
+    server = Server(folder, "ada", "eve", admins=("root",))
+    async with server.client("ada") as client:
+        told = await store(client, "mine")
+        consent = await client.post(
+            "/v1/audio/voice_consents", data={"name": "c", "language": "en"}, files={"recording": ("c.wav", wav())}
+        )
+    voice, agreed = told["id"], consent.json()["id"]
+    places = (f"/v1/audio/voices/{voice}", "/v1/audio/voices/mine", f"/v1/audio/voice_consents/{agreed}")
+    async with server.client("eve") as eve:
+        for place in places:
+            assert (await eve.get(place)).status_code == 404
+            assert (await eve.post(place, data={"name": "hers"})).status_code == 404
+            assert (await eve.delete(place)).status_code == 404
+        assert (await eve.get(f"/v1/audio/voices/{voice}/file")).status_code == 404
+        assert (await eve.post(f"/v1/voices/{voice}/edit", data={"name": "hers"})).status_code == 404
+        assert (await eve.delete(f"/v1/voices/{voice}")).status_code == 404
+        assert (await eve.delete(f"/voices/{voice}")).status_code == 404
+        assert (await eve.get(f"/v1/voices/{voice}")).status_code == 400
+        assert (await eve.get("/v1/audio/voice_consents")).json()["data"] == []
+        with pytest.raises(AssertionError, match="No consent"):
+            await store(eve, "borrowed", consent=agreed)
+        hers = await store(eve, "mine")  # names are of one owner
+        for path in ("/v1/audio/voices", "/v1/voices", "/v2/voices", "/voices"):
+            listed = (await eve.get(path)).text
+            assert str(hers["id"]) in listed
+            assert str(voice) not in listed
+    async with server.client() as stranger:
+        assert (await stranger.get("/v1/audio/voices")).json()["voices"] == []
+        assert (await stranger.get(f"/v1/audio/voices/{voice}")).status_code == 401
+        assert (await stranger.post("/v1/audio/voices", data={"name": "x"})).status_code == 401
+        assert (await stranger.delete(f"/v1/audio/voices/{voice}")).status_code == 401
+    async with server.client("root") as root:
+        assert len((await root.get("/v1/audio/voices")).json()["voices"]) == 2
+        assert (await root.delete(f"/v1/audio/voices/{voice}")).status_code == 200
+
+
+async def test_the_owner_is_the_name_of_a_key(folder: Path) -> None:
+    """So that a key that takes another's place keeps its voices."""
+    server = Server(folder, "ada")
+    async with server.client("ada") as client:
+        await store(client, "mine")
+    restarted = Server(folder, "ada")
+    assert restarted.keys["ada"] != server.keys["ada"]
+    async with restarted.client("ada") as client:
+        assert [each["name"] for each in (await client.get("/v1/audio/voices")).json()["voices"]] == ["mine"]
+
+
+async def test_a_name_is_taken_once(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        await store(client, "ada")
+        with pytest.raises(AssertionError, match="is there already"):
+            await store(client, "ADA")
+        assert [each["name"] for each in (await client.get("/v1/audio/voices")).json()["voices"]] == ["ada"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [(VoiceSettings(max_voices=1), "max_voices"), (VoiceSettings(max_bytes=60_000), "max_bytes")],
+)
+async def test_quotas(folder: Path, limits: VoiceSettings, told: str) -> None:
+    server = Server(folder, "ada", "eve", voices=limits)
+    async with server.client("ada") as client:
+        await store(client, "one")
+        with pytest.raises(AssertionError, match=told):
+            await store(client, "two")
+    async with server.client("eve") as client:
+        await store(client, "hers")
+
+
+async def test_where_consent_is_required(folder: Path) -> None:
+    server = Server(folder, voices=VoiceSettings(require_consent=True))
+    async with server.client() as client:
+        with pytest.raises(AssertionError, match="consent is required"):
+            await store(client, "ada")
+        assert (await store(client, "ada", consent="by letter of 2026-11-01"))["consent"] == "by letter of 2026-11-01"
+        clone = await client.post("/voices/clone", data={"name": "c"}, files={"clip": ("c.wav", wav())})
+        assert clone.json()["error"]["param"] == "consent"
+
+
+@pytest.mark.parametrize(
+    ("fields", "files", "param"),
+    [
+        ({}, {"audio_sample": wav()}, "name"),
+        ({"name": "a"}, {}, "audio_sample"),
+        ({"name": "a"}, {"audio_sample": b"nothing"}, "audio_sample"),
+        ({"name": "a"}, {"audio_sample": wav(seconds=0.2)}, "audio_sample"),
+        ({"name": "a" * 81}, {"audio_sample": wav()}, "name"),
+        ({"name": "voice_0123456789abcdef01234567"}, {"audio_sample": wav()}, "name"),
+        ({"name": "a", "type": "prompt", "prompt": "deep"}, {}, "type"),
+        ({"name": "a", "speaker_embedding": "[1, 2]"}, {}, "speaker_embedding"),
+        ({"name": "a", "consent": "cons_0123456789abcdef01234567"}, {"audio_sample": wav()}, "consent"),
+    ],
+)
+async def test_what_is_refused(folder: Path, fields: dict[str, str], files: dict[str, bytes], param: str) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        sent = {name: (f"{name}.wav", data) for name, data in files.items()}
+        answer = await client.post("/v1/audio/voices", data=fields, files=sent or None)
+        assert 400 <= answer.status_code < 500
+        assert answer.json()["error"]["param"] == param
+    assert files_in(folder) == []
+
+
+async def test_unknown_fields_are_named(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        files = {"audio_sample": ("a.wav", wav())}
+        answer = await client.post("/v1/audio/voices", data={"name": "a", "colour": "red"}, files=files)
+        assert answer.headers["x-ignored"] == "colour (unknown field)"
+
+
+async def test_a_model_with_named_voices_says_what_is_missing(folder: Path) -> None:
+    server = Server(folder, synthesizer=FakeSynthesizer(CUSTOM_VOICE, script=utterance()))
+    async with server.client() as client:
+        await store(client, "ada")
+        answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+        assert answer.status_code == 400
+        assert "load a Base checkpoint" in answer.json()["error"]["message"]
+        other = await client.post("/v1/text-to-speech/ada", json={"text": "Hi."})
+        assert "load a Base checkpoint" in other.headers["x-ignored"]
+
+
+async def test_a_thousand_voices_are_listed_in_a_tenth_of_a_second(folder: Path) -> None:
+    server = Server(folder, voices=VoiceSettings(max_voices=2000))
+    async with server.client() as client:
+        told = await store(client, "first")
+        VISITOR.set(EVERYBODY)
+        voice = await server.voices.get(str(told["id"]))
+        recording = await server.voices.recording(voice, voice.takes[0])
+        assert server.voices._store is not None
+        for number in range(999):
+            copy = voice.model_copy(update={"id": f"voice_{number:024x}", "name": f"voice {number}"})
+            server.voices._store.write(copy, {voice.takes[0].sha256: recording} if not number else {})
+        await server.voices.refresh()
+        took_s = []
+        for _ in range(5):
+            began_s = time.perf_counter()
+            listed = (await client.get("/v1/audio/voices")).json()
+            took_s.append(time.perf_counter() - began_s)
+        assert len(listed["uploaded_voices"]) == 1000
+        assert min(took_s) < 0.1
+
+
+async def test_the_portable_file(folder: Path, tmp_path: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        told = await store(client, "ada", ref_text="Hiss.")
+        answer = await client.get(f"/v1/audio/voices/{told['id']}/file")
+        assert answer.content[:2] == b"PK"
+
+
+async def test_openais_sdk(folder: Path) -> None:
+    server = Server(folder)
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(server.api))
+    async with openai.AsyncOpenAI(base_url="http://talkray/v1", api_key="any", http_client=http) as client:
+        consents = client.audio.voice_consents
+        consent = await consents.create(name="Ada agrees", language="en-US", recording=("c.wav", wav(1)))
+        assert consent.id.startswith("cons_")
+        assert [each.id async for each in consents.list()] == [consent.id]
+        assert (await consents.retrieve(consent.id)).name == "Ada agrees"
+        assert (await consents.update(consent.id, name="Agreed")).name == "Agreed"
+        voices = client.audio.voices
+        voice = await voices.create(name="ada", audio_sample=("a.wav", wav()), consent=consent.id)
+        assert voice.type == "audio_sample"
+        speech = await client.audio.speech.create(model="tts-1", voice=voice.id, input="Hi.", response_format="pcm")
+        assert speech.content
+        with pytest.raises(openai.ConflictError, match="delete that voice first"):
+            await consents.delete(consent.id)
+        assert (await voices.delete(voice.id)).deleted
+        assert (await consents.delete(consent.id)).deleted
+
+
+async def test_elevenlabs_form(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        files = [("files", ("main.wav", wav())), ("files", ("whispering.wav", wav(1)))]
+        fields = {
+            "name": "ada",
+            "description": "calm",
+            "labels": '{"language": "de"}',
+            "remove_background_noise": "true",
+        }
+        told = await client.post("/v1/voices/add", data=fields, files=files)
+        assert told.json()["requires_verification"] is False
+        assert "remove_background_noise" in told.headers["x-ignored"]
+        path = f"/v1/voices/{told.json()['voice_id']}"
+        shown = (await client.get(path)).json()
+        assert (shown["category"], shown["labels"]["language"]) == ("cloned", "de")
+        own = (await client.get(f"/v1/audio/voices/{told.json()['voice_id']}")).json()
+        assert [take["style"] for take in own["takes"]] == ["neutral", "whispering"]
+        assert (await client.post(f"{path}/edit", data={"name": "grace"})).json() == {"status": "ok"}
+        assert (await client.get(path)).json()["name"] == "grace"
+        assert (await client.delete(path)).json() == {"status": "ok"}
+
+
+async def test_cartesias_form(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        fields = {"name": "ada", "language": "en", "mode": "similarity"}
+        told = await client.post("/voices/clone", data=fields, files={"clip": ("clip.wav", wav())})
+        assert told.json()["is_owner"] is True
+        assert "mode" in told.headers["x-ignored"]
+        spoken = await client.post("/tts/bytes", json={"transcript": "Hi.", "voice": {"id": told.json()["id"]}})
+        assert spoken.status_code == 200
+        assert (await client.delete(f"/voices/{told.json()['id']}")).status_code == 204
+
+
+async def test_a_folder_on_several_nodes_is_refused(folder: Path) -> None:
+    with pytest.raises(StartError, match="2 nodes"):
+        Voices.of(VoiceSettings(store=str(folder)), num_nodes=2)
+    unset = Voices.of(VoiceSettings(), num_nodes=2)
+    VISITOR.set(Visitor(""))
+    assert await unset.voices() == []
+    with pytest.raises(Exception, match=r"api\.voices\.store"):
+        await unset.add_consent("a", "en", SentRecording(wav()), field="recording")

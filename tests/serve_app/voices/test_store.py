@@ -1,0 +1,238 @@
+"""The store: what is written is whole, also where its writer dies or the disk is full; what is read is checked."""
+
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import obstore
+import pytest
+from obstore.store import S3Store
+
+from deployments.errors import StartError
+from deployments.protocol import ClonePrompt
+from serve_app.voices.record import StoredVoice, Take, new_id, new_version, now, pack, unpack
+from serve_app.voices.store import Damaged, StoreFailed, VoiceStore, default_folder, folder_of
+
+KILLS = 100
+# Forks a writer again and again, and kills it at any moment; prints the ids that it had reported by then.
+KILLER = """
+import os, random, signal, sys, time
+from serve_app.voices.store import VoiceStore
+from tests.serve_app.voices.test_store import KILLS, voice
+store = VoiceStore(sys.argv[1])
+for number in range(KILLS):
+    reading, writing = os.pipe()
+    writer = os.fork()
+    if not writer:
+        while True:
+            record, files = voice(f"{number}", size=50_000)
+            store.write(record, files)
+            os.write(writing, (record.id + chr(10)).encode())
+    os.close(writing)
+    with open(reading) as lines:
+        print(lines.readline().strip())
+        time.sleep(random.uniform(0, 0.005))
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+        print("".join(lines))
+"""
+
+
+def voice(name: str = "ada", *, size: int = 1000) -> tuple[StoredVoice, dict[str, bytes]]:
+    recording = name.encode() * (size // len(name))
+    take = Take(sha256=hashlib.sha256(recording).hexdigest(), seconds=1.0, num_bytes=len(recording), text="Hello.")
+    made = StoredVoice.made(id=new_id("voice"), name=name, created_at=now(), version=new_version(), takes=(take,))
+    return made, {take.sha256: recording}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> VoiceStore:
+    return VoiceStore(str(tmp_path / "store"))
+
+
+def names(store: VoiceStore) -> set[str]:
+    read = [store.read(path) for path in store.marks()]
+    return {record.name for record in read if record is not None}
+
+
+def test_what_is_written_is_read(store: VoiceStore) -> None:
+    record, files = voice()
+    store.write(record, files)
+    [path] = store.marks()
+    assert store.read(path) == record
+    assert {take.sha256: store.recording(record, take) for take in record.takes} == files
+    prompt = ClonePrompt(np.arange(4, dtype=np.float32), np.arange(32, dtype=np.int16).reshape(2, 16))
+    store.keep_derived(record, b"key", prompt)
+    kept = store.derived(record, b"key")
+    assert kept is not None
+    assert kept.codes is not None
+    np.testing.assert_array_equal(kept.speaker, prompt.speaker)
+    np.testing.assert_array_equal(kept.codes, prompt.codes)
+    assert store.derived(record, b"other") is None
+
+
+def test_nothing_of_a_voice_that_is_removed_stays(store: VoiceStore) -> None:
+    record, files = voice()
+    store.write(record, files)
+    store.keep_derived(record, b"key", ClonePrompt(np.zeros(4, np.float32)))
+    store.remove(record)
+    assert store.folder is not None
+    assert [file for file in store.folder.rglob("*") if file.is_file()] == []
+    store.remove(record)  # twice is no error
+
+
+def test_only_its_owner_reads_the_folder(store: VoiceStore) -> None:
+    record, files = voice()
+    store.write(record, files)
+    assert store.folder is not None
+    files_in = [file for file in store.folder.rglob("*") if file.is_file()]
+    modes = {file.stat().st_mode & 0o077 for file in (store.folder, *files_in)}
+    assert modes == {0}
+
+
+@pytest.mark.parametrize("what", ["voices", "audio"])
+def test_a_flipped_bit_is_noticed(store: VoiceStore, what: str) -> None:
+    record, files = voice()
+    store.write(record, files)
+    assert store.folder is not None
+    [file] = [each for each in (store.folder / what).rglob("*") if each.is_file()]
+    content = bytearray(file.read_bytes())
+    content[-20] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(Damaged, match="damaged"):
+        store.read(f"voices/{record.id}.json") if what == "voices" else store.recording(record, record.takes[0])
+
+
+def test_a_damaged_derived_file_is_made_anew(store: VoiceStore) -> None:
+    record, _ = voice()
+    store.keep_derived(record, b"key", ClonePrompt(np.zeros(400, np.float32)))
+    assert store.folder is not None
+    [file] = store.folder.rglob("*.npz")
+    file.write_bytes(file.read_bytes()[:-300])
+    assert store.derived(record, b"key") is None
+
+
+def test_a_full_disk_loses_nothing(store: VoiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, files = voice()
+    store.write(record, files)
+    changed = record.changed(name="grace")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(StoreFailed, match="No space left"):
+            store.write(changed, {})
+    assert names(store) == {"ada"}
+    assert store.folder is not None
+    assert list(store.folder.rglob("*.new")) == []
+
+
+def test_writers_that_are_killed_leave_whole_voices(tmp_path: Path) -> None:
+    """Whatever moment a writer dies at, all that it has reported is there, and nothing that is there is damaged."""
+    place = str(tmp_path / "store")
+    killed = subprocess.run([sys.executable, "-c", KILLER, place], capture_output=True, text=True, check=True)
+    reported, store = set(killed.stdout.split()), VoiceStore(place)
+    assert len(reported) >= KILLS
+    assert {f"voices/{each}.json" for each in reported} <= set(store.marks())
+    for path in store.marks():
+        record = store.read(path)
+        assert isinstance(record, StoredVoice)
+        assert store.recording(record, record.takes[0])
+
+
+def test_what_dead_writers_left_is_swept(store: VoiceStore) -> None:
+    record, files = voice()
+    store.write(record, files)
+    orphan, orphans = voice("orphan")
+    store.write(orphan, orphans)
+    assert store.folder is not None
+    (store.folder / "voices" / f"{orphan.id}.json").unlink()  # as a death in the middle of `remove` leaves it
+    (store.folder / "audio" / record.id / ".half.new").write_bytes(b"half")
+    assert store.sweep() == 0  # it may be being written
+    for file in store.folder.rglob("*"):
+        os.utime(file, (0, 0))
+    assert store.sweep() == 2
+    assert store.recording(record, record.takes[0])
+    left = {file.name for file in store.folder.rglob("*") if file.is_file()}
+    assert left == {f"{record.id}.json", f"{record.takes[0].sha256}.flac"}
+
+
+@pytest.mark.parametrize("place", ["voices", "ftp://host/x", "memory:///", "file://host/x", "./a"])
+def test_places_that_are_none(place: str) -> None:
+    with pytest.raises(StartError, match=r"api\.voices\.store.*s3://"):
+        folder_of(place)
+
+
+def test_where_voices_lie_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TALKRAY_DATA", str(tmp_path))
+    assert default_folder() == tmp_path / "voices"
+    monkeypatch.delenv("TALKRAY_DATA")
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert default_folder() == Path("/data/talkray/voices")
+
+
+def test_one_file_carries_a_voice(tmp_path: Path) -> None:
+    record, files = voice()
+    file = tmp_path / "ada.voice"
+    file.write_bytes(pack(record, files))
+    assert unpack(file) == (record, files)
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"adaada", b"adaadb", 1))
+    with pytest.raises(Exception, match=r"damaged|no file of a voice"):
+        unpack(file)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """S3 as moto plays it."""
+    from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    import boto3
+
+    boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1").create_bucket(Bucket="voices")
+    yield "s3://voices/of/talkray"
+    server.stop()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_bucket(bucket: str) -> None:
+    store, other = VoiceStore(bucket), VoiceStore(bucket)
+    record, files = voice()
+    store.write(record, files)
+    store.keep_derived(record, b"key", ClonePrompt(np.zeros(4, np.float32)))
+    assert names(other) == {"ada"}
+    assert other.recording(record, record.takes[0])
+    before = other.marks()
+    changed = record.changed(name="grace")
+    store.write(changed, {})
+    assert names(other) == {"grace"}
+    assert other.marks() != before
+    other.remove(changed)
+    assert store.marks() == {}
+    assert [each for batch in obstore.list(S3Store("voices")) for each in batch] == []
+
+
+def test_a_bucket_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    with pytest.raises(StoreFailed, match="s3://voices cannot be listed"):
+        VoiceStore("s3://voices").marks()
