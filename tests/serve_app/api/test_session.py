@@ -37,7 +37,7 @@ async def open_session(
     body: SpeechBody = BODY,
 ) -> AsyncIterator[Session]:
     texts, asker = LiveTexts(), RequestState(RequestRecord("talk", 0))
-    asker.caller = Caller("test")
+    asker.caller = Caller("test", visitor=STRANGER)
     session = Session(
         synthesizer,
         ApiSettings(),
