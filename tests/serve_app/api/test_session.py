@@ -19,6 +19,7 @@ from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import LongText
 from serve_app.speech.word_times import Spoken
 from serve_app.voices.library import Voices
+from serve_app.voices.record import STRANGER
 from tests.serve_app import fake
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 
