@@ -389,7 +389,7 @@ class Voices:
     def _all(self, kind: type[R]) -> list[R]:
         return sorted(
             (each for each in self._records.values() if isinstance(each, kind)),
-            key=lambda each: (each.created_at, each.id),
+            key=lambda each: (each.created_at, each.name.casefold(), each.id),
         )
 
     def _writable(self) -> VoiceStore:

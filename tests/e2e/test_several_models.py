@@ -99,6 +99,13 @@ def test_each_request_is_answered_by_its_model(client: httpx.Client) -> None:
     assert speak(client, **VOICE, instructions="") == by_name["CustomVoice"]
 
 
+def test_a_stored_voice_is_spoken_by_the_model_that_clones(client: httpx.Client) -> None:
+    fields, file = {"name": "tone", "ref_text": CLONE["ref_text"]}, base64.b64decode(CLONE["ref_audio"])
+    stored = client.post("/v1/audio/voices", data=fields, files={"audio_sample": ("tone.wav", file)})
+    assert stored.status_code == 200, stored.text
+    assert speak(client, voice="tone") == speak(client, model="Base", **CLONE)
+
+
 def test_what_is_missing_is_named(client: httpx.Client) -> None:
     assert refusal(client, model="qwen3-tts-clone")[:2] == (400, "ref_audio")
     status, param, message = refusal(client, model="gpt-9", **VOICE)

@@ -339,7 +339,7 @@ async def _serve(rate: float, seconds: float, settle_s: float, costs: Costs, see
     serving = asyncio.create_task(gpu.run())
     listeners, heard = [], []
     began_s = loop.time()
-    with mock.patch.object(metrics, "refused", lambda reason: refused.update([reason])):
+    with mock.patch.object(metrics, "refused", lambda reason, *, model="": refused.update([reason])):
         for request in settings.schedule():
             await asyncio.sleep(began_s + request.planned_s - loop.time())
             if request.planned_s < settle_s:
