@@ -43,7 +43,7 @@ metrics: $(VENV)/.installed-dev ## A real Prometheus (fetched with apt-get) scra
 faults: $(VENV)/.installed-dev ## Kill, cancel and update replicas and hosts under load: no listener may notice (25 minutes)
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m "faults and not hostile"
 
-hostile: $(VENV)/.installed-dev ## What one client can do to all others: attacks while four listen (ten minutes, eight cores; TALKRAY_ATTACKS="tags|batch" for some)
+hostile: $(VENV)/.installed-dev ## What one client can do to all others: attacks while four listen (twelve minutes, eight cores; TALKRAY_ATTACKS="tags|batch" for some)
 	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m hostile tests/faults
 
 fleet: $(VENV)/.installed-dev ## Nodes in namespaces that join, leave and die, a head that dies, clouds that are not there (root; half an hour)

@@ -194,7 +194,6 @@ class SpeechService:
     ) -> SynthesisRequest:
         """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest."""
         record = record or state_of(request).record
-        assert record is not None
         asked = await build_request(
             wish.body,
             wish.info,
@@ -239,10 +238,10 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def read_object(request: Request, speaker: SpeechService) -> dict[str, object]:
+async def read_object(request: Request, service: SpeechService) -> dict[str, object]:
     """The JSON object that is the body. Raises InvalidRequest, and Overloaded where parsing it would be in vain."""
     content = await read_body(request)
-    speaker.admission.check_room(state_of(request).caller.name)
+    service.admission.check_room(state_of(request).caller.name)
     return parse_object(content)
 
 
