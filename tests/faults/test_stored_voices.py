@@ -64,7 +64,7 @@ def held(voice: StoredVoice) -> dict[str, list[int]]:
     """How many vectors, codes and states of a voice each replica has; afterwards it has none."""
     return {
         pool: serve.get_deployment_handle(pool, APP_NAME).broadcast("forget", (voice.key_prefix,)).results(timeout_s=30)
-        for pool in ("Talker", "CodecDecoder")
+        for pool in ("Talker", "Codec")
     }
 
 
@@ -98,7 +98,7 @@ def test_a_voice_that_stays_and_one_that_goes(tmp_path: Path) -> None:
         for port in (one, other):
             listed = json.loads(ask(port, "GET", "/v1/audio/voices"))["voices"]
             assert [voice["id"] for voice in listed] == [stays, probe]
-        assert held(gone) == {"Talker": [0, 0], "CodecDecoder": [0, 0]}
+        assert held(gone) == {"Talker": [0, 0], "Codec": [0, 0]}
         assert all(sum(replicas) > 0 for replicas in held(there).values())  # so these counts tell something
         with urllib.request.urlopen(f"{service.url}/v1/audio/voices", timeout=30) as answer:
             assert len(json.load(answer)["uploaded_voices"]) == 2
